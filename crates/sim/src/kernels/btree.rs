@@ -4,11 +4,9 @@
 //! each page, it searches the slot array by bisection and reads the key behind each probed slot. The papers' database
 //! has 100 MB and directs 80 % of the accesses to 30 % of it (papers CASC, section 5.2).
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[("berkeleydb", |setup| setup.add_single_kernel(Database::new))];
 
@@ -118,19 +116,18 @@ struct Database {
     environment: Region,
     log: Region,
     log_offset: u64,
-    operations: u64,
     rng: Rng,
 }
 
 impl Database {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let environment = setup.add_region("environment", (256 << 10).min(bytes / 16), RegionUsers::All);
-        let log = setup.add_region("log buffer", (128 << 10).min(bytes / 16), RegionUsers::All);
+        let environment = setup.add_shared_region("environment", (256 << 10).min(bytes / 16));
+        let log = setup.add_shared_region("log buffer", (128 << 10).min(bytes / 16));
         let pages = (bytes - environment.bytes - log.bytes) / PAGE_BYTES;
-        let tree = BTree::new(setup.add_region("database", pages.max(1) * PAGE_BYTES, RegionUsers::All));
+        let tree = BTree::new(setup.add_shared_region("database", pages.max(1) * PAGE_BYTES));
         let rng = setup.rng.clone();
-        Database { tree, environment, log, log_offset: 0, operations: 0, rng }
+        Database { tree, environment, log, log_offset: 0, rng }
     }
 
     /// Emits the accesses that find and pin a page: hash bucket of the buffer, header, lock.
@@ -147,7 +144,7 @@ impl Database {
 }
 
 impl WorkloadKernel for Database {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.function_count());
         let leaf = draw_hot_set(&mut self.rng, self.tree.leaf_count());
         let slot = self.rng.next_bits();
@@ -166,11 +163,6 @@ impl WorkloadKernel for Database {
                 self.log_offset = (self.log_offset + 8) % self.log.bytes;
             }
         }
-        self.operations += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.operations as f64
+        out.work_done += 1;
     }
 }

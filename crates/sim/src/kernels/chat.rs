@@ -47,7 +47,7 @@ fn add_room_threads(setup: &mut KernelSetup) {
     let groups = setup.sizes.len() as u64;
     let data_bytes = setup.data_bytes();
     // A quarter of the heap holds the rooms, an eighth the server's own data, the rest the connections' buffers.
-    let server_data = setup.add_region("server", data_bytes / 8, RegionUsers::All);
+    let server_data = setup.add_shared_region("server", data_bytes / 8);
     let mut rooms = Vec::new();
     let mut heap_regions = vec![server_data];
     let mut next_channel = 0;
@@ -76,7 +76,6 @@ fn add_room_threads(setup: &mut KernelSetup) {
                 client_index: member_index,
                 role,
                 stage: ChatStage::Work,
-                message_count: 0,
                 buffer_offset: 0,
                 rng: Rng::new(setup.rng.next_bits()),
             };
@@ -116,18 +115,17 @@ struct ChatConnection {
     client_index: u32,
     role: ConnectionRole,
     stage: ChatStage,
-    message_count: u64,
     buffer_offset: u64,
     rng: Rng,
 }
 
 impl ChatConnection {
-    fn choose_room(&self) -> ChatRoom {
+    fn choose_room(&self, message_count: u64) -> ChatRoom {
         // Both roles change phase after the same number of the room's messages. A reader counts only its own messages,
         // which are one in `clients`.
         let messages = match self.role {
-            ConnectionRole::Reader => self.message_count * u64::from(self.own_room.clients),
-            ConnectionRole::Writer => self.message_count,
+            ConnectionRole::Reader => message_count * u64::from(self.own_room.clients),
+            ConnectionRole::Writer => message_count,
         };
         self.rooms[self.membership.current_group(messages)]
     }
@@ -159,7 +157,7 @@ impl ChatConnection {
 
     /// Emits the accesses that take the room's lock, and read or append the newest message.
     fn emit_message_exchange(&mut self, out: &mut AccessEmitter) {
-        let room = self.choose_room();
+        let room = self.choose_room(out.work_done);
         self.emit_server_accesses(out);
         out.load(room.state.base);
         out.store(room.state.base);
@@ -168,10 +166,10 @@ impl ChatConnection {
         }
         // All members append to the ring in turn, so the index of the newest message is about the member's own count
         // times the number of members.
-        let number = self.message_count * u64::from(room.clients) + u64::from(self.client_index);
+        let number = out.work_done * u64::from(room.clients) + u64::from(self.client_index);
         let message = match self.role {
             ConnectionRole::Reader => room.message_address(number),
-            ConnectionRole::Writer => room.message_address(self.message_count),
+            ConnectionRole::Writer => room.message_address(out.work_done),
         };
         for word in 0..MESSAGE_BYTES / 8 {
             match self.role {
@@ -184,46 +182,40 @@ impl ChatConnection {
             }
         }
         out.store(room.state.base + 8);
-        self.message_count += 1;
+        out.work_done += 1;
     }
 }
 
 impl WorkloadKernel for ChatConnection {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         match (self.role, self.stage) {
             (ConnectionRole::Reader, ChatStage::Work) => {
                 self.emit_message_exchange(out);
                 self.stage = ChatStage::Post(0);
-                BatchEnd::More
             }
             (ConnectionRole::Reader, ChatStage::Post(place)) => {
                 self.stage =
                     if place + 1 < self.own_room.clients { ChatStage::Post(place + 1) } else { ChatStage::Wait };
-                BatchEnd::Post { channel: self.own_room.writer_channel(place) }
+                out.end_batch(BatchEnd::Post { channel: self.own_room.writer_channel(place) });
             }
             (ConnectionRole::Reader, ChatStage::Wait) => {
                 // The client answers when its own message returns.
                 self.stage = ChatStage::Work;
-                BatchEnd::Wait { channel: self.own_room.reader_channel(self.client_index) }
+                out.end_batch(BatchEnd::Wait { channel: self.own_room.reader_channel(self.client_index) });
             }
             (ConnectionRole::Writer, ChatStage::Work) => {
                 self.stage = ChatStage::Wait;
-                BatchEnd::Wait { channel: self.own_room.writer_channel(self.client_index) }
+                out.end_batch(BatchEnd::Wait { channel: self.own_room.writer_channel(self.client_index) });
             }
             (ConnectionRole::Writer, ChatStage::Wait) => {
                 self.emit_message_exchange(out);
                 self.stage = ChatStage::Work;
                 // One in `clients` messages is the client's own.
-                if self.message_count.is_multiple_of(u64::from(self.own_room.clients)) {
-                    return BatchEnd::Post { channel: self.own_room.reader_channel(self.client_index) };
+                if out.work_done.is_multiple_of(u64::from(self.own_room.clients)) {
+                    out.end_batch(BatchEnd::Post { channel: self.own_room.reader_channel(self.client_index) });
                 }
-                BatchEnd::More
             }
             (ConnectionRole::Writer, ChatStage::Post(_)) => unreachable!("writers post in one turn"),
         }
-    }
-
-    fn progress(&self) -> f64 {
-        self.message_count as f64
     }
 }

@@ -9,11 +9,9 @@
 //! Method, parser: each word of a sentence is searched in a tree of words. Then all spans of the sentence are matched
 //! through a hash table of partial results, whose chains are followed.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value, map_to_range, scatter};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("gcc", |setup| setup.add_single_kernel(Compiler::new)),
@@ -89,20 +87,18 @@ struct Compiler {
     blocks_left: u64,
     kept_offset: u64,
     salt: u64,
-    function_count: u64,
 }
 
 impl Compiler {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let symbols = setup.add_region("symbol table", (2 << 20).min(bytes / 8), RegionUsers::All);
+        let symbols = setup.add_shared_region("symbol table", (2 << 20).min(bytes / 8));
         // The obstack has room for the largest function of the table and its register sets.
-        let obstack = setup.add_region("function obstack", bytes / 6 * 5, RegionUsers::All);
-        let inline_copies =
-            setup.add_region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
+        let obstack = setup.add_shared_region("function obstack", bytes / 6 * 5);
+        let inline_copies = setup.add_shared_region("kept for inlining", bytes - symbols.bytes - obstack.bytes);
         let mut rng = setup.rng.clone();
         let salt = rng.next_bits();
-        let (node_count, pass_number, next_node, blocks_left, kept_offset, function_count) = (0, 0, 0, 0, 0, 0);
+        let (node_count, pass_number, next_node, blocks_left, kept_offset) = (0, 0, 0, 0, 0);
         let mut compiler = Compiler {
             inline_copies,
             obstack,
@@ -114,7 +110,6 @@ impl Compiler {
             blocks_left,
             kept_offset,
             salt,
-            function_count,
         };
         compiler.read_function();
         compiler
@@ -175,7 +170,7 @@ impl Compiler {
                 self.kept_offset += 8;
             }
         }
-        self.function_count += 1;
+        out.work_done += 1;
         self.read_function();
     }
 
@@ -216,12 +211,12 @@ impl Compiler {
 }
 
 impl WorkloadKernel for Compiler {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let pass_functions = out.function_count() / PASSES;
         if self.blocks_left > 0 {
             out.enter_function(self.pass_number * pass_functions);
             self.emit_liveness(out);
-            return BatchEnd::More;
+            return;
         }
         let end_node = (self.next_node + 32).min(self.node_count);
         for index in self.next_node..end_node {
@@ -237,11 +232,6 @@ impl WorkloadKernel for Compiler {
         if end_node == self.node_count {
             self.end_pass(out);
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.function_count as f64
     }
 }
 
@@ -259,29 +249,26 @@ struct LinkParser {
     words_to_look_up: u64,
     spans_left: u64,
     pool_offset: u64,
-    sentence_count: u64,
 }
 
 impl LinkParser {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // 60 000 words in trees; their connector expressions; the memo table of one sentence.
-        let dictionary = setup.add_region("word trees", bytes / 8, RegionUsers::All);
-        let table = setup.add_region("memo table", (1 << 20).min(bytes / 8), RegionUsers::All);
-        let expressions = setup.add_region("expressions", bytes - dictionary.bytes - table.bytes, RegionUsers::All);
+        let dictionary = setup.add_shared_region("word trees", bytes / 8);
+        let table = setup.add_shared_region("memo table", (1 << 20).min(bytes / 8));
+        let expressions = setup.add_shared_region("expressions", bytes - dictionary.bytes - table.bytes);
         let word_count = dictionary.bytes / WORD_BYTES;
-        let rng = setup.rng.clone();
         LinkParser {
             dictionary,
             expressions,
             table,
             word_count,
-            rng,
+            rng: setup.rng.clone(),
             sentence_words: 0,
             words_to_look_up: 0,
             spans_left: 0,
             pool_offset: 0,
-            sentence_count: 0,
         }
     }
 
@@ -326,10 +313,7 @@ impl LinkParser {
         let recent_spans = used_spans.min(RECENT_SPANS);
         let slot = match self.rng.draw_below(32) {
             0 => self.rng.draw_below(used_spans),
-            _ => {
-                self.sentence_count * RECENT_SPANS % (used_spans - recent_spans + 1)
-                    + self.rng.draw_skewed(recent_spans)
-            }
+            _ => out.work_done * RECENT_SPANS % (used_spans - recent_spans + 1) + self.rng.draw_skewed(recent_spans),
         };
         for link in 0..1 + self.rng.draw_below(3) {
             let entry = self.table.element_address((slot + link * 97) % (self.table.bytes / 32), 32);
@@ -348,31 +332,26 @@ impl LinkParser {
 }
 
 impl WorkloadKernel for LinkParser {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         if self.spans_left == 0 {
             self.sentence_words = 4 + self.rng.draw_below(37);
             self.words_to_look_up = self.sentence_words;
             // The number of spans per word is pruned such that the fraction of look-ups is that of the recorded
             // program.
             self.spans_left = self.sentence_words * self.sentence_words * self.sentence_words / 5;
-            self.sentence_count += 1;
+            out.work_done += 1;
         }
         if self.words_to_look_up > 0 {
             out.enter_function(self.words_to_look_up as u32 % 16);
             self.emit_word_search(out);
             self.words_to_look_up -= 1;
-            return BatchEnd::More;
+            return;
         }
         for _ in 0..self.spans_left.min(8) {
             out.enter_function(16 + self.rng.draw_function(48));
             self.emit_span_matching(out);
         }
         self.spans_left -= self.spans_left.min(8);
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.sentence_count as f64
     }
 }
 

@@ -6,11 +6,9 @@
 //! Method, bzip2: a block of up to 900 kB is read. Its suffix pointers are bucket-counted, and sorted by comparisons at
 //! random places of the block. Then the block is moved to front and Huffman coded in sequence.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value, map_to_range};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("gzip", |setup| setup.add_single_kernel(Deflate::new)),
@@ -26,10 +24,8 @@ struct Deflate {
     window: Region,
     head: Region,
     chain: Region,
-    /// Position in the endless input.
+    /// Position in the endless input; the window is full from the beginning.
     position: u64,
-    /// Position at which this copy starts; its window is full from the beginning.
-    first_position: u64,
     written_bytes: u64,
     salt: u64,
     hash_count: u64,
@@ -43,27 +39,15 @@ impl Deflate {
         // level 1 does.
         let window_bytes = WINDOW_BYTES.min((bytes / 16).next_power_of_two() / 2);
         let hash_count = HASH_COUNT.min(window_bytes / 2);
-        let window = setup.add_region("window", window_bytes, RegionUsers::All);
-        let head = setup.add_region("hash heads", hash_count * 2, RegionUsers::All);
-        let chain = setup.add_region("hash chains", window_bytes, RegionUsers::All);
+        let window = setup.add_shared_region("window", window_bytes);
+        let head = setup.add_shared_region("hash heads", hash_count * 2);
+        let chain = setup.add_shared_region("hash chains", window_bytes);
         let buffer_bytes = bytes - 2 * window_bytes - hash_count * 2;
-        let input = setup.add_region("input", buffer_bytes * 2 / 3, RegionUsers::All);
-        let output = setup.add_region("output", buffer_bytes - buffer_bytes * 2 / 3, RegionUsers::All);
+        let input = setup.add_shared_region("input", buffer_bytes * 2 / 3);
+        let output = setup.add_shared_region("output", buffer_bytes - buffer_bytes * 2 / 3);
         let salt = setup.rng.next_bits();
-        let first_position = window_bytes + setup.rng.draw_below(1 << 24);
-        Deflate {
-            input,
-            output,
-            window,
-            head,
-            chain,
-            position: first_position,
-            first_position,
-            written_bytes: 0,
-            salt,
-            hash_count,
-            window_bytes,
-        }
+        let position = window_bytes + setup.rng.draw_below(1 << 24);
+        Deflate { input, output, window, head, chain, position, written_bytes: 0, salt, hash_count, window_bytes }
     }
 
     fn window_address(&self, position: u64) -> u64 {
@@ -72,7 +56,7 @@ impl Deflate {
 }
 
 impl WorkloadKernel for Deflate {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let start = self.position;
         let hash = hash_value(start ^ self.salt);
         out.enter_function(map_to_range(hash, u64::from(out.function_count())) as u32);
@@ -107,11 +91,7 @@ impl WorkloadKernel for Deflate {
             out.store(self.output.base + self.written_bytes % self.output.bytes / 8 * 8);
         }
         self.position += length;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        (self.position - self.first_position) as f64
+        out.work_done += length;
     }
 }
 
@@ -138,22 +118,20 @@ struct BlockSort {
     block_start: u64,
     written_words: u64,
     rng: Rng,
-    coded_bytes: u64,
 }
 
 impl BlockSort {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let block_bytes = BLOCK_BYTES.min(bytes / 12) / 64 * 64;
-        let block = setup.add_region("block", block_bytes, RegionUsers::All);
-        let pointers = setup.add_region("pointers", block_bytes * 4, RegionUsers::All);
-        let quadrants = setup.add_region("quadrants", block_bytes * 2, RegionUsers::All);
+        let block = setup.add_shared_region("block", block_bytes);
+        let pointers = setup.add_shared_region("pointers", block_bytes * 4);
+        let quadrants = setup.add_shared_region("quadrants", block_bytes * 2);
         // There are 65 536 counters of four bytes, one for each pair of bytes.
-        let buckets = setup.add_region("buckets", (256 << 10).min(bytes / 16), RegionUsers::All);
+        let buckets = setup.add_shared_region("buckets", (256 << 10).min(bytes / 16));
         let buffer_bytes = bytes - 7 * block.bytes - buckets.bytes;
-        let input = setup.add_region("input", buffer_bytes * 3 / 4, RegionUsers::All);
-        let output = setup.add_region("output", buffer_bytes - buffer_bytes * 3 / 4, RegionUsers::All);
-        let rng = setup.rng.clone();
+        let input = setup.add_shared_region("input", buffer_bytes * 3 / 4);
+        let output = setup.add_shared_region("output", buffer_bytes - buffer_bytes * 3 / 4);
         BlockSort {
             input,
             output,
@@ -165,8 +143,7 @@ impl BlockSort {
             stage_position: 0,
             block_start: 0,
             written_words: 0,
-            rng,
-            coded_bytes: 0,
+            rng: setup.rng.clone(),
         }
     }
 
@@ -233,7 +210,7 @@ impl BlockSort {
 const SORT_PASSES: u64 = 6;
 
 impl WorkloadKernel for BlockSort {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let block = self.block.bytes;
         let end = match self.stage {
             BlockSortStage::Read => block,
@@ -252,7 +229,10 @@ impl WorkloadKernel for BlockSort {
                 self.emit_sort_step(run_length, stage_position / run_length % SORT_PASSES, out);
                 self.stage_position = stage_position;
             }
-            BlockSortStage::Code => self.emit_coding_step(out),
+            BlockSortStage::Code => {
+                self.emit_coding_step(out);
+                out.work_done += 32;
+            }
         }
         self.stage_position += 32;
         if self.stage_position >= end {
@@ -262,7 +242,6 @@ impl WorkloadKernel for BlockSort {
                 BlockSortStage::Sort => BlockSortStage::Code,
                 BlockSortStage::Code => {
                     self.block_start += block;
-                    self.coded_bytes += block;
                     BlockSortStage::Read
                 }
             };
@@ -271,10 +250,5 @@ impl WorkloadKernel for BlockSort {
             let base = [0, 4, 8][self.stage as usize];
             out.enter_function(base + (self.stage_position / 512) as u32 % 4);
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        (self.coded_bytes + if matches!(self.stage, BlockSortStage::Code) { self.stage_position } else { 0 }) as f64
     }
 }

@@ -7,8 +7,6 @@
 //! Method, rubis: there are one server, two databases, and a thread per connection. Transactions pin pages in a buffer
 //! pool whose headers belong to the database, write its log, and update locks and statistics of the whole server.
 
-use cachemate_core::BatchEnd;
-
 use super::btree::{BTree, PAGE_BYTES, draw_hot_set, emit_record_access};
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value};
@@ -64,7 +62,6 @@ struct ServerConnection {
     private_buffer: Region,
     allocation_offset: u64,
     shape: &'static ServerShape,
-    operation_count: u64,
     rng: Rng,
 }
 
@@ -90,22 +87,14 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
         heap.push(tree);
         shared_regions.push(ServerGroup { tree: BTree::new(tree), shared_counters });
     }
-    let process = setup.add_region("process-wide", process_bytes, RegionUsers::All);
+    let process = setup.add_shared_region("process-wide", process_bytes);
     for (thread, &(group, member_index)) in members.iter().enumerate() {
         let private_buffer = setup.add_region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
         let membership = Membership::new(group, member_index, setup);
         let rng = Rng::new(setup.rng.next_bits());
         let groups = shared_regions.clone();
-        let connection = ServerConnection {
-            groups,
-            membership,
-            process,
-            private_buffer,
-            allocation_offset: 0,
-            shape,
-            operation_count: 0,
-            rng,
-        };
+        let connection =
+            ServerConnection { groups, membership, process, private_buffer, allocation_offset: 0, shape, rng };
         setup.add_member(group, member_index, connection);
     }
     add_collectors(setup, &heap, process);
@@ -121,9 +110,9 @@ fn emit_bookkeeping_access(region: Region, rng: &mut Rng, out: &mut AccessEmitte
 }
 
 impl WorkloadKernel for ServerConnection {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.function_count());
-        let group = self.groups[self.membership.current_group(self.operation_count)];
+        let group = self.groups[self.membership.current_group(out.work_done)];
         for descent in 0..self.shape.descents_per_operation {
             out.enter_function(self.rng.draw_function(functions));
             let leaf = draw_hot_set(&mut self.rng, group.tree.leaf_count());
@@ -147,11 +136,6 @@ impl WorkloadKernel for ServerConnection {
         for _ in 0..self.shape.process_touches {
             emit_bookkeeping_access(self.process, &mut self.rng, out);
         }
-        self.operation_count += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.operation_count as f64
+        out.work_done += 1;
     }
 }

@@ -12,7 +12,7 @@
 //! Properties: no stack access falls between a load and the load that depends on it. The stream does not depend on how
 //! it is cut into batches.
 
-use cachemate_core::{Access, AccessKind};
+use cachemate_core::{Access, AccessKind, BatchEnd};
 use serde::Deserialize;
 
 /// Size of one instruction in bytes: the papers' machines (SPARC, POWER) have fixed four-byte instructions.
@@ -67,6 +67,9 @@ impl CodeLayout {
 /// The target to which a kernel emits its accesses.
 pub(crate) struct AccessEmitter {
     pub(super) batch: Vec<Access>,
+    pub(super) batch_end: BatchEnd,
+    /// Work done by the kernel since its start, which the kernel counts.
+    pub work_done: u64,
     gap_per_access: u32,
     pending_gap: u32,
     stack_per_access: u32,
@@ -82,6 +85,8 @@ impl AccessEmitter {
     pub(super) fn new(pace: AccessPace, code: CodeLayout, stack_base: u64) -> Self {
         let mut out = AccessEmitter {
             batch: Vec::new(),
+            batch_end: BatchEnd::More,
+            work_done: 0,
             gap_per_access: 0,
             pending_gap: 0,
             stack_per_access: (pace.stack_per_access * f64::from(FIXED_POINT_ONE)) as u32,
@@ -94,6 +99,11 @@ impl AccessEmitter {
         };
         out.set_pace(pace.instructions_per_access);
         out
+    }
+
+    /// Ends the batch here, because the thread leaves the processor or posts.
+    pub fn end_batch(&mut self, batch_end: BatchEnd) {
+        self.batch_end = batch_end;
     }
 
     /// Sets the number of instructions per access from here on, for programs whose phases have different ratios.

@@ -4,11 +4,9 @@
 //! message, visits its module and that module's gates, and schedules a later message to a neighboring module.
 //! Comparisons read the messages through the heap's pointers.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[("omnetpp", |setup| setup.add_single_kernel(Network::new))];
 
@@ -26,18 +24,17 @@ struct Network {
     /// Module to which each message goes.
     target_modules: Vec<u32>,
     rng: Rng,
-    events: u64,
 }
 
 impl Network {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let message_count = (bytes / 4 / MESSAGE_BYTES).max(8);
-        let messages = setup.add_region("messages", message_count * MESSAGE_BYTES, RegionUsers::All);
+        let messages = setup.add_shared_region("messages", message_count * MESSAGE_BYTES);
         // A quarter of the messages is scheduled at any time; the others are in the free list.
         let scheduled_count = message_count / 4;
-        let heap = setup.add_region("event heap", (scheduled_count + 1) * 8, RegionUsers::All);
-        let modules = setup.add_region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
+        let heap = setup.add_shared_region("event heap", (scheduled_count + 1) * 8);
+        let modules = setup.add_shared_region("modules", bytes - messages.bytes - heap.bytes);
         let module_count = modules.bytes / MODULE_BYTES;
         let mut rng = setup.rng.clone();
         let mut queue: Vec<(u64, u32)> =
@@ -46,7 +43,7 @@ impl Network {
         queue.sort_unstable();
         let target_modules = (0..message_count).map(|_| rng.draw_below(module_count) as u32).collect();
         let free_messages = (scheduled_count as u32..message_count as u32).collect();
-        Network { modules, messages, heap, module_count, queue, free_messages, target_modules, rng, events: 0 }
+        Network { modules, messages, heap, module_count, queue, free_messages, target_modules, rng }
     }
 
     fn message_address(&self, message: u32) -> u64 {
@@ -124,7 +121,7 @@ impl Network {
 }
 
 impl WorkloadKernel for Network {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.function_count());
         out.enter_function(0);
         let (time, message) = self.pop_event(out);
@@ -148,11 +145,6 @@ impl WorkloadKernel for Network {
         out.enter_function(1 + self.rng.draw_function(functions - 1));
         let event_time = time + 1 + self.rng.draw_skewed(1 << 20);
         self.push_event((event_time, new_message), out);
-        self.events += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.events as f64
+        out.work_done += 1;
     }
 }

@@ -10,10 +10,8 @@
 //! lattice before the next, gigabytes later; here, each loop has its own position in the lattice and processes one time
 //! slice in its turn. As in the program, a loop thus finds nothing in a cache that an earlier loop left there.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[("milc", |setup| setup.add_single_kernel(Gauge::new))];
 
@@ -144,7 +142,6 @@ struct Gauge {
     current_routine: usize,
     /// Number of sites left in the current slice.
     sites_left: u64,
-    visited_sites: u64,
 }
 
 impl Gauge {
@@ -155,7 +152,7 @@ impl Gauge {
         let side = (libm::sqrt(libm::sqrt(fitting_sites as f64)) as u64 & !1).max(2);
         let time_slices = (fitting_sites / side.pow(3)).max(1);
         let site_count = side.pow(3) * time_slices;
-        let mut declare_lattice = |name, bytes| setup.add_region(name, site_count * bytes, RegionUsers::All);
+        let mut declare_lattice = |name, bytes| setup.add_shared_region(name, site_count * bytes);
         let lattice = declare_lattice("sites", SITE_BYTES);
         let [fat_links, long_links] = ["fat links", "long links"].map(|name| declare_lattice(name, 4 * MATRIX_BYTES));
         let solver_vectors = (0..SOLVER_ARRAYS).map(|_| declare_lattice("solver's vector", VECTOR_BYTES)).collect();
@@ -188,7 +185,6 @@ impl Gauge {
             routines,
             current_routine: 0,
             sites_left: 0,
-            visited_sites: 0,
         }
     }
 
@@ -234,6 +230,14 @@ impl Gauge {
     }
 
     fn emit_site_accesses(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
+        // Parts of a site, as address and number of words.
+        let part = |offset: u64, words: u64| (self.site_address(site, offset), words);
+        let (work, staple) = (part(WORK_OFFSET, MATRIX_WORDS), part(STAPLE_OFFSET, MATRIX_WORDS));
+        let (links, momenta) = (part(LINK_OFFSET, 4 * MATRIX_WORDS), part(MOMENTUM_OFFSET, 4 * MOMENTUM_WORDS));
+        let link = |direction: u64| (self.link_address(site, direction), MATRIX_WORDS);
+        let momentum = |direction: u64| (self.momentum_address(site, direction), MOMENTUM_WORDS);
+        let force_vector =
+            |vector: usize| (self.force_vectors[vector].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
         match body {
             LoopBody::Point(gather) => {
                 out.load(self.neighbors.element_address(gather * self.site_count + site, INDEX_BYTES));
@@ -243,105 +247,66 @@ impl Gauge {
             LoopBody::Forward { source } => self.emit_forward_products(site, source, out),
             LoopBody::Subtract => self.emit_backward_subtraction(site, out),
             LoopBody::Axpy(vectors) => {
-                vectors.iter().for_each(|&vector| {
-                    load_words(out, self.solver_vectors[vector].element_address(site, VECTOR_BYTES), VECTOR_WORDS)
-                });
-                let last_vector = vectors.last().map_or(0, |&last| last);
-                store_words(out, self.solver_vectors[last_vector].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
+                let address = |vector: usize| self.solver_vectors[vector].element_address(site, VECTOR_BYTES);
+                vectors.iter().for_each(|&vector| load_words(out, address(vector), VECTOR_WORDS));
+                store_words(out, address(vectors.last().map_or(0, |&last| last)), VECTOR_WORDS);
             }
             LoopBody::ShiftForward(direction) => {
                 load_words(out, self.link_address(site, direction), MATRIX_WORDS);
                 let source = self.force_vectors[0].element_address(self.neighbor(site, direction, 1), VECTOR_BYTES);
                 self.emit_gather(0, site, source, VECTOR_WORDS, out);
-                store_words(out, self.force_vectors[1].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
+                emit_update(out, &[], force_vector(1));
             }
-            LoopBody::ShiftBack(direction) => {
-                load_words(out, self.link_address(site, direction), MATRIX_WORDS);
-                load_words(out, self.force_vectors[2].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
-                store_words(out, self.force_vectors[3].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
-            }
+            LoopBody::ShiftBack(direction) => emit_update(out, &[link(direction), force_vector(2)], force_vector(3)),
             LoopBody::Fetch(direction) => {
                 let source = self.force_vectors[3].element_address(self.neighbor(site, direction + 4, 1), VECTOR_BYTES);
                 self.emit_gather(0, site, source, VECTOR_WORDS, out);
-                store_words(out, self.force_vectors[4].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
+                emit_update(out, &[], force_vector(4));
             }
             LoopBody::AddForce(direction) => {
-                load_words(out, self.force_vectors[5].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
-                load_words(out, self.force_vectors[6].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
-                load_words(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
-                store_words(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
+                emit_update(out, &[force_vector(5), force_vector(6), momentum(direction)], momentum(direction));
             }
-            LoopBody::ForceAxpy => {
-                load_words(out, self.force_vectors[7].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
-                load_words(out, self.force_vectors[1].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
-                store_words(out, self.force_vectors[7].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
-            }
-            _ => self.emit_whole_site_accesses(body, site, out),
-        }
-    }
-
-    /// Emits the products of links, and the work done once per trajectory, for one site.
-    fn emit_whole_site_accesses(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
-        match body {
+            LoopBody::ForceAxpy => emit_update(out, &[force_vector(7), force_vector(1)], force_vector(7)),
             LoopBody::PathCopy(direction) => {
                 let source = self.site_address(self.neighbor(site, direction, 1), WORK_OFFSET);
                 self.emit_gather(0, site, source, MATRIX_WORDS, out);
-                store_words(out, self.site_address(site, STAPLE_OFFSET), MATRIX_WORDS);
+                emit_update(out, &[], staple);
             }
-            LoopBody::PathMultiply(direction) => {
-                load_words(out, self.site_address(site, STAPLE_OFFSET), MATRIX_WORDS);
-                load_words(out, self.link_address(site, direction), MATRIX_WORDS);
-                store_words(out, self.site_address(site, WORK_OFFSET), MATRIX_WORDS);
-            }
+            LoopBody::PathMultiply(direction) => emit_update(out, &[staple, link(direction)], work),
             LoopBody::PathForce(direction) => {
-                load_words(out, self.site_address(site, WORK_OFFSET), MATRIX_WORDS);
-                load_words(out, self.link_address(site, direction), MATRIX_WORDS);
-                load_words(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
-                store_words(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
+                emit_update(out, &[work, link(direction), momentum(direction)], momentum(direction));
             }
             LoopBody::StapleUp(mu, nu) => {
-                load_words(out, self.link_address(site, nu), MATRIX_WORDS);
+                emit_loads(out, &[link(nu)]);
                 self.emit_gather(0, site, self.link_address(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
                 self.emit_gather(1, site, self.link_address(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store_words(out, self.site_address(site, STAPLE_OFFSET), MATRIX_WORDS);
+                emit_update(out, &[], staple);
             }
             LoopBody::StapleDown(mu, nu) => {
-                load_words(out, self.link_address(site, nu), MATRIX_WORDS);
-                load_words(out, self.link_address(site, mu), MATRIX_WORDS);
+                emit_loads(out, &[link(nu), link(mu)]);
                 self.emit_gather(1, site, self.link_address(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store_words(out, self.site_address(site, WORK_OFFSET), MATRIX_WORDS);
+                emit_update(out, &[], work);
             }
             LoopBody::StapleAdd(mu, nu) => {
+                debug_assert!(mu != nu);
                 let source = self.site_address(self.neighbor(site, nu + 4, 1), WORK_OFFSET);
                 self.emit_gather(2, site, source, MATRIX_WORDS, out);
-                load_words(out, self.site_address(site, STAPLE_OFFSET), MATRIX_WORDS);
-                store_words(out, self.site_address(site, STAPLE_OFFSET), MATRIX_WORDS);
-                debug_assert!(mu != nu);
+                emit_update(out, &[staple], staple);
             }
             LoopBody::Fatten(mu) => {
-                load_words(out, self.site_address(site, STAPLE_OFFSET), MATRIX_WORDS);
-                load_words(out, self.fat_links.element_address(4 * site + mu, MATRIX_BYTES), MATRIX_WORDS);
-                store_words(out, self.fat_links.element_address(4 * site + mu, MATRIX_BYTES), MATRIX_WORDS);
+                let fat_link = (self.fat_links.element_address(4 * site + mu, MATRIX_BYTES), MATRIX_WORDS);
+                emit_update(out, &[staple, fat_link], fat_link);
             }
+            // Work that is done once per trajectory.
             LoopBody::Refresh => {
-                load_words(out, self.site_address(site, PRNG_OFFSET), 11);
-                store_words(out, self.site_address(site, PRNG_OFFSET), 11);
-                store_words(out, self.site_address(site, MOMENTUM_OFFSET), 4 * MOMENTUM_WORDS);
+                emit_update(out, &[part(PRNG_OFFSET, 11)], part(PRNG_OFFSET, 11));
+                emit_update(out, &[], momenta);
             }
             LoopBody::CopyIn => {
-                load_words(out, self.site_address(site, FIELDS_OFFSET), FIELD_VECTORS * VECTOR_WORDS);
-                store_words(out, self.force_vectors[8].element_address(site, VECTOR_BYTES), VECTOR_WORDS);
+                emit_update(out, &[part(FIELDS_OFFSET, FIELD_VECTORS * VECTOR_WORDS)], force_vector(8));
             }
-            LoopBody::Rephase => {
-                load_words(out, self.site_address(site, PHASE_OFFSET), 4);
-                load_words(out, self.site_address(site, LINK_OFFSET), 4 * MATRIX_WORDS);
-                store_words(out, self.site_address(site, LINK_OFFSET), 4 * MATRIX_WORDS);
-            }
-            _ => {
-                load_words(out, self.site_address(site, MOMENTUM_OFFSET), 4 * MOMENTUM_WORDS);
-                load_words(out, self.site_address(site, LINK_OFFSET), 4 * MATRIX_WORDS);
-                store_words(out, self.site_address(site, LINK_OFFSET), 4 * MATRIX_WORDS);
-            }
+            LoopBody::Rephase => emit_update(out, &[part(PHASE_OFFSET, 4), links], links),
+            LoopBody::Update => emit_update(out, &[momenta, links], links),
         }
     }
 
@@ -407,7 +372,7 @@ impl Gauge {
 }
 
 impl WorkloadKernel for Gauge {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         if self.sites_left == 0 {
             self.start_next_loop(out);
         }
@@ -422,12 +387,11 @@ impl WorkloadKernel for Gauge {
         sweep.position = (start + sites) % sweep.site_count;
         routine.access_count += (out.len() - count_before) as u64;
         self.sites_left -= sites;
-        self.visited_sites += sites;
-        BatchEnd::More
+        out.work_done += sites;
     }
 
-    fn progress(&self) -> f64 {
-        self.visited_sites as f64 / self.site_count as f64
+    fn progress(&self, work_done: u64) -> f64 {
+        work_done as f64 / self.site_count as f64
     }
 }
 
@@ -437,6 +401,17 @@ fn load_words(out: &mut AccessEmitter, address: u64, words: u64) {
 
 fn store_words(out: &mut AccessEmitter, address: u64, words: u64) {
     (0..words).for_each(|word| out.store(address + word * WORD_BYTES));
+}
+
+/// Emits loads of these words, given by address and number.
+fn emit_loads(out: &mut AccessEmitter, loads: &[(u64, u64)]) {
+    loads.iter().for_each(|&(address, words)| load_words(out, address, words));
+}
+
+/// Emits these loads, and then a store of the words that are computed from them.
+fn emit_update(out: &mut AccessEmitter, loads: &[(u64, u64)], target: (u64, u64)) {
+    emit_loads(out, loads);
+    store_words(out, target.0, target.1);
 }
 
 /// Returns all loops in the program's order, with the published shares of its four routines and of the rest.

@@ -8,11 +8,9 @@
 //!
 //! Method, vortex: handles lead over chunk tables to objects of several lines, which an index tree finds.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value, scatter};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("perl", |setup| setup.add_single_kernel(Interpreter::new)),
@@ -28,21 +26,20 @@ struct Interpreter {
     strings: Region,
     op_index: u64,
     string_offset: u64,
-    op_count: u64,
     rng: Rng,
 }
 
 impl Interpreter {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let ops = setup.add_region("op tree", (128 << 10).min(bytes / 8), RegionUsers::All);
-        let pads = setup.add_region("pads", (16 << 10).min(bytes / 16), RegionUsers::All);
+        let ops = setup.add_shared_region("op tree", (128 << 10).min(bytes / 8));
+        let pads = setup.add_shared_region("pads", (16 << 10).min(bytes / 16));
         let table_bytes = bytes - ops.bytes - pads.bytes;
-        let buckets = setup.add_region("hash buckets", table_bytes / 16, RegionUsers::All);
-        let entries = setup.add_region("hash entries and values", table_bytes / 2, RegionUsers::All);
-        let strings = setup.add_region("strings", table_bytes - buckets.bytes - entries.bytes, RegionUsers::All);
+        let buckets = setup.add_shared_region("hash buckets", table_bytes / 16);
+        let entries = setup.add_shared_region("hash entries and values", table_bytes / 2);
+        let strings = setup.add_shared_region("strings", table_bytes - buckets.bytes - entries.bytes);
         let rng = setup.rng.clone();
-        Interpreter { ops, pads, buckets, entries, strings, op_index: 0, string_offset: 0, op_count: 0, rng }
+        Interpreter { ops, pads, buckets, entries, strings, op_index: 0, string_offset: 0, rng }
     }
 
     /// Emits the fetch of a value by its key: bucket, chain, key comparison, value.
@@ -79,7 +76,7 @@ impl Interpreter {
 }
 
 impl WorkloadKernel for Interpreter {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let ops = self.ops.bytes / 64;
         for _ in 0..8 {
             // Straight runs of ops alternate with loops back to hot ones.
@@ -108,12 +105,7 @@ impl WorkloadKernel for Interpreter {
                 _ => {}
             }
         }
-        self.op_count += 8;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.op_count as f64
+        out.work_done += 8;
     }
 }
 
@@ -124,7 +116,6 @@ struct GapWorkspace {
     live_bags: Vec<(u64, u32)>,
     used_bytes: u64,
     next_bag_to_move: Option<usize>,
-    operations: u64,
     rng: Rng,
 }
 
@@ -132,8 +123,8 @@ impl GapWorkspace {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let count = (bytes / 2048).clamp(16, 16_384);
-        let masters = setup.add_region("master pointers", count * 8, RegionUsers::All);
-        let workspace = setup.add_region("workspace", bytes - masters.bytes, RegionUsers::All);
+        let masters = setup.add_shared_region("master pointers", count * 8);
+        let workspace = setup.add_shared_region("workspace", bytes - masters.bytes);
         let mut rng = setup.rng.clone();
         let mut used_bytes = 0;
         let live_bags = (0..count)
@@ -144,7 +135,7 @@ impl GapWorkspace {
                 bag
             })
             .collect();
-        GapWorkspace { masters, workspace, live_bags, used_bytes, next_bag_to_move: None, operations: 0, rng }
+        GapWorkspace { masters, workspace, live_bags, used_bytes, next_bag_to_move: None, rng }
     }
 
     /// Emits reads of the words of a live bag, and returns their number; usage of bags is skewed.
@@ -183,7 +174,7 @@ impl GapWorkspace {
             out.store(self.masters.element_address(bag, 8));
         }
         self.used_bytes += bytes;
-        self.operations += 1;
+        out.work_done += 1;
     }
 
     /// Emits the move of one live bag to a lower address; after the collection, bags are in the order of their masters.
@@ -202,16 +193,11 @@ impl GapWorkspace {
 }
 
 impl WorkloadKernel for GapWorkspace {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         match self.next_bag_to_move {
             Some(bag) => self.emit_bag_move(bag, out),
             None => self.emit_operation(out),
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.operations as f64
     }
 }
 
@@ -223,7 +209,6 @@ struct ObjectStore {
     chunks: Region,
     index: Region,
     object_count: u64,
-    transactions: u64,
     transaction_kind: u64,
     rng: Rng,
 }
@@ -231,12 +216,12 @@ struct ObjectStore {
 impl ObjectStore {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let index = setup.add_region("index", bytes / 8, RegionUsers::All);
-        let chunks = setup.add_region("chunk tables", bytes / 32, RegionUsers::All);
-        let objects = setup.add_region("objects", bytes - index.bytes - chunks.bytes, RegionUsers::All);
+        let index = setup.add_shared_region("index", bytes / 8);
+        let chunks = setup.add_shared_region("chunk tables", bytes / 32);
+        let objects = setup.add_shared_region("objects", bytes - index.bytes - chunks.bytes);
         let object_count = objects.bytes / OBJECT_BYTES;
         let rng = setup.rng.clone();
-        ObjectStore { objects, chunks, index, object_count, transactions: 0, transaction_kind: 0, rng }
+        ObjectStore { objects, chunks, index, object_count, transaction_kind: 0, rng }
     }
 
     /// Emits a search in the index, whose first levels are small and stay cached.
@@ -267,7 +252,7 @@ impl ObjectStore {
     fn emit_transaction(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.function_count());
         // Most transactions use recently created and often used objects.
-        let newest_object = self.transactions / 4 % self.object_count;
+        let newest_object = out.work_done / 4 % self.object_count;
         let object = match self.rng.draw_below(64) {
             0 => self.rng.draw_below(self.object_count),
             1..4 => self.rng.draw_skewed(self.object_count),
@@ -309,16 +294,11 @@ impl ObjectStore {
 }
 
 impl WorkloadKernel for ObjectStore {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         self.emit_transaction(out);
-        self.transactions += 1;
-        if self.transactions.is_multiple_of(4096) {
+        out.work_done += 1;
+        if out.work_done.is_multiple_of(4096) {
             self.transaction_kind = (self.transaction_kind + 1) % 3;
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.transactions as f64
     }
 }

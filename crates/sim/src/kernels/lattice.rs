@@ -3,11 +3,9 @@
 //! Method: lbm streams the 19 distributions of each cell from one grid to the neighboring cells of the other.
 //! libquantum applies gate after gate to every basis state of the register.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("lbm", |setup| setup.add_single_kernel(Boltzmann::new)),
@@ -46,29 +44,21 @@ struct Boltzmann {
     cells: u64,
     row_cells: u64,
     next_cell: u64,
-    step_count: u64,
 }
 
 impl Boltzmann {
     fn new(setup: &mut KernelSetup) -> Self {
         let cells = setup.data_bytes() / (2 * CELL_BYTES);
-        let grids = ["grid", "other grid"].map(|name| setup.add_region(name, cells * CELL_BYTES, RegionUsers::All));
+        let grids = ["grid", "other grid"].map(|name| setup.add_shared_region(name, cells * CELL_BYTES));
         let cells = grids[0].bytes / CELL_BYTES;
         // The reference input has 100 x 100 x 130 cells, in rows of a hundred.
-        Boltzmann {
-            grids,
-            cells,
-            row_cells: 100.min(cells / 64).max(1),
-            next_cell: setup.rng.draw_below(cells),
-            step_count: 0,
-        }
+        Boltzmann { grids, cells, row_cells: 100.min(cells / 64).max(1), next_cell: setup.rng.draw_below(cells) }
     }
 }
 
 impl WorkloadKernel for Boltzmann {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let (source, target) =
-            (self.grids[(self.step_count & 1) as usize], self.grids[(self.step_count & 1) as usize ^ 1]);
+    fn step(&mut self, out: &mut AccessEmitter) {
+        let (source, target) = (self.grids[(out.work_done & 1) as usize], self.grids[(out.work_done & 1) as usize ^ 1]);
         let plane_cells = (self.row_cells * self.row_cells).min(self.cells / 4);
         let end = (self.next_cell + 8).min(self.cells);
         for cell in self.next_cell..end {
@@ -86,13 +76,8 @@ impl WorkloadKernel for Boltzmann {
         self.next_cell = end;
         if end == self.cells {
             self.next_cell = 0;
-            self.step_count += 1;
+            out.work_done += 1;
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.step_count as f64
     }
 }
 
@@ -101,29 +86,20 @@ struct Register {
     state_count: u64,
     next_state: u64,
     gate_kind: u32,
-    gate_count: u64,
     salt: u64,
     rng: Rng,
 }
 
 impl Register {
     fn new(setup: &mut KernelSetup) -> Self {
-        let states = setup.add_region("register", setup.data_bytes(), RegionUsers::All);
+        let states = setup.add_shared_region("register", setup.data_bytes());
         let mut rng = setup.rng.clone();
-        Register {
-            states,
-            state_count: states.bytes / 16,
-            next_state: 0,
-            gate_kind: 0,
-            gate_count: 0,
-            salt: rng.next_bits(),
-            rng,
-        }
+        Register { states, state_count: states.bytes / 16, next_state: 0, gate_kind: 0, salt: rng.next_bits(), rng }
     }
 }
 
 impl WorkloadKernel for Register {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         // These bits must be set for the gate to act: two controls of a Toffoli gate, one of a CNOT, none of a NOT.
         let bit = 1 << (self.salt % 16);
         let mask = [bit | bit << (1 + self.salt / 16 % 5), bit, 0][self.gate_kind as usize];
@@ -138,16 +114,11 @@ impl WorkloadKernel for Register {
         self.next_state = end;
         if end == self.state_count {
             self.next_state = 0;
-            self.gate_count += 1;
+            out.work_done += 1;
             self.salt = self.rng.next_bits();
             // Shor's modular exponentiation is mostly Toffoli gates.
             self.gate_kind = [0, 0, 0, 0, 1, 1, 1, 2][self.rng.draw_below(8) as usize];
             out.enter_function(self.gate_kind);
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.gate_count as f64
     }
 }

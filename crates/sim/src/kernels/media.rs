@@ -8,11 +8,9 @@
 //! Method, sphinx: each frame scores the active senones, whose means and variances are streamed, and advances the
 //! active states of the lexical tree.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("h264", |setup| setup.add_single_kernel(MotionSearch::new)),
@@ -31,7 +29,6 @@ struct MotionSearch {
     height: u64,
     macroblock_index: u64,
     coded_offset: u64,
-    macroblocks: u64,
     rng: Rng,
 }
 
@@ -43,12 +40,10 @@ impl MotionSearch {
         let width = (libm::sqrt(pixels as f64 * 5.0 / 4.0) as u64 / 16 * 16).max(16);
         let height = (pixels / width / 16 * 16).max(16);
         let picture = width * height;
-        let references =
-            (0..REFERENCES).map(|_| setup.add_region("reference", picture * 16, RegionUsers::All)).collect();
-        let current_picture = setup.add_region("picture", picture, RegionUsers::All);
+        let references = (0..REFERENCES).map(|_| setup.add_shared_region("reference", picture * 16)).collect();
+        let current_picture = setup.add_shared_region("picture", picture);
         let coded_bytes = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
-        let coded_data = setup.add_region("coded data", coded_bytes, RegionUsers::All);
-        let rng = setup.rng.clone();
+        let coded_data = setup.add_shared_region("coded data", coded_bytes);
         MotionSearch {
             references,
             current_picture,
@@ -57,8 +52,7 @@ impl MotionSearch {
             height,
             macroblock_index: 0,
             coded_offset: 0,
-            macroblocks: 0,
-            rng,
+            rng: setup.rng.clone(),
         }
     }
 
@@ -101,11 +95,11 @@ impl MotionSearch {
     /// Emits transforming and writing the residual, and writing this macroblock's part of the next reference picture.
     fn emit_coding(&mut self, out: &mut AccessEmitter) {
         let columns = self.width / 16;
-        let target = self.references[(self.macroblocks / (columns * (self.height / 16)) % REFERENCES) as usize];
+        let target = self.references[(out.work_done / (columns * (self.height / 16)) % REFERENCES) as usize];
         let (left_sample, top_sample) = (self.macroblock_index % columns * 64, self.macroblock_index / columns * 64);
         for row in 0..64u64 {
             if row.is_multiple_of(4) {
-                out.enter_function(24 + (row / 4 + self.macroblocks * 16) as u32 % 72);
+                out.enter_function(24 + (row / 4 + out.work_done * 16) as u32 % 72);
             }
             for word in 0..8 {
                 out.store(target.base + (top_sample + row) * self.width * 4 + left_sample + word * 8);
@@ -117,18 +111,13 @@ impl MotionSearch {
 }
 
 impl WorkloadKernel for MotionSearch {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         for reference in 0..REFERENCES as usize {
             self.emit_motion_search(reference, out);
         }
         self.emit_coding(out);
         self.macroblock_index = (self.macroblock_index + 1) % (self.width / 16 * (self.height / 16));
-        self.macroblocks += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.macroblocks as f64
+        out.work_done += 1;
     }
 }
 
@@ -139,7 +128,6 @@ struct Rasterizer {
     vertices: Region,
     side_pixels: u64,
     side_texels: u64,
-    triangle_count: u64,
     rng: Rng,
 }
 
@@ -147,15 +135,14 @@ impl Rasterizer {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let side_pixels = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
-        let color = setup.add_region("color buffer", side_pixels * side_pixels * 4, RegionUsers::All);
-        let depth = setup.add_region("depth buffer", side_pixels * side_pixels * 4, RegionUsers::All);
+        let color = setup.add_shared_region("color buffer", side_pixels * side_pixels * 4);
+        let depth = setup.add_shared_region("depth buffer", side_pixels * side_pixels * 4);
         let texture_bytes = (1 << 20).min(bytes / 8);
-        let texture = setup.add_region("texture", texture_bytes, RegionUsers::All);
-        let vertices =
-            setup.add_region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, RegionUsers::All);
+        let texture = setup.add_shared_region("texture", texture_bytes);
+        let vertices = setup.add_shared_region("vertices", bytes - color.bytes - depth.bytes - texture.bytes);
         let side_texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
         let rng = setup.rng.clone();
-        Rasterizer { color, depth, texture, vertices, side_pixels, side_texels, triangle_count: 0, rng }
+        Rasterizer { color, depth, texture, vertices, side_pixels, side_texels, rng }
     }
 
     fn emit_span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
@@ -163,7 +150,7 @@ impl Rasterizer {
             let offset = (y * self.side_pixels + x + pixel) * 4;
             out.load(self.depth.base + offset);
             // The new point is nearer than the present one in three of four cases.
-            if hash_value(offset ^ self.triangle_count) & 3 == 0 {
+            if hash_value(offset ^ out.work_done) & 3 == 0 {
                 continue;
             }
             out.store(self.depth.base + offset);
@@ -179,10 +166,10 @@ impl Rasterizer {
 }
 
 impl WorkloadKernel for Rasterizer {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         // The mesh covers the screen strip by strip; vertices are streamed and transformed by their own code.
-        let vertex = self.vertices.element_address(self.triangle_count % (self.vertices.bytes / 64), 64);
-        out.enter_function(self.triangle_count as u32 % 48);
+        let vertex = self.vertices.element_address(out.work_done % (self.vertices.bytes / 64), 64);
+        out.enter_function(out.work_done as u32 % 48);
         for word in 0..8 {
             out.load(vertex + word * 8);
         }
@@ -190,20 +177,15 @@ impl WorkloadKernel for Rasterizer {
         let size = 4 + self.rng.draw_below(8);
         let triangles_per_row = (self.side_pixels / 6).max(1);
         let (column, row) =
-            (self.triangle_count % triangles_per_row, self.triangle_count / triangles_per_row * 6 % self.side_pixels);
+            (out.work_done % triangles_per_row, out.work_done / triangles_per_row * 6 % self.side_pixels);
         out.enter_function(48 + self.rng.draw_function(48));
         for line in 0..size {
             let y = row + line;
             if y < self.side_pixels {
-                self.emit_span(column * 6, y, size - line / 2, self.triangle_count * 5, out);
+                self.emit_span(column * 6, y, size - line / 2, out.work_done * 5, out);
             }
         }
-        self.triangle_count += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.triangle_count as f64
+        out.work_done += 1;
     }
 }
 
@@ -218,7 +200,6 @@ struct Recognizer {
     next_senone: u64,
     states_left: u64,
     state_position: u64,
-    frames: u64,
     salt: u64,
     rng: Rng,
 }
@@ -228,11 +209,11 @@ impl Recognizer {
         let bytes = setup.data_bytes();
         // The reference model has 6000 senones, a third of the memory; the tree and the language model take the rest.
         let senone_count = (bytes / 3 / SENONE_BYTES).max(4);
-        let senones = setup.add_region("senones", senone_count * SENONE_BYTES, RegionUsers::All);
-        let tree = setup.add_region("lexical tree", bytes - senones.bytes, RegionUsers::All);
+        let senones = setup.add_shared_region("senones", senone_count * SENONE_BYTES);
+        let tree = setup.add_shared_region("lexical tree", bytes - senones.bytes);
         let mut rng = setup.rng.clone();
         let (state_position, salt) = (rng.next_bits(), rng.next_bits());
-        Recognizer { senones, tree, senone_count, next_senone: 0, states_left: 0, state_position, frames: 0, salt, rng }
+        Recognizer { senones, tree, senone_count, next_senone: 0, states_left: 0, state_position, salt, rng }
     }
 
     fn emit_senone_score(&self, senone: u64, out: &mut AccessEmitter) {
@@ -261,7 +242,7 @@ impl Recognizer {
 }
 
 impl WorkloadKernel for Recognizer {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         if self.states_left > 0 {
             out.enter_function(16 + (self.states_left / 16) as u32 % 16);
             let state_count = self.states_left.min(16);
@@ -269,10 +250,10 @@ impl WorkloadKernel for Recognizer {
                 self.emit_state_search(out);
             }
             self.states_left -= state_count;
-            return BatchEnd::More;
+            return;
         }
         // Two of five senones are active in a frame; the set changes slowly, every sixteenth frame.
-        let epoch = self.frames / 16;
+        let epoch = out.work_done / 16;
         if hash_value(self.next_senone ^ epoch << 32 ^ self.salt) % 5 < 2 {
             out.enter_function(self.next_senone as u32 % 16);
             self.emit_senone_score(self.next_senone, out);
@@ -282,14 +263,9 @@ impl WorkloadKernel for Recognizer {
         self.next_senone += 1;
         if self.next_senone == self.senone_count {
             self.next_senone = 0;
-            self.frames += 1;
+            out.work_done += 1;
             self.states_left = (self.tree.bytes / STATE_BYTES / 16).next_multiple_of(16);
-            out.enter_function(self.frames as u32 % 16);
+            out.enter_function(out.work_done as u32 % 16);
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.frames as f64
     }
 }

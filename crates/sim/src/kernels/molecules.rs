@@ -4,11 +4,9 @@
 //! atoms of its own and adjoining cells. ammp stores each atom in a large record and reaches neighbors by pointer. namd
 //! works on small compact coordinate arrays of one pair of patches at a time, with many instructions per access.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value, map_to_range};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("ammp", |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 2048, 120))),
@@ -25,7 +23,6 @@ struct Molecules {
     neighbors_per_atom: u64,
     atom_count: u64,
     next_atom: u64,
-    step_count: u64,
     is_rebuilding: bool,
     salt: u64,
     rng: Rng,
@@ -34,8 +31,8 @@ struct Molecules {
 impl Molecules {
     fn new(setup: &mut KernelSetup, atom_bytes: u64, neighbors_per_atom: u64) -> Self {
         let atom_count = setup.data_bytes() / (atom_bytes + neighbors_per_atom * 4);
-        let atoms = setup.add_region("atoms", atom_count * atom_bytes, RegionUsers::All);
-        let lists = setup.add_region("neighbor lists", atom_count * neighbors_per_atom * 4, RegionUsers::All);
+        let atoms = setup.add_shared_region("atoms", atom_count * atom_bytes);
+        let lists = setup.add_shared_region("neighbor lists", atom_count * neighbors_per_atom * 4);
         let mut rng = setup.rng.clone();
         let salt = rng.next_bits();
         Molecules {
@@ -45,7 +42,6 @@ impl Molecules {
             neighbors_per_atom,
             atom_count,
             next_atom: 0,
-            step_count: 0,
             is_rebuilding: false,
             salt,
             rng,
@@ -99,7 +95,7 @@ impl Molecules {
 }
 
 impl WorkloadKernel for Molecules {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         if self.next_atom.is_multiple_of(16) {
             out.enter_function((self.next_atom / 16) as u32);
         }
@@ -115,14 +111,9 @@ impl WorkloadKernel for Molecules {
                 self.is_rebuilding = false;
                 self.salt = self.rng.next_bits();
             } else {
-                self.step_count += 1;
-                self.is_rebuilding = self.step_count.is_multiple_of(STEPS_PER_REBUILD);
+                out.work_done += 1;
+                self.is_rebuilding = out.work_done.is_multiple_of(STEPS_PER_REBUILD);
             }
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.step_count as f64
     }
 }

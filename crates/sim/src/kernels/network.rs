@@ -15,11 +15,9 @@
 //! Properties: at the optimum, the costs of the given arcs change, so the problem never ends. The generation of arcs,
 //! which runs between some ten thousand pivots, is not modeled.
 
-use cachemate_core::BatchEnd;
-
 use super::basis::{ARTIFICIAL, Basis, NONE, Pivot};
 use super::emitter::AccessEmitter;
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("mcf", |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2000))),
@@ -120,34 +118,21 @@ struct Simplex {
     stage: SimplexStage,
     next_group: u64,
     first_group: u64,
-    pivot_count: u64,
 }
 
 impl Simplex {
     fn new(setup: &mut KernelSetup, version: &'static McfVersion) -> Self {
         let slot_count = version.basket_arcs as u64 + GROUP_ARCS;
-        let pointers = setup.add_region("basket order", slot_count * 8, RegionUsers::All);
-        let entries = setup.add_region("basket", slot_count * BASKET_ENTRY_BYTES, RegionUsers::All);
+        let pointers = setup.add_shared_region("basket order", slot_count * 8);
+        let entries = setup.add_shared_region("basket", slot_count * BASKET_ENTRY_BYTES);
         let bytes = setup.data_bytes() - pointers.bytes - entries.bytes;
         let max_nodes = Basis::node_count(bytes / ARC_BYTES);
         let arc_count = (bytes - max_nodes * version.node_bytes) / ARC_BYTES;
-        let nodes = setup.add_region("nodes", Basis::node_count(arc_count) * version.node_bytes, RegionUsers::All);
-        let arcs = setup.add_region("arcs", arc_count * ARC_BYTES, RegionUsers::All);
+        let nodes = setup.add_shared_region("nodes", Basis::node_count(arc_count) * version.node_bytes);
+        let arcs = setup.add_shared_region("arcs", arc_count * ARC_BYTES);
         let basis = Basis::new(arc_count, setup.rng.clone().next_bits());
         let (basket, stage) = (Vec::new(), SimplexStage::Price { arc: 0 });
-        Simplex {
-            version,
-            nodes,
-            arcs,
-            pointers,
-            entries,
-            basis,
-            basket,
-            stage,
-            next_group: 0,
-            first_group: 0,
-            pivot_count: 0,
-        }
+        Simplex { version, nodes, arcs, pointers, entries, basis, basket, stage, next_group: 0, first_group: 0 }
     }
 
     fn group_count(&self) -> u64 {
@@ -341,8 +326,8 @@ impl Simplex {
             }
         });
         out.store(self.arcs.element_address(pivot.entering_arc, ARC_BYTES) + self.version.ident);
-        self.pivot_count += 1;
-        if self.pivot_count % self.version.pivots_per_refresh == 1 {
+        out.work_done += 1;
+        if out.work_done % self.version.pivots_per_refresh == 1 {
             self.stage = self.start_refresh(out);
         } else {
             self.start_pricing(out);
@@ -387,7 +372,7 @@ impl Simplex {
 }
 
 impl WorkloadKernel for Simplex {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         match self.stage {
             SimplexStage::Price { arc } => self.price_arcs(arc, out),
             SimplexStage::Sort => self.start_pivot(out),
@@ -397,10 +382,5 @@ impl WorkloadKernel for Simplex {
             }
             SimplexStage::Refresh { node } => self.refresh_potentials(node, out),
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.pivot_count as f64
     }
 }

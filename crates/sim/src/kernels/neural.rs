@@ -5,11 +5,9 @@
 //! each load is on another line. Finally, the winner's weights are learned. This is published as the classic
 //! cache-thrashing program: the column scans miss until all weights fit.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[("art", |setup| setup.add_single_kernel(Art::new))];
 
@@ -35,7 +33,6 @@ struct Art {
     stage: ArtStage,
     next_row: u64,
     winner: u64,
-    window_count: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -49,14 +46,14 @@ enum ArtStage {
 impl Art {
     fn new(setup: &mut KernelSetup) -> Self {
         let neuron_count = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES + IMAGE_BYTES);
-        let f1 = setup.add_region("f1 layer", neuron_count * NEURON_BYTES, RegionUsers::All);
-        let bottom_up = setup.add_region("bottom-up weights", neuron_count * ROW_BYTES, RegionUsers::All);
-        let top_down = setup.add_region("top-down weights", neuron_count * ROW_BYTES, RegionUsers::All);
-        let images = setup.add_region("images", neuron_count * IMAGE_BYTES, RegionUsers::All);
+        let f1 = setup.add_shared_region("f1 layer", neuron_count * NEURON_BYTES);
+        let bottom_up = setup.add_shared_region("bottom-up weights", neuron_count * ROW_BYTES);
+        let top_down = setup.add_shared_region("top-down weights", neuron_count * ROW_BYTES);
+        let images = setup.add_shared_region("images", neuron_count * IMAGE_BYTES);
         let mut rng = setup.rng.clone();
         // Copies scan different windows, so each starts at another column.
         let stage = ArtStage::Column { j: rng.draw_below(F2_NEURONS) };
-        Art { f1, bottom_up, top_down, images, neuron_count, rng, stage, next_row: 0, winner: 0, window_count: 0 }
+        Art { f1, bottom_up, top_down, images, neuron_count, rng, stage, next_row: 0, winner: 0 }
     }
 
     /// Emits the accesses of one loop of a pass to one neuron: the fields that this loop reads and writes.
@@ -83,7 +80,7 @@ impl Art {
         match self.stage {
             ArtStage::Read => {
                 let words = self.images.bytes / 8;
-                out.load(self.images.element_address((i + self.window_count * 617) % words, 8));
+                out.load(self.images.element_address((i + out.work_done * 617) % words, 8));
                 out.store(self.f1.element_address(i, NEURON_BYTES));
             }
             ArtStage::Relax { pass } => self.emit_neuron_update(i, pass, out),
@@ -110,7 +107,7 @@ impl Art {
             ArtStage::Column { .. } => ArtStage::Learn,
             ArtStage::Learn => {
                 self.winner = self.rng.draw_below(F2_NEURONS);
-                self.window_count += 1;
+                out.work_done += 1;
                 ArtStage::Read
             }
         };
@@ -124,7 +121,7 @@ impl Art {
 }
 
 impl WorkloadKernel for Art {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let end = (self.next_row + ROWS_PER_STEP).min(self.neuron_count);
         for i in self.next_row..end {
             self.emit_row_accesses(i, out);
@@ -133,10 +130,5 @@ impl WorkloadKernel for Art {
         if end == self.neuron_count {
             self.start_next_stage(out);
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.window_count as f64
     }
 }

@@ -7,11 +7,9 @@
 //! global-routing tables. vpr routes: wavefronts with a heap spread over the routing graph, inside the net's bounding
 //! box.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("twolf", |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 55, false))),
@@ -46,23 +44,18 @@ struct Annealer {
     temperature: u32,
     moves_left: u32,
     sweep_offset: Option<u64>,
-    work_count: u64,
 }
 
 impl Annealer {
     fn new(setup: &mut KernelSetup, netlist_percent: u64, has_router: bool) -> Self {
         let netlist_bytes = setup.data_bytes() / 100 * netlist_percent;
         let count = (netlist_bytes / BYTES_PER_CELL).max(64);
-        let cells = setup.add_region("cells", count * CELL_BYTES, RegionUsers::All);
-        let pins = setup.add_region("pins", count * PINS as u64 * PIN_BYTES, RegionUsers::All);
-        let nets = setup.add_region("nets", count * NET_BYTES, RegionUsers::All);
-        let terminals = setup.add_region("net terminals", count * PINS as u64 * TERMINAL_BYTES, RegionUsers::All);
+        let cells = setup.add_shared_region("cells", count * CELL_BYTES);
+        let pins = setup.add_shared_region("pins", count * PINS as u64 * PIN_BYTES);
+        let nets = setup.add_shared_region("nets", count * NET_BYTES);
+        let terminals = setup.add_shared_region("net terminals", count * PINS as u64 * TERMINAL_BYTES);
         let table_bytes = setup.data_bytes() - count * BYTES_PER_CELL;
-        let tables = setup.add_region(
-            if has_router { "routing graph" } else { "routing tables" },
-            table_bytes,
-            RegionUsers::All,
-        );
+        let tables = setup.add_shared_region(if has_router { "routing graph" } else { "routing tables" }, table_bytes);
         let mut rng = setup.rng.clone();
         let (net_cells, cell_nets) = draw_netlist(count as u32, &mut rng);
         let side = libm::ceil(libm::sqrt(count as f64)) as u32;
@@ -84,7 +77,6 @@ impl Annealer {
             temperature: side,
             moves_left: 10 * count as u32,
             sweep_offset: None,
-            work_count: 0,
         }
     }
 
@@ -197,20 +189,20 @@ impl Annealer {
 }
 
 impl WorkloadKernel for Annealer {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         if let Some(start) = self.sweep_offset {
             self.emit_table_sweep(start, out);
-            return BatchEnd::More;
+            return;
         }
         if let Some(router) = &mut self.router
             && router.nets_left > 0
         {
             router.step(&mut self.rng, out);
-            self.work_count += u64::from(router.expansions_left == 0);
-            return BatchEnd::More;
+            out.work_done += u64::from(router.expansions_left == 0);
+            return;
         }
         self.try_move(out);
-        self.work_count += 1;
+        out.work_done += 1;
         self.moves_left -= 1;
         if self.moves_left == 0 {
             self.lower_temperature();
@@ -219,11 +211,6 @@ impl WorkloadKernel for Annealer {
                 None => self.sweep_offset = Some(0),
             }
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.work_count as f64
     }
 }
 

@@ -4,8 +4,6 @@
 //! private region that is large enough to miss often. With one thread per board, no data are shared; with a single
 //! board, all threads share it.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::Rng;
 use super::servers::{Membership, add_collectors, group_members, group_users};
@@ -33,7 +31,6 @@ struct Worker {
     boards: Vec<Region>,
     membership: Membership,
     private_region: Region,
-    round_count: u64,
     rng: Rng,
 }
 
@@ -68,10 +65,10 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
             membership = Membership::fixed_member();
         }
         let rng = Rng::new(setup.rng.next_bits());
-        setup.add_member(group, member_index, Worker { boards, membership, private_region, round_count: 0, rng });
+        setup.add_member(group, member_index, Worker { boards, membership, private_region, rng });
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
-        let mark_region = setup.add_region("marks", 4096, RegionUsers::All);
+        let mark_region = setup.add_shared_region("marks", 4096);
         heap.truncate(shared_boards.len());
         if heap.is_empty() {
             heap.push(mark_region);
@@ -81,8 +78,8 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
 }
 
 impl WorkloadKernel for Worker {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let board = self.boards[self.membership.current_group(self.round_count)];
+    fn step(&mut self, out: &mut AccessEmitter) {
+        let board = self.boards[self.membership.current_group(out.work_done)];
         out.enter_function(0);
         for touch in 0..BOARD_TOUCHES {
             let cell = board.element_address(self.rng.draw_below(BOARD_BYTES / 8), 8);
@@ -99,11 +96,6 @@ impl WorkloadKernel for Worker {
                 out.store(word);
             }
         }
-        self.round_count += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.round_count as f64
+        out.work_done += 1;
     }
 }

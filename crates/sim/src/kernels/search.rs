@@ -6,11 +6,9 @@
 //! quartets in their canonical order. povray follows rays through a bounding hierarchy: every ray reads its top levels,
 //! few rays its leaves and textures.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("crafty", |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 120, 12, 48))),
@@ -33,7 +31,6 @@ struct GameSearch {
     /// Size of the tables divided by that of their hot part, which contains the attack tables and common patterns.
     hot_divisor: u64,
     tree_depth: u64,
-    position_count: u64,
     rng: Rng,
 }
 
@@ -42,11 +39,10 @@ const BOARD_BYTES: u64 = 512;
 impl GameSearch {
     fn new(setup: &mut KernelSetup, reads_per_position: u64, reads_per_call: u64, reads_per_cold_read: u64) -> Self {
         let bytes = setup.data_bytes();
-        let boards = setup.add_region("position stack", (16 * BOARD_BYTES).min(bytes / 8), RegionUsers::All);
-        let tables = setup.add_region("tables", bytes / 4, RegionUsers::All);
-        let cache = setup.add_region("transposition table", bytes - boards.bytes - tables.bytes, RegionUsers::All);
+        let boards = setup.add_shared_region("position stack", (16 * BOARD_BYTES).min(bytes / 8));
+        let tables = setup.add_shared_region("tables", bytes / 4);
+        let cache = setup.add_shared_region("transposition table", bytes - boards.bytes - tables.bytes);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
-        let rng = setup.rng.clone();
         GameSearch {
             boards,
             tables,
@@ -56,14 +52,13 @@ impl GameSearch {
             reads_per_cold_read,
             hot_divisor,
             tree_depth: 0,
-            position_count: 0,
-            rng,
+            rng: setup.rng.clone(),
         }
     }
 }
 
 impl WorkloadKernel for GameSearch {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.function_count());
         let level_count = self.boards.bytes / BOARD_BYTES;
         // Depth-first: down until a cutoff or the horizon, then back.
@@ -98,12 +93,7 @@ impl WorkloadKernel for GameSearch {
         if self.rng.draw_below(3) == 0 {
             out.store(slot + 8);
         }
-        self.position_count += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.position_count as f64
+        out.work_done += 1;
     }
 }
 
@@ -131,26 +121,25 @@ struct Integrals {
     /// Shells of the current quartet: `shells > i >= j`, `i >= k >= l`.
     quartet: [u64; 4],
     term_count: u64,
-    quartet_count: u64,
     rng: Rng,
 }
 
 impl Integrals {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let buffers = setup.add_region("integral buffers", (16 << 10).min(bytes / 8), RegionUsers::All);
-        let intermediates = setup.add_region("intermediates", (128 << 10).min(bytes / 8), RegionUsers::All);
+        let buffers = setup.add_shared_region("integral buffers", (16 << 10).min(bytes / 8));
+        let intermediates = setup.add_shared_region("intermediates", (128 << 10).min(bytes / 8));
         // A packed triangle of n functions has n (n + 1) / 2 words.
         let words = (bytes - buffers.bytes - intermediates.bytes) / 16;
         let functions = (libm::sqrt(8.0 * words as f64 + 1.0) - 1.0) as u64 / 2;
         let triangle_bytes = functions * (functions + 1) / 2 * 8;
-        let density = setup.add_region("density", triangle_bytes, RegionUsers::All);
-        let fock = setup.add_region("Fock matrix", triangle_bytes, RegionUsers::All);
+        let density = setup.add_shared_region("density", triangle_bytes);
+        let fock = setup.add_shared_region("Fock matrix", triangle_bytes);
         let mut rng = setup.rng.clone();
         let shell_count = (functions / FUNCTIONS_PER_SHELL).max(1);
         // The last shell has the most quartets, and those of each pair go over nearly the whole triangle.
         let quartet = [shell_count - 1, rng.draw_below(shell_count), 0, 0];
-        Integrals { buffers, intermediates, density, fock, shell_count, quartet, term_count: 0, quartet_count: 0, rng }
+        Integrals { buffers, intermediates, density, fock, shell_count, quartet, term_count: 0, rng }
     }
 
     /// Emits recursions over the primitives of one quartet of shells.
@@ -206,9 +195,10 @@ impl Integrals {
 }
 
 impl WorkloadKernel for Integrals {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         self.emit_recursions(out);
         self.term_count += TERMS_PER_STEP;
+        out.work_done += TERMS_PER_STEP;
         if self.term_count == TERMS_PER_QUARTET {
             let [i, j, k, l] = self.quartet;
             for (first_shell, second_shell) in [(i, j), (k, l), (i, k), (j, l), (i, l), (j, k)] {
@@ -216,13 +206,11 @@ impl WorkloadKernel for Integrals {
             }
             self.term_count = 0;
             self.advance_quartet();
-            self.quartet_count += 1;
         }
-        BatchEnd::More
     }
 
-    fn progress(&self) -> f64 {
-        self.quartet_count as f64 + self.term_count as f64 / TERMS_PER_QUARTET as f64
+    fn progress(&self, work_done: u64) -> f64 {
+        (work_done / TERMS_PER_QUARTET) as f64 + (work_done % TERMS_PER_QUARTET) as f64 / TERMS_PER_QUARTET as f64
     }
 }
 
@@ -230,7 +218,6 @@ struct RayTracer {
     hierarchy: Region,
     shapes: Region,
     image: Region,
-    ray_count: u64,
     rng: Rng,
 }
 
@@ -240,20 +227,20 @@ const SHAPE_BYTES: u64 = 256;
 impl RayTracer {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let hierarchy = setup.add_region("bounding boxes", bytes / 8, RegionUsers::All);
-        let image = setup.add_region("image", bytes / 8, RegionUsers::All);
-        let shapes = setup.add_region("shapes and textures", bytes - hierarchy.bytes - image.bytes, RegionUsers::All);
+        let hierarchy = setup.add_shared_region("bounding boxes", bytes / 8);
+        let image = setup.add_shared_region("image", bytes / 8);
+        let shapes = setup.add_shared_region("shapes and textures", bytes - hierarchy.bytes - image.bytes);
         let rng = setup.rng.clone();
-        RayTracer { hierarchy, shapes, image, ray_count: 0, rng }
+        RayTracer { hierarchy, shapes, image, rng }
     }
 }
 
 impl WorkloadKernel for RayTracer {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.function_count());
         let box_count = self.hierarchy.bytes / BOX_BYTES;
         // Neighboring pixels hit neighboring shapes: the leaf drifts, and secondary rays leave it.
-        let drifting_leaf = self.ray_count / 64 * 3 % box_count;
+        let drifting_leaf = out.work_done / 64 * 3 % box_count;
         let leaf = if self.rng.draw_below(48) == 0 {
             self.rng.draw_skewed(box_count)
         } else {
@@ -273,8 +260,8 @@ impl WorkloadKernel for RayTracer {
         out.load(record);
         let shape_count = self.shapes.bytes / SHAPE_BYTES;
         let shape =
-            self.shapes.element_address((leaf * shape_count + self.ray_count % box_count) / box_count, SHAPE_BYTES)
-                + self.ray_count % 2 * 64;
+            self.shapes.element_address((leaf * shape_count + out.work_done % box_count) / box_count, SHAPE_BYTES)
+                + out.work_done % 2 * 64;
         out.load_dependent(shape);
         for word in 0..24u64 {
             if word.is_multiple_of(8) {
@@ -289,12 +276,7 @@ impl WorkloadKernel for RayTracer {
                 out.load(self.shapes.element_address(any_shape, SHAPE_BYTES) + word * 32);
             }
         }
-        out.store(self.image.element_address(self.ray_count / 4 % (self.image.bytes / 8), 8));
-        self.ray_count += 1;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.ray_count as f64
+        out.store(self.image.element_address(out.work_done / 4 % (self.image.bytes / 8), 8));
+        out.work_done += 1;
     }
 }

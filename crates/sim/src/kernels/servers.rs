@@ -57,7 +57,6 @@ struct Collector {
     marks: Region,
     lines_left: u64,
     position: u64,
-    round_count: u64,
     rng: Rng,
 }
 
@@ -73,17 +72,17 @@ const SLEEP_NS: u64 = 1_500_000;
 pub(super) fn add_collectors(setup: &mut KernelSetup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
         let rng = Rng::new(setup.rng.next_bits());
-        setup.add_background(Collector { heap: heap.to_vec(), marks, lines_left: 0, position: 0, round_count: 0, rng });
+        setup.add_background(Collector { heap: heap.to_vec(), marks, lines_left: 0, position: 0, rng });
     }
 }
 
 impl WorkloadKernel for Collector {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         if self.lines_left == 0 {
             self.lines_left = WALK_LINES;
             self.position = self.rng.next_bits();
-            self.round_count += 1;
-            return BatchEnd::Sleep { ns: SLEEP_NS };
+            out.work_done += 1;
+            return out.end_batch(BatchEnd::Sleep { ns: SLEEP_NS });
         }
         out.enter_function(out.function_count() - 1);
         for _ in 0..64 {
@@ -95,10 +94,5 @@ impl WorkloadKernel for Collector {
             self.position = self.position.wrapping_add(1);
         }
         self.lines_left -= 64;
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.round_count as f64
     }
 }

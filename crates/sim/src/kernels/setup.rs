@@ -126,11 +126,13 @@ impl Region {
 
 /// The algorithm of a program, as a sequence of operations.
 pub(crate) trait WorkloadKernel: Send {
-    /// Emits the accesses of the next operation, up to about a thousand, and returns how the operation ends.
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd;
+    /// Emits the accesses of the next operation, up to about a thousand.
+    fn step(&mut self, out: &mut AccessEmitter);
 
-    /// Returns the amount of work done, in the unit of the program's table row.
-    fn progress(&self) -> f64;
+    /// Returns [`AccessEmitter::work_done`] in the unit of the program's table row.
+    fn progress(&self, work_done: u64) -> f64 {
+        work_done as f64
+    }
 }
 
 /// A kernel as an access source, which runs operations until a batch is full or the kernel leaves the processor.
@@ -146,16 +148,16 @@ impl<K: WorkloadKernel> AccessSource for EndlessSource<K> {
         std::mem::swap(batch, &mut self.out.batch);
         let full_length = self.out.len() + BATCH_ACCESSES;
         self.out.batch.reserve(2 * BATCH_ACCESSES);
-        let mut batch_end = BatchEnd::More;
-        while batch_end == BatchEnd::More && self.out.len() < full_length {
-            batch_end = self.kernel.step(&mut self.out);
+        self.out.batch_end = BatchEnd::More;
+        while self.out.batch_end == BatchEnd::More && self.out.len() < full_length {
+            self.kernel.step(&mut self.out);
         }
         std::mem::swap(batch, &mut self.out.batch);
-        batch_end
+        self.out.batch_end
     }
 
     fn progress(&self) -> Option<f64> {
-        Some(self.kernel.progress())
+        Some(self.kernel.progress(self.out.work_done))
     }
 }
 
@@ -211,6 +213,11 @@ impl<'a> KernelSetup<'a> {
         let region = Region { name, base, bytes, users };
         self.program.regions.push(region);
         region
+    }
+
+    /// Declares a region that every thread may touch.
+    pub fn add_shared_region(&mut self, name: &'static str, bytes: u64) -> Region {
+        self.add_region(name, bytes, RegionUsers::All)
     }
 
     /// Returns the number of threads added so far, which is the index of the next one.

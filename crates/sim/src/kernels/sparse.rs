@@ -5,11 +5,9 @@
 //! against the dual vector. It reads column headers, then the nonzeros' index and value, gathers from the dense dual,
 //! and occasionally solves with the factorized basis.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value, map_to_range};
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("equake", |setup| setup.add_single_kernel(Earthquake::new)),
@@ -29,17 +27,16 @@ struct Earthquake {
     row: u64,
     is_integrating: bool,
     salt: u64,
-    step_count: u64,
 }
 
 impl Earthquake {
     fn new(setup: &mut KernelSetup) -> Self {
         let node_count = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
-        let matrix = setup.add_region("matrix", node_count * ROW_BLOCKS * BLOCK_BYTES, RegionUsers::All);
-        let columns = setup.add_region("column indices", node_count * ROW_BLOCKS * 4, RegionUsers::All);
-        let vectors = (0..6).map(|_| setup.add_region("vector", node_count * 24, RegionUsers::All)).collect();
+        let matrix = setup.add_shared_region("matrix", node_count * ROW_BLOCKS * BLOCK_BYTES);
+        let columns = setup.add_shared_region("column indices", node_count * ROW_BLOCKS * 4);
+        let vectors = (0..6).map(|_| setup.add_shared_region("vector", node_count * 24)).collect();
         let (salt, row) = (setup.rng.next_bits(), setup.rng.draw_below(node_count));
-        Earthquake { matrix, columns, vectors, node_count, row, is_integrating: false, salt, step_count: 0 }
+        Earthquake { matrix, columns, vectors, node_count, row, is_integrating: false, salt }
     }
 
     /// Emits the multiplication with one row, which also scatters the row's transpose.
@@ -85,7 +82,7 @@ impl Earthquake {
 }
 
 impl WorkloadKernel for Earthquake {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let rows_per_step = if self.is_integrating { 24 } else { 4 };
         let end = (self.row + rows_per_step).min(self.node_count);
         for row in self.row..end {
@@ -94,15 +91,10 @@ impl WorkloadKernel for Earthquake {
         self.row = end;
         if end == self.node_count {
             self.row = 0;
-            self.step_count += u64::from(self.is_integrating);
+            out.work_done += u64::from(self.is_integrating);
             self.is_integrating = !self.is_integrating;
             out.enter_function(u32::from(self.is_integrating));
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.step_count as f64
     }
 }
 
@@ -121,19 +113,18 @@ struct LinearProgram {
     vectors_left: u64,
     rng: Rng,
     salt: u64,
-    iteration_count: u64,
 }
 
 impl LinearProgram {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // pds-50 has 83 060 rows and 275 814 columns: about three columns per row; factors take a tenth.
-        let factors = setup.add_region("basis factors", bytes / 10, RegionUsers::All);
+        let factors = setup.add_shared_region("basis factors", bytes / 10);
         let column_count = (bytes - bytes / 10) / (COLUMN_BYTES + 32 + 3);
         let rows = (column_count * 3 / 8).max(8);
-        let columns = setup.add_region("columns", column_count * COLUMN_BYTES, RegionUsers::All);
-        let headers = setup.add_region("column headers", column_count * 32, RegionUsers::All);
-        let dual = setup.add_region("dual vector", rows * 8, RegionUsers::All);
+        let columns = setup.add_shared_region("columns", column_count * COLUMN_BYTES);
+        let headers = setup.add_shared_region("column headers", column_count * 32);
+        let dual = setup.add_shared_region("dual vector", rows * 8);
         let mut rng = setup.rng.clone();
         let (next_column, salt) = (rng.draw_below(column_count), rng.next_bits());
         let row_count = dual.bytes / 8;
@@ -148,7 +139,6 @@ impl LinearProgram {
             vectors_left: 0,
             rng,
             salt,
-            iteration_count: 0,
         }
     }
 
@@ -189,14 +179,14 @@ const COLUMNS_PER_ITERATION: u64 = 4096;
 const VECTORS_PER_ITERATION: u64 = 1024;
 
 impl WorkloadKernel for LinearProgram {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         if self.vectors_left > 0 {
             out.enter_function(12 + (self.vectors_left / 16) as u32 % 12);
             for _ in 0..16 {
                 self.emit_solve_step(out);
             }
             self.vectors_left -= 16;
-            return BatchEnd::More;
+            return;
         }
         out.enter_function((self.next_column / 8) as u32 % 12);
         for _ in 0..8 {
@@ -205,12 +195,7 @@ impl WorkloadKernel for LinearProgram {
         }
         if self.next_column % COLUMNS_PER_ITERATION < 8 {
             self.vectors_left = VECTORS_PER_ITERATION;
-            self.iteration_count += 1;
+            out.work_done += 1;
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.iteration_count as f64
     }
 }

@@ -5,10 +5,8 @@
 //! fine one, and a point may contain a vector or a 5x5 block. Nests may repeat each plane, like solvers that iterate
 //! plane by plane. The lists follow the programs' loops.
 
-use cachemate_core::BatchEnd;
-
 use super::emitter::AccessEmitter;
-use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("swim", |setup| setup.add_single_kernel(build_swim)),
@@ -45,7 +43,7 @@ struct PointGrid {
 impl PointGrid {
     fn new(setup: &mut KernelSetup, name: &'static str, side: [u64; 3], point_bytes: u64) -> Self {
         let bytes = side.iter().product::<u64>() * point_bytes;
-        PointGrid { region: setup.add_region(name, bytes, RegionUsers::All), side, point_bytes }
+        PointGrid { region: setup.add_shared_region(name, bytes), side, point_bytes }
     }
 
     fn strides(&self) -> [u64; 3] {
@@ -83,7 +81,7 @@ impl PointGrid {
                 let base = self.region.base + face_index * strides[axis];
                 let words = (0..self.point_bytes / 8).step_by(8);
                 let touches = words.map(|word| PointTouch { base: base + word * 8, strides, is_store: true }).collect();
-                nests.push(LoopNest { point_counts: extent, touches, passes_per_plane: 1, function: 0 });
+                nests.push(LoopNest::new(extent, touches, 0));
             }
         }
         nests
@@ -95,6 +93,13 @@ impl PointGrid {
     }
 }
 
+impl LoopNest {
+    /// Builds a nest with one pass over each plane.
+    fn new(point_counts: [u64; 3], touches: Vec<PointTouch>, function: u32) -> Self {
+        LoopNest { point_counts, touches, passes_per_plane: 1, function }
+    }
+}
+
 struct Stencil {
     nests: Vec<LoopNest>,
     current_nest: usize,
@@ -102,7 +107,6 @@ struct Stencil {
     position: [u64; 3],
     current_pass: u32,
     row_addresses: Vec<u64>,
-    cycle_count: u64,
 }
 
 impl Stencil {
@@ -110,7 +114,7 @@ impl Stencil {
     /// program are not in step.
     fn new(setup: &mut KernelSetup, nests: Vec<LoopNest>) -> Self {
         let position = nests[0].point_counts.map(|points| setup.rng.draw_below(points));
-        Stencil { nests, current_nest: 0, position, current_pass: 0, row_addresses: Vec::new(), cycle_count: 0 }
+        Stencil { nests, current_nest: 0, position, current_pass: 0, row_addresses: Vec::new() }
     }
 
     /// Advances to the next row; after the last row of a plane, to the next pass, plane, nest or cycle.
@@ -135,14 +139,14 @@ impl Stencil {
         self.current_nest += 1;
         if self.current_nest == self.nests.len() {
             self.current_nest = 0;
-            self.cycle_count += 1;
+            out.work_done += 1;
         }
         out.enter_function(self.nests[self.current_nest].function);
     }
 }
 
 impl WorkloadKernel for Stencil {
-    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
+    fn step(&mut self, out: &mut AccessEmitter) {
         let nest = &self.nests[self.current_nest];
         let points_per_step = (512 / nest.touches.len() as u64).max(1);
         let end = (self.position[0] + points_per_step).min(nest.point_counts[0]);
@@ -160,11 +164,6 @@ impl WorkloadKernel for Stencil {
         if end == nest.point_counts[0] {
             self.advance_row(out);
         }
-        BatchEnd::More
-    }
-
-    fn progress(&self) -> f64 {
-        self.cycle_count as f64
     }
 }
 
@@ -172,6 +171,11 @@ const HERE: [i64; 3] = [0, 0, 0];
 const EAST: [i64; 3] = [1, 0, 0];
 const NORTH: [i64; 3] = [0, 1, 0];
 const NORTH_EAST: [i64; 3] = [1, 1, 0];
+
+/// Returns the offset by this number of points along each axis.
+fn neighbors(shift: i64) -> [[i64; 3]; 3] {
+    std::array::from_fn(|axis| std::array::from_fn(|other| if other == axis { shift } else { 0 }))
+}
 
 fn square_root(value: u64) -> u64 {
     libm::sqrt(value as f64) as u64
@@ -186,47 +190,32 @@ fn build_swim(setup: &mut KernelSetup) -> Stencil {
     let names = ["u", "v", "p", "unew", "vnew", "pnew", "uold", "vold", "pold", "cu", "cv", "z", "h"];
     let [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] =
         names.map(|name| PointGrid::new(setup, name, [side, side, 1], 8));
-    let flux_touches = vec![
-        p.load_at(HERE),
-        p.load_at(EAST),
-        p.load_at(NORTH),
-        p.load_at(NORTH_EAST),
-        u.load_at(HERE),
-        u.load_at(EAST),
-        v.load_at(HERE),
-        v.load_at(NORTH),
-        cu.store_here(),
-        cv.store_here(),
-        z.store_here(),
-        h.store_here(),
+    let load_all = |grid: PointGrid, shifts: &[[i64; 3]]| -> Vec<PointTouch> {
+        shifts.iter().map(|&shift| grid.load_at(shift)).collect()
+    };
+    let flux_touches = [
+        load_all(p, &[HERE, EAST, NORTH, NORTH_EAST]),
+        load_all(u, &[HERE, EAST]),
+        load_all(v, &[HERE, NORTH]),
+        [cu, cv, z, h].map(|grid| grid.store_here()).to_vec(),
     ];
-    let mut update_touches: Vec<PointTouch> = vec![
-        cu.load_at(HERE),
-        cu.load_at(EAST),
-        cv.load_at(HERE),
-        cv.load_at(NORTH),
-        z.load_at(HERE),
-        z.load_at(EAST),
-        z.load_at(NORTH),
-        h.load_at(HERE),
-        h.load_at(EAST),
-        h.load_at(NORTH),
+    let update_touches = [
+        load_all(cu, &[HERE, EAST]),
+        load_all(cv, &[HERE, NORTH]),
+        load_all(z, &[HERE, EAST, NORTH]),
+        load_all(h, &[HERE, EAST, NORTH]),
+        [uold, vold, pold].map(|grid| grid.load_at(HERE)).to_vec(),
+        [unew, vnew, pnew].map(|grid| grid.store_here()).to_vec(),
     ];
-    update_touches.extend([uold, vold, pold].map(|grid| grid.load_at(HERE)));
-    update_touches.extend([unew, vnew, pnew].map(|grid| grid.store_here()));
     let mut smooth_touches = Vec::new();
     for (current, new, old) in [(u, unew, uold), (v, vnew, vold), (p, pnew, pold)] {
-        smooth_touches.extend([
-            current.load_at(HERE),
-            new.load_at(HERE),
-            old.load_at(HERE),
-            old.store_here(),
-            current.store_here(),
-        ]);
+        smooth_touches.extend([current, new, old].map(|grid| grid.load_at(HERE)));
+        smooth_touches.extend([old, current].map(|grid| grid.store_here()));
     }
-    let new_nest =
-        |touches, function| LoopNest { point_counts: u.interior_counts(), touches, passes_per_plane: 1, function };
-    let mut nests = vec![new_nest(flux_touches, 0), new_nest(update_touches, 1), new_nest(smooth_touches, 2)];
+    let mut nests: Vec<LoopNest> = (0..)
+        .zip([flux_touches.concat(), update_touches.concat(), smooth_touches])
+        .map(|(function, touches)| LoopNest::new(u.interior_counts(), touches, function))
+        .collect();
     for grid in [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] {
         nests.extend(grid.face_nests());
     }
@@ -266,7 +255,7 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
         let mut touches = touches_of_27_points(&pair[0][1], 2);
         touches.push(pair[1][1].store_here());
         let extent = pair[1][1].interior_counts().map(|n| n.min((pair[0][1].side[0] - 2) / 2));
-        nests.push(LoopNest { point_counts: extent, touches, passes_per_plane: 1, function: 0 });
+        nests.push(LoopNest::new(extent, touches, 0));
     }
     for level in (0..levels.len()).rev() {
         let [u, r] = levels[level];
@@ -279,26 +268,16 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
                 touches.push(u.touch_at(shift, 0, 2, true));
             }
             let extent = coarse.interior_counts().map(|n| n.min((u.side[0] - 3) / 2));
-            nests.push(LoopNest { point_counts: extent, touches, passes_per_plane: 1, function: 1 });
+            nests.push(LoopNest::new(extent, touches, 1));
         }
         // `resid` is followed by `psinv`.
         let mut residual_touches = touches_of_27_points(&u, 1);
         residual_touches.push(if level == 0 { v.load_at(HERE) } else { r.load_at(HERE) });
         residual_touches.push(r.store_here());
-        nests.push(LoopNest {
-            point_counts: u.interior_counts(),
-            touches: residual_touches,
-            passes_per_plane: 1,
-            function: 2,
-        });
+        nests.push(LoopNest::new(u.interior_counts(), residual_touches, 2));
         let mut smooth_touches = touches_of_27_points(&r, 1);
         smooth_touches.extend([u.load_at(HERE), u.store_here()]);
-        nests.push(LoopNest {
-            point_counts: u.interior_counts(),
-            touches: smooth_touches,
-            passes_per_plane: 1,
-            function: 3,
-        });
+        nests.push(LoopNest::new(u.interior_counts(), smooth_touches, 3));
     }
     for grid in levels.iter().flatten().chain([&v]) {
         nests.extend(grid.face_nests());
@@ -319,19 +298,15 @@ fn build_applu(setup: &mut KernelSetup) -> Stencil {
     for axis in 0..3 {
         let mut touches = touch_words(&frct, HERE, 5, false);
         for shift in [-1, 0, 1] {
-            let mut offset = HERE;
-            offset[axis] = shift;
-            touches.extend(touch_words(&u, offset, 5, false));
+            touches.extend(touch_words(&u, neighbors(shift)[axis], 5, false));
         }
         touches.extend(touch_words(&rsd, HERE, 5, false));
         touches.extend(touch_words(&rsd, HERE, 5, true));
-        nests.push(LoopNest { point_counts: interior, touches, passes_per_plane: 1, function: axis as u32 });
+        nests.push(LoopNest::new(interior, touches, axis as u32));
     }
     for (sign, function) in [(-1, 3), (1, 5)] {
         let mut jacobian_touches = touch_words(&u, HERE, 5, false);
-        for axis in 0..3 {
-            let mut offset = HERE;
-            offset[axis] = sign;
+        for offset in neighbors(sign) {
             jacobian_touches.extend(touch_words(&u, offset, 5, false));
         }
         let mut sweep_touches = Vec::new();
@@ -339,25 +314,18 @@ fn build_applu(setup: &mut KernelSetup) -> Stencil {
             jacobian_touches.extend(touch_words(grid, HERE, 25, true));
             sweep_touches.extend(touch_words(grid, HERE, 25, false));
         }
-        for axis in 0..3 {
-            let mut offset = HERE;
-            offset[axis] = sign;
+        for offset in neighbors(sign) {
             sweep_touches.extend(touch_words(&rsd, offset, 5, false));
         }
         sweep_touches.extend(touch_words(&rsd, HERE, 5, false));
         sweep_touches.extend(touch_words(&rsd, HERE, 5, true));
-        nests.push(LoopNest { point_counts: interior, touches: jacobian_touches, passes_per_plane: 1, function });
-        nests.push(LoopNest {
-            point_counts: interior,
-            touches: sweep_touches,
-            passes_per_plane: 1,
-            function: function + 1,
-        });
+        nests.push(LoopNest::new(interior, jacobian_touches, function));
+        nests.push(LoopNest::new(interior, sweep_touches, function + 1));
     }
     let mut add_touches = touch_words(&rsd, HERE, 5, false);
     add_touches.extend(touch_words(&u, HERE, 5, false));
     add_touches.extend(touch_words(&u, HERE, 5, true));
-    nests.push(LoopNest { point_counts: interior, touches: add_touches, passes_per_plane: 1, function: 0 });
+    nests.push(LoopNest::new(interior, add_touches, 0));
     for grid in [&u, &rsd, &frct].into_iter().chain(&blocks) {
         nests.extend(grid.face_nests());
     }
@@ -380,16 +348,12 @@ fn build_apsi(setup: &mut KernelSetup) -> Stencil {
             target_field.load_at(HERE),
             target_field.store_here(),
         ];
-        nests.push(LoopNest {
-            point_counts: first_field.interior_counts(),
-            touches,
-            passes_per_plane: 12,
-            function: solver,
-        });
+        let nest = LoopNest::new(first_field.interior_counts(), touches, solver);
+        nests.push(LoopNest { passes_per_plane: 12, ..nest });
     }
     // The last fields are sources and boundary values, read once per step.
     let touches = fields.iter().map(|field| field.load_at(HERE)).chain([fields[0].store_here()]).collect();
-    nests.push(LoopNest { point_counts: fields[0].interior_counts(), touches, passes_per_plane: 1, function: 5 });
+    nests.push(LoopNest::new(fields[0].interior_counts(), touches, 5));
     for grid in &fields {
         nests.extend(grid.face_nests());
     }

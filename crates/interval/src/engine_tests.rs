@@ -2,37 +2,23 @@ use super::*;
 use crate::closed_form;
 use crate::program::{ProgramPhase, RegionUse};
 pub(crate) use cachemate_core::test_support::cache_spec as cache;
-use cachemate_core::{CacheLevel, CoherenceSpec, MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec};
+use cachemate_core::test_support::{machine_spec, memory_spec};
+use cachemate_core::{CacheLevel, CoherenceSpec, MemorySpec};
 
 pub(crate) fn sample_machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) -> MachineSpec {
     MachineSpec {
-        name: "test".to_string(),
-        description: String::new(),
-        sources: Vec::new(),
         hertz: 2_000_000_000,
         packages,
         cores_per_package: cores,
         contexts_per_core: contexts,
         pipeline: CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: false },
-        caches: vec![
+        coherence: CoherenceSpec { same_package_cycles: Some(60), other_package_cycles: Some(240) },
+        memory: MemorySpec { nodes: packages, remote_latency_cycles: 300, ..memory_spec(1 << 30, 200, 4.0) },
+        ..machine_spec(vec![
             cache(CacheLevel::L1Instruction, 32 << 10, 8, 1),
             cache(CacheLevel::L1Data, 32 << 10, 8, 1),
             cache(CacheLevel::L2, 4 << 20, 16, shared_by),
-        ],
-        coherence: CoherenceSpec { same_package_cycles: Some(60), other_package_cycles: Some(240) },
-        prefetchers: Vec::new(),
-        memory: MemorySpec {
-            size_bytes: 1 << 30,
-            nodes: packages,
-            local_latency_cycles: 200,
-            remote_latency_cycles: 300,
-            bytes_per_cycle: 4.0,
-            package_bus_bytes_per_cycle: None,
-            scheduling: MemorySchedulingSpec::default(),
-        },
-        pages: PageSpec::default(),
-        os: OsSpec::default(),
-        counters: PmuSpec::default(),
+        ])
     }
 }
 

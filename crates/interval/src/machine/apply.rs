@@ -128,12 +128,8 @@ impl IntervalMachine {
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
-                let interval_task = self
-                    .tasks
-                    .iter_mut()
-                    .find(|interval_task| interval_task.task == *task)
-                    .ok_or_else(refuse_exited)?;
-                interval_task.class = *to;
+                let index = self.tasks.iter().position(|interval_task| interval_task.task == *task);
+                self.tasks[index.ok_or_else(refuse_exited)?].class = *to;
             }
             ChangeKind::Colors { process, from, to: Some(to) } => {
                 self.start_page_move(*process, from.as_ref(), to);
@@ -175,8 +171,7 @@ impl IntervalMachine {
         new_assignment: &ColorAssignment,
     ) {
         let Some(colors) = self.spec.pages.colors else { return };
-        let old_colors =
-            old_assignment.map_or_else(|| (0..colors).collect::<IndexSet>(), |assignment| assignment.allowed.clone());
+        let old_colors = old_assignment.map_or_else(|| (0..colors).collect(), |assignment| assignment.allowed.clone());
         let share = migrating_share(&old_colors, &new_assignment.allowed);
         let process_tasks = self.tasks.iter().filter(|interval_task| interval_task.process == process);
         let slots: Vec<u32> = process_tasks.map(|interval_task| interval_task.slot).collect();
@@ -197,11 +192,7 @@ impl IntervalMachine {
 
     /// Charges a task for copying its pages and for the interrupts of a log while either is in progress.
     pub(super) fn charge_overhead(&mut self, task: TaskId) {
-        let Some(interval_task) =
-            self.tasks.iter().find(|interval_task| interval_task.task == task && !interval_task.exited)
-        else {
-            return;
-        };
+        let Some(interval_task) = self.task(task).filter(|interval_task| !interval_task.exited) else { return };
         let is_copying = self.page_moves.iter().any(|page_move| page_move.process == interval_task.process);
         let copying_share = if is_copying { COPYING_SHARE } else { 0.0 };
         self.engine
@@ -281,20 +272,15 @@ impl IntervalMachine {
             let has_colors = matches!(share.units, Units::Colors { .. });
             let page_move =
                 self.page_moves.iter().find(|moving| share.members.contains(&ShareMember::Process(moving.process)));
+            let progress = |moving: &PageMove, total: f64| {
+                total * (self.now_ns - moving.start_ns) as f64 / (moving.end_ns - moving.start_ns).max(1) as f64
+            };
+            let moved_share = page_move.map_or(1.0, |moving| progress(moving, 1.0));
             if let Some(moving) = page_move.filter(|_| has_colors) {
-                let duration_ns = (moving.end_ns - moving.start_ns).max(1) as f64;
-                let moved_pages = (moving.pages as f64 * (self.now_ns - moving.start_ns) as f64 / duration_ns) as u64;
                 let item = PlanItem::Share(share.group, share.cache);
-                applied_plan.pending.push(PendingItem {
-                    item,
-                    done: moved_pages.min(moving.pages),
-                    total: Some(moving.pages),
-                });
+                let done = (progress(moving, moving.pages as f64) as u64).min(moving.pages);
+                applied_plan.pending.push(PendingItem { item, done, total: Some(moving.pages) });
             }
-            let moved_share = page_move.map_or(1.0, |moving| {
-                let duration_ns = (moving.end_ns - moving.start_ns).max(1) as f64;
-                (self.now_ns - moving.start_ns) as f64 / duration_ns
-            });
             applied_plan.shares.push(ActiveShare {
                 share: share.clone(),
                 pages_in_share: has_colors.then_some(moved_share.min(1.0)),

@@ -308,22 +308,21 @@ impl IntervalMachine {
     pub fn engine(&self) -> &IntervalEngine {
         &self.engine
     }
+    fn task(&self, task: TaskId) -> Option<&IntervalTask> {
+        self.tasks.iter().find(|interval_task| interval_task.task == task)
+    }
     /// Returns the engine's slot of a task; `None` if the task has been reported as exited.
     pub fn slot_of(&self, task: TaskId) -> Option<u32> {
-        self.tasks.iter().find(|interval_task| interval_task.task == task).map(|interval_task| interval_task.slot)
+        self.task(task).map(|interval_task| interval_task.slot)
     }
-
     /// Returns a task's time relative to a solo run in the last window, and the same for its time on a processor.
     /// `None` if the task did no work or has exited.
     pub fn task_slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
-        self.tasks
-            .iter()
-            .find(|interval_task| interval_task.task == task)
-            .and_then(|interval_task| interval_task.slowdown)
+        self.task(task)?.slowdown
     }
     /// Returns the position of a task's job in the list of jobs.
     pub fn job_of(&self, task: TaskId) -> Option<usize> {
-        self.tasks.iter().find(|interval_task| interval_task.task == task).map(|interval_task| interval_task.job)
+        self.task(task).map(|interval_task| interval_task.job)
     }
     /// Returns the bytes that a task occupies in each contended cache.
     pub fn occupied_bytes(&self, task: TaskId) -> Vec<f64> {
@@ -487,11 +486,8 @@ impl IntervalMachine {
 
     fn record_exit(&mut self, slot: u32) {
         let now_ns = self.now_ns;
-        let Some(interval_task) =
-            self.tasks.iter_mut().find(|interval_task| interval_task.slot == slot && !interval_task.exited)
-        else {
-            return;
-        };
+        let is_ending = |interval_task: &&mut IntervalTask| interval_task.slot == slot && !interval_task.exited;
+        let Some(interval_task) = self.tasks.iter_mut().find(is_ending) else { return };
         interval_task.exited = true;
         let job = &mut self.jobs[interval_task.job];
         job.live_threads -= 1;

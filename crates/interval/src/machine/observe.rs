@@ -56,13 +56,8 @@ impl IntervalMachine {
         let elapsed_ns = self.now_ns - start_ns;
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
         let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
-        let true_totals: Vec<TaskTotals> = self
-            .tasks
-            .iter()
-            .map(|interval_task| {
-                subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.last_totals)
-            })
-            .collect();
+        let totals_since = |task: &IntervalTask| subtract_totals(self.engine.task_totals(task.slot), &task.last_totals);
+        let true_totals: Vec<TaskTotals> = self.tasks.iter().map(totals_since).collect();
         let shared_counts = self.scope_counts(&true_totals);
         let booked_totals = self.apply_skew(&true_totals);
         let mut tasks = Vec::with_capacity(self.tasks.len());
@@ -80,17 +75,12 @@ impl IntervalMachine {
         {
             *sum += counts.0.iter().map(|reading| reading.count as f64).sum::<f64>();
         }
-        for interval_task in self.tasks.iter().filter(|interval_task| interval_task.exited) {
-            self.jobs[interval_task.job]
-                .totals
-                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.totals_at_start));
+        let exited_tasks = || self.tasks.iter().filter(|interval_task| interval_task.exited);
+        for task in exited_tasks() {
+            let totals = subtract_totals(self.engine.task_totals(task.slot), &task.totals_at_start);
+            self.jobs[task.job].totals.add(&totals);
         }
-        let exited_slots: Vec<u32> = self
-            .tasks
-            .iter()
-            .filter(|interval_task| interval_task.exited)
-            .map(|interval_task| interval_task.slot)
-            .collect();
+        let exited_slots: Vec<u32> = exited_tasks().map(|interval_task| interval_task.slot).collect();
         self.tasks.retain(|interval_task| !interval_task.exited);
         let remaining_tasks = &self.tasks;
         self.colors.retain(|process, _| remaining_tasks.iter().any(|interval_task| interval_task.process == *process));
@@ -110,14 +100,8 @@ impl IntervalMachine {
             let queue = self.engine.run_queues.queued_tasks(cpu);
             let Some(queue_index) = queue.iter().position(|slot| *slot == interval_task.slot) else { continue };
             let next_slot = queue[(queue_index + 1) % queue.len()];
-            let Some(next_index) = self
-                .tasks
-                .iter()
-                .position(|candidate| candidate.slot == next_slot)
-                .filter(|found_index| *found_index != index)
-            else {
-                continue;
-            };
+            let next_index = self.tasks.iter().position(|candidate| candidate.slot == next_slot);
+            let Some(next_index) = next_index.filter(|next_index| *next_index != index) else { continue };
             for count in 0..true_totals[index].counts.len() {
                 let skewed_count = skew * true_totals[index].counts[count];
                 booked_totals[index].counts[count] -= skewed_count;
@@ -149,14 +133,10 @@ impl IntervalMachine {
         let phase =
             &self.engine.program_of(interval_task.slot).phases[self.engine.phase_index(interval_task.slot) as usize];
         for private_level in phase.private_levels.iter().filter(|private| private.level != level) {
-            exact_counts.push((
-                CounterEvent::References(private_level.level),
-                private_level.references_per_instr * totals.instructions,
-            ));
-            exact_counts.push((
-                CounterEvent::Misses(private_level.level),
-                private_level.misses_per_instr * totals.instructions,
-            ));
+            let at_level = private_level.level;
+            let (references, misses) = (private_level.references_per_instr, private_level.misses_per_instr);
+            exact_counts.push((CounterEvent::References(at_level), references * totals.instructions));
+            exact_counts.push((CounterEvent::Misses(at_level), misses * totals.instructions));
         }
         exact_counts
     }
@@ -242,10 +222,8 @@ impl IntervalMachine {
         };
         let level = self.counter_scopes.level;
         let counts_of_cpu = |cpu: u32| {
-            (
-                CounterScope::Cpu(CpuId(cpu)),
-                exact_readings(&[(CounterEvent::Instructions, *cpus.get(&cpu).unwrap_or(&0.0))]),
-            )
+            let instructions = *cpus.get(&cpu).unwrap_or(&0.0);
+            (CounterScope::Cpu(CpuId(cpu)), exact_readings(&[(CounterEvent::Instructions, instructions)]))
         };
         let mut shared_counts: Vec<(CounterScope, EventCounts)> = (0..self.spec.cpus()).map(counts_of_cpu).collect();
         for (id, (references, misses)) in self.counter_scopes.caches.iter().zip(caches) {

@@ -1,9 +1,10 @@
 use super::*;
 use crate::closed_form;
 use crate::program::ProgramPhase;
+use cachemate_core::test_support::{NullPredictor, ViewFixture};
 use cachemate_core::{
     CacheId, CacheShare, CounterEvent, GroupId, IndexSet, PageMigration, PlanItem, ProbeEvidence, ProbeKind,
-    ProbeRequest, Profiles, RefusalReason, ShareMember, StallCause, Units, View, WayPartitions, check_plan,
+    ProbeRequest, RefusalReason, ShareMember, StallCause, Units, WayPartitions, check_plan,
 };
 
 const LINES: f64 = 65_536.0;
@@ -86,17 +87,9 @@ fn a_planned_partition_protects_and_is_read_back() {
         if ways {
             plan.shares = vec![share(0, (0..10).collect()), share(1, (10..16).collect())];
         }
-        let (profiles, idle_plan) = (Profiles::new(), Plan::idle(plan.window));
-        let view = View {
-            topology: machine.topology(),
-            capabilities: machine.capabilities(),
-            observation: &observation,
-            profiles: &profiles,
-            previous_plan: &idle_plan,
-            predictor: &cachemate_core::test_support::NullPredictor,
-            verdicts: &(),
-        };
-        check_plan(&plan, &view).unwrap();
+        let (topology, capabilities) = (machine.topology().clone(), machine.capabilities().clone());
+        let fixture = ViewFixture { observation: observation.clone(), ..ViewFixture::new(topology, capabilities, 0) };
+        check_plan(&plan, &fixture.view(&NullPredictor)).unwrap();
         let applied = machine.apply(&plan).unwrap();
         assert_eq!(applied.refused, []);
         assert_eq!(applied.shares.len(), if ways { 2 } else { 0 });

@@ -1,9 +1,10 @@
 //! Tests the machine through its trait, with programs whose behavior is known.
 
+use cachemate_core::test_support::{machine_spec, memory_spec};
 use cachemate_core::{
-    Access, AccessSource, BatchEnd, CacheLevel, CoherenceSpec, CoreModel, CounterEvent, CpuId, CpuSet, Gang,
-    GangSchedule, IndexSet, Machine, MachineSpec, MemorySchedulingSpec, MemorySpec, Observation, OsSpec, PageSpec,
-    Plan, PmuSpec, TaskId, WindowEnd, WindowLength,
+    Access, AccessSource, BatchEnd, CacheLevel, CacheShare, CoherenceSpec, CounterEvent, CpuId, CpuSet, Gang,
+    GangSchedule, GroupId, IndexSet, Machine, MachineSpec, Observation, OsSpec, PageMigration, PageSpec, Plan,
+    ProcessId, ShareMember, TaskId, Units, WindowEnd, WindowLength,
 };
 
 pub(crate) use crate::hw::tests::sample_cache;
@@ -16,32 +17,17 @@ pub(crate) const NS_PER_MS: u64 = 1_000_000;
 /// makes a millisecond short.
 pub(crate) fn sample_spec() -> MachineSpec {
     MachineSpec {
-        name: "test".to_string(),
-        description: String::new(),
-        sources: Vec::new(),
         hertz: 100_000_000,
         packages: 2,
         cores_per_package: 2,
-        contexts_per_core: 1,
-        pipeline: CoreModel::InOrder { issue_width: 1 },
-        caches: vec![
-            sample_cache(CacheLevel::L1Data, 8 << 10, 4, 1, 1),
-            sample_cache(CacheLevel::L2, 256 << 10, 16, 10, 2),
-        ],
         coherence: CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(60) },
-        prefetchers: Vec::new(),
-        memory: MemorySpec {
-            size_bytes: 64 << 20,
-            nodes: 1,
-            local_latency_cycles: 100,
-            remote_latency_cycles: 100,
-            bytes_per_cycle: 8.0,
-            package_bus_bytes_per_cycle: None,
-            scheduling: MemorySchedulingSpec::default(),
-        },
+        memory: memory_spec(64 << 20, 100, 8.0),
         pages: PageSpec { colors: Some(4), ..PageSpec::default() },
         os: OsSpec { context_switch_cycles: 300, migration_cycles: 300, time_slice_ns: NS_PER_MS },
-        counters: PmuSpec::default(),
+        ..machine_spec(vec![
+            sample_cache(CacheLevel::L1Data, 8 << 10, 4, 1, 1),
+            sample_cache(CacheLevel::L2, 256 << 10, 16, 10, 2),
+        ])
     }
 }
 
@@ -207,14 +193,11 @@ fn colors_hold_and_move_under_a_running_program() {
     let color_set = |colors: &[u32]| -> IndexSet { colors.iter().copied().collect() };
     let mut colored_plan = idle_plan(20);
     let cache = machine.topology().last_level_caches().next().unwrap().id;
-    colored_plan.shares = vec![cachemate_core::CacheShare {
-        group: cachemate_core::GroupId(0),
-        members: vec![cachemate_core::ShareMember::Process(cachemate_core::ProcessId(0))],
+    colored_plan.shares = vec![CacheShare {
+        group: GroupId(0),
+        members: vec![ShareMember::Process(ProcessId(0))],
         cache,
-        units: cachemate_core::Units::Colors {
-            allowed: color_set(&[1]),
-            migration: cachemate_core::PageMigration::All,
-        },
+        units: Units::Colors { allowed: color_set(&[1]), migration: PageMigration::All },
     }];
     let applied = machine.apply(&colored_plan).unwrap();
     assert_eq!(applied.pending.len(), 1);

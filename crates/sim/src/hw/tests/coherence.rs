@@ -197,10 +197,7 @@ proptest! {
             let mut hw = build_hardware(&spec);
             hw.caches.uses_slow_path_only = long_way_only;
             load_traffic(&mut hw, &mut TestRng::new(seed));
-            let (threads, _) = finish(&mut hw, 10_000);
-            let tasks: Vec<TaskCounters> = threads.into_iter().map(|thread| thread.counters).collect();
-            let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
-            (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
+            final_state(&mut hw, 10_000)
         };
         prop_assert_eq!(run_machine(false), run_machine(true));
     }
@@ -247,12 +244,9 @@ fn running_ahead_in_a_private_cache_changes_no_bit() {
                 let accesses = (0..4_000).map(|_| draw_access()).collect();
                 hw.load(CpuId(cpu), scripted_thread(cpu, cpu, accesses, true), 0);
             }
-            let (threads, _) = finish(&mut hw, 200_000);
-            threads.iter().for_each(|thread| assert_balanced(&thread.counters));
-            let tasks: Vec<TaskCounters> = threads.into_iter().map(|thread| thread.counters).collect();
-            let of_unit =
-                |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
-            (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
+            let state = final_state(&mut hw, 200_000);
+            state.0.iter().for_each(assert_balanced);
+            state
         };
         assert!(run_machine(false) == run_machine(true), "{contexts} contexts, {pipeline:?}, seed {seed}");
     }

@@ -99,21 +99,16 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     let mut spec = sample_machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.memory.package_bus_bytes_per_cycle = Some(2.0);
-    let mut hw = build_hardware(&spec);
-    hw.load(CpuId(0), scripted_thread(0, 0, stream_loads(20_000), true), 0);
-    let (threads, _) = finish(&mut hw, 400_000);
+    let (hw, thread) = run_endless(&spec, stream_loads(20_000), 400_000);
     let bus = hw.bus_counters(0).unwrap();
     assert!((bus.bytes as f64 / 400_000.0 / 2.0 - 1.0).abs() < 0.01);
-    assert!(threads[0].counters.stalls.queue > 0, "queueing has its own owner");
-    assert_balanced(&threads[0].counters);
+    assert!(thread.counters.stalls.queue > 0, "queueing has its own owner");
 
     let mut spec = sample_machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.caches[1].bandwidth_bytes_per_cycle = Some(8.0);
-    let mut hw = build_hardware(&spec);
     // 96 lines fit the L2, but not the L1.
-    hw.load(CpuId(0), scripted_thread(0, 0, stream_loads(96), true), 0);
-    finish(&mut hw, 400_000);
+    let (hw, _) = run_endless(&spec, stream_loads(96), 400_000);
     let port = hw.cache_counters(CacheId(1));
     let rate = port.bytes_out as f64 / 400_000.0;
     assert!((rate / 8.0 - 1.0).abs() < 0.02, "{rate} bytes a cycle");
@@ -133,14 +128,12 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
             spec.prefetchers = vec![streamer];
             spec.memory.scheduling =
                 MemorySchedulingSpec { demand_priority: true, requests_in_flight: Some(depth), turnaround_cycles: 0 };
-            let mut hw =
-                Hardware::new(&spec, HwOptions { is_prefetch_enabled: prefetch, ..HwOptions::default() }).unwrap();
-            hw.load(CpuId(0), scripted_thread(0, 0, stream_loads(20_000), true), 0);
-            let (threads, _) = finish(&mut hw, 400_000);
+            let options = HwOptions { is_prefetch_enabled: prefetch, ..HwOptions::default() };
+            let hw = Hardware::new(&spec, options).unwrap();
+            let (hw, _) = run_thread(hw, stream_loads(20_000), true, 400_000);
             let rate = hw.memory_counters(0).read_bytes as f64 / 400_000.0;
             let bound = f64::from(depth) * 64.0 / 200.0;
             assert!((rate / bound - 1.0).abs() < 0.02, "{rate} bytes a cycle of {bound}, prefetch {prefetch}");
-            assert_balanced(&threads[0].counters);
         }
     }
 }
@@ -155,10 +148,8 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
         let mut spec = spec.clone();
         spec.memory.scheduling =
             MemorySchedulingSpec { demand_priority: demand_first, requests_in_flight: None, turnaround_cycles };
-        let mut hw = build_hardware(&spec);
         let stores = (0..20_000).map(|line| Access::store(line * 64, 0)).collect();
-        hw.load(CpuId(0), scripted_thread(0, 0, stores, true), 0);
-        finish(&mut hw, 800_000);
+        let (hw, _) = run_endless(&spec, stores, 800_000);
         hw.memory_counters(0).write_bytes as f64 / 64.0 / 800_000.0
     };
     for demand_first in [false, true] {
@@ -223,14 +214,12 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
     let mut spec = sample_machine();
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 8, degree: 4 }];
     let measure_cycles = |prefetch: bool| {
-        let mut hw = Hardware::new(&spec, HwOptions { is_prefetch_enabled: prefetch, ..HwOptions::default() }).unwrap();
+        let hw = Hardware::new(&spec, HwOptions { is_prefetch_enabled: prefetch, ..HwOptions::default() }).unwrap();
         let paced = (0..20_000).map(|line| Access::load(line * 64, 99)).collect();
-        hw.load(CpuId(0), scripted_thread(0, 0, paced, false), 0);
-        let (threads, _) = finish(&mut hw, 100_000_000);
-        let hits = threads[0].counters.levels[CacheLevel::L2 as usize].prefetch_hits;
+        let (_, thread) = run_thread(hw, paced, false, 100_000_000);
+        let hits = thread.counters.levels[CacheLevel::L2 as usize].prefetch_hits;
         assert_eq!(hits > 15_000, prefetch, "{hits} prefetched lines used");
-        assert_balanced(&threads[0].counters);
-        threads[0].counters.cycles() as f64 / 20_000.0
+        thread.counters.cycles() as f64 / 20_000.0
     };
     let (with, without) = (measure_cycles(true), measure_cycles(false));
     assert!((without - 299.0).abs() < 3.0, "99 instructions, then memory: {without}");

@@ -7,6 +7,7 @@ mod probes;
 mod replacement;
 mod step;
 
+use cachemate_core::test_support::{machine_spec, memory_spec};
 use cachemate_core::*;
 
 use super::*;
@@ -14,32 +15,12 @@ use super::*;
 /// A machine for tests to modify: one package, one core with one context, 1-tick cycles, L1 1 KB 4-way, L2 8 KB 8-way.
 pub(crate) fn sample_machine() -> MachineSpec {
     MachineSpec {
-        name: "test".to_string(),
-        description: String::new(),
-        sources: Vec::new(),
-        hertz: 1_000_000_000,
-        packages: 1,
-        cores_per_package: 1,
-        contexts_per_core: 1,
-        pipeline: CoreModel::InOrder { issue_width: 1 },
-        caches: vec![
+        memory: memory_spec(1 << 28, 200, 1e6),
+        pages: PageSpec { fault_cycles: 0, ..PageSpec::default() },
+        ..machine_spec(vec![
             sample_cache(CacheLevel::L1Data, 1 << 10, 4, 3, 1),
             sample_cache(CacheLevel::L2, 8 << 10, 8, 14, 1),
-        ],
-        coherence: CoherenceSpec::default(),
-        prefetchers: Vec::new(),
-        memory: MemorySpec {
-            size_bytes: 1 << 28,
-            nodes: 1,
-            local_latency_cycles: 200,
-            remote_latency_cycles: 200,
-            bytes_per_cycle: 1e6,
-            package_bus_bytes_per_cycle: None,
-            scheduling: MemorySchedulingSpec::default(),
-        },
-        pages: PageSpec { fault_cycles: 0, ..PageSpec::default() },
-        os: OsSpec::default(),
-        counters: PmuSpec::default(),
+        ])
     }
 }
 
@@ -103,6 +84,29 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     }
     threads.sort_by_key(|thread| thread.task);
     (threads, last)
+}
+
+/// Runs one endless thread alone for this many cycles; returns the hardware and the thread.
+pub(crate) fn run_endless(spec: &MachineSpec, accesses: Vec<Access>, cycles: u64) -> (Hardware, HwThread) {
+    run_thread(build_hardware(spec), accesses, true, cycles)
+}
+
+/// Runs one thread alone on this hardware, and checks that its counters balance.
+pub(crate) fn run_thread(mut hw: Hardware, accesses: Vec<Access>, endless: bool, cycles: u64) -> (Hardware, HwThread) {
+    hw.load(CpuId(0), scripted_thread(0, 0, accesses, endless), 0);
+    let thread = finish(&mut hw, cycles).0.remove(0);
+    assert_balanced(&thread.counters);
+    (hw, thread)
+}
+
+/// Returns the counters of all tasks, and the counters and lines of all caches.
+pub(crate) type HardwareState = (Vec<TaskCounters>, Vec<(CacheCounters, Vec<(u64, store::LineMeta)>)>);
+
+/// Runs the loaded threads to their end, and returns the state that they leave.
+pub(crate) fn final_state(hw: &mut Hardware, cycles: u64) -> HardwareState {
+    let tasks = finish(hw, cycles).0.into_iter().map(|thread| thread.counters).collect();
+    let of_unit = |unit: &cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
+    (tasks, hw.caches.units.iter().map(of_unit).collect())
 }
 
 /// Asserts that a task's counters balance: every tick has one owner, every miss one cause, and every miss of a level a

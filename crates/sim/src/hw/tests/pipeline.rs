@@ -62,12 +62,9 @@ fn independent_misses_overlap_and_dependent_ones_do_not() {
     let measure_cycles = |mshrs: u32, window: u32, dependent: bool| {
         let mut spec = sample_machine();
         spec.pipeline = CoreModel::OutOfOrder { issue_width: 1, window, mshrs, loads_pass: true };
-        let mut hw = build_hardware(&spec);
         let load = |line: u64| Access::new(AccessKind::Load, line * 64 * 5, 0, dependent);
-        hw.load(CpuId(0), scripted_thread(0, 0, (0..5_000).map(load).collect(), false), 0);
-        let (threads, _) = finish(&mut hw, 100_000_000);
-        assert_balanced(&threads[0].counters);
-        threads[0].counters.cycles() as f64 / 5_000.0
+        let (_, thread) = run_thread(build_hardware(&spec), (0..5_000).map(load).collect(), false, 100_000_000);
+        thread.counters.cycles() as f64 / 5_000.0
     };
     let assert_near =
         |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found} for {expected}");
@@ -108,14 +105,11 @@ fn a_code_footprint_beyond_the_instruction_cache_stalls() {
     let run_functions = |functions: u64| {
         let mut spec = sample_machine();
         spec.caches.insert(0, CacheSpec { ..sample_cache(CacheLevel::L1Instruction, 2 << 10, 4, 1, 1) });
-        let mut hw = build_hardware(&spec);
         let calls = (0..functions).map(|index| Access::jump((1 << 20) + index * 256, 64)).collect();
-        hw.load(CpuId(0), scripted_thread(0, 0, calls, true), 0);
-        let (threads, _) = finish(&mut hw, 2_000_000);
-        assert_balanced(&threads[0].counters);
-        let l1i = threads[0].counters.levels[CacheLevel::L1Instruction as usize];
+        let (_, thread) = run_endless(&spec, calls, 2_000_000);
+        let l1i = thread.counters.levels[CacheLevel::L1Instruction as usize];
         assert!(l1i.references > 5_000);
-        (l1i.all_misses() as f64 / l1i.references as f64, threads[0].counters.instructions as f64 / 2_000_000.0)
+        (l1i.all_misses() as f64 / l1i.references as f64, thread.counters.instructions as f64 / 2_000_000.0)
     };
     let (few, fast) = run_functions(6);
     let (many, slow) = run_functions(24);

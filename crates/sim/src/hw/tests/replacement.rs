@@ -33,9 +33,7 @@ fn lru_oracle_misses(lines: &[u64], sets: u64, ways: usize) -> Vec<u64> {
 }
 
 fn run_one(spec: &MachineSpec, lines: &[u64]) -> TaskCounters {
-    let mut hw = build_hardware(spec);
-    hw.load(CpuId(0), scripted_thread(0, 0, loads_of(lines), false), 0);
-    finish(&mut hw, u64::MAX / 4).0.remove(0).counters
+    run_thread(build_hardware(spec), loads_of(lines), false, u64::MAX / 4).1.counters
 }
 
 /// Do the misses of a fully associative LRU cache equal the stack-distance curve at every size?

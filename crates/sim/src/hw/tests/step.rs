@@ -243,10 +243,7 @@ proptest! {
             }
             load_threads(&mut hw, &mut TestRng::new(seed));
             hw.run(7_001, &mut IdentityFrames);
-            let (threads, _) = finish(&mut hw, 20_000);
-            let tasks: Vec<TaskCounters> = threads.into_iter().map(|thread| thread.counters).collect();
-            let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
-            (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
+            final_state(&mut hw, 20_000)
         };
         let (quick, slow) = (run_engine(false, false), run_engine(true, true));
         quick.0.iter().for_each(assert_balanced);

@@ -72,33 +72,25 @@ impl LiveBench {
         let dir = tempfile::tempdir().context("cannot create a working directory")?;
         let is_selected = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
-        let mut usable_host = match find_two_cpus(&host.topology) {
-            Err(reason) => {
-                rows.push(BenchRow::skipped("a-h", "everything", reason));
-                None
-            }
+        let mut usable_host = None;
+        match find_two_cpus(&host.topology) {
+            Err(reason) => rows.push(BenchRow::skipped("a-h", "everything", reason)),
             Ok(_) if !paths::is_root() => {
-                rows.push(BenchRow::skipped(
-                    "a-h",
-                    "everything",
-                    "needs root: programs are moved and given turns".to_string(),
-                ));
-                None
+                let reason = "needs root: programs are moved and given turns".to_string();
+                rows.push(BenchRow::skipped("a-h", "everything", reason));
             }
             Ok((cpus, cache_bytes)) => {
-                let (dir, stop) = (dir.path().to_path_buf(), Arc::clone(stop));
-                let private_bytes = max_private_bytes(&host.topology);
-                Some(BenchHost {
+                usable_host = Some(BenchHost {
                     cpus,
                     cache_bytes,
-                    private_bytes,
-                    work_dir: dir,
+                    private_bytes: max_private_bytes(&host.topology),
+                    work_dir: dir.path().to_path_buf(),
                     command,
-                    stop_flag: stop,
+                    stop_flag: Arc::clone(stop),
                     deadline: start + total_time,
-                })
+                });
             }
-        };
+        }
         let reported_bytes = usable_host.as_ref().map_or(0, |place| place.cache_bytes);
         let must_measure = is_selected(BenchPart::Ranking) || is_selected(BenchPart::Gangs);
         let measured_bytes =
@@ -111,28 +103,23 @@ impl LiveBench {
             }
         }
         if let Some(place) = &mut usable_host {
-            if is_selected(BenchPart::Overhead) {
-                print_note("(c) overhead ...");
-                rows.extend(BenchRow::rows_or_skipped("c", "overhead", overhead::bench_rows(place)));
-            }
-            if is_selected(BenchPart::Auto) {
-                print_note("(h) auto where there is nothing to gain ...");
-                rows.extend(BenchRow::rows_or_skipped("h", "auto", auto::bench_rows(place)));
-            }
-            if is_selected(BenchPart::Ranking) {
-                print_note("(a) intensity ...");
-                place.deadline = start + total_time.mul_f64(0.4);
-                rows.extend(BenchRow::rows_or_skipped("a", "intensity", ranking::bench_rows(place)));
-            }
-            if is_selected(BenchPart::Colors) {
-                print_note("(d-g) page colors ...");
-                place.deadline = start + total_time.mul_f64(if is_selected(BenchPart::Gangs) { 0.75 } else { 1.0 });
-                rows.extend(BenchRow::rows_or_skipped("d-g", "page colors", colors::bench_rows(place)));
-            }
-            if is_selected(BenchPart::Gangs) {
-                print_note("(b) gangs ...");
-                place.deadline = start + total_time;
-                rows.extend(BenchRow::rows_or_skipped("b", "gangs", gangs::bench_rows(place, &host)));
+            let run_gangs = |place: &BenchHost| gangs::bench_rows(place, &host);
+            let until_gangs = if is_selected(BenchPart::Gangs) { 0.75 } else { 1.0 };
+            // Each part with its title, the share of the time by which it ends, and its note.
+            type RunPart<'a> = &'a dyn Fn(&BenchHost) -> anyhow::Result<Vec<BenchRow>>;
+            let parts: [(BenchPart, &'static str, &str, f64, &str, RunPart<'_>); 5] = [
+                (BenchPart::Overhead, "c", "overhead", 1.0, "overhead", &overhead::bench_rows),
+                (BenchPart::Auto, "h", "auto", 1.0, "auto where there is nothing to gain", &auto::bench_rows),
+                (BenchPart::Ranking, "a", "intensity", 0.4, "intensity", &ranking::bench_rows),
+                (BenchPart::Colors, "d-g", "page colors", until_gangs, "page colors", &colors::bench_rows),
+                (BenchPart::Gangs, "b", "gangs", 1.0, "gangs", &run_gangs),
+            ];
+            for (part, name, subject, time_share, note, run) in parts {
+                if is_selected(part) {
+                    print_note(&format!("({name}) {note} ..."));
+                    place.deadline = start + total_time.mul_f64(time_share);
+                    rows.extend(BenchRow::rows_or_skipped(name, subject, run(place)));
+                }
             }
         }
         rows.sort_by_key(|row| row.part);

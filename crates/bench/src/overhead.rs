@@ -9,7 +9,7 @@ use anyhow::Context;
 use cachemate_daemon::end_with_parent;
 use rustix::process::Signal;
 
-use crate::bench_host::{BenchHost, BenchRow, median};
+use crate::bench_host::{BenchHost, BenchRow, median, sorted};
 use crate::programs::Actor;
 
 const TASK_COUNT: usize = 200;
@@ -199,8 +199,7 @@ pub fn describe_ratios(managed_ratios: &[f64], control_ratios: &[f64]) -> String
 
 /// First and third quartile of the values.
 fn quartiles(values: &[f64]) -> (f64, f64) {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
+    let sorted = sorted(values);
     let quartile_at = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
     (quartile_at(1), quartile_at(3))
 }

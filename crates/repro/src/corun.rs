@@ -12,7 +12,7 @@ pub use crate::rates::ProgramRates;
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::{self, InstructionRange};
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 /// A machine on which programs are measured, with the lengths of the runs.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct CoRunBench {
 
 impl CoRunBench {
     /// Returns the bench on a machine, by name.
-    pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
+    pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self> {
         let Workload { machine, mut options, .. } = Workload::from_machine_name(machine, Vec::new(), seed)?;
         // Programs start resident, as if they had run for minutes. In runs of milliseconds, first touches would
         // otherwise take up to half of the solo time, and hide the cost of a co-runner.
@@ -44,17 +44,13 @@ impl CoRunBench {
     }
 
     /// Runs the jobs together, each on its CPU, over the work that each does [alone](CoRunBench::solo_rates).
-    pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
+    pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>> {
         self.run_with_options(self.options.clone(), jobs)
     }
 
     /// Runs jobs as [`CoRunBench::run`] does, but under other options; the work is still that under the bench's
     /// options.
-    pub fn run_with_options(
-        &self,
-        options: SimOptions,
-        jobs: &[(WorkloadJob, CpuId)],
-    ) -> Result<Vec<ProgramRates>, ReproError> {
+    pub fn run_with_options(&self, options: SimOptions, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>> {
         let rates = self.run_until_stopped(options, jobs)?;
         match jobs.iter().zip(&rates).find(|(_, rates)| !rates.finished) {
             None => Ok(rates),
@@ -65,11 +61,7 @@ impl CoRunBench {
         }
     }
 
-    fn run_until_stopped(
-        &self,
-        options: SimOptions,
-        jobs: &[(WorkloadJob, CpuId)],
-    ) -> Result<Vec<ProgramRates>, ReproError> {
+    fn run_until_stopped(&self, options: SimOptions, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>> {
         let all_jobs: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
         let work = self.solo_work(&all_jobs)?;
         let workload = self.build_workload(options, jobs.iter().map(pin_job).collect());
@@ -77,23 +69,23 @@ impl CoRunBench {
     }
 
     /// Runs a job alone on the first core of the first last-level cache.
-    pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
+    pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates> {
         Ok(self.measure_solo_work(job)?.1)
     }
 
     /// Returns the instructions that each program executes in the measured cycles when it runs alone.
-    pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
+    pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>> {
         jobs.iter().map(|job| Ok(self.measure_solo_work(job)?.0)).collect()
     }
 
-    fn measure_solo_work(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates), ReproError> {
+    fn measure_solo_work(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates)> {
         run_request::solo_run(
             &self.build_workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pick_cpu_pair()?[0]))]),
         )
     }
 
     /// Returns two CPUs on different cores of one last-level cache.
-    fn pick_cpu_pair(&self) -> Result<[CpuId; 2], ReproError> {
+    fn pick_cpu_pair(&self) -> Result<[CpuId; 2]> {
         let caches = cpus_by_cache(&self.machine.topology())?;
         let pair = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
         pair.ok_or_else(|| failed(&self.machine.name)("no last-level cache that two cores share"))
@@ -105,7 +97,7 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
 }
 
 /// Returns the CPUs of each last-level cache, one per core.
-pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
+pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>> {
     let seats_by_cache = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats_by_cache.into_iter().map(|cache| cache.cpus).collect())
 }
@@ -129,7 +121,7 @@ impl CoRunMatrix {
         bench: &CoRunBench,
         programs: &[WorkloadJob],
         with_copies: bool,
-    ) -> Result<Self, ReproError> {
+    ) -> Result<Self> {
         let cpus = bench.pick_cpu_pair()?;
         let count = programs.len();
         // Solo runs come first, because they define the work of the pairs.

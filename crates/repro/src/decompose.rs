@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::corun::{CoRunBench, cpus_by_cache};
 use crate::setup::{WorkloadJob, failed};
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 /// Location of the co-runner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -105,7 +105,7 @@ pub fn decompose(
     bench: &CoRunBench,
     program: &WorkloadJob,
     aggressor: &WorkloadJob,
-) -> Result<Decomposition, ReproError> {
+) -> Result<Decomposition> {
     let (own_cpu, placements) = co_runner_places(&bench.machine.topology())?;
     let mut requests = Vec::new();
     for prefetching in [true, false] {
@@ -129,7 +129,7 @@ pub fn decompose(
 
 /// Returns the program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
 #[allow(clippy::type_complexity)]
-fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
+fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>)> {
     let caches = cpus_by_cache(topology)?;
     let package_of = |cpu: CpuId| topology.cpus.iter().find(|described| described.id == cpu).map(|cpu| cpu.package);
     let shared_index = caches.iter().position(|cpus| cpus.len() > 1);

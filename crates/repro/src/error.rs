@@ -16,6 +16,9 @@ pub enum ReproError {
     Elsewhere,
 }
 
+/// The result of a part of an experiment.
+pub type Result<T, E = ReproError> = std::result::Result<T, E>;
+
 impl From<PlacementError> for ReproError {
     fn from(error: PlacementError) -> Self {
         failed("placement")(error)

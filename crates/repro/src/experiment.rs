@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 
 use crate::confidence::FindingConfidence;
-use crate::error::ReproError;
+use crate::error::{ReproError, Result};
 use crate::sources::digest_of;
 use crate::split_runs::{self, RunDivision};
 use crate::statistics::{greatest, least, mean, standard_deviation};
@@ -403,7 +403,7 @@ impl ExperimentContext<'_> {
     ///
     /// # Errors
     /// [`ReproError::Interrupted`] once the user has requested a stop.
-    pub fn check_not_stopped(&self) -> Result<(), ReproError> {
+    pub fn check_not_stopped(&self) -> Result<()> {
         if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
     }
 
@@ -439,8 +439,8 @@ impl ExperimentContext<'_> {
     pub fn run_all<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         items: &[T],
-        run: impl Fn(&T) -> Result<R, ReproError> + Sync,
-    ) -> Result<Vec<R>, ReproError> {
+        run: impl Fn(&T) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
         if let Some(run_division) = self.run_division.filter(|_| !split_runs::is_within()) {
             return run_division.run_all(items, |item| self.check_not_stopped().and_then(|()| run(item)));
         }
@@ -459,8 +459,8 @@ impl ExperimentContext<'_> {
         module: &'static str,
         items: &[T],
         inputs: impl Fn(&T) -> String + Sync,
-        run: impl Fn(&T) -> Result<R, ReproError> + Sync,
-    ) -> Result<Vec<R>, ReproError> {
+        run: impl Fn(&T) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
         let length = self.pick_by_length("sample", "quick", "full");
         self.run_all(items, |item| {
             let inputs = inputs(item);
@@ -475,9 +475,9 @@ impl ExperimentContext<'_> {
     pub fn run_all_in_process<T: Sync, R: Send>(
         &self,
         items: &[T],
-        run: impl Fn(&T) -> Result<R, ReproError> + Sync,
-    ) -> Result<Vec<R>, ReproError> {
-        let results: Vec<Result<R, ReproError>> = items
+        run: impl Fn(&T) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        let results: Vec<Result<R>> = items
             .par_iter()
             .map(|item| {
                 self.check_not_stopped()?;
@@ -508,7 +508,7 @@ pub struct Experiment {
 }
 
 /// The function that runs an experiment.
-pub type RunExperiment = fn(&ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError>;
+pub type RunExperiment = fn(&ExperimentContext<'_>) -> Result<Vec<Finding>>;
 
 /// The ids of an experiment, separated by spaces, and the function that runs it.
 pub(crate) type ExperimentRun = (&'static str, RunExperiment);
@@ -554,30 +554,25 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
+    use super::ResultVerdict::{Exceeded, Met, Missed};
     use super::*;
+
+    fn at_least(target: f64) -> ResultTarget {
+        ResultTarget::AtLeast { target, paper_best: None }
+    }
 
     /// Is the verdict right on either side of the target and at it, and absent without a target?
     #[test]
     fn verdicts_follow_from_targets() {
         let at_least = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
         let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| at_least.judge_value(Some(value)));
-        assert_eq!(
-            verdicts,
-            [
-                Some(ResultVerdict::Missed),
-                Some(ResultVerdict::Met),
-                Some(ResultVerdict::Met),
-                Some(ResultVerdict::Exceeded)
-            ]
-        );
+        assert_eq!(verdicts, [Missed, Met, Met, Exceeded].map(Some));
         let at_most = ResultTarget::AtMost { target: 1.0, paper_best: None };
-        assert_eq!(
-            [0.5, 1.0, 1.5].map(|value| at_most.judge_value(Some(value))),
-            [Some(ResultVerdict::Met), Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
-        );
-        assert_eq!(at_most.judge_value(None), Some(ResultVerdict::Missed), "what was not measured is not met");
-        assert_eq!(at_most.judge_value(Some(f64::NAN)), Some(ResultVerdict::Missed));
-        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.judge_value(Some(1.5)), Some(ResultVerdict::Missed));
+        let verdicts = [0.5, 1.0, 1.5].map(|value| at_most.judge_value(Some(value)));
+        assert_eq!(verdicts, [Met, Met, Missed].map(Some));
+        assert_eq!(at_most.judge_value(None), Some(Missed), "what was not measured is not met");
+        assert_eq!(at_most.judge_value(Some(f64::NAN)), Some(Missed));
+        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.judge_value(Some(1.5)), Some(Missed));
         assert_eq!(ResultTarget::Shown.judge_value(Some(1.5)), None);
     }
 
@@ -586,37 +581,23 @@ mod tests {
     fn a_mean_meets_its_target_by_its_error_and_a_worst_case_always() {
         // Mean 10, spread 2, standard error 1.15.
         let values = [(1, 8.0), (2, 10.0), (3, 12.0)];
-        let finding_at_least =
-            |target| Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { target, paper_best: None }, &values);
-        assert_eq!(
-            [8.8, 8.9].map(|target| finding_at_least(target).verdict),
-            [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
-        );
-        assert_eq!(
-            [8.0, 8.1].map(|target| finding_at_least(target).require_every_seed().verdict),
-            [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
-        );
-        let finding_at_most = |target| {
-            Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target, paper_best: Some(11.5) }, &values)
-        };
-        assert_eq!(
-            [11.1, 11.2].map(|target| finding_at_most(target).verdict),
-            [Some(ResultVerdict::Missed), Some(ResultVerdict::Exceeded)]
-        );
-        assert_eq!(
-            [11.9, 12.0].map(|target| finding_at_most(target).require_every_seed().verdict),
-            [Some(ResultVerdict::Missed), Some(ResultVerdict::Met)]
-        );
-        let alone =
-            Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { target: 8.0, paper_best: None }, &values[..1]);
-        assert_eq!((alone.standard_error, alone.verdict), (None, Some(ResultVerdict::Met)));
+        let finding = |target| Finding::new("X-1", "x", "y", "%", target, &values);
+        let verdict = |target| finding(target).verdict;
+        let worst_verdict = |target| finding(target).require_every_seed().verdict;
+        let at_most = |target| ResultTarget::AtMost { target, paper_best: Some(11.5) };
+        assert_eq!([8.8, 8.9].map(|target| verdict(at_least(target))), [Met, Missed].map(Some));
+        assert_eq!([8.0, 8.1].map(|target| worst_verdict(at_least(target))), [Met, Missed].map(Some));
+        assert_eq!([11.1, 11.2].map(|target| verdict(at_most(target))), [Missed, Exceeded].map(Some));
+        assert_eq!([11.9, 12.0].map(|target| worst_verdict(at_most(target))), [Missed, Met].map(Some));
+        let alone = Finding::new("X-1", "x", "y", "%", at_least(8.0), &values[..1]);
+        assert_eq!((alone.standard_error, alone.verdict), (None, Some(Met)));
     }
 
     /// Does a finding without any value report that instead of a zero?
     #[test]
     fn a_finding_without_values_is_null_and_not_zero() {
         let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
-        assert_eq!((finding.measured, finding.verdict), (None, Some(ResultVerdict::Missed)));
+        assert_eq!((finding.measured, finding.verdict), (None, Some(Missed)));
         let point = DataPoint::from_values("s", "1", [0.0; 0]);
         assert_eq!((point.value, point.low, point.high), (None, None, None));
     }

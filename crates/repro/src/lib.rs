@@ -38,7 +38,7 @@ mod tc;
 pub mod work;
 pub mod workload;
 
-pub use error::ReproError;
+pub use error::{ReproError, Result};
 pub use experiment::*;
 pub use index::index_html;
 pub use statistics::mean;

@@ -22,7 +22,7 @@ use crate::rates::ProgramRates;
 use crate::setup::{Comparison, SpeedupScores, WorkloadJob, failed};
 use crate::solo;
 use crate::steered;
-use crate::{ExperimentContext, ReproError, mean};
+use crate::{ExperimentContext, ReproError, Result, mean};
 
 /// Ratio of nominal to simulated window lengths.
 const SCALE: u64 = 100;
@@ -114,10 +114,7 @@ pub struct RandomMixes {
 /// # Errors
 /// An unknown machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default
 /// scheduler or the optimum.
-pub fn score_random_mixes(
-    context: &ExperimentContext<'_>,
-    mix_options: &MixOptions<'_>,
-) -> Result<RandomMixes, ReproError> {
+pub fn score_random_mixes(context: &ExperimentContext<'_>, mix_options: &MixOptions<'_>) -> Result<RandomMixes> {
     let (refill_cycles, measured_cycles) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
     let seed = context.seeds[0];
     let mut bench =
@@ -146,7 +143,7 @@ fn draw_mix(
     cores: usize,
     recordings: &[(String, PathBuf)],
     seed: u64,
-) -> Result<Vec<WorkloadJob>, ReproError> {
+) -> Result<Vec<WorkloadJob>> {
     let single_threaded_programs = kernels::programs().filter(|program| program.threads == (1, 1));
     let mut candidates: Vec<WorkloadJob> =
         single_threaded_programs.map(|program| WorkloadJob::new(&program.name, seed)).collect();
@@ -161,17 +158,13 @@ fn draw_mix(
     Ok(candidates)
 }
 
-fn score_mix(
-    context: &ExperimentContext<'_>,
-    bench: &CoRunBench,
-    jobs: &[WorkloadJob],
-) -> Result<RandomMix, ReproError> {
+fn score_mix(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJob]) -> Result<RandomMix> {
     let matrix = CoRunMatrix::measure(context, bench, jobs, false)?;
     let solo_speeds: Vec<f64> = matrix.solo_rates.iter().map(|rates| rates.instr_per_cycle).collect();
     let profiles = context.run_all(jobs, |job| solo::profile_job(job, &bench.machine, PROFILE_ACCESSES))?;
     let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
     let work_ranges = bench.solo_work(jobs)?;
-    let run_under_policy = |name: &str| -> Result<Vec<ProgramRates>, ReproError> {
+    let run_under_policy = |name: &str| -> Result<Vec<ProgramRates>> {
         let workload = bench.build_workload(bench.options.clone(), jobs.to_vec());
         let needs_matrix = name == "best-by-matrix" || name == "worst-by-matrix";
         let parameters = if needs_matrix { format!("slowdowns = {:?}", matrix.costs().cost) } else { String::new() };

@@ -11,7 +11,7 @@ use cachemate_sim::machine::{RunLimit, SimOptions};
 use cachemate_sim::results::TaskResults;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ReproError, failed};
+use crate::error::{ReproError, Result, failed};
 use crate::run_request::{recordings_of, sources_of};
 use crate::store::{self, RunName};
 use crate::workload::{Workload, WorkloadJob};
@@ -56,7 +56,7 @@ pub fn count_instructions_in(
     machine: &MachineSpec,
     options: &SimOptions,
     cycles: u64,
-) -> Result<u64, ReproError> {
+) -> Result<u64> {
     let first_cpu: CpuSet = [0].into_iter().collect();
     let jobs = vec![job.clone().with_cpus(first_cpu)];
     let (machine, options) = (machine.clone(), options.clone());
@@ -86,7 +86,7 @@ pub fn measure_profile(
     machine: &MachineSpec,
     options: &SimOptions,
     lengths: ProfilingLengths,
-) -> Result<PhasedProgram, ReproError> {
+) -> Result<PhasedProgram> {
     let last_level = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let way_counts = profiled_ways(last_level.ways);
     let way_bytes = last_level.size_bytes / u64::from(last_level.ways);
@@ -213,7 +213,7 @@ fn measure_cumulative_counts(
     machine: &MachineSpec,
     options: &SimOptions,
     lengths: ProfilingLengths,
-) -> Result<Vec<RunningSums>, ReproError> {
+) -> Result<Vec<RunningSums>> {
     let first_cpu: CpuSet = [0].into_iter().collect();
     let workload = Workload {
         machine: machine.clone(),
@@ -230,7 +230,7 @@ fn measure_cumulative_counts(
     store::find_or_make(name, || run_and_sample_counts(&workload, lengths))
 }
 
-fn run_and_sample_counts(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>, ReproError> {
+fn run_and_sample_counts(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>> {
     let (machine, options, job) = (&workload.machine, &workload.options, &workload.jobs[0]);
     let run_limit = Some(RunLimit::Cycles(workload.measured_cycles));
     let mut sim_machine =

@@ -17,7 +17,7 @@ use crate::auto::{MixFamily, draw};
 use crate::interval::plan_search::{PlanEvaluator, max_slowdown};
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
 
 /// Machines without partitions, with ways, and with page colors.
 const MACHINES: [&str; 4] = [
@@ -104,12 +104,12 @@ impl ReportCounts {
     }
 }
 
-fn load_promise_machine(machine: &str) -> Result<MachineSpec, ReproError> {
+fn load_promise_machine(machine: &str) -> Result<MachineSpec> {
     cachemate_spec::load_machine(machine).map_err(failed(machine))
 }
 
 /// Returns the mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
-fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
+fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>> {
     let spec = load_promise_machine(machine)?;
     let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
     let mut promise_mixes = Vec::new();
@@ -159,7 +159,7 @@ impl TruthHistory {
 /// Maximum number of windows on which a report is based.
 const MAX_TRUTH_WINDOWS: usize = 64;
 
-fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
+fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
     let spec = load_promise_machine(mix.machine)?;
     let plan_truth = PlanEvaluator::new(&spec, &mix.jobs)?.with_running_jobs();
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
@@ -240,7 +240,7 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproErro
     })
 }
 
-fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let mixes_per_machine = context.mixes.unwrap_or(context.pick_by_length(1, 6, 25));
     let length_ns = context.pick_by_length(120, 900, 3_600) * 1_000_000_000;

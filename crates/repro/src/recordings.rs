@@ -6,13 +6,13 @@ use cachemate_core::AccessSource;
 use cachemate_trace::{CmtReader, CmtSource, TraceReader};
 use sha2::{Digest as _, Sha256};
 
-use crate::error::{ReproError, failed};
+use crate::error::{Result, failed};
 
 /// Maximum size of a recording whose content is part of a run's name.
 const MAX_RECORDING_BYTES: u64 = 4 << 30;
 
 /// Returns the thread of a recording, in a loop that begins at a position given by the seed.
-pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
+pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>> {
     let recorded_round = RecordedRound::read(name, path)?;
     let skipped_records = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % recorded_round.records.max(1);
     Ok(Box::new(CmtSource::open(path, recorded_round.thread, 0, skipped_records).map_err(failed(name))?))
@@ -29,7 +29,7 @@ pub(crate) struct RecordedRound {
 }
 
 impl RecordedRound {
-    pub(crate) fn read(name: &str, path: &Path) -> Result<Self, ReproError> {
+    pub(crate) fn read(name: &str, path: &Path) -> Result<Self> {
         let recording_error = failed(name);
         let mut first_record = Vec::new();
         let mut reader = CmtReader::open(path).map_err(&recording_error)?;

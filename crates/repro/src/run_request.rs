@@ -8,7 +8,7 @@ use cachemate_sim::results::RunResults;
 use cachemate_sim::run::run_alone;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ReproError, failed};
+use crate::error::{Result, failed};
 use crate::rates::ProgramRates;
 use crate::recordings;
 use crate::sources::digest_of;
@@ -59,7 +59,7 @@ impl RunRequest {
     ///
     /// # Errors
     /// A value cannot be represented in JSON.
-    fn name(&self) -> Result<RunName, ReproError> {
+    fn name(&self) -> Result<RunName> {
         let recordings = recordings_of(self.workload());
         let sources = sources_of("run_request", &recordings);
         let inputs = RunInputs { request: self.clone(), recordings };
@@ -89,7 +89,7 @@ pub(crate) fn workload_label(workload: &Workload) -> String {
 ///
 /// # Errors
 /// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
-pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
+pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates)> {
     store::find_or_make(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
 }
 
@@ -98,11 +98,7 @@ pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates),
 ///
 /// # Errors
 /// The errors of [`Workload::build_machine`], the errors of the machine, or a job never runs.
-pub fn joint_run(
-    workload: &Workload,
-    work: &[InstructionRange],
-    plan: Option<&FixedPlan>,
-) -> Result<WorkRun, ReproError> {
+pub fn joint_run(workload: &Workload, work: &[InstructionRange], plan: Option<&FixedPlan>) -> Result<WorkRun> {
     let run_request = RunRequest::Together(workload.clone(), work.to_vec(), plan.cloned());
     store::find_or_make(run_request.name()?, || work::measure_joint(workload, work, plan))
 }
@@ -112,7 +108,7 @@ impl Workload {
     ///
     /// # Errors
     /// The errors of [`Workload::build_machine`] and of the machine.
-    pub fn unmanaged_run(&self) -> Result<RunResults, ReproError> {
+    pub fn unmanaged_run(&self) -> Result<RunResults> {
         store::find_or_make(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
     }
 
@@ -120,17 +116,17 @@ impl Workload {
     ///
     /// # Errors
     /// The machine refuses the plan, or [`Workload::unmanaged_run`] fails.
-    pub fn planned_run(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
+    pub fn planned_run(&self, plan: &FixedPlan) -> Result<RunResults> {
         let request = RunRequest::Planned(self.clone(), plan.clone());
         store::find_or_make(request.name()?, || run_planned(self, plan))
     }
 }
 
-fn run_unmanaged(workload: &Workload) -> Result<RunResults, ReproError> {
+fn run_unmanaged(workload: &Workload) -> Result<RunResults> {
     run_alone(&mut workload.build_machine()?).map_err(failed("unmanaged run"))
 }
 
-fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, ReproError> {
+fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults> {
     let mut machine = match workload.options.ends {
         Some(_) => workload.build_machine_with(workload.options.clone())?,
         None => workload.build_machine()?,
@@ -143,7 +139,7 @@ fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, Repr
 ///
 /// # Errors
 /// The run itself fails.
-pub fn rerun_and_compare(entry: &StoredEntry) -> Result<Option<bool>, ReproError> {
+pub fn rerun_and_compare(entry: &StoredEntry) -> Result<Option<bool>> {
     let Ok(inputs) = serde_json::from_str::<RunInputs>(&entry.inputs) else { return Ok(None) };
     let name = inputs.request.name()?;
     if name.sources != entry.sources || name.inputs != entry.inputs {

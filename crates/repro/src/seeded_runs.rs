@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{DataPoint, ExperimentContext, ReproError, greatest, least, mean};
+use crate::{DataPoint, ExperimentContext, Result, greatest, least, mean};
 
 /// Results by case and seed: seeds in the order of the context within each case.
 pub(crate) struct SeededRuns<C, R> {
@@ -18,8 +18,8 @@ impl ExperimentContext<'_> {
         module: &'static str,
         cases: &[C],
         inputs: impl Fn(C, u64) -> String + Sync,
-        run: impl Fn(C, u64) -> Result<R, ReproError> + Sync,
-    ) -> Result<SeededRuns<C, R>, ReproError> {
+        run: impl Fn(C, u64) -> Result<R> + Sync,
+    ) -> Result<SeededRuns<C, R>> {
         let items = self.with_each_seed(cases);
         let results =
             self.run_all_stored(module, &items, |&(case, seed)| inputs(case, seed), |&(case, seed)| run(case, seed))?;
@@ -30,8 +30,8 @@ impl ExperimentContext<'_> {
     pub(crate) fn run_unstored_cases<C: Copy + Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         cases: &[C],
-        run: impl Fn(C, u64) -> Result<R, ReproError> + Sync,
-    ) -> Result<SeededRuns<C, R>, ReproError> {
+        run: impl Fn(C, u64) -> Result<R> + Sync,
+    ) -> Result<SeededRuns<C, R>> {
         let items = self.with_each_seed(cases);
         let results = self.run_all(&items, |&(case, seed)| run(case, seed))?;
         Ok(SeededRuns { runs: items.into_iter().zip(results).collect(), seeds: self.seeds.clone() })

@@ -10,7 +10,7 @@ use cachemate_sim::metrics;
 use cachemate_sim::results::{RunResults, TaskResults};
 use serde::{Deserialize, Serialize};
 
-use crate::error::ReproError;
+use crate::error::Result;
 pub use crate::error::failed;
 use crate::rates::ProgramRates;
 pub use crate::workload::{Workload, WorkloadJob};
@@ -28,7 +28,7 @@ impl Workload {
     ///
     /// # Errors
     /// The loop rejects a plan, or [`Workload::build_machine`] fails.
-    pub fn run_managed(&self, pipeline: Pipeline) -> Result<ManagedRun, ReproError> {
+    pub fn run_managed(&self, pipeline: Pipeline) -> Result<ManagedRun> {
         let policy_name = pipeline.config().policy.name.clone();
         let mut records = Vec::new();
         let on_window = |_: &mut SimMachine, record| {
@@ -63,7 +63,7 @@ impl Workload {
 ///
 /// # Errors
 /// The policy is unknown, or does not accept the parameters.
-pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline, ReproError> {
+pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline> {
     let name = config.policy.name.clone();
     Pipeline::build(config).map_err(failed(&name))
 }

@@ -11,7 +11,7 @@ use cachemate_core::{
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::reuse::ReuseSampler;
 
-use crate::error::{ReproError, failed};
+use crate::error::{Result, failed};
 use crate::recordings;
 use crate::run_request::sources_of;
 use crate::store::{self, RunName};
@@ -22,7 +22,7 @@ const REUSE_SAMPLING_INTERVAL: u32 = 64;
 
 /// Returns the profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
 /// as many for warm-up.
-pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
+pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile> {
     let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
     let sources = sources_of(module_path!(), &recordings);
     let label = format!("profile of {} on {}", job.name, machine.name);
@@ -30,7 +30,7 @@ pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> R
     store::find_or_make(RunName { kind: "profile", label, sources, inputs }, || measure(job, machine, accesses))
 }
 
-fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
+fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile> {
     let mut threads = job.start_threads(0)?;
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
@@ -90,7 +90,7 @@ fn position_counts(cache: &CacheSim) -> Vec<u64> {
     positions.hits.iter().copied().chain([positions.misses]).collect()
 }
 
-fn build_cache_sim(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
+fn build_cache_sim(cache: &CacheSpec) -> Result<CacheSim> {
     let cache_error = failed("cache");
     let geometry = CacheGeometry::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
     CacheSim::new(geometry.map_err(&cache_error)?, Replacement::Lru).map_err(&cache_error)

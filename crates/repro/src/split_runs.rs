@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::ReproError;
+use crate::error::{ReproError, Result};
 
 /// Looks up a stored result by the run's name.
 pub type ResultLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
@@ -47,7 +47,7 @@ impl<'a> RunDivision<'a> {
     ///
     /// # Errors
     /// `run` is not the name of a run.
-    pub fn pass_for_run(run: &str, find_result: ResultLookup<'a>) -> Result<Self, ReproError> {
+    pub fn pass_for_run(run: &str, find_result: ResultLookup<'a>) -> Result<Self> {
         let name_error = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
         let (call, item) = run.split_once('.').ok_or_else(name_error)?;
         let requested = Some((call.parse().map_err(|_| name_error())?, item.parse().map_err(|_| name_error())?));
@@ -68,8 +68,8 @@ impl<'a> RunDivision<'a> {
     pub(crate) fn run_all<T, R: Serialize + DeserializeOwned>(
         &self,
         items: &[T],
-        run: impl Fn(&T) -> Result<R, ReproError>,
-    ) -> Result<Vec<R>, ReproError> {
+        run: impl Fn(&T) -> Result<R>,
+    ) -> Result<Vec<R>> {
         let call = self.call_count.fetch_add(1, Ordering::Relaxed);
         if let Some((_, item)) = self.requested.filter(|(requested_call, _)| *requested_call == call) {
             let name = format!("{call}.{item}");
@@ -105,7 +105,7 @@ fn run_nested<R>(run: impl FnOnce() -> R) -> R {
 }
 
 /// Serializes a result; an error if it does not read back as the same value.
-pub(crate) fn encode_result<R: Serialize + DeserializeOwned>(name: &str, result: &R) -> Result<Vec<u8>, ReproError> {
+pub(crate) fn encode_result<R: Serialize + DeserializeOwned>(name: &str, result: &R) -> Result<Vec<u8>> {
     let encoding_error = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
     let bytes = rmp_serde::to_vec_named(result).map_err(|error| encoding_error(error.to_string()))?;
     let reencoded = rmp_serde::to_vec_named(&decode_result::<R>(name, &bytes)?)
@@ -114,7 +114,7 @@ pub(crate) fn encode_result<R: Serialize + DeserializeOwned>(name: &str, result:
 }
 
 /// Deserializes a result.
-pub(crate) fn decode_result<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
+pub(crate) fn decode_result<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R> {
     let decoding_error =
         |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
     rmp_serde::from_slice(bytes).map_err(decoding_error)
@@ -144,7 +144,7 @@ mod tests {
     use crate::ExperimentContext;
 
     /// Squares, and then sums that need them: two calls, of which the second has nested runs.
-    fn run_nested_study(context: &ExperimentContext<'_>) -> Result<Vec<f64>, ReproError> {
+    fn run_nested_study(context: &ExperimentContext<'_>) -> Result<Vec<f64>> {
         let squares = context.run_all(&[1.0, 2.0, 3.0], |value: &f64| Ok(value * value / 7.0))?;
         context.run_all(&[0, 1], |&start: &usize| {
             let parts = context.run_all(&squares[start..], |square| Ok(square * 3.0))?;

@@ -5,7 +5,7 @@ use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::ProgressSample;
 use serde::Serialize;
 
-use crate::error::{ReproError, failed};
+use crate::error::{Result, failed};
 use crate::run_request::{recordings_of, sources_of, workload_label};
 use crate::setup::{build_pipeline, run_under};
 use crate::store::{self, RunName};
@@ -22,11 +22,7 @@ struct SteeredInputs<'a> {
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under a policy of the registry.
-pub fn run_together_under(
-    workload: &Workload,
-    work: &[InstructionRange],
-    config: PipelineConfig,
-) -> Result<WorkRun, ReproError> {
+pub fn run_together_under(workload: &Workload, work: &[InstructionRange], config: PipelineConfig) -> Result<WorkRun> {
     let recordings = recordings_of(workload);
     let sources = sources_of("steered", &recordings);
     let inputs = serde_json::to_string(&SteeredInputs { workload, work, config: &config, recordings });
@@ -37,7 +33,7 @@ pub fn run_together_under(
 }
 
 /// Like [`run_together_under`] for any pipeline, without storing the result.
-pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pipeline) -> Result<WorkRun, ReproError> {
+pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pipeline) -> Result<WorkRun> {
     let machine = work::build_joint_machine(workload, work)?;
     let name = pipeline.config().policy.name.clone();
     let (mut decisions, mut progress_samples): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());

@@ -14,7 +14,7 @@ use cachemate_sim::results::RunResults;
 use cachemate_sim::run::run_alone;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ReproError, failed};
+use crate::error::{Result, failed};
 use crate::rates::ProgramRates;
 use crate::workload::Workload;
 
@@ -43,7 +43,7 @@ pub struct FixedPlan {
 
 impl FixedPlan {
     /// Runs a machine under the plan to its end.
-    pub fn run(&self, machine: &mut SimMachine) -> Result<RunResults, ReproError> {
+    pub fn run(&self, machine: &mut SimMachine) -> Result<RunResults> {
         machine.set_first_window(self.first_window);
         while machine.observe().map_err(failed("a run under a fixed plan"))?.is_some() {
             let applied = machine.apply(&self.plan).map_err(failed("a fixed plan"))?;
@@ -67,7 +67,7 @@ pub struct WorkRun {
 }
 
 /// Returns the work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
-pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
+pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates)> {
     let (start_cycle, end_cycle) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = build_machine_ending_at(workload, end_cycle, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
@@ -90,7 +90,7 @@ pub(crate) fn measure_joint(
     workload: &Workload,
     work_ranges: &[InstructionRange],
     plan: Option<&FixedPlan>,
-) -> Result<WorkRun, ReproError> {
+) -> Result<WorkRun> {
     let mut machine = build_joint_machine(workload, work_ranges)?;
     let results = match plan {
         None => run_alone(&mut machine).map_err(failed("unmanaged run"))?,
@@ -100,10 +100,7 @@ pub(crate) fn measure_joint(
 }
 
 /// Returns a machine at its start that ends once every job has finished its work.
-pub(crate) fn build_joint_machine(
-    workload: &Workload,
-    work_ranges: &[InstructionRange],
-) -> Result<SimMachine, ReproError> {
+pub(crate) fn build_joint_machine(workload: &Workload, work_ranges: &[InstructionRange]) -> Result<SimMachine> {
     let solo_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let instr_limits = work_ranges.iter().map(|work| work.to_instr as u64 + 1).collect();
     build_machine_ending_at(workload, MAX_SOLO_TIME_MULTIPLE * solo_cycles, instr_limits)
@@ -116,7 +113,7 @@ pub(crate) fn summarize_run(
     samples: &[ProgressSample],
     results: RunResults,
     decisions: Vec<Decision>,
-) -> Result<WorkRun, ReproError> {
+) -> Result<WorkRun> {
     let rates_of_job = |(task, work): (usize, &InstructionRange)| {
         rates_over_work(samples, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
@@ -141,11 +138,7 @@ fn rates_over_work(samples: &[ProgressSample], task: usize, work: &InstructionRa
     rates_between(&start_point.unwrap_or(zero_point), &end_point, false)
 }
 
-fn build_machine_ending_at(
-    workload: &Workload,
-    end_cycle: u64,
-    instr_limits: Vec<u64>,
-) -> Result<SimMachine, ReproError> {
+fn build_machine_ending_at(workload: &Workload, end_cycle: u64, instr_limits: Vec<u64>) -> Result<SimMachine> {
     if workload
         .machine
         .last_level_cache()

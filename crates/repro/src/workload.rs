@@ -10,7 +10,7 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{ReproError, failed};
+use crate::error::{ReproError, Result, failed};
 use crate::{recordings, store};
 
 /// One program of a workload, as a separate process.
@@ -120,7 +120,7 @@ impl WorkloadJob {
     }
 
     /// Returns the job's threads at their start, for the n-th run of the program.
-    pub fn start_threads(&self, run_number: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
+    pub fn start_threads(&self, run_number: u32) -> Result<Vec<Box<dyn AccessSource>>> {
         let seed = self.seed + (u64::from(run_number) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
             None => {
@@ -138,7 +138,7 @@ impl WorkloadJob {
     }
 
     /// Converts the job to a program of the machine.
-    pub fn program(&self) -> Result<SimProgram, ReproError> {
+    pub fn program(&self) -> Result<SimProgram> {
         // Built once to detect errors now; the maker builds it again for every further run of the program.
         let mut first_threads = Some(self.start_threads(0)?);
         let job = self.clone();
@@ -170,7 +170,7 @@ pub struct Workload {
 
 impl Workload {
     /// Builds a workload on a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
-    pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
+    pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
         let options = SimOptions { seed, ..SimOptions::default() };
@@ -185,14 +185,14 @@ impl Workload {
     }
 
     /// Creates the machine at its start.
-    pub fn build_machine(&self) -> Result<SimMachine, ReproError> {
+    pub fn build_machine(&self) -> Result<SimMachine> {
         let warm_up_limit = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
         let run_limit = Some(RunLimit::Cycles(self.measured_cycles));
         self.build_machine_with(SimOptions { warm_up: warm_up_limit, ends: run_limit, ..self.options.clone() })
     }
 
     /// Creates the machine with the lengths in `options`, for equal work instead of equal time.
-    pub fn build_machine_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
+    pub fn build_machine_with(&self, options: SimOptions) -> Result<SimMachine> {
         store::allow_simulation()?;
         let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;
         SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))

@@ -10,7 +10,7 @@ use super::bounds::confidence_bounds;
 use super::draw::{FAMILIES, MixFamily};
 use super::families::{AutoMix, ScoreKind, score_all_mixes};
 use super::run::AutoContender;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, mean};
 
 /// Parts of the policy: name in tables, and value of the parameter that disables the part.
 const PARTS: [(&str, &str); 4] =
@@ -36,7 +36,7 @@ fn gain_over_percent(mix: &AutoMix, contender: usize) -> f64 {
     mean(gains)
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mixes = score_all_mixes(context, context.mixes.unwrap_or(context.pick(1, 7)), &contender_list())?;
     let gain = gain_finding(context, &mixes, DEFAULT_INDEX, "gain of auto over the default");
     let mut findings = vec![gain.with_figure(lost_gains_figure(&mixes))];

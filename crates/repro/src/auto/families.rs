@@ -8,7 +8,7 @@ use super::MACHINES;
 use super::draw::{FAMILIES, MixFamily, draw_mix_jobs};
 use super::run::{AutoContender, ContenderRun, run};
 use crate::setup::failed;
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 /// Number of machine seeds: the first selects the best single mechanism, and the others score.
 const MACHINE_SEEDS: u64 = 3;
@@ -132,7 +132,7 @@ impl SoloProgress {
     }
 }
 
-fn measure_solo_progress(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloProgress, ReproError> {
+fn measure_solo_progress(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloProgress> {
     let has_phases = job.program.phases.len() > 1;
     let length_ns = if has_phases { length_ns } else { SOLO_RUN_NS };
     let job = IntervalJob { start_ns: 0, ..job.clone() };
@@ -177,7 +177,7 @@ pub fn score_all_mixes(
     context: &ExperimentContext<'_>,
     mixes_per_family: u32,
     contenders: &[AutoContender],
-) -> Result<Vec<AutoMix>, ReproError> {
+) -> Result<Vec<AutoMix>> {
     let load_machine = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
     let machines: Vec<MachineSpec> = match context.machine {
         Some(name) => vec![load_machine(name)?],

@@ -6,7 +6,7 @@ use super::bounds::confidence_bounds;
 use super::draw::{FAMILIES, MixFamily};
 use super::families::{AUTO_INDEX, AutoMix, ScoreKind, contender_list, score_all_mixes};
 use super::run::AutoContender;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, greatest, mean};
 
 const PAPER: &str = "none built it; the thesis asks for it (7.3)";
 
@@ -39,7 +39,7 @@ fn minimum_target(target: f64) -> ResultTarget {
     ResultTarget::AtLeast { target, paper_best: None }
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mixes = score_all_mixes(context, context.mixes.unwrap_or(context.pick(1, 2)), &contender_list())?;
     let all_mixes: Vec<&AutoMix> = mixes.iter().collect();
     let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();

@@ -6,7 +6,7 @@ use cachemate_core::{CounterEvent, Machine, MachineSpec, Observation, PolicyConf
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 
-use crate::ReproError;
+use crate::Result;
 use crate::setup::failed;
 
 /// A policy with its parameters, as a contender.
@@ -48,7 +48,7 @@ pub fn run(
     contender: &AutoContender,
     seed: u64,
     length_ns: u64,
-) -> Result<ContenderRun, ReproError> {
+) -> Result<ContenderRun> {
     let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
     let contender_error = failed(contender.title);
     let mut interval_machine =

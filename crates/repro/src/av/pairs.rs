@@ -18,7 +18,7 @@ use super::samples::{ActivitySample, SuperSets, TaskActivity, sample_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, least, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, least, mean};
 
 /// Table 1, average slope and r².
 const PAPER_SLOPES: [(f64, f64); 6] =
@@ -81,7 +81,7 @@ fn fold_samples(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySamp
     samples.iter().map(fold_sample).collect()
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let length = context.pick(
         PairLength { scale: 200, warm_up_samples: 40, measured_samples: 30, cause_run_cycles: (2_000_000, 6_000_000) },
         PairLength { scale: 20, warm_up_samples: 8, measured_samples: 60, cause_run_cycles: (40_000_000, 240_000_000) },
@@ -116,17 +116,14 @@ fn program_job(program: usize, seed: u64, copy_index: u64) -> WorkloadJob {
     WorkloadJob::new(PROGRAMS[program], 10 * seed + copy_index)
 }
 
-fn build_workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, ReproError> {
+fn build_workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload> {
     let mut workload = Workload::from_machine_name(MACHINE, jobs, seed)?;
     workload.options.scale = scale;
     Ok(workload)
 }
 
 /// By seed: thresholds from the nine programs alone, for each of [`FORMS`].
-fn measure_thresholds(
-    context: &ExperimentContext<'_>,
-    length: &PairLength,
-) -> Result<BTreeMap<u64, Vec<Thresholds>>, ReproError> {
+fn measure_thresholds(context: &ExperimentContext<'_>, length: &PairLength) -> Result<BTreeMap<u64, Vec<Thresholds>>> {
     let program_indices: Vec<usize> = (0..PROGRAMS.len()).collect();
     let solo_samples = context.run_cases(
         module_path!(),
@@ -148,12 +145,7 @@ fn measure_thresholds(
     Ok(context.seeds.iter().map(thresholds_of_seed).collect())
 }
 
-fn run_pair(
-    length: &PairLength,
-    seed: u64,
-    pair: PairIndices,
-    thresholds_by_form: &[Thresholds],
-) -> Result<PairRun, ReproError> {
+fn run_pair(length: &PairLength, seed: u64, pair: PairIndices, thresholds_by_form: &[Thresholds]) -> Result<PairRun> {
     let workload =
         build_workload(vec![program_job(pair.0, seed, 0), program_job(pair.1, seed, 1)], seed, length.scale)?;
     let set_samples = sample_by_set(workload.clone(), length.warm_up_samples, length.measured_samples)?.0;

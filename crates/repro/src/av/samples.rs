@@ -8,8 +8,8 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
-use crate::ReproError;
 use crate::setup::{Workload, failed};
+use crate::{ReproError, Result};
 
 pub(super) const LEVELS: [CacheLevel; 3] = [CacheLevel::L1Data, CacheLevel::L1Instruction, CacheLevel::L2];
 
@@ -52,7 +52,7 @@ pub(super) fn sample_by_set(
     workload: Workload,
     warm_up: u64,
     sample_count: u64,
-) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
+) -> Result<(Vec<ActivitySample>, RunResults)> {
     let super_set_count = |level: CacheLevel| {
         workload
             .machine
@@ -75,7 +75,7 @@ pub(super) fn sample_workload(
     workload: Workload,
     warm_up: u64,
     sample_count: u64,
-) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
+) -> Result<(Vec<ActivitySample>, RunResults)> {
     sample_with_options(workload, warm_up, sample_count, [SUPER_SETS; 3])
 }
 
@@ -84,7 +84,7 @@ fn sample_with_options(
     warm_up: u64,
     sample_count: u64,
     super_sets: [u32; 3],
-) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
+) -> Result<(Vec<ActivitySample>, RunResults)> {
     let cycles = SAMPLE_CYCLES / workload.options.scale;
     let jobs = workload.jobs.len();
     let workload = workload.with_length(warm_up * cycles, sample_count * cycles);

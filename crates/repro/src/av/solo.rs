@@ -11,7 +11,7 @@ use super::samples::{ActivitySample, sample_workload};
 use super::{MACHINE, PROGRAMS, SUPER_SETS};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// Table 2, in the order of the six cells.
 const PAPER_ACCURACY_PERCENT: [f64; 6] = [82.3, 93.6, 94.9, 90.3, 93.8, 94.6];
@@ -26,7 +26,7 @@ const PICTURED_SAMPLE_COUNT: usize = 160;
 /// Samples of each program alone.
 type SoloSamples = SeededRuns<&'static str, Vec<ActivitySample>>;
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let (scale, long_samples) = context.pick((200, 10), (50, 16));
     context.report_progress("9 programs alone");
     let runs = context.run_cases(

@@ -16,7 +16,7 @@ use super::bits::{Thresholds, combine_samples};
 use super::samples::{LEVELS, TaskActivity, sample_workload};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure, mean};
 
 const MACHINE: &str = "p4-xeon-ht";
 const MACHINE_WITHOUT_SUPER_SETS: &str = "p4-xeon-ht?counters.sampler=tagged";
@@ -87,7 +87,7 @@ struct PairingCounts {
     better_at_bad: u32,
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let length = context.pick(
         WorkloadLength { scale: 200, slices_per_job: 6, lag_bounds: &[] },
         WorkloadLength { scale: 50, slices_per_job: 12, lag_bounds: &OTHER_LAG_BOUNDS },
@@ -124,7 +124,7 @@ fn slice_cycles(workload: &Workload) -> u64 {
     (ns * u128::from(workload.machine.hertz) / 1_000_000_000) as u64 / workload.options.scale
 }
 
-fn record_program(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord, ReproError> {
+fn record_program(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord> {
     let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
     workload.options.scale = length.scale;
     // After two slices of warm-up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
@@ -143,7 +143,7 @@ fn run_workload(
     seed: u64,
     length: &WorkloadLength,
     program_records: &SeededRuns<&'static str, ProgramRecord>,
-) -> Result<XeonRun, ReproError> {
+) -> Result<XeonRun> {
     let thresholds = Thresholds::mean_of(program_records.of_seed(seed).map(|recorded| &recorded.activity));
     let programs = &PAPER_WORKLOADS[workload_index];
     let records: Vec<&ProgramRecord> = programs.iter().filter_map(|name| program_records.get(name, seed)).collect();
@@ -165,7 +165,7 @@ fn run_workload(
         let parameters = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
         summarize_run(&run_managed(&workload, "activity-vector", &parameters, profiles.clone())?)
     };
-    let runs_by_bound = length.lag_bounds.iter().map(run_bounded).collect::<Result<_, ReproError>>()?;
+    let runs_by_bound = length.lag_bounds.iter().map(run_bounded).collect::<Result<_>>()?;
     let counter_run = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
     let bits: Vec<_> =
         records.iter().map(|recorded| thresholds.vectors_of(&recorded.activity)[L2_MISS_CELL].clone()).collect();
@@ -188,12 +188,7 @@ fn recorded_profile(record: &ProgramRecord) -> Profile {
     profile
 }
 
-fn run_managed(
-    base_workload: &Workload,
-    policy: &str,
-    parameters: &str,
-    profiles: Vec<Profile>,
-) -> Result<ManagedRun, ReproError> {
+fn run_managed(base_workload: &Workload, policy: &str, parameters: &str, profiles: Vec<Profile>) -> Result<ManagedRun> {
     let ns = base_workload.machine.os.time_slice_ns;
     let oracle = ProfilerConfig::Oracle { profiles };
     let config = base_workload.pipeline(
@@ -205,7 +200,7 @@ fn run_managed(
     base_workload.run_managed(build_pipeline(config)?)
 }
 
-fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
+fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun> {
     let mut job_end_cycles = vec![None; run.results.tasks.len()];
     let mut elapsed_cycles = 0;
     for record in &run.records {

@@ -7,12 +7,12 @@ use crate::niagara::{
     NiagaraPolicy, NiagaraSetting, TIME_SCALE, ThreadMix, l2_miss_ratio, run as run_mix, sensitivity,
 };
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget, mean};
 
 /// One group per time slice, as in the paper (BS 3): the machine's own slice instead of the policy's turn lengths.
 const BALANCE_SET_PARAMETERS: &str = "locations = 500\nreplacement = \"lru\"\nslice_ns = 10_000_000\n";
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let sizes: &[u64] = context.pick(&[192], &[48, 96, 192, 384]);
     let uniform_policy = paper_policy();
     let uniform_cells = run_cells(context, ThreadMix::Spec2000, &uniform_policy, sizes)?;
@@ -97,11 +97,7 @@ fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
 }
 
 /// Returns the findings of BS-6: against the default on twice the cache.
-fn doubled_cache_finding(
-    context: &ExperimentContext<'_>,
-    sizes: &[u64],
-    policy: &NiagaraPolicy,
-) -> Result<Finding, ReproError> {
+fn doubled_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], policy: &NiagaraPolicy) -> Result<Finding> {
     let leads = context.run_unstored_cases(sizes, |kb, seed| {
         let setting_of =
             |kb: u64| NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };

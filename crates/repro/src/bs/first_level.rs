@@ -6,9 +6,9 @@ use cachemate_sim::results::RunResults;
 use crate::niagara::cells::size_chart;
 use crate::niagara::{NiagaraSetting, SPEC_2000_PROGRAMS, TIME_SCALE};
 use crate::setup::{WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, mean};
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &SPEC_2000_PROGRAMS);
     let sizes: &[u64] = context.pick(&[8, 128], &[8, 16, 32, 64, 128]);
     let cases: Vec<(u64, &str)> =

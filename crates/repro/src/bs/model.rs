@@ -25,7 +25,7 @@ use crate::niagara::groups::{GROUPS_PROBE_ID, GroupRequest, MissSums, measure_gr
 use crate::niagara::{CONTEXT_COUNT, NiagaraSetting, TIME_SCALE, casc_jobs, l2_miss_ratio};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, mean};
 
 const WATCHED_LOCATIONS: u32 = 1_000;
 const LINE_BYTES: u64 = 64;
@@ -69,7 +69,7 @@ struct ModelCase {
     l2_kb: u64,
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let sizes: &[u64] = context.pick(&[192], &[48, 192, 768]);
     let replacements =
         [(ReplacementPolicy::Random, ReplacementModel::Random), (ReplacementPolicy::Lru, ReplacementModel::Lru)];
@@ -161,7 +161,7 @@ fn mean_bias_percent(pairs: &[&RatioPair]) -> f64 {
     mean(pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)))
 }
 
-fn shared_ratios(at_rates: &[ReuseAtRate<'_>], lines: u64, model: ReplacementModel) -> Result<Vec<f64>, ReproError> {
+fn shared_ratios(at_rates: &[ReuseAtRate<'_>], lines: u64, model: ReplacementModel) -> Result<Vec<f64>> {
     let shared_model = match model {
         ReplacementModel::Random => random_at_rates(at_rates, lines),
         ReplacementModel::Lru => lru_at_rates(at_rates, lines),
@@ -169,7 +169,7 @@ fn shared_ratios(at_rates: &[ReuseAtRate<'_>], lines: u64, model: ReplacementMod
     Ok(shared_model.ok_or_else(|| failed("BS-5")("a member made no accesses"))?.miss_ratios)
 }
 
-fn solo_ratio(times: &ReuseTimes, lines: u64, model: ReplacementModel) -> Result<f64, ReproError> {
+fn solo_ratio(times: &ReuseTimes, lines: u64, model: ReplacementModel) -> Result<f64> {
     let ratio = match model {
         ReplacementModel::Random => statcache::miss_ratio(times, lines),
         ReplacementModel::Lru => statstack::miss_ratio(times, lines),
@@ -178,11 +178,7 @@ fn solo_ratio(times: &ReuseTimes, lines: u64, model: ReplacementModel) -> Result
 }
 
 /// Miss ratios of random groups that run without other threads.
-fn measure_isolated_groups(
-    context: &ExperimentContext<'_>,
-    case: ModelCase,
-    seed: u64,
-) -> Result<Vec<RatioPair>, ReproError> {
+fn measure_isolated_groups(context: &ExperimentContext<'_>, case: ModelCase, seed: u64) -> Result<Vec<RatioPair>> {
     let mut generator = SplitMix64::new(seed);
     let mut pairs = Vec::new();
     for _ in 0..context.pick(4, 12) {
@@ -200,7 +196,7 @@ fn measure_group(
     case: ModelCase,
     seed: u64,
     members: Vec<WorkloadJob>,
-) -> Result<Vec<RatioPair>, ReproError> {
+) -> Result<Vec<RatioPair>> {
     let mut workload = NiagaraSetting::new(case.l2_kb, seed, context).build_workload(members)?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let warm_run = workload.clone().with_length(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged_run()?;
@@ -224,7 +220,7 @@ fn predict_group(
     workload: &Workload,
     run_results: &RunResults,
     cycles: (u64, u64),
-) -> Result<Vec<RatioPair>, ReproError> {
+) -> Result<Vec<RatioPair>> {
     let lines = (case.l2_kb << 10) / LINE_BYTES;
     let reuse_of_job = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
         // The thread is assumed to have had the same speed before the stretch.
@@ -239,22 +235,20 @@ fn predict_group(
     let measured_percent =
         100.0 * l2_miss_ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
-    let composed_ratio_pair = |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64),
-                               uses_equal_rates: bool|
-     -> Result<f64, ReproError> {
-        let accesses: Vec<f64> = reuse_by_job.iter().map(|reuse| value(reuse).1).collect();
-        let rate_of = |index: usize| if uses_equal_rates { mean(&accesses) } else { accesses[index] };
-        let at_rates: Vec<ReuseAtRate<'_>> =
-            reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate_of(index))).collect();
-        let ratios = shared_ratios(&at_rates, lines, case.model)?;
-        Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / total_refs)
-    };
+    let composed_ratio_pair =
+        |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64), uses_equal_rates: bool| -> Result<f64> {
+            let accesses: Vec<f64> = reuse_by_job.iter().map(|reuse| value(reuse).1).collect();
+            let rate_of = |index: usize| if uses_equal_rates { mean(&accesses) } else { accesses[index] };
+            let at_rates: Vec<ReuseAtRate<'_>> =
+                reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate_of(index))).collect();
+            let ratios = shared_ratios(&at_rates, lines, case.model)?;
+            Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / total_refs)
+        };
     let share_lines = (lines / CONTEXT_COUNT as u64).max(1);
     let ratio_on_share = |(reuse, refs): (&ReuseTimesByFilter, &f64)| {
         Ok(100.0 * solo_ratio(&reuse.watched_times, share_lines, case.model)? * reuse.all_accesses.accesses / refs)
     };
-    let misses_on_shares =
-        reuse_by_job.iter().zip(&l2_refs).map(ratio_on_share).collect::<Result<Vec<f64>, ReproError>>()?;
+    let misses_on_shares = reuse_by_job.iter().zip(&l2_refs).map(ratio_on_share).collect::<Result<Vec<f64>>>()?;
     let ratio_pair = |form: &str, expected| RatioPair { form: form.to_string(), measured: measured_percent, expected };
     Ok(vec![
         ratio_pair(WATCHED_LABEL, composed_ratio_pair(&|s| (&s.watched_times, s.all_accesses.accesses), false)?),
@@ -278,11 +272,7 @@ fn l2_references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
 }
 
 /// Miss ratios by the policy's method: all threads are watched under time sharing, and groups run together afterward.
-fn measure_time_shared_groups(
-    context: &ExperimentContext<'_>,
-    case: ModelCase,
-    seed: u64,
-) -> Result<Vec<RatioPair>, ReproError> {
+fn measure_time_shared_groups(context: &ExperimentContext<'_>, case: ModelCase, seed: u64) -> Result<Vec<RatioPair>> {
     let mut workload = NiagaraSetting::new(case.l2_kb, seed, context).build_workload(casc_jobs(seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let request =
@@ -305,7 +295,7 @@ fn measure_time_shared_groups(
     sums_by_group(&records).iter().map(ratio_pair).collect()
 }
 
-fn reuse_times_by_task(records: &[WindowRecord], case: ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
+fn reuse_times_by_task(records: &[WindowRecord], case: ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
         level: CacheLevel::L2,
         replacement: case.model,

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use cachemate_core::{Access, AccessKind, SplitMix64};
 use cachemate_locality::reuse::{ReuseSampler, ReuseTimes};
 
-use crate::ReproError;
+use crate::Result;
 use crate::setup::{WorkloadJob, failed};
 
 const LINE_BYTES: u64 = 64;
@@ -138,11 +138,7 @@ impl StretchReader {
     }
 }
 
-pub fn measure_reuse(
-    job: &WorkloadJob,
-    span: InstructionSpan,
-    locations: u32,
-) -> Result<ReuseTimesByFilter, ReproError> {
+pub fn measure_reuse(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter> {
     let mut source = job.start_threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;

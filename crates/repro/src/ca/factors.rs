@@ -7,7 +7,7 @@ use cachemate_sim::machine::SimOptions;
 use crate::corun::{CoRunBench, cpus_by_cache};
 use crate::decompose::{Decomposition, decompose};
 use crate::setup::WorkloadJob;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// CA 3: programs that lose at least this are shown.
 const MIN_SHOWN_LOSS_PERCENT: f64 = 45.0;
@@ -37,11 +37,7 @@ fn run_lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
 
 /// Returns the slowdown on one cache with less bandwidth behind it, with the first seed, which shows the limiting
 /// resource.
-fn sweep_bandwidth(
-    context: &ExperimentContext<'_>,
-    memory: &MemorySpec,
-    names: &[&str],
-) -> Result<Vec<DataPoint>, ReproError> {
+fn sweep_bandwidth(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>> {
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
     let mut points = Vec::new();
     for (series, share) in BANDWIDTH_SHARES {
@@ -70,7 +66,7 @@ fn sweep_bandwidth(
 
 /// Returns the demand traffic in bytes per cycle of each program and the interfering one, on one cache without
 /// prefetching, first seed.
-fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
+fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>> {
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
     let bench = CoRunBench::load(MACHINE, seed, warm_up, measured_cycles)?;
     let cpus = cpus_by_cache(&bench.machine.topology())?[0].clone();
@@ -87,7 +83,7 @@ fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec
     })
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     // The target counts six of the ten programs, so that fewer would decide nothing.
     let names: &[&str] = context.pick_by_length(&["mcf-2006", "gcc"], &super::TEN_PROGRAMS, &super::TEN_PROGRAMS);
     let mut decompositions_by_seed: Vec<Vec<Decomposition>> = Vec::new();

@@ -11,7 +11,7 @@ use cachemate_spec::parse_percent_matrix;
 use super::{TEN_PROGRAMS, program_jobs, program_names};
 use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, mean, solo};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, mean, solo};
 
 /// Numbers of cores of the compared machines; every two cores share a cache.
 const CORE_COUNTS: [usize; 4] = [4, 6, 8, 10];
@@ -25,7 +25,7 @@ struct SchemeInputs {
     cache: SharedCache,
 }
 
-fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproError> {
+fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>> {
     let mut inputs = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured_cycles) =
@@ -55,7 +55,7 @@ fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, R
 }
 
 /// Returns the findings of CA-1, CA-4 and CA-5.
-pub(super) fn compare_schemes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn compare_schemes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let scheme_inputs = gather_inputs(context)?;
     let mut findings = vec![optimal_finding(context, &scheme_inputs)?];
     findings.extend(make_up_findings(context, &scheme_inputs));
@@ -76,7 +76,7 @@ fn sub_matrix(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
 
 /// Returns the mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of
 /// this many programs; the last two rows are the random mean and the worst schedule.
-fn excess_over_optimal(scheme_inputs: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
+fn excess_over_optimal(scheme_inputs: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>> {
     let profiles: Vec<&Profile> = scheme_inputs.profiles.iter().collect();
     let mut costs_by_scheme = Vec::new();
     for scheme in schemes::all_schemes() {
@@ -105,7 +105,7 @@ fn excess_over_optimal(scheme_inputs: &SchemeInputs, cores: usize) -> Result<Vec
     Ok(names.zip(excess_by_scheme).map(|(name, values)| (name, mean(&values))).collect())
 }
 
-fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Result<Finding, ReproError> {
+fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Result<Finding> {
     let core_counts: Vec<usize> =
         CORE_COUNTS.into_iter().filter(|&cores| cores <= scheme_inputs[0].profiles.len()).collect();
     let mut points = Vec::new();
@@ -303,7 +303,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 const PUBLISHED_SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// Returns the findings of CA-3: is the published best schedule found, with the published mean?
-pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let percent_table = parse_percent_matrix("CA Table 1", PUBLISHED_TABLE_1).map_err(failed("CA-3"))?;
     let measured_table = MeasuredMatrix::try_from(&percent_table).map_err(failed("CA-3"))?;
     let cost = &measured_table.costs.cost;

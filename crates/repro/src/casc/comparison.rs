@@ -11,9 +11,9 @@ use crate::niagara::{
     NiagaraPolicy, NiagaraSetting, TIME_SCALE, ThreadMix, l2_miss_ratio, measure, run as run_mix, sensitivity,
 };
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, least};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, least};
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let better_cells = run_cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
     let literal_cells = run_cells(context, ThreadMix::Casc, &NiagaraPolicy::literal_policy(""), sizes)?;
@@ -94,7 +94,7 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, gain_bound_text: &str
 }
 
 /// Returns the points of CASC-1 and -2 for several memory latencies (the paper does not state one), at 192 KB.
-fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> {
+fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>> {
     let first_seed = ExperimentContext { seeds: vec![context.seeds[0]], ..*context };
     let latencies = [112, 200, 300];
     let results = first_seed.run_unstored_cases(&latencies, |cycles, seed| {
@@ -107,11 +107,7 @@ fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, Rep
 }
 
 /// Returns the findings of CASC-3: hit rate compared with that of the default on a cache of twice the size.
-fn twice_cache_finding(
-    context: &ExperimentContext<'_>,
-    sizes: &[u64],
-    better_cells: &Cells,
-) -> Result<Finding, ReproError> {
+fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &Cells) -> Result<Finding> {
     let leads = context.run_unstored_cases(sizes, |l2_kb, seed| {
         context.report_progress(&format!("default at {} KB, seed {seed}", 2 * l2_kb));
         let default_run = run_mix(&NiagaraSetting::new(2 * l2_kb, seed, context), &NiagaraPolicy::Default)?;
@@ -131,7 +127,7 @@ fn twice_cache_finding(
 }
 
 /// Returns every size, with the spread of run times limited to that of the default scheduler.
-fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Cells, ReproError> {
+fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Cells> {
     context.run_unstored_cases(sizes, |l2_kb, seed| {
         context.report_progress(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
         let setting = NiagaraSetting::new(l2_kb, seed, context);
@@ -141,11 +137,7 @@ fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> 
 }
 
 /// Returns the findings of CASC-6: the spread of run times, and gain against fairness.
-fn fairness_findings(
-    context: &ExperimentContext<'_>,
-    sizes: &[u64],
-    better_cells: &Cells,
-) -> Result<Vec<Finding>, ReproError> {
+fn fairness_findings(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &Cells) -> Result<Vec<Finding>> {
     let least_cpu_share = least(better_cells.all().map(|result| result.least_share));
     let spread_points = metric_points("casc", better_cells, sizes, size_label);
     let spread_finding = SizeSweep { cells: better_cells, sizes, points: &spread_points }

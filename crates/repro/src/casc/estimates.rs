@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::niagara::groups::{GROUPS_PROBE_ID, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
 use crate::niagara::{CONTEXT_COUNT, MAX_ROW_NS, NiagaraSetting, SIZES_KB, TIME_SCALE, casc_jobs, l2_miss_ratio};
 use crate::setup::failed;
-use crate::{ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
 
 /// Forms of the estimates; the last ones are the better form from rows of [`OTHER_ROW_LENGTHS_NS`].
 const FORMS: [&str; 8] = [
@@ -41,7 +41,7 @@ struct EstimateErrors {
     right: [u32; 2],
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let estimates = context.run_cases(
         module_path!(),
@@ -122,7 +122,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
+fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors> {
     let records = measure_rows(context, setting, MAX_ROW_NS)?;
     let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
     let true_ratios = measure_solo_ratios(setting)?;
@@ -140,11 +140,7 @@ fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> 
     Ok(EstimateErrors { errors: error_estimates, right: same_side_counts })
 }
 
-fn measure_rows(
-    context: &ExperimentContext<'_>,
-    setting: &NiagaraSetting,
-    rows_ns: u64,
-) -> Result<Vec<WindowRecord>, ReproError> {
+fn measure_rows(context: &ExperimentContext<'_>, setting: &NiagaraSetting, rows_ns: u64) -> Result<Vec<WindowRecord>> {
     let request = GroupRequest {
         rows_ns: Some(rows_ns),
         locations: None,
@@ -164,7 +160,7 @@ fn same_side_count(estimates: &[f64], true_values: &[f64]) -> u32 {
 }
 
 /// Returns the pCMRs computed from the rows alone.
-fn measured_ratios(records: &[WindowRecord], uses_own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
+fn measured_ratios(records: &[WindowRecord], uses_own_counts: bool) -> Result<BTreeMap<TaskId, f64>> {
     let parameters = CoRunRowParameters { uses_task_counts: uses_own_counts, ..CoRunRowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
     for record in records {
@@ -184,7 +180,7 @@ fn errors_by_form(
     records: &[WindowRecord],
     own_ratios: &BTreeMap<TaskId, f64>,
     solved_ratios: &BTreeMap<TaskId, f64>,
-) -> Result<Vec<[f64; 2]>, ReproError> {
+) -> Result<Vec<[f64; 2]>> {
     let (groups, row_sums, group_sums) =
         (sums_by_group(records), sums_by_task(records, false), sums_by_task(records, true));
     if groups.is_empty() {
@@ -224,7 +220,7 @@ fn errors_by_form(
 }
 
 /// Misses divided by references of every thread alone on an eighth of the cache.
-fn measure_solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
+fn measure_solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>> {
     let eighth_setting = NiagaraSetting { is_quick: true, ..*setting };
     let measure_solo_ratio = |(context_index, job): (usize, crate::setup::WorkloadJob)| {
         let mut workload = eighth_setting.build_workload(vec![job])?.with_length(4_000_000, 8_000_000);

@@ -5,7 +5,7 @@ use cachemate_core::CacheLevel;
 use crate::niagara::{NiagaraPolicy, NiagaraSetting, SPEC_2000_PROGRAMS, TIME_SCALE, run_jobs, run_workload};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Comparison, Workload, WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget};
 
 /// "With the default scheduler it took 63 minutes to complete the entire workload, the same time that it took with CASC"
 /// (CASC 5.3.4): the paper resolves one minute of 63, rounded down here.
@@ -25,7 +25,7 @@ const SPACIOUS_L2_KB: u64 = 48 << 10;
 const AMPLE_BYTES_PER_CYCLE: f64 = 16.0;
 
 /// Returns the twelve programs on the four processors.
-fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload, ReproError> {
+fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload> {
     let jobs = SPEC_2000_PROGRAMS[..PROGRAM_COUNT].iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
     let setting = NiagaraSetting::new(SPACIOUS_L2_KB, seed, context);
     let mut workload =
@@ -37,7 +37,7 @@ fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Wor
     Ok(workload)
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let l2_kb = 192;
     let never_ran_error = |name: &'static str| move || failed(name)("a thread never ran");
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).

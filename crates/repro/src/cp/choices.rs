@@ -10,7 +10,8 @@ use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exact
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::isolation::{
-    best_sum_finding, chosen_sum_finding, controls_finding, forecast_finding, pair_name, recovery_finding, to_percent,
+    best_sum_finding, chosen_sum_finding, controls_finding, forecast_finding, pair_name, recovery_finding, split_name,
+    to_percent,
 };
 use super::pairs::{
     CONTROL_PAIRS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRequest, ProgramPair, SoloWork, forecast_split,
@@ -45,24 +46,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let study_with_l3 = study_splits(context, true, scale)?;
     let study_without_l3 = study_splits(context, false, scale)?;
     let [first_controls, rerun_controls] = measure_controls_twice(context, controls, scale)?;
+    let pairs_by_seed = &study_with_l3.pairs_by_seed;
+    let offline_splits_by_seed = vec![study_with_l3.offline_splits.clone(); context.seeds.len()];
     let mut findings = vec![
-        best_sum_finding(context, &study_with_l3.pairs_by_seed, scale),
-        chosen_sum_finding(
-            context,
-            &study_with_l3.pairs_by_seed,
-            &study_with_l3.online_splits_by_seed,
-            "online",
-            scale,
-        ),
-        chosen_sum_finding(
-            context,
-            &study_with_l3.pairs_by_seed,
-            &vec![study_with_l3.offline_splits.clone(); context.seeds.len()],
-            "offline",
-            scale,
-        ),
-        forecast_finding(context, &study_with_l3.pairs_by_seed, &study_with_l3.forecasts, scale),
-        recovery_finding(context, &study_with_l3.pairs_by_seed, scale),
+        best_sum_finding(context, pairs_by_seed, scale),
+        chosen_sum_finding(context, pairs_by_seed, &study_with_l3.online_splits_by_seed, "online", scale),
+        chosen_sum_finding(context, pairs_by_seed, &offline_splits_by_seed, "offline", scale),
+        forecast_finding(context, pairs_by_seed, &study_with_l3.forecasts, scale),
+        recovery_finding(context, pairs_by_seed, scale),
         controls_finding(context, &first_controls, &rerun_controls, scale),
         curve_kind_finding(context, &study_with_l3, scale),
     ];
@@ -95,11 +86,8 @@ fn measure_controls_twice(
         let solo_work = run_pair_solos(context, pairs, true, scale, seed)?;
         for (frame_seed_offset, run_controls) in [0, 500].into_iter().zip(&mut controls_by_run) {
             let to_request = |(&pair, &pair_solos): (&ProgramPair, &[SoloWork; 2])| PairRequest {
-                pair,
-                seed,
                 frame_seed_offset,
-                solo_work: pair_solos,
-                requested_splits: BTreeSet::new(),
+                ..PairRequest::sharing(pair, seed, pair_solos)
             };
             let requests: Vec<PairRequest> = pairs.iter().zip(&solo_work).map(to_request).collect();
             run_controls.push(measure_pairs(context, &requests, true, scale)?);
@@ -137,17 +125,8 @@ fn study_splits(context: &ExperimentContext<'_>, with_l3: bool, scale: RunScale)
         };
     let forecasts: Vec<Option<PairForecast>> =
         pairs.iter().zip(&curve_pairs).map(forecast_pair).collect::<Result<_, _>>()?;
-    let sharing_requests: Vec<PairRequest> = pairs
-        .iter()
-        .zip(&solos_by_seed[0])
-        .map(|(&pair, &solo_work)| PairRequest {
-            pair,
-            seed,
-            frame_seed_offset: 0,
-            solo_work,
-            requested_splits: BTreeSet::new(),
-        })
-        .collect();
+    let sharing_requests: Vec<PairRequest> =
+        pairs.iter().zip(&solos_by_seed[0]).map(|(&pair, &solos)| PairRequest::sharing(pair, seed, solos)).collect();
     let sharing_pairs = measure_pairs(context, &sharing_requests, with_l3, scale)?;
     let choose_split = |(forecast, sharing_pair): (&Option<PairForecast>, &MeasuredPair)| {
         forecast.and_then(|forecast| forecast.choose_split(sharing_pair.shared_speedup()))
@@ -184,13 +163,7 @@ fn study_splits(context: &ExperimentContext<'_>, with_l3: bool, scale: RunScale)
                     .iter()
                     .chain(online_splits_by_seed.iter().filter_map(|splits_of_seed| splits_of_seed[index].as_ref())),
             );
-            requests.push(PairRequest {
-                pair,
-                seed,
-                frame_seed_offset: 0,
-                solo_work: pair_solos,
-                requested_splits: all_splits,
-            });
+            requests.push(PairRequest { requested_splits: all_splits, ..PairRequest::sharing(pair, seed, pair_solos) });
         }
     }
     let measured_pairs = measure_pairs(context, &requests, with_l3, scale)?;
@@ -290,21 +263,13 @@ fn curve_kind_finding(context: &ExperimentContext<'_>, study: &SplitStudy, scale
             let values: Vec<f64> =
                 study.pairs_by_seed.iter().map(|pairs| gain_percent(&pairs[index], Some(first_colors))).collect();
             gains_by_seed.iter_mut().zip(&values).for_each(|(seed_gains, &value)| seed_gains.push(value));
-            let split_label = format!("{first_colors}:{}", COLORS - first_colors);
-            points.push(DataPoint::from_values(
-                kind,
-                format!("{} {split_label}", pair_name(study.pairs_by_seed[0][index].pair)),
-                &values,
-            ));
+            let label = format!("{} {}", pair_name(study.pairs_by_seed[0][index].pair), split_name(first_colors));
+            points.push(DataPoint::from_values(kind, label, &values));
         }
         gains_by_kind.push(gains_by_seed.iter().map(mean).collect());
     }
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .enumerate()
-        .map(|(index, &seed)| (seed, gains_by_kind[0][index] - gains_by_kind[1][index]))
-        .collect();
+    let per_seed =
+        context.with_seeds(gains_by_kind[0].iter().zip(&gains_by_kind[1]).map(|(stalls, misses)| stalls - misses));
     let note = format!(
         "Mean gain in weighted speed-up over sharing: stalls per instruction {:+.1} %, misses per instruction {:+.1} %, stalls \
          per cycle {:+.1} %, misses per cycle {:+.1} %. Splits from curves of each program alone under the first seed; leaving \
@@ -344,13 +309,7 @@ fn online_findings(
     let share_of_offline_gain = |index: usize| {
         let pairs = &study.pairs_by_seed[index];
         let mean_gain = |choice: &[Option<u32>]| {
-            mean(
-                pairs
-                    .iter()
-                    .zip(choice)
-                    .map(|(pair, &first_colors)| gain_percent(pair, first_colors))
-                    .collect::<Vec<_>>(),
-            )
+            mean(pairs.iter().zip(choice).map(|(pair, &first_colors)| gain_percent(pair, first_colors)))
         };
         let (online_gain, offline_gain) =
             (mean_gain(&study.online_splits_by_seed[index]), mean_gain(&study.offline_splits));
@@ -362,9 +321,7 @@ fn online_findings(
             to_percent(f64::from(u8::from(online_gain >= offline_gain)))
         }
     };
-    let per_seed = |value: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
-        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
-    };
+    let per_seed = |value: &dyn Fn(usize) -> f64| context.with_seeds((0..context.seeds.len()).map(value));
     let count = study.pairs_by_seed[0].len() as f64;
     let requested_count = (count * 5.0 / 7.0).ceil();
     let (points, figure) = choice_points(study, machine_label, &best_gain);
@@ -403,8 +360,7 @@ fn choice_points(
     machine_label: &str,
     best_gain: &dyn Fn(&MeasuredPair) -> f64,
 ) -> (Vec<DataPoint>, ResultFigure) {
-    let split_label =
-        |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
+    let split_label = |first: Option<u32>| first.map_or("shared".to_string(), split_name);
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (index, pair) in study.pairs_by_seed[0].iter().enumerate() {
@@ -417,21 +373,13 @@ fn choice_points(
             values_over_seeds(&|seed| gain_percent(&study.pairs_by_seed[seed][index], study.offline_splits[index]));
         let best_gains = values_over_seeds(&|seed| best_gain(&study.pairs_by_seed[seed][index]));
         let name = pair_name(pair.pair);
-        points.push(DataPoint::from_values(
-            "online",
-            format!("{name} {}", split_label(study.online_splits_by_seed[0][index])),
-            &online_gains,
-        ));
-        points.push(DataPoint::from_values(
-            "offline",
-            format!("{name} {}", split_label(study.offline_splits[index])),
-            &offline_gains,
-        ));
+        let online_label = format!("{name} {}", split_label(study.online_splits_by_seed[0][index]));
+        let offline_label = format!("{name} {}", split_label(study.offline_splits[index]));
+        points.push(DataPoint::from_values("online", online_label, &online_gains));
+        points.push(DataPoint::from_values("offline", offline_label, &offline_gains));
         points.push(DataPoint::from_values("best of all", name.clone(), &best_gains));
-        groups.push(BarGroup {
-            name,
-            bars: vec![mean(&online_gains).into(), mean(&offline_gains).into(), mean(&best_gains).into()],
-        });
+        let bars = [online_gains, offline_gains, best_gains].map(|gains| mean(&gains).into()).to_vec();
+        groups.push(BarGroup { name, bars });
     }
     let bars = BarChart {
         title: format!("Weighted speed-up over sharing, {machine_label}"),

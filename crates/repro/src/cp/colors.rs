@@ -5,7 +5,7 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::RunLimit;
 
 use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, mean};
 
 /// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
 const NOISE_SHARE: f64 = 0.01;
@@ -39,13 +39,7 @@ impl ColorCurve {
 }
 
 /// Cycles for the given instructions, after the same warm-up instructions.
-pub(super) fn cycles_for(
-    program: &str,
-    colors: u32,
-    instructions: u64,
-    scale: u64,
-    seed: u64,
-) -> Result<f64, ReproError> {
+pub(super) fn cycles_for(program: &str, colors: u32, instructions: u64, scale: u64, seed: u64) -> Result<f64> {
     // All seeds run the same program; only its frames differ.
     let mut workload =
         chip_workload(vec![thesis_job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
@@ -56,7 +50,7 @@ pub(super) fn cycles_for(
     Ok(results.elapsed_cycles as f64 * instructions as f64 / executed_instr.max(1) as f64)
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let scale = context.pick(20_000, 10_000);
     let colors: Vec<u32> = context.pick(vec![1, 2, 4, 8, 12, 16], (1..=COLORS).collect());
     let quick_programs = ["mcf", "art", "twolf", "swim", "ammp", "vortex"];

@@ -16,7 +16,7 @@ use super::pairs::{ProgramPair, SoloWork, measure_solos, pair_inputs, pair_on_ch
 use crate::run_request;
 use crate::seeded_runs::SeededRuns;
 use crate::steered;
-use crate::{ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, mean};
+use crate::{ExperimentContext, Finding, Result, ResultFigure, ResultTarget, greatest, mean};
 
 /// Pairs whose first program has the floor.
 pub(crate) const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
@@ -56,7 +56,7 @@ fn measure_slowdowns(
     cache_mode: CacheMode,
     scale: RunScale,
     seed: u64,
-) -> Result<[f64; 2], ReproError> {
+) -> Result<[f64; 2]> {
     let mut workload = pair_on_chip(pair, true, scale, seed, 0)?;
     let config = match cache_mode {
         CacheMode::Shared => None,
@@ -87,7 +87,7 @@ pub(crate) fn divide_in_ways(machine: &mut MachineSpec) {
     });
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let scale = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 12_000_000 },
         RunScale { scale: 15_000, warm_up_cycles: 12_000_000 },

@@ -11,28 +11,33 @@ pub(super) fn to_percent(share: f64) -> f64 {
     100.0 * share
 }
 
+/// Returns the colors of both programs.
+pub(super) fn split_name(first_colors: u32) -> String {
+    format!("{first_colors}:{}", COLORS - first_colors)
+}
+
 pub(super) fn pair_name(pair: ProgramPair) -> String {
     format!("{}+{}", pair.0, pair.1)
+}
+
+/// Returns one value per seed of a pair.
+fn values_of<V>(pairs_by_seed: &[Vec<MeasuredPair>], index: usize, value: impl Fn(&MeasuredPair) -> V) -> Vec<V> {
+    pairs_by_seed.iter().map(|pairs| value(&pairs[index])).collect()
+}
+
+/// Returns the gain of one program of a pair at one split, for each seed.
+fn split_gains(pairs_by_seed: &[Vec<MeasuredPair>], index: usize, split: usize, side: usize) -> Vec<f64> {
+    values_of(pairs_by_seed, index, |pair| to_percent(pair.relative_gains(&pair.rates_by_split[split].1)[side]))
 }
 
 fn gain_points(pairs_by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (index, pair) in pairs_by_seed[0].iter().enumerate() {
-        for (split_index, (first_colors, _)) in pair.rates_by_split.iter().enumerate() {
-            for side in 0..2 {
-                let values: Vec<f64> = pairs_by_seed
-                    .iter()
-                    .map(|seed| {
-                        to_percent(seed[index].relative_gains(&seed[index].rates_by_split[split_index].1)[side])
-                    })
-                    .collect();
-                let program = [pair.pair.0, pair.pair.1][side];
+        for (split, (first_colors, _)) in pair.rates_by_split.iter().enumerate() {
+            for (side, program) in [pair.pair.0, pair.pair.1].into_iter().enumerate() {
                 let series = format!("{}: {program}", pair_name(pair.pair));
-                points.push(DataPoint::from_values(
-                    series,
-                    format!("{first_colors}:{}", COLORS - first_colors),
-                    &values,
-                ));
+                let values = split_gains(pairs_by_seed, index, split, side);
+                points.push(DataPoint::from_values(series, split_name(*first_colors), values));
             }
         }
     }
@@ -51,27 +56,22 @@ pub(super) fn best_sum_finding(
     let mut best_pair_and_split = (0, 0, f64::NEG_INFINITY);
     for (pair_index, pair) in pairs_by_seed[0].iter().enumerate() {
         for split_index in 0..pair.rates_by_split.len() {
-            let sums: Vec<f64> =
-                pairs_by_seed.iter().map(|seed| gain_sum_percent(seed, pair_index, split_index)).collect();
-            if mean(&sums) > best_pair_and_split.2 {
-                best_pair_and_split = (pair_index, split_index, mean(&sums));
+            let mean_sum = mean(pairs_by_seed.iter().map(|seed| gain_sum_percent(seed, pair_index, split_index)));
+            if mean_sum > best_pair_and_split.2 {
+                best_pair_and_split = (pair_index, split_index, mean_sum);
             }
         }
     }
-    let pair = &pairs_by_seed[0][best_pair_and_split.0];
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .zip(pairs_by_seed)
-        .map(|(&seed, pairs)| (seed, gain_sum_percent(pairs, best_pair_and_split.0, best_pair_and_split.1)))
-        .collect();
+    let (pair_index, split_index, _) = best_pair_and_split;
+    let pair = &pairs_by_seed[0][pair_index];
+    let sums = pairs_by_seed.iter().map(|pairs| gain_sum_percent(pairs, pair_index, split_index));
+    let per_seed = context.with_seeds(sums);
     let note = format!(
-        "Best: {} at {}:{}. The paper's 17 % came from a partition that leaked (frames of other colors after MaxTry); \
+        "Best: {} at {}. The paper's 17 % came from a partition that leaked (frames of other colors after MaxTry); \
          here none leaks. Programs are timed over the same work in every run: what each does alone in {} million cycles \
          after {} million of warm-up.",
         pair_name(pair.pair),
-        pair.rates_by_split[best_pair_and_split.1].0,
-        COLORS - pair.rates_by_split[best_pair_and_split.1].0,
+        split_name(pair.rates_by_split[split_index].0),
         scale.measured_cycles() / 1_000_000,
         scale.warm_up_cycles / 1_000_000,
     );
@@ -88,10 +88,8 @@ pub(super) fn best_sum_finding(
 fn pair_figure(pairs_by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
     let pair = &pairs_by_seed[0][index];
     let split_series = |side: usize| {
-        let point = |(split_index, (first, _)): (usize, &(u32, [f64; 2]))| {
-            let values = pairs_by_seed
-                .iter()
-                .map(|seed| to_percent(seed[index].relative_gains(&seed[index].rates_by_split[split_index].1)[side]));
+        let point = |(split, (first, _)): (usize, &(u32, [f64; 2]))| {
+            let values = split_gains(pairs_by_seed, index, split, side);
             DataPoint::from_values("", "", values).chart_point(f64::from(*first))
         };
         let name = [pair.pair.0, pair.pair.1][side].to_string();
@@ -121,20 +119,11 @@ pub(super) fn chosen_sum_finding(
     let worst_gain = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
         least(pairs.iter().zip(seed_choices).map(|(pair, &first)| gain_sum_percent(pair, first)))
     };
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .zip(pairs_by_seed.iter().zip(chosen_splits).map(worst_gain))
-        .map(|(&seed, worst)| (seed, worst))
-        .collect();
+    let per_seed = context.with_seeds(pairs_by_seed.iter().zip(chosen_splits).map(worst_gain));
     let points = pairs_by_seed[0].iter().zip(&chosen_splits[0]).enumerate().map(|(index, (pair, &first))| {
-        let values: Vec<f64> = pairs_by_seed
-            .iter()
-            .zip(chosen_splits)
-            .map(|(seed, seed_choices)| gain_sum_percent(&seed[index], seed_choices[index]))
-            .collect();
-        let split_label = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
-        DataPoint::from_values(pair_name(pair.pair), split_label, &values)
+        let seeds = pairs_by_seed.iter().zip(chosen_splits);
+        let values = seeds.map(|(pairs, seed_choices)| gain_sum_percent(&pairs[index], seed_choices[index]));
+        DataPoint::from_values(pair_name(pair.pair), first.map_or("shared".to_string(), split_name), values)
     });
     Finding::new(
         "CP-2",
@@ -164,34 +153,25 @@ pub(super) fn recovery_finding(
         let shares = pairs.iter().flat_map(MeasuredPair::recovered_shares);
         greatest(shares.map(|(_, _, share)| to_percent(share)))
     };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(pairs_by_seed).map(|(&seed, pairs)| (seed, best_recovered_share(pairs))).collect();
+    let per_seed = context.with_seeds(pairs_by_seed.iter().map(|pairs| best_recovered_share(pairs)));
     let all_shares: Vec<f64> =
         pairs_by_seed.iter().flatten().flat_map(MeasuredPair::recovered_shares).map(|(_, _, share)| share).collect();
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (index, pair) in pairs_by_seed[0].iter().enumerate() {
-        for side in 0..2 {
-            let own_program = [pair.pair.0, pair.pair.1][side];
-            let relative_rates = |rates: fn(&MeasuredPair) -> [f64; 2]| -> Vec<f64> {
-                pairs_by_seed.iter().map(|seed| rates(&seed[index])[side] / seed[index].solo_rates[side]).collect()
+        for (side, program) in [pair.pair.0, pair.pair.1].into_iter().enumerate() {
+            let relative_rates = |rates: fn(&MeasuredPair) -> [f64; 2]| {
+                values_of(pairs_by_seed, index, |pair| rates(pair)[side] / pair.solo_rates[side])
             };
             let (shared_rates, best_split_rates) =
                 (relative_rates(|pair| pair.shared_rates), relative_rates(|pair| pair.best_split().1));
             groups.push(BarGroup {
-                name: format!("{own_program} ({})", pair_name(pair.pair)),
+                name: format!("{program} ({})", pair_name(pair.pair)),
                 bars: vec![mean(&shared_rates).into(), mean(&best_split_rates).into()],
             });
-            points.push(DataPoint::from_values(
-                "shared, over alone",
-                format!("{}: {own_program}", pair_name(pair.pair)),
-                &shared_rates,
-            ));
-            points.push(DataPoint::from_values(
-                "best split, over alone",
-                format!("{}: {own_program}", pair_name(pair.pair)),
-                &best_split_rates,
-            ));
+            let label = format!("{}: {program}", pair_name(pair.pair));
+            points.push(DataPoint::from_values("shared, over alone", label.clone(), &shared_rates));
+            points.push(DataPoint::from_values("best split, over alone", label, &best_split_rates));
         }
     }
     let bars = BarChart {
@@ -244,11 +224,8 @@ pub(super) fn forecast_finding(
             let values: Vec<f64> =
                 pairs_by_seed.iter().filter_map(|seed| forecast_error(&seed[index], forecast)[side]).collect();
             if !values.is_empty() {
-                points.push(DataPoint::from_values(
-                    format!("forecast over measured, {series}, %"),
-                    pair_name(pairs_by_seed[0][index].pair),
-                    &values,
-                ));
+                let series = format!("forecast over measured, {series}, %");
+                points.push(DataPoint::from_values(series, pair_name(pairs_by_seed[0][index].pair), &values));
             }
         }
         // A forecast is wrong if the alternative would have been better by more than 1 %.
@@ -261,18 +238,11 @@ pub(super) fn forecast_finding(
         let chosen_split = forecast.choose_split(pairs_by_seed[0][index].shared_speedup());
         wrong_count += usize::from(if chosen_split.is_none() { mean_best_gain > 0.01 } else { mean_best_gain < -0.01 });
     }
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .zip(pairs_by_seed)
-        .map(|(&seed, pairs)| {
-            let errors = pairs
-                .iter()
-                .zip(forecasts)
-                .filter_map(|(pair, forecast)| Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs()));
-            (seed, mean(errors))
-        })
-        .collect();
+    let mean_error = |pairs: &Vec<MeasuredPair>| {
+        let errors = pairs.iter().zip(forecasts);
+        mean(errors.filter_map(|(pair, forecast)| Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs())))
+    };
+    let per_seed = context.with_seeds(pairs_by_seed.iter().map(mean_error));
     Finding::declared("cp-2-forecast", &per_seed)
     .with_points(points)
     .with_time_scale(scale.scale as f64)
@@ -295,25 +265,18 @@ pub(super) fn controls_finding(
         let slowdowns = pairs.iter().flat_map(|pair| [slowdown_percent(pair, 0), slowdown_percent(pair, 1)]);
         slowdowns.map(f64::abs).fold(0.0, f64::max)
     };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(pairs_by_seed).map(|(&seed, pairs)| (seed, worst_slowdown(pairs))).collect();
-    let (mut points, mut max_noise, mut affected_programs): (Vec<DataPoint>, f64, Vec<String>) =
-        (Vec::new(), 0.0, Vec::new());
+    let per_seed = context.with_seeds(pairs_by_seed.iter().map(|pairs| worst_slowdown(pairs)));
+    let (mut points, mut max_noise, mut affected_programs) = (Vec::new(), 0.0, Vec::new());
     for (index, pair) in pairs_by_seed[0].iter().enumerate() {
-        for side in 0..2 {
-            let program = [pair.pair.0, pair.pair.1][side];
-            let slowdowns_over = |runs: &[Vec<MeasuredPair>]| {
-                runs.iter().map(|seed| slowdown_percent(&seed[index], side)).collect::<Vec<f64>>()
-            };
+        let (first, second) = pair.pair;
+        for (side, (program, partner)) in [(first, second), (second, first)].into_iter().enumerate() {
+            let slowdowns_over =
+                |runs: &[Vec<MeasuredPair>]| values_of(runs, index, |pair| slowdown_percent(pair, side));
             let (values, rerun_values) = (slowdowns_over(pairs_by_seed), slowdowns_over(rerun_pairs));
             max_noise = values.iter().zip(&rerun_values).map(|(a, b)| (a - b).abs()).fold(max_noise, f64::max);
             let label = format!("{}: {program}", pair_name(pair.pair));
             if mean(&values).abs() > 1.0 {
-                affected_programs.push(format!(
-                    "{program} beside {} {:.1} %",
-                    [pair.pair.1, pair.pair.0][side],
-                    mean(&values)
-                ));
+                affected_programs.push(format!("{program} beside {partner} {:.1} %", mean(&values)));
             }
             points.push(DataPoint::from_values("slowed by sharing, %", label.clone(), &values));
             points.push(DataPoint::from_values("the same in other frames, %", label, &rerun_values));

@@ -15,7 +15,7 @@ use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, least, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, least, mean};
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 pub(crate) const PROGRAMS: [&str; 12] =
@@ -82,7 +82,7 @@ fn measure_mix(
     solo_by_program: &BTreeMap<usize, (SoloWork, ColorCurves)>,
     scale: RunScale,
     seed: u64,
-) -> Result<SizedMix, ReproError> {
+) -> Result<SizedMix> {
     let jobs = programs.iter().map(|&index| thesis_job(PROGRAMS[index], 1)).collect();
     let workload = chip_workload(jobs, programs.len() as u32, true, scale, seed)?;
     let members: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &solo_by_program[index]).collect();
@@ -116,7 +116,7 @@ fn measure_mix(
     })
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     // In a full run, a trial finishes before the programs' work begins, and the work is as long as their phases.
     let scale = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 24_000_000 },

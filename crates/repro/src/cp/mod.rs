@@ -22,7 +22,7 @@ use cachemate_sim::machine::SimOptions;
 
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
-use crate::{ExperimentRun, ReproError};
+use crate::{ExperimentRun, Result};
 
 /// Number of page colors of the machine.
 pub(crate) const COLORS: u32 = 16;
@@ -65,7 +65,7 @@ pub(crate) fn chip_workload(
     with_l3: bool,
     scale: RunScale,
     seed: u64,
-) -> Result<Workload, ReproError> {
+) -> Result<Workload> {
     let mut workload = Workload::from_machine_name(CHIP_MACHINE, jobs, seed)?
         .with_length(scale.warm_up_cycles, scale.measured_cycles());
     workload.options = SimOptions { scale: scale.scale, ..workload.options };
@@ -95,7 +95,7 @@ pub(crate) fn thesis_job(name: &str, seed: u64) -> WorkloadJob {
 const FIXED_PLAN_WINDOW_CYCLES: u64 = 50_000;
 
 /// Returns a policy that assigns these colors to the programs, in order, from the start.
-pub(crate) fn fixed_plan_policy(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
+pub(crate) fn fixed_plan_policy(workload: &Workload, shares: &[String]) -> Result<FixedPlan> {
     let topology = workload.machine.topology();
     let shared_cache = topology.last_level_caches().next().ok_or_else(|| failed(CHIP_MACHINE)("no cache to share"))?;
     let mut plan = Plan::idle(WindowLength::Time { ns: nominal_ns(workload, FIXED_PLAN_WINDOW_CYCLES) });

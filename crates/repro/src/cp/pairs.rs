@@ -13,7 +13,7 @@ use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, split_shares, th
 use crate::run_request;
 use crate::setup::Workload;
 use crate::work::InstructionRange;
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 pub(crate) type ProgramPair = (&'static str, &'static str);
 
@@ -104,7 +104,7 @@ pub(crate) fn measure_solos(
     with_l3: bool,
     scale: RunScale,
     seed: u64,
-) -> Result<Vec<SoloWork>, ReproError> {
+) -> Result<Vec<SoloWork>> {
     context.run_all(programs, |&(program, input)| {
         context.report_progress(&format!("{program} alone, seed {seed}"));
         let (work, rates) =
@@ -120,7 +120,7 @@ enum PairMode {
     Split(u32),
 }
 
-fn measure_pair_rates(workload: &Workload, pair_mode: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2], ReproError> {
+fn measure_pair_rates(workload: &Workload, pair_mode: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2]> {
     let plan = match pair_mode {
         PairMode::Shared => None,
         PairMode::Split(first) => Some(fixed_plan_policy(workload, &split_shares(first))?),
@@ -140,13 +140,20 @@ pub(crate) struct PairRequest {
     pub requested_splits: BTreeSet<u32>,
 }
 
+impl PairRequest {
+    /// Requests a pair that shares the cache.
+    pub fn sharing(pair: ProgramPair, seed: u64, solo_work: [SoloWork; 2]) -> Self {
+        PairRequest { pair, seed, frame_seed_offset: 0, solo_work, requested_splits: BTreeSet::new() }
+    }
+}
+
 /// Measures pairs under sharing and at their splits, in the given order.
 pub(crate) fn measure_pairs(
     context: &ExperimentContext<'_>,
     requests: &[PairRequest],
     with_l3: bool,
     scale: RunScale,
-) -> Result<Vec<MeasuredPair>, ReproError> {
+) -> Result<Vec<MeasuredPair>> {
     let requested_modes = |request: &PairRequest| -> Vec<PairMode> {
         std::iter::once(PairMode::Shared)
             .chain(request.requested_splits.iter().map(|&first| PairMode::Split(first)))
@@ -181,7 +188,7 @@ pub(crate) fn pair_on_chip(
     scale: RunScale,
     seed: u64,
     frame_seed_offset: u64,
-) -> Result<Workload, ReproError> {
+) -> Result<Workload> {
     let jobs = pair_inputs(pair, seed).map(|(program, input)| thesis_job(program, input)).to_vec();
     chip_workload(jobs, 2, with_l3, scale, seed + frame_seed_offset)
 }
@@ -201,7 +208,7 @@ pub(crate) fn measure_color_curves(
     with_l3: bool,
     scale: RunScale,
     seed: u64,
-) -> Result<Vec<ColorCurves>, ReproError> {
+) -> Result<Vec<ColorCurves>> {
     let runs: Vec<((ProgramInput, SoloWork), u32)> =
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let metrics_by_run = context.run_all(&runs, |&(((program, input), solo), colors)| {

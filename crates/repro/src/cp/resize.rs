@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{RunScale, chip_workload, nominal_ns, thesis_job};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, build_pipeline};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// Swaps in the measured part.
 const SWAP_COUNT: u64 = 4;
@@ -30,7 +30,7 @@ struct ResizeCost {
     computed: f64,
 }
 
-fn warehouse_workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Workload, ReproError> {
+fn warehouse_workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Workload> {
     let mut program = thesis_job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
@@ -44,7 +44,7 @@ fn run_with_swaps(
     workload: &Workload,
     interval_cycles: u64,
     migration_mode: Option<&str>,
-) -> Result<(RunResults, Vec<WindowRecord>), ReproError> {
+) -> Result<(RunResults, Vec<WindowRecord>)> {
     let interval_ns = nominal_ns(workload, interval_cycles);
     let window_ns = interval_ns / 4;
     let parameters = match migration_mode {
@@ -55,12 +55,8 @@ fn run_with_swaps(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let pipeline = build_pipeline(workload.pipeline(
-        "static-partition",
-        &parameters,
-        Vec::new(),
-        WindowLength::Cycles { cycles: 1_000 },
-    ))?;
+    let first_window = WindowLength::Cycles { cycles: 1_000 };
+    let pipeline = build_pipeline(workload.pipeline("static-partition", &parameters, Vec::new(), first_window))?;
     let run = workload.run_managed(pipeline)?;
     Ok((run.results, run.records))
 }
@@ -97,7 +93,7 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
     pages as f64
 }
 
-fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
+fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost> {
     let (steady_run, _) = run_with_swaps(workload, interval_cycles, None)?;
     let (swapping_run, records) = run_with_swaps(workload, interval_cycles, Some("all"))?;
     let pages = count_copied_pages(&records, nominal_ns(workload, workload.warm_up_cycles));
@@ -108,7 +104,7 @@ fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<Resize
     })
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let footprint_bytes: u64 = context.pick_by_length(128 << 10, 512 << 10, 2 << 20);
     // Intervals as multiples of the time that moving all pages takes.
     let full_move_cycles = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
@@ -180,17 +176,14 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
 const MIGRATION_MODES: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
 /// Returns the throughput lost for each method of moving pages.
-fn measure_migration_modes(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
+fn measure_migration_modes(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>> {
     let workload = warehouse_workload(footprint_bytes, interval_cycles, seed)?;
     let instr_without_swaps = total_instructions(&run_with_swaps(&workload, interval_cycles, None)?.0);
-    MIGRATION_MODES
-        .iter()
-        .map(|migration_mode| {
-            Ok(1.0
-                - total_instructions(&run_with_swaps(&workload, interval_cycles, Some(migration_mode))?.0)
-                    / instr_without_swaps)
-        })
-        .collect()
+    let lost_share = |mode: &&str| {
+        let (results, _) = run_with_swaps(&workload, interval_cycles, Some(mode))?;
+        Ok(1.0 - total_instructions(&results) / instr_without_swaps)
+    };
+    MIGRATION_MODES.iter().map(lost_share).collect()
 }
 
 fn migration_mode_finding(context: &ExperimentContext<'_>, losses_by_seed: &[Vec<f64>]) -> Finding {
@@ -198,12 +191,7 @@ fn migration_mode_finding(context: &ExperimentContext<'_>, losses_by_seed: &[Vec
         let values: Vec<f64> = losses_by_seed.iter().map(|losses| 100.0 * losses[index]).collect();
         DataPoint::from_values("throughput lost, %", *mode_name, &values)
     });
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .zip(losses_by_seed)
-        .map(|(&seed, losses)| (seed, 100.0 * (losses[0] - losses[2])))
-        .collect();
+    let per_seed = context.with_seeds(losses_by_seed.iter().map(|losses| 100.0 * (losses[0] - losses[2])));
     Finding::declared("cp-6-lazy-moves", &per_seed).with_points(points.collect())
 }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_workload, thesis_job};
 use crate::setup::{Workload, build_pipeline, failed, run_under};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// Time scale relative to the thesis's four minutes.
 const SCALE: u64 = 2_000;
@@ -50,7 +50,7 @@ impl AccessSource for DelayedClient {
     }
 }
 
-fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> {
+fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload> {
     let mut server_job = thesis_job("warehouses", seed);
     (server_job.options.threads, server_job.options.groups) = (Some(1), Some(CLIENT_COUNT as u32));
     server_job.options.footprint_bytes = Some(CLIENT_COUNT as u64 * WAREHOUSE_BYTES);
@@ -62,7 +62,7 @@ fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, Repro
 }
 
 /// Returns the machine whose last clients arrive at a cycle: at once if it is 0, and never if it lies beyond the end.
-fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMachine, ReproError> {
+fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMachine> {
     let job = workload.jobs[0].clone();
     let late_arrival_ns = late_arrival_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
     let make_threads = move |_: u32| {
@@ -117,11 +117,7 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
     })
 }
 
-fn collect_windows(
-    machine: SimMachine,
-    config: PipelineConfig,
-    from_window: u64,
-) -> Result<Vec<ServiceWindow>, ReproError> {
+fn collect_windows(machine: SimMachine, config: PipelineConfig, from_window: u64) -> Result<Vec<ServiceWindow>> {
     let mut records = Vec::new();
     run_under(machine, build_pipeline(config)?, |_, record| {
         records.push(record);
@@ -141,7 +137,7 @@ fn first_window() -> WindowLength {
 }
 
 /// Returns the work per second of each client with a static share, after the warm-up.
-fn measure_static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
+fn measure_static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64> {
     let workload = server_workload(seed, lengths)?;
     let late_arrival_cycle = if clients == CLIENT_COUNT { 0 } else { u64::MAX >> 20 };
     let parameters =
@@ -165,7 +161,7 @@ pub(crate) struct ServiceRun {
     pub static_large: Vec<ServiceWindow>,
 }
 
-fn measure_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun, ReproError> {
+fn measure_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun> {
     let small_share_colors = sizes[0];
     let rate_level = LEVEL_SHARE * measure_static_rate(seed, lengths, small_share_colors, FIRST_CLIENT_COUNT)?;
     let mut reachable_colors = None;
@@ -225,7 +221,7 @@ impl ServiceRun {
     }
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let lengths = context.pick(
         ServiceLengths { window_cycles: 400_000, warm_up_windows: 10, windows_per_phase: 8 },
         ServiceLengths { window_cycles: 1_000_000, warm_up_windows: 20, windows_per_phase: 20 },

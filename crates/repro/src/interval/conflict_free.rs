@@ -15,7 +15,7 @@ use cachemate_interval::{PhasedProgram, SizePoint, UnprefetchedRates};
 use cachemate_locality::curve::{SetMapping, fold_to_ways};
 use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 
-use crate::ReproError;
+use crate::Result;
 use crate::setup::{WorkloadJob, failed};
 
 /// Share of the accesses that two miss counts may differ by because of rounding.
@@ -24,7 +24,7 @@ const MAX_ROUNDING_SHARE: f64 = 1e-4;
 const TABULATED_SIZE_COUNT: f64 = 64.0;
 
 /// Replaces the sizes of `program`, which [`super::nominal::measure`] gave for `job`.
-pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &MachineSpec) -> Result<(), ReproError> {
+pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &MachineSpec) -> Result<()> {
     let Some(cache) = machine.last_level_cache() else { return Ok(()) };
     let (line_bytes, ways) = (u64::from(cache.line_bytes), u64::from(cache.ways));
     let set_count = cache.size_bytes / line_bytes / ways;

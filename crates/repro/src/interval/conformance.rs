@@ -14,7 +14,7 @@ use cachemate_policy::policies;
 use super::speed::cpu_seconds;
 use super::whatif::{build_interval_pipeline, plans_differ};
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget};
 
 /// Maximum time for which a runnable task may be kept from running.
 const STARVATION_NS: u64 = 10_000_000_000;
@@ -39,7 +39,7 @@ struct PolicyBehavior {
 }
 
 /// Runs every policy of the registry, and checks its behavior.
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let windows = context.pick(500, 10_000);
     let seed = context.seeds[0];
     // Policies run one after another, because memory is measured for the whole process.
@@ -106,7 +106,7 @@ fn measure_behavior(
     windows: u64,
     seed: u64,
     should_continue: &dyn Fn() -> bool,
-) -> Result<PolicyBehavior, ReproError> {
+) -> Result<PolicyBehavior> {
     let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
     let options = Options { seed, ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, draw_jobs(&spec, seed)).map_err(failed("machine"))?;

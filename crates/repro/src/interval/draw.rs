@@ -12,7 +12,7 @@ use crate::rates::ProgramRates;
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::{FixedPlan, InstructionRange};
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 /// A machine, with the number of co-runs drawn on it.
 #[derive(Clone, Copy, Debug)]
@@ -161,7 +161,7 @@ pub struct MachineTruth {
 ///
 /// # Errors
 /// The machine is unknown, a run fails, or the user interrupts.
-pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth, ReproError> {
+pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth> {
     let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
     let mut names = POOL.to_vec();
@@ -189,9 +189,9 @@ pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64)
 fn select_half_losing(
     candidates: Vec<CoRun>,
     count: usize,
-    mut measure_runs: impl FnMut(&[CoRun]) -> Result<Vec<CoRun>, ReproError>,
+    mut measure_runs: impl FnMut(&[CoRun]) -> Result<Vec<CoRun>>,
     is_losing: impl Fn(&CoRun) -> bool,
-) -> Result<Vec<CoRun>, ReproError> {
+) -> Result<Vec<CoRun>> {
     let (mut kept_losing_runs, mut unaffected_runs) = (Vec::new(), Vec::new());
     for chunk in candidates.chunks(count.max(1)) {
         if kept_losing_runs.len() + unaffected_runs.len().min(count / 2) >= count {
@@ -218,7 +218,7 @@ fn loses_speed(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
     run.jobs.iter().zip(&run.rates).any(is_slower)
 }
 
-fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> Result<ProfiledProgram, ReproError> {
+fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> Result<ProfiledProgram> {
     let mut workload = Workload {
         machine: machine.clone(),
         options: SimOptions::default(),
@@ -333,7 +333,7 @@ fn measure_together(
     programs: &[ProfiledProgram],
     machine: &MachineSpec,
     setup: &MachineSetup,
-) -> Result<CoRun, ReproError> {
+) -> Result<CoRun> {
     let has_way_split = !run.ways.is_empty();
     // A program pinned to a CPU cannot be given a share, so the plan itself places it on its CPU.
     let job = |&(program, cpu): &(usize, u32)| {

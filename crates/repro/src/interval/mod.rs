@@ -23,7 +23,7 @@ pub mod whatif;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ExperimentContext, ExperimentRun, ReproError};
+use crate::{ExperimentContext, ExperimentRun, Result};
 
 /// Experiments that are not from a paper: their ids in `experiments.toml`, and the function that runs them.
 pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
@@ -55,8 +55,8 @@ pub struct ValidationTruth {
 pub fn measure_truth(
     context: &ExperimentContext<'_>,
     known_truth: Option<ValidationTruth>,
-    mut on_bench: impl FnMut(&ValidationTruth) -> Result<(), ReproError>,
-) -> Result<ValidationTruth, ReproError> {
+    mut on_bench: impl FnMut(&ValidationTruth) -> Result<()>,
+) -> Result<ValidationTruth> {
     let seed = context.seeds[0];
     let mut truth = known_truth.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
     for setup in draw::setups(truth.quick) {

@@ -5,7 +5,7 @@ use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint, Unprefe
 use cachemate_sim::machine::SimOptions;
 use cachemate_trace::ProfileFile;
 
-use crate::ReproError;
+use crate::Result;
 use crate::phased_profile::{self, ProfilingLengths};
 use crate::setup::{WorkloadJob, failed};
 
@@ -17,12 +17,7 @@ const COUNTER_READING_CYCLES: u64 = 100_000;
 
 /// Returns a job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and
 /// repeat. The first quarter is start-up, which is not repeated.
-pub fn measure(
-    job: &WorkloadJob,
-    machine: &MachineSpec,
-    cycles: u64,
-    stretch: f64,
-) -> Result<PhasedProgram, ReproError> {
+pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64, stretch: f64) -> Result<PhasedProgram> {
     let until_instr = phased_profile::count_instructions_in(job, machine, &solo_options(job), cycles)?;
     let mut program = measure_instructions(job, machine, until_instr)?;
     stretch_phases(&mut program, stretch);
@@ -43,11 +38,7 @@ fn solo_options(job: &WorkloadJob) -> SimOptions {
 
 /// Returns a job measured alone on the cycle-level machine for `until_instr` instructions, of which the first quarter
 /// is start-up. Its phases repeat.
-pub fn measure_instructions(
-    job: &WorkloadJob,
-    machine: &MachineSpec,
-    until_instr: u64,
-) -> Result<PhasedProgram, ReproError> {
+pub fn measure_instructions(job: &WorkloadJob, machine: &MachineSpec, until_instr: u64) -> Result<PhasedProgram> {
     let phase_instr = (until_instr * 3 / 4 / PHASE_COUNT).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: COUNTER_READING_CYCLES };
     let mut program = phased_profile::measure_profile(job, machine, &solo_options(job), lengths)?;
@@ -110,16 +101,12 @@ impl TimingPrior {
 /// shared cache takes its latency, and a miss that of memory, divided by the number of overlapping misses. A prefetched
 /// line takes as long as a hit, but the program never outruns its lines on the bus. Other cycles come from a prior, unless
 /// the file states the solo speed.
-pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
+pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram> {
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
 
 /// Makes a program as [`from_file`] does, with a given timing.
-pub fn from_file_with(
-    file: &ProfileFile,
-    machine: &MachineSpec,
-    prior: &TimingPrior,
-) -> Result<PhasedProgram, ReproError> {
+pub fn from_file_with(file: &ProfileFile, machine: &MachineSpec, prior: &TimingPrior) -> Result<PhasedProgram> {
     let profile_error = failed(&file.program);
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
     let curve = curve.ok_or_else(|| profile_error("no LRU curve of all threads in its profile"))?;

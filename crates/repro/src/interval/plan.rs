@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::whatif::{WhatIfQuery, describe_reason, plans_differ, start_query};
 use crate::setup::failed;
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 /// One window in which the policy gave reasons.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -61,11 +61,7 @@ pub struct PlannedRun {
 }
 
 /// Runs the query under one policy of the registry and returns its decisions.
-pub fn plan_under_policy(
-    context: &ExperimentContext<'_>,
-    query: &WhatIfQuery,
-    name: &str,
-) -> Result<PlannedRun, ReproError> {
+pub fn plan_under_policy(context: &ExperimentContext<'_>, query: &WhatIfQuery, name: &str) -> Result<PlannedRun> {
     let (machine, pipeline) = start_query(query, name)?;
     let mut decision_log = DecisionLog { second_half_ns: query.length_ns / 2, ..DecisionLog::default() };
     let machine = pipeline

@@ -13,7 +13,7 @@ use cachemate_interval::engine::{DEMAND, IntervalEngine};
 
 use super::forecast::window_rates;
 use crate::setup::failed;
-use crate::{ReproError, mean};
+use crate::{Result, mean};
 
 /// Plans tried from each start, and number of starts.
 const PLANS_PER_START: u32 = 80;
@@ -66,7 +66,7 @@ pub struct PlanEvaluator<'a> {
 
 impl<'a> PlanEvaluator<'a> {
     /// Returns the truth for these jobs on this machine.
-    pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
+    pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self> {
         let last_level = spec.last_level_cache().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let units_per_cache = last_level.way_partitions.map(|_| last_level.ways).or(spec.pages.colors).unwrap_or(1);
         let contexts = spec.contexts_per_core;
@@ -95,7 +95,7 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Forecasts a plan.
-    pub fn evaluate_plan(&self, plan: StaticPlan) -> Result<EvaluatedPlan, ReproError> {
+    pub fn evaluate_plan(&self, plan: StaticPlan) -> Result<EvaluatedPlan> {
         let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
         let total_shortfall = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
@@ -105,7 +105,7 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
     /// shortfall.
-    pub fn search_best_plan(&self, seed: u64) -> Result<EvaluatedPlan, ReproError> {
+    pub fn search_best_plan(&self, seed: u64) -> Result<EvaluatedPlan> {
         let mut generator = SplitMix64::new(seed ^ 0xbe57);
         let mut best_plan = self.climb_from_cpu_order(&self.cpus, &mut generator)?;
         for _ in 1..START_COUNT {
@@ -120,7 +120,7 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Climbs from one start to the best plan in reach.
-    fn climb_from_cpu_order(&self, cpu_order: &[u32], generator: &mut SplitMix64) -> Result<EvaluatedPlan, ReproError> {
+    fn climb_from_cpu_order(&self, cpu_order: &[u32], generator: &mut SplitMix64) -> Result<EvaluatedPlan> {
         let mut current_plan = self.evaluate_plan(self.unpartitioned_plan(cpu_order.iter().copied()))?;
         for _ in 0..PLANS_PER_START {
             let neighbor_plan = self.evaluate_plan(self.draw_neighbor(&current_plan.plan, generator))?;
@@ -184,7 +184,7 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Returns the run time relative to running alone, minus one, of each job, once caches have filled.
-    fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
+    fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>> {
         let (spec, units_per_cache) = (self.spec, self.units_per_cache);
         let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_by_job.iter().copied()).collect();
         let mut engine =

@@ -4,7 +4,7 @@ use cachemate_core::MachineSpec;
 use cachemate_interval::engine::{DEMAND, IntervalEngine, QUEUE_CYCLES, TaskTotals};
 
 use super::draw::{CoRun, ProfiledProgram, ProgramRate};
-use crate::ReproError;
+use crate::Result;
 use crate::setup::failed;
 
 /// Predicted cycles between two readings of all programs' progress.
@@ -16,11 +16,7 @@ const MAX_SOLO_TIME_MULTIPLE: f64 = 40.0;
 ///
 /// # Errors
 /// The machine has no data cache, or the work is never finished.
-pub fn predict_rates(
-    machine: &MachineSpec,
-    programs: &[ProfiledProgram],
-    run: &CoRun,
-) -> Result<Vec<ProgramRate>, ReproError> {
+pub fn predict_rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -> Result<Vec<ProgramRate>> {
     let prediction_error = || failed(&machine.name);
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(|| prediction_error()("no data cache to share"))?;
     let mut slots = Vec::new();

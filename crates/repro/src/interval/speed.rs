@@ -6,7 +6,7 @@ use cachemate_core::SplitMix64;
 use cachemate_interval::engine::IntervalEngine;
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
 
-use crate::ReproError;
+use crate::Result;
 use crate::setup::failed;
 
 /// Number of tasks.
@@ -14,7 +14,7 @@ pub const TASK_COUNT: u32 = 200;
 
 /// Returns the nominal seconds per second of one core of this host, for `nominal_seconds` after a short start, with a
 /// new phase for each task about every `phase_seconds`.
-pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
+pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64> {
     let mut engine = start_host(is_explicit, phase_seconds)?;
     let hertz = engine.hertz;
     engine.run(2.0 * hertz);
@@ -34,7 +34,7 @@ pub fn cpu_seconds() -> Option<f64> {
 }
 
 /// Returns the host at its start.
-pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
+pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngine> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
     machine.packages = 1;

@@ -10,7 +10,7 @@
 use cachemate_core::SplitMix64;
 
 use super::plan_search::{EvaluatedPlan, PlanEvaluator};
-use crate::ReproError;
+use crate::Result;
 use crate::greatest;
 
 /// Plans tried in the neighborhood of the front.
@@ -51,7 +51,7 @@ pub struct TradeOff {
 ///
 /// # Errors
 /// Returns an error if the machine has no data cache.
-pub fn pareto_front(truth: &PlanEvaluator<'_>, seed: u64) -> Result<Vec<TradeOff>, ReproError> {
+pub fn pareto_front(truth: &PlanEvaluator<'_>, seed: u64) -> Result<Vec<TradeOff>> {
     let mut generator = SplitMix64::new(seed ^ 0x9a2e70);
     let trade_off = |plan: EvaluatedPlan| TradeOff { objectives: evaluate_objectives(truth, &plan), plan };
     let mut front = vec![trade_off(truth.search_best_plan(seed)?)];

@@ -9,7 +9,7 @@ use cachemate_policy::policies::{self, PolicyError};
 use cachemate_report::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries};
 
 use crate::setup::failed;
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 /// A query: programs on a machine whose behavior under policies is to be compared.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub fn build_interval_pipeline(
     spec: &MachineSpec,
     policy: PolicyConfig,
     has_guard: bool,
-) -> Result<Pipeline, ReproError> {
+) -> Result<Pipeline> {
     let standard_pipeline = StandardPipeline::for_simulation(policy, has_guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
     crate::setup::build_pipeline(standard_pipeline.for_machine(machine.topology(), machine.capabilities()))
 }
@@ -63,7 +63,7 @@ pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
-pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
+pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline)> {
     let (policy, parameters) = name_and_parameters(policy_text);
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: query.seed };
     let options = Options {
@@ -82,11 +82,7 @@ pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMa
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
-pub fn run_query(
-    context: &ExperimentContext<'_>,
-    query: &WhatIfQuery,
-    policy_text: &str,
-) -> Result<PolicyOutcome, ReproError> {
+pub fn run_query(context: &ExperimentContext<'_>, query: &WhatIfQuery, policy_text: &str) -> Result<PolicyOutcome> {
     let (machine, pipeline) = start_query(query, policy_text)?;
     let mut time_series = TimeSeriesRecorder::new(query);
     let mut is_complete = true;

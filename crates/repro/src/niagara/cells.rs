@@ -4,7 +4,7 @@ use cachemate_report::figure::{Axis, Chart, Series};
 
 use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, TIME_SCALE, ThreadMix, measure};
 use crate::seeded_runs::SeededRuns;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, ResultVerdict, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, ResultVerdict, mean};
 
 /// Comparisons by case and seed; most often, a case is an L2 size in KB.
 pub type Cells<C = u64> = SeededRuns<C, NiagaraResult>;
@@ -15,7 +15,7 @@ pub fn run_cells(
     mix: ThreadMix,
     policy: &NiagaraPolicy,
     sizes: &[u64],
-) -> Result<Cells, ReproError> {
+) -> Result<Cells> {
     context.run_unstored_cases(sizes, |l2_kb, seed| {
         context.report_progress(&format!("{policy:?} at {l2_kb} KB, seed {seed}"));
         measure(&NiagaraSetting { mix, ..NiagaraSetting::new(l2_kb, seed, context) }, policy)
@@ -81,7 +81,7 @@ pub fn measure_bandwidth_sweep(
     policy: &NiagaraPolicy,
     figure: &str,
     policy_name: &str,
-) -> Result<(Vec<DataPoint>, ResultFigure), ReproError> {
+) -> Result<(Vec<DataPoint>, ResultFigure)> {
     let results = context.run_unstored_cases(&BANDWIDTHS, |bytes_per_cycle, seed| {
         context.report_progress(&format!("{policy_name}, memory {bytes_per_cycle} bytes a cycle, seed {seed}"));
         measure(

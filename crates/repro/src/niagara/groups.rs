@@ -9,7 +9,7 @@ use cachemate_core::{
 use cachemate_pipeline::Pipeline;
 
 use super::{CONTEXT_COUNT, shared_l2};
-use crate::ReproError;
+use crate::Result;
 use crate::setup::{Workload, failed, run_under};
 
 /// The probe that co-schedules the groups.
@@ -27,7 +27,7 @@ pub struct GroupRequest {
 }
 
 /// Measures single threads first and then random groups of eight, until the last group has been measured.
-pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<Vec<WindowRecord>, ReproError> {
+pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<Vec<WindowRecord>> {
     workload.warm_up_cycles = 0;
     workload.measured_cycles = 4_000_000_000;
     let cache = shared_l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;

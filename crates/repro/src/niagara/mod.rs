@@ -30,7 +30,7 @@ use crate::run_request::workload_label;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, score_results};
 use crate::sources::digest_of;
 use crate::store::{self, RunName};
-use crate::{ExperimentContext, ReproError, least, mean};
+use crate::{ExperimentContext, Result, least, mean};
 
 /// The papers' L2 sizes, in KB.
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
@@ -128,7 +128,7 @@ impl NiagaraSetting {
         NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_TIME_SCALE, ..self }
     }
 
-    pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
+    pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload> {
         let (warm_up_cycles, measured_cycles) = match (self.is_quick, self.mix) {
             (true, _) if self.is_sample => (8_000_000, 8_000_000),
             (true, _) => (36_000_000, 36_000_000),
@@ -225,7 +225,7 @@ impl NiagaraPolicy {
         }
     }
 
-    fn pipeline_for(&self, workload: &Workload, l2_kb: u64) -> Result<Pipeline, ReproError> {
+    fn pipeline_for(&self, workload: &Workload, l2_kb: u64) -> Result<Pipeline> {
         let policy_config = |name: &str, parameters: &str| {
             workload.pipeline(
                 name,
@@ -247,16 +247,12 @@ impl NiagaraPolicy {
 }
 
 /// Runs the mix under one policy.
-pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResults, ReproError> {
+pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResults> {
     run_jobs(setting, policy, &setting.mix.jobs(setting.seed))
 }
 
 /// Runs other jobs under one policy.
-pub fn run_jobs(
-    setting: &NiagaraSetting,
-    policy: &NiagaraPolicy,
-    jobs: &[WorkloadJob],
-) -> Result<RunResults, ReproError> {
+pub fn run_jobs(setting: &NiagaraSetting, policy: &NiagaraPolicy, jobs: &[WorkloadJob]) -> Result<RunResults> {
     let mut workload = setting.build_workload(jobs.to_vec())?;
     if jobs.len() == 1 {
         // A single thread is fast enough to simulate whole periods of art.
@@ -266,7 +262,7 @@ pub fn run_jobs(
 }
 
 /// Runs a workload on another machine under one policy.
-pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> Result<RunResults, ReproError> {
+pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> Result<RunResults> {
     if *policy == NiagaraPolicy::Default {
         return workload.unmanaged_run();
     }
@@ -279,7 +275,7 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
 
 /// Returns the instructions per cycle of each thread alone on the machine, from one copy of each program, because
 /// copies differ only in input.
-pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
+pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut speed_by_kernel: BTreeMap<&str, f64> = BTreeMap::new();
     for job in &jobs {
@@ -320,7 +316,7 @@ pub struct NiagaraResult {
     pub contention_at: ContentionBreakdown,
 }
 
-pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
+pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult> {
     measure_against(setting, policy, setting)
 }
 
@@ -329,7 +325,7 @@ pub fn measure_against(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
     baseline: &NiagaraSetting,
-) -> Result<NiagaraResult, ReproError> {
+) -> Result<NiagaraResult> {
     let (policy_run, default_run) = (run(setting, policy)?, run(baseline, &NiagaraPolicy::Default)?);
     let solo_speeds = measure_solo_speeds(setting)?;
     let (new_results, old_results): (&RunResults, &RunResults) = (&policy_run, &default_run);
@@ -389,7 +385,7 @@ pub fn measure_against(
 }
 
 /// Returns the gain over the default of a schedule that never runs the greedy program.
-pub fn measure_gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
+pub fn measure_gain_without_greedy(setting: &NiagaraSetting) -> Result<f64> {
     let other_jobs: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY_PROGRAM).collect();
     let without_greedy = run_jobs(setting, &NiagaraPolicy::Default, &other_jobs)?;

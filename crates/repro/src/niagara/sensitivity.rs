@@ -5,13 +5,13 @@ use super::{
     NiagaraPolicy, NiagaraSetting, SOLARIS_TIME_SCALE, TIME_SCALE, ThreadMix, measure_against,
     measure_gain_without_greedy,
 };
-use crate::{DataPoint, ExperimentContext, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Result, mean};
 
 /// The L2 size at which sensitivity is tested.
 pub const SIZE_KB: u64 = 192;
 
 /// Returns, at each size, the throughput gain of a schedule that never runs the greedy program, also as text.
-pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
+pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String)> {
     let gains = context.run_unstored_cases(sizes, |kb, seed| {
         context.report_progress(&format!("without the greedy program at {kb} KB, seed {seed}"));
         Ok(100.0 * measure_gain_without_greedy(&NiagaraSetting::new(kb, seed, context))?)
@@ -31,7 +31,7 @@ pub fn compare_variations(
     mix: ThreadMix,
     policy: &NiagaraPolicy,
     extra_policies: &[(&str, NiagaraPolicy)],
-) -> Result<Vec<DataPoint>, ReproError> {
+) -> Result<Vec<DataPoint>> {
     // Each variation has a name, a policy, its time scale, and whether Solaris's time sharing is the baseline.
     let mut variations = vec![
         (format!("scale {TIME_SCALE}"), policy, TIME_SCALE, false),

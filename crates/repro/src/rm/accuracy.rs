@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::solo::{COLORS, MACHINE, SoloMachine, TraceCapture};
 use crate::setup::{Workload, WorkloadJob};
 use crate::split_runs;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, mean};
 
 /// Maximum length of the log (thesis Table 5.4).
 pub const MAX_LOG_ENTRIES: f64 = 163_840.0;
@@ -37,7 +37,6 @@ pub struct LogLengths {
 #[derive(Serialize, Deserialize)]
 pub struct CurveStudy {
     pub program: String,
-    pub seed: u64,
     #[serde(with = "split_runs::curve")]
     pub real: MissRateCurve,
     pub traced: TraceCapture,
@@ -61,14 +60,14 @@ pub fn size_bytes(colors: u32) -> u64 {
     1_966_080 * u64::from(colors) / u64::from(COLORS)
 }
 
-pub fn build_workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
+pub fn build_workload(program: &str, seed: u64) -> Result<Workload> {
     let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, seed)], seed)?;
     workload.measured_cycles = u64::MAX / 8;
     Ok(workload)
 }
 
 /// Logs this many entries after the warm-up.
-pub fn capture_log(workload: &Workload, warm_up_instr: f64, entry_count: u32) -> Result<TraceCapture, ReproError> {
+pub fn capture_log(workload: &Workload, warm_up_instr: f64, entry_count: u32) -> Result<TraceCapture> {
     let mut program = SoloMachine::start(workload, LOGGING_COLORS, WINDOW_CYCLES)?;
     program.run_to_instruction(warm_up_instr)?;
     program.trace_misses(entry_count)
@@ -76,11 +75,7 @@ pub fn capture_log(workload: &Workload, warm_up_instr: f64, entry_count: u32) ->
 
 /// Logs this many instructions of the program, but at most [`MAX_LOG_ENTRIES`] entries. A short first log determines
 /// the number of entries.
-pub fn capture_program_log(
-    workload: &Workload,
-    lengths: LogLengths,
-    log_share: f64,
-) -> Result<TraceCapture, ReproError> {
+pub fn capture_program_log(workload: &Workload, lengths: LogLengths, log_share: f64) -> Result<TraceCapture> {
     let mut program = SoloMachine::start(workload, LOGGING_COLORS, WINDOW_CYCLES)?;
     program.run_to_instruction(lengths.warm_up_instr)?;
     let misses = program.timeline.last_totals().first_level_misses / program.timeline.last_totals().instructions;
@@ -95,7 +90,7 @@ pub fn measure_real_curve(
     start_instr: f64,
     end_instr: f64,
     colors: &[u32],
-) -> Result<MissRateCurve, ReproError> {
+) -> Result<MissRateCurve> {
     let mut points = Vec::new();
     for &colors in colors {
         let mut program = SoloMachine::start(workload, colors, WINDOW_CYCLES)?;
@@ -115,12 +110,12 @@ pub fn curve_from_capture(uses_thesis_method: bool, traced: &TraceCapture) -> Op
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 
-fn study_program(program: &str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<CurveStudy, ReproError> {
+fn study_program(program: &str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<CurveStudy> {
     let workload = build_workload(program, seed)?;
     let full_capture = capture_program_log(&workload, lengths, 1.0)?;
     let short_log = capture_program_log(&workload, lengths, SHORT_LOG_SHARE)?;
     let measured_curve = measure_real_curve(&workload, full_capture.from, full_capture.to, colors)?;
-    Ok(CurveStudy { program: program.to_string(), seed, real: measured_curve, traced: full_capture, short: short_log })
+    Ok(CurveStudy { program: program.to_string(), real: measured_curve, traced: full_capture, short: short_log })
 }
 
 /// The compared forms, each a separate profiler over the same kind of evidence.
@@ -144,39 +139,25 @@ impl CurveStudy {
     }
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let lengths = context.pick(
         LogLengths { warm_up_instr: 5e5, logged_instr: 5e5 },
         LogLengths { warm_up_instr: 2e6, logged_instr: 2e6 },
     );
     let colors: Vec<u32> = context.pick((1..=4).map(|index| 4 * index).collect(), (1..=COLORS).collect());
-    let program_seeds: Vec<(&'static str, u64)> = context
-        .seeds
-        .iter()
-        .flat_map(|&seed| studied_programs(context.quick).into_iter().map(move |program| (program, seed)))
-        .collect();
-    let studies = context.run_all_stored(
+    let runs = context.run_cases(
         module_path!(),
-        &program_seeds,
-        |item| format!("{item:?} {lengths:?} {colors:?}"),
-        |&(program, seed)| {
+        &studied_programs(context.quick),
+        |program, seed| format!("{program} {seed} {lengths:?} {colors:?}"),
+        |program, seed| {
             context.report_progress(&format!("RM-1: {program}, seed {seed}"));
             study_program(program, seed, lengths, &colors)
         },
     )?;
-    let values_by_seed = |measure: &dyn Fn(&[&CurveStudy]) -> f64| -> Vec<(u64, f64)> {
-        let studies_of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
-        context.values_by_seed(|seed| measure(&studies_of(seed)))
-    };
-    let mean_distance = |form: &'static str| {
-        values_by_seed(&|own_studies| mean(own_studies.iter().map(|study| study.distance_of_form(form))))
-    };
-    let worst_ratio = values_by_seed(&|own_studies| {
-        own_studies
-            .iter()
-            .map(|study| study.distance_of_form("survival") / (0.05 * study.max_miss_rate()).max(2.0))
-            .fold(0.0, f64::max)
-    });
+    let studies: Vec<&CurveStudy> = runs.by_seed().collect();
+    let mean_distance = |form: &'static str| runs.mean_per_seed(|study| study.distance_of_form(form));
+    let worst_ratio =
+        runs.greatest_per_seed(|study| study.distance_of_form("survival") / (0.05 * study.max_miss_rate()).max(2.0));
     let distance_title = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
     let shown_finding = |form: &'static str| {
         let paper = "mean 1.02, 0.87 with a ten times longer log";
@@ -200,12 +181,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )
     .with_points(distance_points(&studies))
     .with_note(describe_studies(&studies, lengths));
-    let first = curve_figures(&studies, context.seeds[0]).into_iter().fold(distance_finding, Finding::with_figure);
+    // One figure per program, as in the thesis's Figure 5.8.
+    let first = runs.of_seed(context.seeds[0]).map(curve_figure).fold(distance_finding, Finding::with_figure);
     let worst_ratio_finding = Finding::declared("rm-1-farthest-program", &worst_ratio);
     Ok(vec![first, worst_ratio_finding, shown_finding("survival, a quarter of the log"), shown_finding("thesis")])
 }
 
-fn distance_points(studies: &[CurveStudy]) -> Vec<DataPoint> {
+fn distance_points(studies: &[&CurveStudy]) -> Vec<DataPoint> {
     let mut distances: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for study in studies {
         for form in FORMS {
@@ -215,8 +197,8 @@ fn distance_points(studies: &[CurveStudy]) -> Vec<DataPoint> {
     distances.into_iter().map(|((form, program), values)| DataPoint::from_values(form, program, &values)).collect()
 }
 
-fn describe_studies(studies: &[CurveStudy], lengths: LogLengths) -> String {
-    let mut studies_by_distance: Vec<&CurveStudy> = studies.iter().collect();
+fn describe_studies(studies: &[&CurveStudy], lengths: LogLengths) -> String {
+    let mut studies_by_distance = studies.to_vec();
     studies_by_distance.sort_by(|a, b| b.distance_of_form("survival").total_cmp(&a.distance_of_form("survival")));
     let name = |study: &&CurveStudy| format!("{} {:.2}", study.program, study.distance_of_form("survival"));
     let entries: Vec<f64> = studies.iter().map(|study| study.traced.entry_count() as f64).collect();
@@ -229,11 +211,6 @@ fn describe_studies(studies: &[CurveStudy], lengths: LogLengths) -> String {
         mean(&entries),
         studies_by_distance.iter().take(4).map(name).collect::<Vec<_>>().join(", "),
     )
-}
-
-/// Returns one figure per program, as in the thesis's Figure 5.8.
-fn curve_figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
-    studies.iter().filter(|study| study.seed == seed).map(curve_figure).collect()
 }
 
 fn curve_figure(study: &CurveStudy) -> ResultFigure {

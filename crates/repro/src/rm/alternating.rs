@@ -6,7 +6,7 @@ use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::SimProgram;
 
-use crate::ReproError;
+use crate::Result;
 use crate::setup::failed;
 
 /// The thesis's interval of 10^9 instructions at this scale.
@@ -58,11 +58,7 @@ fn offset_access(access: Access, offset: u64) -> Access {
 }
 
 /// Returns one process whose phases are the two programs in turn.
-pub fn alternating_program(
-    names: [&'static str; 2],
-    seed: u64,
-    phase_instructions: u64,
-) -> Result<SimProgram, ReproError> {
+pub fn alternating_program(names: [&'static str; 2], seed: u64, phase_instructions: u64) -> Result<SimProgram> {
     for name in names {
         kernels::build_threads(name, seed, &kernels::Options::default()).map_err(failed(name))?;
     }

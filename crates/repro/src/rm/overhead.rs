@@ -10,7 +10,7 @@ use super::accuracy::{
     measure_real_curve,
 };
 use super::solo::COLORS;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), in 10^9 cycles, of the programs in our table.
 const THESIS_PHASE_LENGTHS: [(&str, f64); 19] = [
@@ -62,7 +62,7 @@ impl TracingCost {
     }
 }
 
-fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<TracingCost, ReproError> {
+fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<TracingCost> {
     let workload = build_workload(program, seed)?;
     let log_capture = capture_program_log(&workload, LogLengths { warm_up_instr: 3e5, logged_instr: 1e5 }, 1.0)?;
     let tracing_cycles_per_entry =
@@ -73,12 +73,7 @@ fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<Tr
 
 /// Returns the distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its
 /// maximum).
-fn measure_cut_log_distance(
-    cost: &TracingCost,
-    seed: u64,
-    warm_up: f64,
-    colors: &[u32],
-) -> Result<[f64; 2], ReproError> {
+fn measure_cut_log_distance(cost: &TracingCost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2]> {
     let workload = build_workload(&cost.program, seed)?;
     let log_capture = capture_log(&workload, warm_up, cost.affordable_entries() as u32)?;
     let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, colors)?;
@@ -88,7 +83,7 @@ fn measure_cut_log_distance(
     Ok([mean_distance, mean_distance / (0.05 * max_miss_rate).max(2.0)])
 }
 
-pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let programs_and_phases: &[(&'static str, f64)] = context.pick(&THESIS_PHASE_LENGTHS[2..3], &THESIS_PHASE_LENGTHS);
     let seed = context.seeds[0];
     let costs = context.run_all_stored(

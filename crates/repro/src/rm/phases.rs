@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::alternating::{INSTRUCTION_SCALE, INTERVAL_INSTRUCTIONS, INTERVALS_PER_PHASE, alternating_program};
 use super::solo::{MACHINE, MissTimeline, SoloMachine};
 use crate::setup::{Workload, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 /// Pairs of phases: streams, chases, and working sets that fit at some sizes only.
 const PAIRS: [[&str; 2]; 6] =
@@ -31,7 +31,7 @@ struct PhaseRun {
     first_level: Vec<[f64; 3]>,
 }
 
-fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phase_count: usize) -> Result<PhaseRun, ReproError> {
+fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phase_count: usize) -> Result<PhaseRun> {
     let phase_instructions = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
     let workload = Workload::from_machine_name(MACHINE, Vec::new(), seed)?;
     let options = SimOptions { seed, ends: Some(RunLimit::Cycles(u64::MAX / 8)), ..SimOptions::default() };
@@ -106,7 +106,7 @@ fn found_percent(runs: &[&PhaseRun], count_found: impl Fn(&PhaseRun) -> (usize, 
     100.0 * found_count as f64 / total as f64
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let colors: &[u32] = context.pick(&[2, 8, 16], &[1, 2, 4, 6, 8, 10, 12, 16]);
     // All pairs in a quick run too: two would give twelve boundaries, of which one is eight points.
     let pairs: &[[&'static str; 2]] = context.pick_by_length(&PAIRS[..2], &PAIRS, &PAIRS);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::alternating::{INSTRUCTION_SCALE, INTERVAL_INSTRUCTIONS, INTERVALS_PER_PHASE, alternating_program};
 use crate::cp::{RunScale, chip_workload, sizing_policy, thesis_job};
 use crate::setup::{build_pipeline, failed, run_under};
-use crate::{ExperimentContext, Finding, ReproError, mean};
+use crate::{ExperimentContext, Finding, Result, mean};
 
 /// The program that changes, and its co-runner.
 const MEASURED_MIXES: [([&str; 2], &str); 3] =
@@ -70,11 +70,7 @@ fn count_boundaries(requests: &[f64], share_changes: usize, phase_count: usize) 
     }
 }
 
-fn run_managed(
-    programs: ([&'static str; 2], &'static str),
-    seed: u64,
-    phase_count: usize,
-) -> Result<BoundaryCounts, ReproError> {
+fn run_managed(programs: ([&'static str; 2], &'static str), seed: u64, phase_count: usize) -> Result<BoundaryCounts> {
     let phase_instr = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
     let workload = chip_workload(
         vec![thesis_job(programs.1, seed)],
@@ -106,7 +102,7 @@ fn run_managed(
     Ok(count_boundaries(&collect_trace_requests(&records), share_changes, phase_count))
 }
 
-pub(super) fn measure_noticed_boundaries(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
+pub(super) fn measure_noticed_boundaries(context: &ExperimentContext<'_>) -> Result<Finding> {
     let phase_count = context.pick(3, 6);
     let runs = context.pick(&MEASURED_MIXES[..1], &MEASURED_MIXES);
     let indices: Vec<usize> = (0..runs.len()).collect();

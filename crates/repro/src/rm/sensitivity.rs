@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::accuracy::{LogLengths, build_workload, capture_program_log, color_count, measure_real_curve, size_bytes};
 use super::solo::{COLORS, TraceCapture};
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, failed};
 use crate::split_runs;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure, ResultTarget, mean};
 
 const WAY_COUNT: u32 = 10;
 const LINE_BYTES: u64 = 128;
@@ -125,7 +126,7 @@ fn run_and_measure_curves(
     name: &str,
     lengths: LogLengths,
     colors: &[u32],
-) -> Result<[NamedCurve; 2], ReproError> {
+) -> Result<[NamedCurve; 2]> {
     let log_capture = capture_program_log(workload, lengths, 1.0)?;
     let measured_curve = measure_real_curve(workload, log_capture.from, log_capture.to, colors)?;
     let computed_curve = log_lines_and_instr(&log_capture)
@@ -137,12 +138,7 @@ fn run_and_measure_curves(
     ])
 }
 
-fn measure_curves(
-    program: &str,
-    seed: u64,
-    lengths: LogLengths,
-    colors: &[u32],
-) -> Result<SensitivityCurves, ReproError> {
+fn measure_curves(program: &str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<SensitivityCurves> {
     let base_workload = build_workload(program, seed)?;
     let log_capture = capture_program_log(&base_workload, lengths, 1.0)?;
     let measured_curve = measure_real_curve(&base_workload, log_capture.from, log_capture.to, colors)?;
@@ -163,31 +159,29 @@ fn measure_curves(
     Ok(SensitivityCurves { program: program.to_string(), seed, studies })
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let lengths = context.pick(
         LogLengths { warm_up_instr: 3e5, logged_instr: 3e5 },
         LogLengths { warm_up_instr: 2e6, logged_instr: 2e6 },
     );
     let colors: Vec<u32> = context.pick_by_length(vec![16], vec![1, 8, 16], (1..=COLORS).collect());
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
-    let program_seeds: Vec<(&'static str, u64)> =
-        context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();
-    let sensitivity_curves = context.run_all_stored(
+    let runs = context.run_cases(
         module_path!(),
-        &program_seeds,
-        |item| format!("{item:?} {lengths:?} {colors:?}"),
-        |&(program, seed)| {
+        programs,
+        |program, seed| format!("{program} {seed} {lengths:?} {colors:?}"),
+        |program, seed| {
             context.report_progress(&format!("RM-2, RM-3: {program}, seed {seed}"));
             measure_curves(program, seed, lengths, &colors)
         },
     )?;
     let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
-    Ok(studies.iter().map(|study| sensitivity_finding(&sensitivity_curves, study, context)).collect())
+    Ok(studies.iter().map(|study| sensitivity_finding(&runs, study, context)).collect())
 }
 
 /// Returns the mean over programs of the largest distance that one setting moves the calculated curve from another.
 fn sensitivity_finding(
-    sensitivity_curves: &[SensitivityCurves],
+    runs: &SeededRuns<&'static str, SensitivityCurves>,
     study: &str,
     context: &ExperimentContext<'_>,
 ) -> Finding {
@@ -208,23 +202,20 @@ fn sensitivity_finding(
         };
         Some(calculated_curves.iter().map(max_distance).fold(0.0, f64::max))
     };
-    let per_seed = context.values_by_seed(|seed| {
-        let own_curves = sensitivity_curves.iter().filter(|curves| curves.seed == seed);
-        mean(own_curves.filter_map(|curves| shift_of(&curves)))
-    });
+    let per_seed = runs.per_seed(|curves| mean(curves.iter().filter_map(shift_of)));
     let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
     let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
-        .with_points(sensitivity_points(sensitivity_curves, study))
+        .with_points(sensitivity_points(runs, study))
         .with_note(
             "Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.",
         );
-    let first_seed_curves = sensitivity_curves.iter().filter(|curves| curves.seed == context.seeds[0]);
+    let first_seed_curves = runs.of_seed(context.seeds[0]);
     first_seed_curves.filter_map(|curves| study_figure(curves, study, id)).fold(finding, Finding::with_figure)
 }
 
-fn sensitivity_points(sensitivity_curves: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
+fn sensitivity_points(runs: &SeededRuns<&'static str, SensitivityCurves>, study: &str) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for curves in sensitivity_curves {
+    for curves in runs.by_seed() {
         for (_, named_curves) in curves.studies.iter().filter(|(name, _)| name == study) {
             for named_curve in named_curves {
                 let series = format!("{}, seed {}: {}", curves.program, curves.seed, named_curve.name);

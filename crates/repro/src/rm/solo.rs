@@ -10,8 +10,8 @@ use cachemate_core::{
 use cachemate_sim::machine::SimMachine;
 use serde::{Deserialize, Serialize};
 
-use crate::ReproError;
 use crate::setup::{Workload, failed};
+use crate::{ReproError, Result};
 
 /// The thesis's machine (Table 5.3).
 pub const MACHINE: &str = "power5-2x2x2";
@@ -84,12 +84,12 @@ pub struct SoloMachine {
 
 impl SoloMachine {
     /// Returns the program of the workload at its start, on the first CPU, with the first `colors` colors.
-    pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
+    pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self> {
         Self::from_machine(workload.build_machine()?, colors, window_cycles)
     }
 
     /// Starts a machine with one task.
-    pub fn from_machine(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
+    pub fn from_machine(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self> {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: window_cycles });
         plan.affinity.insert(TaskId(0), [0].into_iter().collect());
         plan.shares = vec![color_share(&machine, colors)];
@@ -100,7 +100,7 @@ impl SoloMachine {
     }
 
     /// Runs one window.
-    pub fn run_window(&mut self) -> Result<Observation, ReproError> {
+    pub fn run_window(&mut self) -> Result<Observation> {
         let observation = self.machine.observe().map_err(failed("window"))?;
         let observation = observation.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
         let mut sums = self.timeline.last_totals();
@@ -122,7 +122,7 @@ impl SoloMachine {
     }
 
     /// Runs until the program has executed at least this many instructions since its start.
-    pub fn run_to_instruction(&mut self, instructions: f64) -> Result<(), ReproError> {
+    pub fn run_to_instruction(&mut self, instructions: f64) -> Result<()> {
         while self.timeline.last_totals().instructions < instructions {
             self.run_window()?;
         }
@@ -130,7 +130,7 @@ impl SoloMachine {
     }
 
     /// Logs this many first-level misses from now on; returns the log with the positions of its start and end.
-    pub fn trace_misses(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
+    pub fn trace_misses(&mut self, entries: u32) -> Result<TraceCapture> {
         let from_instr = self.timeline.last_totals().instructions;
         let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
         self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX }];

@@ -20,7 +20,7 @@ pub use account::ExperimentCost;
 pub use entry::{EntryError, StoredEntry};
 pub use run_dir::{MAX_DIR_BYTES, RunDir, StoredFile, StoredLookup, read_file, remove};
 
-use crate::error::ReproError;
+use crate::error::{ReproError, Result};
 use crate::split_runs;
 
 /// Maximum size of the values in memory, beyond which the oldest are dropped.
@@ -118,8 +118,8 @@ pub fn store_counts() -> StoreCounts {
 /// The errors of `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
 pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     name: RunName,
-    make: impl FnOnce() -> Result<T, ReproError>,
-) -> Result<T, ReproError> {
+    make: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let key = (name.kind, name.sources.clone(), name.inputs.clone());
     let (stored_bytes, dir, mode) = {
         let state = lock_state();
@@ -178,6 +178,6 @@ pub fn dir() -> Option<Arc<RunDir>> {
 }
 
 /// Returns an error if no run may be simulated, because the store is in [`StoreMode::Peek`].
-pub(crate) fn allow_simulation() -> Result<(), ReproError> {
+pub(crate) fn allow_simulation() -> Result<()> {
     if lock_state().mode == StoreMode::Peek { Err(ReproError::Elsewhere) } else { Ok(()) }
 }

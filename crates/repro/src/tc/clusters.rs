@@ -10,7 +10,7 @@ use super::setup::{
     ClusterCase, ClusterSetting, LOW_ACTIVATION, PlacementRound, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE,
     ThreadPlacement, agreement_of_workers, cluster_maps, label_clusters, paper_programs, placement_rounds,
 };
-use crate::{DataPoint, ExperimentContext, Finding, ReproError};
+use crate::{DataPoint, ExperimentContext, Finding, Result};
 
 /// The clusters found in one run.
 #[derive(Serialize, Deserialize)]
@@ -25,7 +25,7 @@ struct ClusterRun {
     insight: Option<RoundAccuracy>,
 }
 
-fn run_case(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
+fn run_case(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun> {
     // A change of phase needs the same time again: the clusters before it, then those after it.
     let has_phase_change = case.options.regroup_after.is_some();
     let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
@@ -106,7 +106,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
     cases
 }
 
-pub(super) fn paper_program_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn paper_program_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let finding = agreement_finding(context, &paper_programs(), "tc-2-four-programs")?;
     Ok(vec![finding.with_note(format!(
         "Activation at 2 % so that all four are sampled; {SAMPLES_PER_THREAD} samples a thread and round. \"One pass\" is the thesis's scan on the \
@@ -116,16 +116,12 @@ pub(super) fn paper_program_findings(context: &ExperimentContext<'_>) -> Result<
     ))])
 }
 
-pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     Ok(vec![agreement_finding(context, &harder_cases(context), "tc-2-harder")?])
 }
 
 /// Returns the worst case's agreement, with all cases and their shMaps.
-fn agreement_finding(
-    context: &ExperimentContext<'_>,
-    cases: &[ClusterCase],
-    name: &str,
-) -> Result<Finding, ReproError> {
+fn agreement_finding(context: &ExperimentContext<'_>, cases: &[ClusterCase], name: &str) -> Result<Finding> {
     let runs = context.run_cases(
         module_path!(),
         &cases.iter().collect::<Vec<&ClusterCase>>(),

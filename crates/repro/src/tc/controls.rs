@@ -7,7 +7,7 @@ use super::setup::{
     ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, remote_stall_share,
     work_rate,
 };
-use crate::{ExperimentContext, Finding, ReproError};
+use crate::{ExperimentContext, Finding, Result};
 
 #[derive(Serialize, Deserialize)]
 struct ControlOutcome {
@@ -16,7 +16,7 @@ struct ControlOutcome {
     remote: f64,
 }
 
-fn run_control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ControlOutcome, ReproError> {
+fn run_control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ControlOutcome> {
     let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
     let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short_setting };
     let true_groups = case.true_groups(seed)?;
@@ -31,7 +31,7 @@ fn run_control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
     })
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let default_case = |name| ClusterCase::new(name, name, Options::default());
     let cases = [default_case("share-nothing"), default_case("share-everything")];
     let runs = context.run_cases(

@@ -4,7 +4,7 @@ use cachemate_sim::kernels::Options;
 
 use super::placements::{AUTOMATIC_INDEX, GAIN_LABEL, HAND_INDEX, PlacementRuns, compared_placements};
 use super::setup::{ClusterCase, LARGE_MACHINE, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs};
-use crate::{ExperimentContext, Finding, ReproError, greatest, least};
+use crate::{ExperimentContext, Finding, Result, greatest, least};
 
 /// Returns eight clusters of the same size as the small machine's.
 fn eight_cluster_cases() -> Vec<ClusterCase> {
@@ -37,7 +37,7 @@ fn three_placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     three_placements
 }
 
-pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let programs = context.pick(1, 2);
     let take_first_cases = |mut cases: Vec<ClusterCase>| {
         cases.truncate(programs);
@@ -86,7 +86,7 @@ pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec
     ])
 }
 
-pub(super) fn uneven_cluster_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn uneven_cluster_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mut cases = uneven_cases();
     if context.quick {
         cases.truncate(1);

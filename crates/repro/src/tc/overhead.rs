@@ -19,7 +19,7 @@ use super::setup::{
 };
 use crate::seeded_runs::SeededRuns;
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, mean};
 
 const INTERRUPT_CYCLES: u64 = 3_000;
 
@@ -82,7 +82,7 @@ struct SamplingCost {
     per_second: f64,
 }
 
-fn measure_cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
+fn measure_cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost> {
     let (case, setting) = (warehouse_case(), sampling_setting(context, &warehouse_case(), seed));
     let true_groups = case.true_groups(seed)?;
     let unsampled_run = setting.run_under_policy(Box::new(SamplingPolicy(0)))?;
@@ -93,7 +93,7 @@ fn measure_cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32)
     Ok(SamplingCost { slowdown: work_loss, charged: charged_share, per_second: samples_per_second })
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let rates: &[u32] = context.pick(&[100], &[1, 2, 5, 10, 20, 50, 100]);
     let measured_costs = context.run_cases(
         module_path!(),
@@ -165,13 +165,13 @@ struct ChosenRateCost {
 }
 
 /// Returns the share of a busy CPU that multiplexing the counters takes.
-fn breakdown_share() -> Result<f64, ReproError> {
+fn breakdown_share() -> Result<f64> {
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let clock = NominalClock::new(&spec, TIME_SCALE);
     Ok(clock.scale_down(COUNTER_TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_ROTATION_NS) as f64)
 }
 
-fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
+fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost> {
     let unscaled_setting = sampling_setting(context, &warehouse_case(), seed);
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
     let cost_parameters = format!("{LOW_ACTIVATION}\nsample_cost_ns = {}.0", 2_000 * TIME_SCALE);

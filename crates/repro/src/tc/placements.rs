@@ -12,7 +12,7 @@ use super::setup::{
 };
 use crate::seeded_runs::SeededRuns;
 use crate::setup::ManagedRun;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, least, mean};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, least, mean};
 
 /// Returns the placements. The first is the baseline of the others, and the targets apply to the second and third;
 /// quick runs have no more. Activation is at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls
@@ -49,7 +49,7 @@ fn measure(
     placement: &ThreadPlacement,
     scale: u64,
     default_windows: u64,
-) -> Result<PlacementResult, ReproError> {
+) -> Result<PlacementResult> {
     let setting = ClusterSetting { scale, ..ClusterSetting::new(context, machine, case, seed) };
     let ManagedRun { results, records } = setting.run_after_windows(default_windows, placement)?;
     let true_groups = case.true_groups(seed)?;
@@ -100,7 +100,7 @@ impl PlacementRuns {
         cases: Vec<ClusterCase>,
         placements: Vec<ThreadPlacement>,
         scale: u64,
-    ) -> Result<Self, ReproError> {
+    ) -> Result<Self> {
         let case_indices: Vec<usize> = (0..cases.len()).collect();
         let run_placement = |placement: &ThreadPlacement, windows_before: &(dyn Fn(usize, u64) -> u64 + Sync)| {
             context.run_cases(
@@ -203,7 +203,7 @@ impl PlacementRuns {
     }
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mut cases = paper_programs();
     if context.quick {
         cases.truncate(2);

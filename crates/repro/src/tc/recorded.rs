@@ -21,7 +21,7 @@ use super::insight::{RoundAccuracy, round_accuracies};
 use super::setup::{PlacementRound, SMALL_MACHINE, TIME_SCALE, WINDOW_CYCLES, placement_rounds, run_clustering};
 use crate::recordings;
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, Result};
 
 /// Samples of one round.
 const ROUND_SAMPLES: u64 = 50_000;
@@ -44,7 +44,7 @@ fn recording_error(problem: impl Into<String>) -> ReproError {
 }
 
 /// Returns the recording, in the first directory that has it.
-fn find_recording() -> Result<PathBuf, ReproError> {
+fn find_recording() -> Result<PathBuf> {
     let searched_dirs = recording_dirs();
     let recording = searched_dirs.iter().map(|dir| dir.join("servers/mariadb.cmt")).find(|path| path.is_file());
     recording.ok_or_else(|| {
@@ -56,7 +56,7 @@ fn find_recording() -> Result<PathBuf, ReproError> {
 
 /// Returns the numbers of the databases by the kernel's thread id, from the list that the recording's script writes, in
 /// order of appearance.
-fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
+fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>> {
     let mut names: Vec<&str> = Vec::new();
     let mut database_by_thread = BTreeMap::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
@@ -89,7 +89,7 @@ fn match_threads(
     totals: &[ThreadTotals],
     database_by_thread: &BTreeMap<u32, u32>,
     hertz: u64,
-) -> Result<Vec<RecordedThread>, ReproError> {
+) -> Result<Vec<RecordedThread>> {
     let threads_with_records: Vec<&ThreadTotals> = totals.iter().filter(|thread| thread.records > 0).collect();
     let database_of = |thread: &ThreadTotals| thread.os_thread.and_then(|id| database_by_thread.get(&id).copied());
     let was_recorded = |id: &u32| threads_with_records.iter().any(|thread| thread.os_thread == Some(*id));
@@ -124,7 +124,7 @@ fn match_threads(
     Ok(threads)
 }
 
-fn recorded_threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
+fn recorded_threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>> {
     let thread_list = path.with_extension("threads");
     let name = thread_list.display().to_string();
     let database_by_thread = parse_databases(
@@ -183,7 +183,7 @@ impl AccessSource for PacedSource {
     }
 }
 
-fn replay_program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproError> {
+fn replay_program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram> {
     // Opened once to detect errors now; the maker opens them again.
     for thread in threads {
         CmtSource::open(path, thread.thread, 0, 0).map_err(failed(RECORDING_NAME))?;
@@ -227,7 +227,7 @@ fn remote_stall_percent(records: &[WindowRecord]) -> f64 {
         / sum_of_counts(CounterEvent::Cycles).max(1.0)
 }
 
-fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<RecordedRunResult, ReproError> {
+fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<RecordedRunResult> {
     let path = find_recording()?;
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let threads = recorded_threads(&path, spec.hertz)?;
@@ -248,7 +248,7 @@ fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Res
     })
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let recording_digest = recordings::file_digest(&find_recording()?);
     let run = context.run_cases(
         module_path!(),

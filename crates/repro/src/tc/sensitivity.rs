@@ -11,7 +11,7 @@ use super::setup::{
     ClusterCase, ClusterSetting, LOW_ACTIVATION, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
     adjusted_rand_index, cluster_maps, label_clusters, paper_programs, sharing_profiler,
 };
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, least};
+use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, least};
 
 const ENTRY_COUNTS: [usize; 3] = [128, 256, 512];
 const SAMPLING_INTERVALS: [usize; 5] = [1, 2, 10, 50, 100];
@@ -82,11 +82,7 @@ struct AgreementSensitivity {
     own_one_pass: f64,
 }
 
-fn measure_sensitivity(
-    context: &ExperimentContext<'_>,
-    case: &ClusterCase,
-    seed: u64,
-) -> Result<AgreementSensitivity, ReproError> {
+fn measure_sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<AgreementSensitivity> {
     // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
     // fewer.
     let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
@@ -118,7 +114,7 @@ fn measure_sensitivity(
     })
 }
 
-pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mut cases = paper_programs();
     if context.quick {
         cases.truncate(2);
@@ -197,11 +193,7 @@ fn work_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
 
 /// Returns the work under the automatic placement minus that of the default, in seconds of the default's work, by time
 /// since the policy started.
-fn measure_advantage(
-    context: &ExperimentContext<'_>,
-    case: &ClusterCase,
-    seed: u64,
-) -> Result<Vec<(f64, f64)>, ReproError> {
+fn measure_advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Vec<(f64, f64)>> {
     let setting = ClusterSetting {
         warm_up_windows: QUIET_WINDOWS,
         measured_windows: context.pick(4, 16),
@@ -223,7 +215,7 @@ fn break_even_seconds(lead: &[(f64, f64)]) -> Option<f64> {
     lead.get(last_non_positive + 1).map(|&(time, _)| time)
 }
 
-pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mut cases = paper_programs();
     if context.quick {
         cases.truncate(1);

@@ -19,7 +19,7 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline, failed, run_under};
-use crate::{ExperimentContext, ReproError};
+use crate::{ExperimentContext, Result};
 
 pub(super) const SMALL_MACHINE: &str = "power5-2x2x2";
 pub(super) const LARGE_MACHINE: &str = "power5-8x2x2";
@@ -55,12 +55,12 @@ impl ClusterCase {
     }
 
     /// Returns the group of each thread; `None` for a background thread.
-    pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
+    pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>> {
         Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
     }
 
     /// Returns the partition at the end of the run, if a change of phase alters it midway.
-    pub fn true_groups_at_end(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
+    pub fn true_groups_at_end(&self, seed: u64) -> Result<Vec<Option<u32>>> {
         Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.later_groups)
     }
 }
@@ -135,7 +135,7 @@ impl ClusterSetting {
         WINDOW_CYCLES / self.scale
     }
 
-    fn workload(&self) -> Result<Workload, ReproError> {
+    fn workload(&self) -> Result<Workload> {
         let job = WorkloadJob { options: self.case.options.clone(), ..WorkloadJob::new(self.case.kernel, self.seed) };
         let mut workload = Workload::from_machine_name(&self.machine, vec![job], self.seed)?;
         let counter_turn_cycles = self.counter_turn_cycles;
@@ -145,12 +145,12 @@ impl ClusterSetting {
     }
 
     /// Parameters of every automatic run, before those of the placement.
-    pub fn policy_parameters(&self, extra_parameters: &str) -> Result<String, ReproError> {
+    pub fn policy_parameters(&self, extra_parameters: &str) -> Result<String> {
         let samples = self.samples_per_thread * self.case.true_groups(self.seed)?.len() as u64;
         Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{extra_parameters}"))
     }
 
-    pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
+    pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun> {
         self.with_counter_cost(placement).run_under_policy(self.build_policy_for(placement)?)
     }
 
@@ -160,7 +160,7 @@ impl ClusterSetting {
         ClusterSetting { counter_turn_cycles: if is_automatic { COUNTER_TURN_CYCLES } else { 0 }, ..self.clone() }
     }
 
-    pub fn build_policy_for(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>, ReproError> {
+    pub fn build_policy_for(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>> {
         let build_policy =
             |name: &str, parameters: &str| policies::build(name, parameters, self.seed).map_err(failed(name));
         match placement {
@@ -174,12 +174,12 @@ impl ClusterSetting {
     }
 
     /// Runs without a policy in the first windows.
-    pub fn run_after_windows(&self, idle_windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
+    pub fn run_after_windows(&self, idle_windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun> {
         self.with_counter_cost(placement)
             .run_under_policy(Box::new(DelayedPolicy { idle_windows, policy: self.build_policy_for(placement)? }))
     }
 
-    pub fn run_under_policy(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
+    pub fn run_under_policy(&self, policy: Box<dyn Policy>) -> Result<ManagedRun> {
         let workload = self.workload()?;
         let profilers = vec![sharing_profiler(self.entries)];
         let first_window = WindowLength::Cycles { cycles: WINDOW_CYCLES };
@@ -188,7 +188,7 @@ impl ClusterSetting {
     }
 
     /// Places the program's own groups onto chips, as the policy would if it had found exactly these.
-    fn place_by_hand(&self, workload: &Workload) -> Result<HandPlacement, ReproError> {
+    fn place_by_hand(&self, workload: &Workload) -> Result<HandPlacement> {
         let true_groups = self.case.true_groups(self.seed)?;
         let machine = workload.build_machine()?;
         let domains = machine.topology().last_level_domains();
@@ -214,7 +214,7 @@ pub(super) fn run_clustering(
     parameters: String,
     machine_wide: bool,
     seed: u64,
-) -> Result<Vec<WindowRecord>, ReproError> {
+) -> Result<Vec<WindowRecord>> {
     let policy_error = failed("thread-clustering");
     let options = SimOptions {
         seed,

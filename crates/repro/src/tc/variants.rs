@@ -14,7 +14,7 @@ use super::setup::{
     paper_programs, placement_rounds, run_clustering,
 };
 use crate::setup::failed;
-use crate::{ExperimentContext, Finding, ReproError, least};
+use crate::{ExperimentContext, Finding, Result, least};
 
 const TAGGED_SAMPLER_MACHINE: &str = "power5-2x2x2?counters.sampler=tagged";
 const PROCESS_COUNT: usize = 2;
@@ -32,12 +32,7 @@ const VARIANTS: [Variant; 3] = [
 ];
 
 /// Returns the agreement of the last round that placed threads; 0 if none did.
-fn measure_agreement(
-    context: &ExperimentContext<'_>,
-    variant: &Variant,
-    case: &ClusterCase,
-    seed: u64,
-) -> Result<f64, ReproError> {
+fn measure_agreement(context: &ExperimentContext<'_>, variant: &Variant, case: &ClusterCase, seed: u64) -> Result<f64> {
     let setting = ClusterSetting {
         scale: variant.scale,
         measured_windows: 1,
@@ -51,7 +46,7 @@ fn measure_agreement(
 }
 
 /// Threads `process`, `process + 2`, ... of the case's program, in a separate process.
-fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, ReproError> {
+fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram> {
     let built_kernel = kernels::build_program(case.kernel, seed, &case.options).map_err(failed(case.name))?;
     let shared_regions =
         built_kernel.regions.iter().filter(|region| !matches!(region.users, RegionUsers::Thread(_))).enumerate();
@@ -70,11 +65,7 @@ fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<S
     Ok(SimProgram { shared_memory, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(make_threads)) })
 }
 
-fn measure_agreement_across_processes(
-    context: &ExperimentContext<'_>,
-    case: &ClusterCase,
-    seed: u64,
-) -> Result<f64, ReproError> {
+fn measure_agreement_across_processes(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64> {
     let setting =
         ClusterSetting { measured_windows: 1, ..ClusterSetting::new(context, TAGGED_SAMPLER_MACHINE, case, seed) };
     let groups_in_order = case.true_groups(seed)?;
@@ -92,7 +83,7 @@ fn measure_agreement_across_processes(
     Ok(rounds.last().map_or(0.0, |round| round.agreement(&groups_by_arrival)))
 }
 
-pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mut cases = paper_programs();
     // TC-2 itself has the register pair at this scale; quick runs omit both it and the longer scale.
     let is_in_quick_run = |variant: usize| variant == 1 || variant == VARIANTS.len();

@@ -26,7 +26,7 @@ fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
 }
 
 /// Returns the findings of GOALS at nominal time.
-pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
     let color_machine = chip_with_cores(2)?;

@@ -8,7 +8,7 @@ use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exact
 
 use super::*;
 use crate::cp::mixes::{PROGRAMS, draw_programs};
-use crate::{DataPoint, Finding, ResultTarget, least};
+use crate::{DataPoint, Finding, ReproError, ResultTarget, least};
 
 /// Length of a run that only evaluates a division: several repetitions of the programs' phases.
 const DIVISION_RUN_NS: u64 = 100_000_000_000;
@@ -59,8 +59,8 @@ impl ColorSplit {
 /// Climbs from `start_split`, each time to the best neighbor, and returns the best split.
 fn climb_to_best_split(
     start_split: ColorSplit,
-    mut worth: impl FnMut(&ColorSplit) -> Result<f64, ReproError>,
-) -> Result<ColorSplit, ReproError> {
+    mut worth: impl FnMut(&ColorSplit) -> Result<f64>,
+) -> Result<ColorSplit> {
     let (mut best_split, mut best_speedup) = (start_split.clone(), worth(&start_split)?);
     loop {
         let mut better_split = None;
@@ -81,7 +81,7 @@ fn measure_color_costs(
     machine: &MachineSpec,
     job: &IntervalJob,
     seed: u64,
-) -> Result<Vec<f64>, ReproError> {
+) -> Result<Vec<f64>> {
     let query = WhatIfQuery { length_ns: DIVISION_RUN_NS, ..build_query(context, machine, vec![job.clone()], seed) };
     let cost_with_colors = |colors: u32| {
         Ok(-speedup_of_outcome(&run_query(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
@@ -96,7 +96,7 @@ fn measure_mix(
     costs: &[(&'static str, Vec<f64>)],
     program_indices: &[usize],
     seed: u64,
-) -> Result<(OnlineMix, Vec<String>), ReproError> {
+) -> Result<(OnlineMix, Vec<String>)> {
     let machine = chip_with_cores(program_indices.len() as u32)?;
     let names: Vec<&str> = program_indices.iter().map(|&at| PROGRAMS[at]).collect();
     let jobs = names.iter().map(|name| build_job(measured_programs, name, None)).collect::<Result<_, _>>()?;
@@ -110,7 +110,7 @@ fn measure_mix(
             costs.iter().find(|(entry_name, _)| entry_name == name).ok_or_else(|| failed(name)("has no costs"))?;
         Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
     };
-    let claims: Vec<UnitClaim> = names.iter().map(claim_of_program).collect::<Result<_, ReproError>>()?;
+    let claims: Vec<UnitClaim> = names.iter().map(claim_of_program).collect::<Result<_>>()?;
     let units_by_program = allocate_exactly(&claims, COLOR_COUNT, CostAggregate::Sum).map_err(failed("exact sizes"))?;
     let start_split = ColorSplit(units_by_program.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
     let best_split = climb_to_best_split(start_split, |division| {
@@ -127,7 +127,7 @@ fn measure_mix(
 }
 
 /// Returns the findings of MULTI at nominal time.
-pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let mixes_by_size: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
     let mixes: Vec<Vec<usize>> = mixes_by_size

@@ -9,7 +9,7 @@ const L2_BYTES: u64 = 192 << 10;
 const MEASURING_POLICY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure_every_ns = 250_000_000";
 
 /// Returns the findings of CASC-7 at nominal time: 18 threads on 8 contexts.
-pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
     let last_cache = machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
@@ -17,7 +17,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let programs = measure_programs(context, &KERNELS, &machine, seed)?;
     let jobs: Vec<IntervalJob> = (0..COPIES_PER_PROGRAM)
         .flat_map(|_| KERNELS.iter().map(|name| build_job(&programs, name, None)))
-        .collect::<Result<_, ReproError>>()?;
+        .collect::<Result<_>>()?;
     let length_ns = context.pick(20_000_000_000, 300_000_000_000);
     let query = WhatIfQuery { length_ns, has_explicit_turns: true, ..build_query(context, &machine, jobs, seed) };
     let policies = ["default", MEASURING_POLICY];

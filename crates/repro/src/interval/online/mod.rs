@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{WhatIfQuery, run_query};
 use crate::setup::failed;
-use crate::{ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
 
 const PHASE_STRETCH: f64 = 1000.0;
 /// The thesis's chip without its L3, so that the divided cache is the last before memory.
@@ -39,7 +39,7 @@ fn policy_title(policy: &str, title: &str) -> String {
 }
 
 /// Returns the chip with `cores` cores on its one L2.
-fn chip_with_cores(cores: u32) -> Result<MachineSpec, ReproError> {
+fn chip_with_cores(cores: u32) -> Result<MachineSpec> {
     let mut machine = cachemate_spec::load_machine(CHIP_MACHINE).map_err(failed(CHIP_MACHINE))?;
     machine.caches.retain(|cache| cache.level != CacheLevel::L3);
     machine.cores_per_package = cores;
@@ -109,7 +109,7 @@ impl OnlineMix {
 }
 
 /// Runs the query under each of [`ONLINE_POLICIES`].
-fn run_online(context: &ExperimentContext<'_>, query: &WhatIfQuery) -> Result<Vec<(Speedup, f64)>, ReproError> {
+fn run_online(context: &ExperimentContext<'_>, query: &WhatIfQuery) -> Result<Vec<(Speedup, f64)>> {
     let run_under = |policy: &&str| {
         let outcome = run_query(context, &guarded_query(query), policy)?;
         Ok((speedup_of_outcome(&outcome), outcome.overhead_seconds))
@@ -147,7 +147,7 @@ fn measure_programs(
     names: &[&'static str],
     machine: &MachineSpec,
     seed: u64,
-) -> Result<Vec<(&'static str, Arc<PhasedProgram>)>, ReproError> {
+) -> Result<Vec<(&'static str, Arc<PhasedProgram>)>> {
     let mut names = names.to_vec();
     names.sort_unstable();
     names.dedup();
@@ -166,11 +166,7 @@ fn measure_programs(
 }
 
 /// Returns a job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a share.
-fn build_job(
-    programs: &[(&'static str, Arc<PhasedProgram>)],
-    name: &str,
-    cpu: Option<u32>,
-) -> Result<IntervalJob, ReproError> {
+fn build_job(programs: &[(&'static str, Arc<PhasedProgram>)], name: &str, cpu: Option<u32>) -> Result<IntervalJob> {
     let program_entry = programs
         .iter()
         .find(|(program_name, _)| *program_name == name)

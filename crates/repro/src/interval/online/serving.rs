@@ -5,7 +5,7 @@ use super::*;
 use crate::cp::serve::{
     CLIENT_COUNT, FIRST_CLIENT_COUNT, LEVEL_SHARE, ServiceRun, ServiceWindow, draw_service_figure, service_window,
 };
-use crate::{DataPoint, Finding};
+use crate::{DataPoint, Finding, ReproError};
 
 /// Work that counts as one operation of a client.
 const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
@@ -23,7 +23,7 @@ fn collect_windows(
     context: &ExperimentContext<'_>,
     query: &WhatIfQuery,
     policy: &str,
-) -> Result<(Vec<ServiceWindow>, f64), ReproError> {
+) -> Result<(Vec<ServiceWindow>, f64)> {
     let (machine, pipeline) = crate::interval::whatif::start_query(query, policy)?;
     let (mut service_windows, mut migration_ns) = (Vec::new(), 0);
     pipeline
@@ -42,7 +42,7 @@ fn fixed_policy(colors: u32) -> String {
 }
 
 /// Returns the findings of CP-5 at nominal time.
-pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let seed = context.seeds[0];
     let machine = chip_with_cores(CLIENT_COUNT as u32)?;
     context.report_progress("INTERVAL-7: a client alone");

@@ -8,7 +8,7 @@ const PAIRS: [(&str, &str); 6] =
     [("mcf", "art"), ("vortex", "art"), ("ammp", "applu"), ("twolf", "gzip"), ("vpr", "swim"), ("twolf", "swim")];
 
 /// Returns the findings of RM-4 at nominal time.
-pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let machine = chip_with_cores(2)?;
     let seed = context.seeds[0];
     let names: Vec<&'static str> = PAIRS.iter().flat_map(|&(a, b)| [a, b]).collect();
@@ -23,11 +23,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
                 confining_policy(&[format!("0-{}", first_colors - 1), format!("{first_colors}-{}", COLOR_COUNT - 1)]);
             Ok(speedup_of_outcome(&run_query(context, &query, &split_policy)?).settled)
         };
-        let speedups_by_split = (1..COLOR_COUNT)
-            .collect::<Vec<u32>>()
-            .iter()
-            .map(speedup_at_split)
-            .collect::<Result<Vec<f64>, ReproError>>()?;
+        let speedups_by_split =
+            (1..COLOR_COUNT).collect::<Vec<u32>>().iter().map(speedup_at_split).collect::<Result<Vec<f64>>>()?;
         Ok(OnlineMix {
             name: format!("{a}+{b}"),
             shared: shared_speedup,

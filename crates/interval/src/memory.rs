@@ -1,10 +1,13 @@
 //! Memory's bandwidth: the time that fills wait for the fills of others at the buses and controllers.
 //!
 //! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method: a
-//! server that transfers a line in `S` cycles and is busy for a share `rho` of the time has a queue of `K S rho / 2(1 -
-//! rho)` cycles (deterministic service, random arrivals of `K` lines at once; Pollaczek-Khinchine). `K` is the number
-//! of misses that a program overlaps when alone. With first come, first served, every line waits that long. If demand
-//! goes first, a demand read passes all other lines and waits `K S rho / 2(1 - rho_demand)` (Cobham 1954), plus the
+//! server that transfers a line in `S` cycles and is busy for a share `rho` of the time has a queue of `D S rho / 2(1 -
+//! rho)` cycles (deterministic service; Pollaczek-Khinchine). `D` is the variance of the number of lines that arrive,
+//! relative to single random arrivals. A program that overlaps `K` misses when alone, and waits for memory for a share `p`
+//! of the time, has `K` lines on their way or none, so that `D = K(1 - p)` (a binomial number; Engset 1918). A program that
+//! always waits for memory sends a line as another returns, and causes no queue until the server is full: others wait for the
+//! line in service only, `p S rho / 2`. With first come, first served, every line waits that long. If demand goes first, a
+//! demand read passes all other lines and waits `D S rho / 2(1 - rho_demand)` (Cobham 1954), plus the
 //! backlog beyond [`MAX_PASSED_LINES`] lines. A bus with at most `c` outstanding reads is a queue with `c` servers,
 //! each busy for the latency and the waits behind it (deterministic service, which waits half as long as exponential
 //! service; Sakasegawa 1977). A program's solo profile already contains the waits for its own lines, so only the wait
@@ -24,11 +27,14 @@ const MAX_PASSED_LINES: f32 = 32.0;
 /// Lines that a controller writes between two turnarounds of the bus.
 const WRITE_BATCH: f32 = 16.0;
 /// Maximum load of a server.
-const MAX_LOAD: f32 = 0.9999;
+const MAX_LOAD: f32 = 0.99999;
 /// Maximum load that one task alone causes. It is lower than [`MAX_LOAD`], so that two such tasks still slow each
 /// other down.
 const MAX_SOLO_LOAD: f32 = 0.99;
 const MAX_ITERATIONS: u32 = 24;
+/// Minimum share of a task's time in which it does not wait for memory, so that the wait at the maximum load is as long as
+/// any traffic requires.
+const MIN_BUSY_SHARE: f32 = 0.02;
 /// Tolerance of the solution for `rho`.
 const LOAD_TOLERANCE: f32 = 2e-4;
 
@@ -49,6 +55,8 @@ pub struct MemoryDemand {
     pub written_lines: f32,
     /// Number of lines that arrive at once because their misses overlap, averaged over lines.
     pub burst_lines: f32,
+    /// Cycles per instruction without queueing in which the task waits for memory.
+    pub stall_cycles: f32,
     /// Share of elapsed time on a processor.
     pub cpu_share: f32,
     /// Cycles per instruction spent in queues: the result of [`MemorySystem::update_queue_wait`].
@@ -60,6 +68,12 @@ impl MemoryDemand {
     #[inline]
     pub fn speed(&self) -> f32 {
         1.0 / (self.cycles + self.queued_cycles)
+    }
+
+    /// Returns the share of its time on a processor in which the task does not wait for memory.
+    #[inline]
+    fn busy_share(&self) -> f32 {
+        ((self.cycles - self.stall_cycles) * self.speed()).clamp(MIN_BUSY_SHARE, 1.0)
     }
 }
 
@@ -101,6 +115,8 @@ pub struct QueueServer {
     slots: f32,
     /// Number of lines that arrive at once, averaged over all lines.
     burst: f32,
+    /// Share of its time in which a task does not wait for memory, averaged over all lines.
+    busy_share: f32,
     /// Wait from which on prefetches are dropped; 0 if they need a free slot.
     max_prefetch_wait: f32,
     /// The waits at the server's present load.
@@ -113,6 +129,7 @@ impl QueueServer {
             cycles_per_line: (line_bytes / bytes_per_cycle) as f32,
             has_demand_priority,
             burst: 1.0,
+            busy_share: 1.0,
             max_prefetch_wait: f32::INFINITY,
             ..QueueServer::default()
         }
@@ -157,8 +174,17 @@ impl QueueServer {
             false => self.burst * utilization - demand.burst_lines * self.unqueued_load(demand),
         };
         let others_load = excess_load.max(0.0);
-        let prefetch_wait = mean_below_limit(self.max_prefetch_wait, waits.prefetched * others_load);
-        demand.serial_misses * waits.demand * others_load + demand.serial_late_lines * prefetch_wait
+        let wait_behind = |wait_per_load: f32| self.mean_wait(wait_per_load, others_load);
+        let prefetch_wait = mean_below_limit(self.max_prefetch_wait, wait_behind(waits.prefetched));
+        demand.serial_misses * wait_behind(waits.demand) + demand.serial_late_lines * prefetch_wait
+    }
+
+    /// Returns the wait behind lines of which a share arrives at random and the others as earlier lines return. Those never
+    /// form a queue, so that only the line in service is waited for.
+    #[inline]
+    fn mean_wait(&self, wait_per_load: f32, load: f32) -> f32 {
+        let paced_load = (1.0 - self.busy_share) * load / self.burst.max(1.0);
+        self.busy_share * wait_per_load * load + 0.5 * self.cycles_per_line * paced_load
     }
 
     /// Returns the probability that all slots are taken.
@@ -171,8 +197,14 @@ impl QueueServer {
     /// traffic).
     #[inline]
     fn tail_probability(&self, utilization: f32, lines: f32) -> f32 {
-        let exponent = 2.0 * (1.0 - utilization) / (utilization.max(1e-3) * self.burst) * lines;
+        let exponent = 2.0 * (1.0 - utilization) / (utilization.max(1e-3) * self.dispersion()) * lines;
         if exponent > 20.0 { 0.0 } else { libm::expf(-exponent) }
+    }
+
+    /// Returns the variance of the number of lines that arrive, relative to single random arrivals.
+    #[inline]
+    fn dispersion(&self) -> f32 {
+        self.burst * self.busy_share
     }
 
     fn set_load(&mut self, utilization: f32) {
@@ -230,6 +262,8 @@ impl MemorySystem {
         let slot_server = scheduling_spec.requests_in_flight.map(|slots| QueueServer {
             slots: slots as f32,
             cycles_per_line: latency_cycles / slots as f32,
+            burst: 1.0,
+            busy_share: 1.0,
             ..QueueServer::default()
         });
         let slot_groups = if bus.is_some() { spec.packages } else { memory.nodes };
@@ -283,7 +317,7 @@ impl MemorySystem {
     /// Returns the share of the benefit of prefetching that a task loses because its prefetches start late. A stream
     /// advances by its prefetch distance in each memory latency. That distance is proportional to the number of free
     /// entries, which is sampled now and a moment ago; the larger sample counts. Between the samples, the outstanding
-    /// requests of others change (Poisson; mean of the larger of two normal numbers). The loss is relative to the
+    /// requests of others change (mean of the larger of two normal numbers). The loss is relative to the
     /// range from aided to unaided cycles, and weighted by the share of the stall that is due to late lines.
     fn late_prefetch_loss(
         &self,
@@ -296,7 +330,7 @@ impl MemorySystem {
         let slot_server = self.slot_server(node, package);
         let free_slot_share = |utilization_of: &dyn Fn(&QueueServer) -> f32| {
             let backlog_of = |server: &QueueServer| {
-                server.waits_at_load(utilization_of(server)).other * server.burst * utilization_of(server)
+                server.waits_at_load(utilization_of(server)).other * server.dispersion() * utilization_of(server)
                     / self.latency_cycles
             };
             1.0 - self
@@ -306,7 +340,9 @@ impl MemorySystem {
         };
         let sampling_gain = slot_server.map_or(0.0, |slot_server| {
             libm::sqrtf(
-                (slot_server.load - slot_server.unqueued_load(demand)).max(0.0) * slot_server.slots
+                slot_server.dispersion()
+                    * (slot_server.load - slot_server.unqueued_load(demand)).max(0.0)
+                    * slot_server.slots
                     / core::f32::consts::PI,
             ) / slot_server.slots
         });
@@ -369,10 +405,9 @@ impl MemorySystem {
             };
             for package in slot_groups {
                 let queued_cycles = |server: &QueueServer| {
-                    let share = server.demand_share;
-                    server.burst
-                        * server.load
-                        * (share * server.current_waits.demand + (1.0 - share) * server.current_waits.prefetched)
+                    let (share, waits) = (server.demand_share, server.current_waits);
+                    let wait_per_load = share * waits.demand + (1.0 - share) * waits.prefetched;
+                    server.mean_wait(wait_per_load, server.burst * server.load)
                 };
                 let held_cycles =
                     self.latency_cycles + self.servers_on_path(node, package).map(queued_cycles).sum::<f32>();
@@ -399,7 +434,7 @@ impl MemorySystem {
         for_each_demand: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
     ) {
         let Some(server) = self.server_mut(node, only_package, server_kind).copied() else { return };
-        let (mut priority_lines, mut all_lines, mut weighted_bursts) = (0.0, 0.0, 0.0);
+        let (mut priority_lines, mut all_lines, mut weighted_bursts, mut weighted_shares) = (0.0, 0.0, 0.0, 0.0);
         for_each_demand(&mut |package, demand| {
             if only_package.is_none_or(|only_package| only_package == package) && demand.cycles > 0.0 {
                 let speed = demand.cpu_share * demand.speed();
@@ -408,12 +443,14 @@ impl MemorySystem {
                         * speed;
                 all_lines += server.lines_per_instr(demand) * speed;
                 weighted_bursts += server.lines_per_instr(demand) * speed * demand.burst_lines;
+                weighted_shares += server.lines_per_instr(demand) * speed * demand.busy_share();
             }
         });
         let share_of_lines = |lines: f32| if all_lines > 0.0 { lines / all_lines } else { 1.0 };
         let mut server = QueueServer {
             demand_share: share_of_lines(priority_lines).min(1.0),
             burst: share_of_lines(weighted_bursts),
+            busy_share: share_of_lines(weighted_shares),
             ..server
         };
         // The wait of a demand includes all servers on its path; the wait at this server is subtracted.
@@ -467,6 +504,12 @@ enum ServerKind {
     ReadSlots,
 }
 
+/// Returns the tolerance of the solution, which is finer close to saturation, where waits depend on the rest of the load.
+#[inline]
+fn load_tolerance(load: f32) -> f32 {
+    LOAD_TOLERANCE.min(0.05 * (1.0 - load)).max(f32::EPSILON)
+}
+
 /// Finds the load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly
 /// that load.
 fn solve_load(server: &QueueServer, for_each_demand: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
@@ -483,7 +526,7 @@ fn solve_load(server: &QueueServer, for_each_demand: &mut dyn FnMut(&mut dyn FnM
     let (mut low, mut high) = (0.0f32, MAX_LOAD);
     let mut root = server.load.min(MAX_LOAD);
     let mut excess = traffic_at_load(root) - root;
-    if excess.abs() <= LOAD_TOLERANCE {
+    if excess.abs() <= load_tolerance(root) {
         return root;
     }
     let (mut low_excess, mut high_excess) = if excess > 0.0 {
@@ -500,7 +543,7 @@ fn solve_load(server: &QueueServer, for_each_demand: &mut dyn FnMut(&mut dyn FnM
     for _ in 0..MAX_ITERATIONS {
         root = (low * high_excess - high * low_excess) / (high_excess - low_excess);
         excess = traffic_at_load(root) - root;
-        if excess.abs() <= LOAD_TOLERANCE || high - low <= LOAD_TOLERANCE {
+        if excess.abs() <= load_tolerance(root) || high - low <= load_tolerance(root) {
             break;
         }
         if excess > 0.0 {

@@ -13,6 +13,10 @@ fn sample_memory(bytes_per_cycle: f64, bus: Option<f64>) -> MemorySystem {
     }
 }
 
+fn slot_server(slots: f32) -> QueueServer {
+    QueueServer { slots, cycles_per_line: 200.0 / slots, burst: 1.0, busy_share: 1.0, ..QueueServer::default() }
+}
+
 /// Solves repeatedly until the loads have settled, as the machine does over its steps.
 fn settle_demands(memory: &mut MemorySystem, demands: &mut [MemoryDemand]) {
     for _ in 0..60 {
@@ -137,7 +141,7 @@ fn lines_that_arrive_eight_at_once_make_others_wait_eightfold() {
 fn slots_limit_the_number_of_reads_per_latency() {
     for slots in [1.0, 4.0, 12.0] {
         let mut memory = sample_memory(64.0, None);
-        memory.read_slots = vec![QueueServer { slots, cycles_per_line: 200.0 / slots, ..QueueServer::default() }];
+        memory.read_slots = vec![slot_server(slots)];
         let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
         settle_demands(&mut memory, &mut demands);
         let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
@@ -145,7 +149,7 @@ fn slots_limit_the_number_of_reads_per_latency() {
         assert!(lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09), "{slots}: {lines} of {max_lines}");
     }
     let mut memory = sample_memory(64.0, None);
-    memory.read_slots = vec![QueueServer { slots: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];
+    memory.read_slots = vec![slot_server(1.0)];
     let mut demands = [stream_demand(1.0, 0.001, 1e-6), stream_demand(1.0, 0.0, 0.002)];
     settle_demands(&mut memory, &mut demands);
     let expected = 0.001 * 200.0 * 0.4 / (2.0 * 0.6);
@@ -157,7 +161,7 @@ fn slots_limit_the_number_of_reads_per_latency() {
 #[test]
 fn a_streams_speed_follows_its_prefetch_distance() {
     let mut memory = sample_memory(64.0, None);
-    memory.read_slots = vec![QueueServer { slots: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
+    memory.read_slots = vec![slot_server(12.0)];
     memory.prefetch_distance_lines = Some(8.0);
     // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
     let demand = stream_demand(40.0, 0.0, 1.0);
@@ -174,4 +178,21 @@ fn a_streams_speed_follows_its_prefetch_distance() {
     assert_eq!(memory.late_prefetch_loss(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
     let without_room = memory.dropped_share(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow);
     assert!(without_room > 0.1, "{without_room}");
+}
+
+/// Do two programs that always wait for memory, and have more misses in flight than there are slots, keep all slots busy,
+/// and wait as many times as long as there are misses too many?
+#[test]
+fn programs_that_always_wait_keep_every_slot_busy() {
+    let mut memory = sample_memory(64.0, None);
+    memory.read_slots = vec![slot_server(12.0)];
+    // Eight overlapping misses of 200 cycles each, and nothing else.
+    let chase = MemoryDemand { stall_cycles: 24.5, ..stream_demand(25.0, 0.125, 1.0) };
+    let mut demands = [chase; 2];
+    settle_demands(&mut memory, &mut demands);
+    let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
+    assert!(lines > 0.97 * 12.0 / 200.0 && lines <= 12.0 / 200.0, "{lines} of {}", 12.0 / 200.0);
+    let wait = demands[0].queued_cycles / 0.125;
+    let expected = 4.0 * 200.0 / 12.0;
+    assert!((wait / expected - 1.0).abs() < 0.15, "{wait} {expected}");
 }

@@ -129,6 +129,7 @@ impl IntervalEngine {
             demand.lines = rates.fills_per_instr + rates.writebacks_per_instr;
             (demand.demand_lines, demand.written_lines) = (rates.demand_per_instr, rates.writebacks_per_instr);
             demand.burst_lines = self.memory.burst_lines(demand);
+            demand.stall_cycles = rates.stall_per_instr;
             if slots.external_rate[slot] > 0.0 {
                 demand.cpu_share = slots.external_rate[slot] as f32 * (demand.cycles + demand.queued_cycles);
             }

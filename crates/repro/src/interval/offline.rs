@@ -3,7 +3,9 @@
 //! Method: recordings of real programs are timed alone ([`super::forecast`]), as by `cachemate predict`. Pairs and
 //! groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate attribute`;
 //! these slowdowns are the truth. The work is whole rounds through each recording, as many as fit into a round of the
-//! longest. A 90 % interval counts as right if it contains the true slowdown. Properties: no co-run is an input of a
+//! longest. The run alone has the same page frames as the one that timed the recording, because a slowdown is relative to
+//! the measured solo speed, and frames decide about conflict misses. A 90 % interval counts as right if it contains the
+//! true slowdown. Properties: no co-run is an input of a
 //! forecast; all drawn runs count.
 
 use std::path::PathBuf;
@@ -12,7 +14,7 @@ use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
 use super::forecast::{MAX_TIMED_RECORDS, TimedProgram, forecast_together, solo_mpki};
-use super::score::{kendall_tau, percentile_value};
+use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau, percentile_value};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
@@ -73,7 +75,7 @@ pub struct OfflineScore {
     pub mean_signed_error_points: f64,
     /// Mean absolute slowdown, which is the error of predicting no slowdown.
     pub error_of_predicting_nothing_points: f64,
-    /// Rank correlation of predicted with measured slowdowns; `None` for fewer than two tasks.
+    /// Rank correlation of predicted with measured slowdowns that differ by two points or more; `None` without such.
     pub kendall_tau: Option<f64>,
     /// Share of the 90 % intervals that contain the measured slowdown, in percent.
     pub coverage_percent: f64,
@@ -132,13 +134,12 @@ pub fn score_offline(
         let mut used_recordings: Vec<usize> = program_sets.iter().flatten().copied().collect();
         used_recordings.sort_unstable();
         used_recordings.dedup();
-        let recorded_job = |index: usize| {
-            WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
-        };
+        let recorded_job =
+            |index: usize| WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed);
         let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
-            TimedProgram::measure(program, path, seed + index as u64, &bench.machine, MAX_TIMED_RECORDS)
+            TimedProgram::measure(program, path, seed, &bench.machine, MAX_TIMED_RECORDS)
         })?;
         let solo_mpkis: Vec<f64> =
             timed_programs.iter().map(|program| solo_mpki(&bench.machine, program)).collect::<Result<_, _>>()?;
@@ -257,7 +258,7 @@ fn summarize_score(
         p90_error_points: percentile_value(&absolute_errors, 0.9),
         mean_signed_error_points: mean(&signed_errors),
         error_of_predicting_nothing_points: mean(task_values(&|task| task.measured_slowdown_percent.abs())),
-        kendall_tau: kendall_tau(&slowdown_pairs, 0.0),
+        kendall_tau: kendall_tau(&slowdown_pairs, MIN_RANKED_DIFFERENCE_POINTS),
         coverage_percent: 100.0 * tasks.iter().filter(is_within_bounds).count() as f64 / tasks.len().max(1) as f64,
         error_by_cause_points: OfflineCauses {
             composition: mean(task_values(&|task| task.causes.composition.abs())),

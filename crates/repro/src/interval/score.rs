@@ -14,8 +14,9 @@ use crate::{ReproError, mean};
 
 /// Minimum share of the bandwidth in use for a run to count as bandwidth-bound.
 pub const BANDWIDTH_BOUND_SHARE: f64 = 0.7;
-/// Plans of a mix whose slowdowns differ by less than this are not ranked.
-const MIN_RANKED_DIFFERENCE_POINTS: f64 = 2.0;
+/// Slowdowns that differ by less than this on the cycle-level machine are not ranked: other page frames change each by about
+/// as much, so their order is not a property of the programs.
+pub(super) const MIN_RANKED_DIFFERENCE_POINTS: f64 = 2.0;
 
 /// One task of one run.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -196,3 +196,50 @@ fn programs_that_always_wait_keep_every_slot_busy() {
     let expected = 4.0 * 200.0 / 12.0;
     assert!((wait / expected - 1.0).abs() < 0.15, "{wait} {expected}");
 }
+
+/// Returns the lines per cycle of tasks that each keep a number of misses in flight. A miss takes its turn at the server and
+/// then the latency; the next one follows after a random time.
+fn simulate_closed_network(tasks: &[(u32, f64)], service_cycles: f64, latency_cycles: f64) -> Vec<f64> {
+    let mut generator = cachemate_core::SplitMix64::new(5);
+    let mut arrivals: Vec<(f64, usize)> = Vec::new();
+    for (task, &(misses, _)) in tasks.iter().enumerate() {
+        arrivals.extend((0..misses).map(|_| (generator.draw_unit() * latency_cycles, task)));
+    }
+    let (mut free_at, mut now, mut lines) = (0.0f64, 0.0, vec![0.0; tasks.len()]);
+    for _ in 0..40_000 {
+        let Some(next) = arrivals.iter_mut().min_by(|a, b| a.0.total_cmp(&b.0)) else { break };
+        now = next.0;
+        free_at = free_at.max(now) + service_cycles;
+        lines[next.1] += 1.0;
+        let think_cycles = -libm::log(1.0 - generator.draw_unit()) * tasks[next.1].1;
+        next.0 = free_at - service_cycles + latency_cycles + think_cycles;
+    }
+    lines.iter().map(|lines| lines / now).collect()
+}
+
+/// Do tasks that mostly wait for memory slow each other down as in a simulation of the closed network, in which nobody sends
+/// a line before another one has returned? Independent arrivals would slow both of the first pair down by 31 %.
+#[test]
+fn tasks_that_wait_for_memory_form_a_closed_network() {
+    let (service_cycles, latency_cycles) = (64.0 / 5.3, 200.0);
+    for tasks in [[(8, 8.0), (8, 8.0)], [(8, 8.0), (8, 60.0)], [(8, 8.0), (4, 100.0)], [(8, 8.0), (2, 100.0)]] {
+        let solo_rates = tasks.map(|task| simulate_closed_network(&[task], service_cycles, latency_cycles)[0]);
+        let joint_rates = simulate_closed_network(&tasks, service_cycles, latency_cycles);
+        let mut demands = [0, 1].map(|index| {
+            let (misses, think_cycles) = tasks[index];
+            let cycles = 1.0 / solo_rates[index];
+            MemoryDemand {
+                demand_lines: 1.0,
+                burst_lines: misses as f32,
+                stall_cycles: (cycles * latency_cycles / (latency_cycles + think_cycles)) as f32,
+                ..stream_demand(cycles as f32, 1.0 / misses as f32, 1.0)
+            }
+        });
+        settle_demands(&mut sample_memory(5.3, None), &mut demands);
+        for (index, demand) in demands.iter().enumerate() {
+            let slowdown = f64::from(demand.queued_cycles) * solo_rates[index];
+            let expected = solo_rates[index] / joint_rates[index] - 1.0;
+            assert!((slowdown - expected).abs() < 0.06, "{tasks:?}: {slowdown} {expected}");
+        }
+    }
+}

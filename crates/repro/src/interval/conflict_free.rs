@@ -8,9 +8,10 @@
 //! of the recording give that cache's misses. Those of the narrow one are the measured fills, between the misses of a cache
 //! whose lines are spread evenly and those of Smith's binomial model; beyond it, fills are useless prefetches. Between two
 //! measured sizes, the rates are those measured at both, mixed so that misses fall as they do by stack distance.
+//! In a shared cache, rates are means over the sets ([`average_over_sets`]).
 //! Properties: no measured rate changes; a size never grows; a stream, which misses at every size, keeps its sizes.
 
-use cachemate_core::{AccessSource, BatchEnd, MachineSpec};
+use cachemate_core::{AccessSource, BatchEnd, CacheSpec, MachineSpec};
 use cachemate_interval::{PhasedProgram, SizePoint, UnprefetchedRates};
 use cachemate_locality::curve::{SetMapping, fold_to_ways};
 use cachemate_locality::stack::{DistanceHistogram, StackDistances};
@@ -20,6 +21,8 @@ use crate::setup::{WorkloadJob, failed};
 
 /// Share of the accesses that two miss counts may differ by because of rounding.
 const MAX_ROUNDING_SHARE: f64 = 1e-4;
+/// Half of the quantiles of a normal distribution at the middles of eight equally likely parts.
+const NORMAL_QUANTILES: [f64; 4] = [0.157_311, 0.488_776, 0.887_147, 1.534_121];
 /// Number of sizes at which the interval machine tabulates rates.
 const TABULATED_SIZE_COUNT: f64 = 64.0;
 
@@ -126,6 +129,49 @@ fn points_by_distances(
     }
     all_points.extend(points.last());
     all_points
+}
+
+/// Returns a phase's points in a cache that others share. Lines between two uses of a line are spread over the sets at
+/// random, in part. A set with more of them than on average evicts the line although the cache has room, and one with fewer
+/// keeps it although the cache has none (Smith 1978). Rates are means over the sets. With the whole cache they are those
+/// measured alone.
+pub fn average_over_sets(points: &[SizePoint], cache: &CacheSpec) -> Vec<SizePoint> {
+    let (Some(first_point), Some(last_point)) = (points.first(), points.last()) else { return Vec::new() };
+    let way_bytes = cache.size_bytes as f64 / f64::from(cache.ways);
+    let relative_deviation = space_deviation(cache);
+    // The share x of a set with room for its mean number of lines, at which x + z sqrt(x / 3 ways) fills the set.
+    let room_shares = NORMAL_QUANTILES.iter().flat_map(|quantile| [*quantile, -quantile]).map(|quantile| {
+        let half_deviation = 0.5 * quantile * relative_deviation;
+        let root = libm::sqrt(1.0 + half_deviation * half_deviation) - half_deviation;
+        root * root
+    });
+    let room_shares: Vec<f64> = room_shares.collect();
+    let average_at = |size_bytes: f64| {
+        room_shares.iter().enumerate().fold(*first_point, |average, (index, room_share)| {
+            let point = rates_at_size(points, first_point, size_bytes * room_share);
+            interpolate_rates(&average, &point, 1.0 / (index + 1) as f64, size_bytes)
+        })
+    };
+    let inner_sizes = (1..cache.ways).map(|ways| f64::from(ways) * way_bytes);
+    let full_point = rates_at_size(points, first_point, last_point.size_bytes.min(cache.size_bytes as f64));
+    let inner_sizes = inner_sizes.filter(|size| *size > first_point.size_bytes && *size < full_point.size_bytes);
+    let full_points = (full_point.size_bytes > first_point.size_bytes).then_some(full_point);
+    std::iter::once(*first_point).chain(inner_sizes.map(average_at)).chain(full_points).collect()
+}
+
+/// Returns one standard deviation of the number of lines in a set, as a share of its ways. Lines that fall into the sets at
+/// random have a variance equal to their mean; consecutive pages have none. In between, all deviations are equally likely.
+pub fn space_deviation(cache: &CacheSpec) -> f64 {
+    1.0 / libm::sqrt(3.0 * f64::from(cache.ways))
+}
+
+/// Returns the rates at a size, interpolated over its logarithm.
+fn rates_at_size(points: &[SizePoint], first_point: &SizePoint, size_bytes: f64) -> SizePoint {
+    let upper = points.partition_point(|point| point.size_bytes <= size_bytes);
+    let low_point = upper.checked_sub(1).map_or(first_point, |index| &points[index]);
+    let Some(high_point) = points.get(upper).filter(|_| upper > 0) else { return *low_point };
+    let log_ratio = |size_bytes: f64| libm::log(size_bytes / low_point.size_bytes);
+    interpolate_rates(low_point, high_point, log_ratio(size_bytes) / log_ratio(high_point.size_bytes), size_bytes)
 }
 
 /// Returns the distances of the accesses from instruction `from_instr` to `to_instr`, in a cache that is warm by then;
@@ -261,6 +307,32 @@ mod tests {
         assert_eq!(fills(&cyclic), [(3072.0, 0.1), (3584.0, 0.1), (4096.0, 0.0)]);
         let uniform = DistanceHistogram::new(0, (0..4096).map(|distance| (distance, 1)));
         assert_eq!(fills(&uniform), [(3072.0, 0.1), (3584.0, 0.05), (4096.0, 0.0)]);
+    }
+
+    /// Does a cyclic working set that fills the cache lose its hits set by set as others take space, does one of half the
+    /// cache keep its own, and do rates without a cliff stay as they are?
+    #[test]
+    fn a_cliff_is_spread_over_sets() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let cache = machine.last_level_cache().unwrap();
+        let way_bytes = (cache.size_bytes / 16) as f64;
+        let first = closed_form::stream_phase(64.0, 4096.0, 0.1).points[0];
+        let fills_by_ways = |curve: &[(f64, f64)]| -> Vec<f64> {
+            let point = |&(ways, fills): &(f64, f64)| SizePoint {
+                size_bytes: way_bytes * ways,
+                demand_fills_per_instr: fills,
+                ..first
+            };
+            let points: Vec<SizePoint> = curve.iter().map(point).collect();
+            average_over_sets(&points, cache).iter().map(|point| point.demand_fills_per_instr).collect()
+        };
+        let full = fills_by_ways(&[(1.0, 0.3), (15.99, 0.3), (16.0, 0.0)]);
+        assert_eq!((full.len(), full[15], full[7]), (16, 0.0, 0.3));
+        // One line of others in each set, at random: a set has none with probability 1/e.
+        assert!((full[14] / 0.3 - 0.63).abs() < 0.1 && full[12] > full[14], "{full:?}");
+        let half = fills_by_ways(&[(1.0, 0.3), (7.99, 0.3), (8.0, 0.0), (16.0, 0.0)]);
+        assert!(half[6] > 0.15 && half[7] > 0.1 && half[7] < 0.2 && half[11] < 1e-12, "{half:?}");
+        assert!(fills_by_ways(&[(1.0, 0.3), (16.0, 0.3)]).iter().all(|fills| (fills - 0.3).abs() < 1e-12));
     }
 
     /// Without prefetchers, does a cyclic working set miss always at every size below its own?

@@ -5,7 +5,8 @@
 //! Method: a program's cycles, misses, overlap and prefetches are measured by running it alone ([`super::nominal`]), and the
 //! interval machine composes the programs. Without such a run, cycles and overlap are drawn from a prior, and the forecast
 //! is the median of the draws. The 90 % interval adds the model's own error, as measured on other programs
-//! (docs/simulators/interval.md, accuracy against the cycle-level machine). It also adds the slowdowns with a little more and
+//! (docs/simulators/interval.md, accuracy against the cycle-level machine). In a shared cache, rates are means over sets
+//! ([`conflict_free::average_over_sets`]). The interval also adds the slowdowns with a little more and
 //! less space, because a working set that nearly fits may hit or miss always, depending on how pages fall into sets.
 //! Properties: pure; no co-run is an input; more uncertain inputs give wider intervals.
 
@@ -215,7 +216,7 @@ pub fn forecast_placed(
     let draw_count = programs.iter().map(|program| program.timed_draws.len()).max().unwrap_or(1);
     let runs_by_draw: Vec<Vec<[f64; 4]>> =
         (0..draw_count).map(|draw| solve_draw(machine, programs, cpus, draw, 1.0)).collect::<Result<_, _>>()?;
-    let space_deviation = space_deviation(machine);
+    let space_deviation = machine.last_level_cache().map_or(0.0, conflict_free::space_deviation);
     let crowded_run = solve_draw(machine, programs, cpus, draw_count / 2, 1.0 + space_deviation)?;
     let spacious_run = solve_draw(machine, programs, cpus, draw_count / 2, 1.0 / (1.0 + space_deviation))?;
     // Alone, the program has the speed of its profile, however much space it needs.
@@ -295,13 +296,6 @@ pub fn slowdown_with_error(slowdown: f64) -> Estimate {
     with_model_error(&[slowdown], [0.0; 2])
 }
 
-/// Returns one standard deviation of the space that a program needs, as a share. Lines that fall into sets at random
-/// leave the number in a set of `w` ways with a deviation of `1 / sqrt(w)`; consecutive pages leave none. In between,
-/// all are equally likely.
-fn space_deviation(machine: &MachineSpec) -> f64 {
-    machine.last_level_cache().map_or(0.0, |cache| 1.0 / libm::sqrt(3.0 * f64::from(cache.ways)))
-}
-
 /// Returns the median of the draws, and the bounds of their middle 90 %. The bounds are widened by the model's error, and
 /// by the changes of the slowdown with one deviation more and less space.
 fn with_model_error(sorted: &[f64], space_changes: [f64; 2]) -> Estimate {
@@ -355,6 +349,9 @@ fn solve_draw(
         // Each program takes a different draw, so that the combinations vary.
         let mut drawn_program = program.draw(draw_index + index * (draw_index + 1)).clone();
         for phase in &mut drawn_program.phases {
+            if let Some(cache) = machine.last_level_cache() {
+                phase.points = conflict_free::average_over_sets(&phase.points, cache);
+            }
             phase.points.iter_mut().for_each(|point| point.size_bytes *= space_factor);
             phase.footprint_bytes = phase.footprint_bytes.map(|bytes| bytes * space_factor);
         }
@@ -407,8 +404,10 @@ pub(super) fn window_rates(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interval::fixtures::{reuser, stream};
-    use cachemate_interval::IntervalJob;
+    use crate::interval::fixtures::{cache_lines, reuser, stream};
+    use cachemate_core::SplitMix64;
+    use cachemate_interval::{IntervalJob, closed_form};
+    use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
     use cachemate_trace::{ProfileSource, StoredCurve, StoredCurvePoint};
 
     fn steady_program(job: IntervalJob) -> TimedProgram {
@@ -429,6 +428,47 @@ mod tests {
         assert!(slowed.value > 0.2 && slowed.low < slowed.value && slowed.high > slowed.value, "{slowed:?}");
         let three = forecast_together(&machine, &[&large, &stream, &stream]).unwrap();
         assert!(three[0].slowdown.value > slowed.value, "a cache with fewer cores counts as if it had as many");
+    }
+
+    /// Do two working sets that are read in a cycle miss as often as in an exact simulation of the sets, with pages on random
+    /// frames? The first two fit together, except where a set overflows. Of the others, one fits alone.
+    #[test]
+    fn working_sets_miss_where_sets_overflow() {
+        const REFERENCES_PER_INSTR: f64 = 0.002;
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let cyclic_program = |pages: u64| {
+            let fills = |lines: f64| if lines < 64.0 * pages as f64 { REFERENCES_PER_INSTR } else { 0.0 };
+            let phase = closed_form::build_phase(64.0, cache_lines(&machine), 256, fills);
+            steady_program(IntervalJob::new(PhasedProgram::endless_program("cyclic", phase)))
+        };
+        for pages in [[600, 300], [900, 100]] {
+            let programs = pages.map(cyclic_program);
+            let members = forecast_together(&machine, &[&programs[0], &programs[1]]).unwrap();
+            let mut frames = SplitMix64::new(17);
+            let mut lines_of = |program: u64| -> Vec<u64> {
+                let page_lines = |page: u64| {
+                    let first_line = ((program << 20 | page) * 64 + frames.draw_below(64)) * 64;
+                    first_line..first_line + 64
+                };
+                (0..pages[program as usize]).flat_map(page_lines).collect()
+            };
+            let lines = [lines_of(0), lines_of(1)];
+            let geometry = CacheGeometry { sets: 4096, ways: 16, slices: 1 };
+            let mut cache = CacheSim::new(geometry, Replacement::Lru).unwrap();
+            let (warm_accesses, accesses) = (2 * lines[0].len(), 6 * lines[0].len());
+            let mut misses = [0.0; 2];
+            for access in 0..accesses {
+                for (count, lines) in misses.iter_mut().zip(&lines) {
+                    let missed = cache.push(&[lines[access % lines.len()]]);
+                    *count += if access < warm_accesses { 0.0 } else { missed as f64 };
+                }
+            }
+            for (member, misses) in members.iter().zip(misses) {
+                let expected = misses / (accesses - warm_accesses) as f64;
+                let ratio = member.mpki / 1000.0 / REFERENCES_PER_INSTR;
+                assert!((ratio - expected).abs() < 0.1, "{pages:?}: {ratio} for {expected}");
+            }
+        }
     }
 
     /// Does a program wait for the memory traffic of a program on another cache of the same bus? Each uses about a twentieth

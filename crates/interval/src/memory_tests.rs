@@ -217,8 +217,8 @@ fn simulate_closed_network(tasks: &[(u32, f64)], service_cycles: f64, latency_cy
     lines.iter().map(|lines| lines / now).collect()
 }
 
-/// Do tasks that mostly wait for memory slow each other down as in a simulation of the closed network, in which nobody sends
-/// a line before another one has returned? Independent arrivals would slow both of the first pair down by 31 %.
+/// Do tasks that mostly wait for memory slow each other down as in a simulation of the closed network, in which no task
+/// sends a line before another one has returned? Independent arrivals would slow both of the first pair down by 31 %.
 #[test]
 fn tasks_that_wait_for_memory_form_a_closed_network() {
     let (service_cycles, latency_cycles) = (64.0 / 5.3, 200.0);

@@ -128,16 +128,23 @@ fn parse_geometric_range(low: &str, bound_and_count: &str, item: &str) -> Result
 mod tests {
     use super::*;
 
-    /// Are K, M and G powers of 1024, and is everything else rejected with an example?
+    /// Are K, M, G and T powers of 1024, and is everything else rejected with an example?
     #[test]
     fn sizes_are_read_as_powers_of_1024() {
-        let good =
-            [("64K", 65536), ("64k", 65536), ("1.5M", 3 << 19), ("2G", 2 << 30), ("4096", 4096), ("1MiB", 1 << 20)];
+        let good = [
+            ("64K", 65536),
+            ("64k", 65536),
+            ("1.5M", 3 << 19),
+            ("2G", 2 << 30),
+            ("1T", 1 << 40),
+            ("4096", 4096),
+            ("1MiB", 1 << 20),
+        ];
         for (text, expected) in good {
             assert_eq!(text.parse(), Ok(ByteSize(expected)), "{text}");
         }
         for text in
-            ["", "K", "-1", "0", "1.5", "1T", "1..5K", "1e3", "99999999999999999999", "1.K", "ｋ", "12i", "9999999G"]
+            ["", "K", "-1", "0", "1.5", "1P", "1..5K", "1e3", "99999999999999999999", "1.K", "ｋ", "12i", "9999999G"]
         {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }

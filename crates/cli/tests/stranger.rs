@@ -224,12 +224,12 @@ fn other_users_program_names_affect_no_front_end() {
         check_output(&args.join(" "), &output.out, has_names);
         check_output(&args.join(" "), &output.err, false);
     }
+    let check_file = |file: &str| check_output(file, &std::fs::read_to_string(at.join(file)).unwrap(), false);
+    check_file("metrics.prom");
     stop(&mut daemon);
     let page = run(at, &["dashboard", "run.jsonl", "-o", "run.html"]).ok();
     check_output("dashboard", &(page.out + &page.err), false);
-    for file in ["metrics.prom", "run.html"] {
-        check_output(file, &std::fs::read_to_string(at.join(file)).unwrap(), false);
-    }
+    check_file("run.html");
     let page = std::fs::read_to_string(at.join("run.html")).unwrap();
     assert!(!page.contains("<script>{0}"), "a name opens a script");
 }

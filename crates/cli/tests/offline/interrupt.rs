@@ -127,7 +127,7 @@ fn an_interrupt_ends_a_curve_of_a_silent_input() {
 #[test]
 fn an_interrupted_calculation_ends_within_seconds() {
     let dir = tempfile::tempdir().unwrap();
-    let args = ["attribute", "chase", "--with", "stream", "--cycles", "900000", "--no-store"];
+    let args = ["attribute", "mcf", "--with", "art", "--cycles", "900000", "--no-store"];
     let mut child = command(dir.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(1));
     send_interrupt(&child);

@@ -259,7 +259,7 @@ fn a_part_by_time_or_size_lets_the_program_run_to_its_end() {
     let (records, totals) = read(&dir.path().join("full.cmt"));
     assert_eq!(records.len() as u64, totals.records);
     let never = run(&Recorder { skip_time: Duration::from_secs(3600), ..record("never.cmt") });
-    assert!(never.totals.records == 0 && never.note.unwrap().contains("before the time to skip"));
+    assert!(never.totals.records == 0 && never.note.unwrap().contains("within the part to skip"));
     let killed =
         run(&Recorder { max_bytes: 20_000, kill_at_max: true, force: true, ..unfiltered_recorder("full.cmt") });
     assert_eq!(killed.recording_end, RecordingEnd::AtMax);

@@ -132,7 +132,7 @@ fn load_program(
     };
     // The same timing as for `predict`, so that both commands forecast the same slowdowns.
     let timed_program = TimedProgram::measure(name, &path, seed, machine, MAX_TIMED_RECORDS)?;
-    let mut program = timed_program.middle_program().clone();
+    let mut program = timed_program.sharing_program(0, machine);
     stretch_phases(&mut program, phase_scale);
     Ok(program)
 }

@@ -152,8 +152,15 @@ impl TimedProgram {
         &self.timed_draws[self.timed_draws.len() / 2]
     }
 
-    fn draw(&self, index: usize) -> &PhasedProgram {
-        &self.timed_draws[index % self.timed_draws.len()]
+    /// Returns the program with one draw of its timing, for a cache that others share.
+    pub fn sharing_program(&self, draw_index: usize, machine: &MachineSpec) -> PhasedProgram {
+        let mut program = self.timed_draws[draw_index % self.timed_draws.len()].clone();
+        if let Some(cache) = machine.last_level_cache() {
+            for phase in &mut program.phases {
+                phase.points = conflict_free::average_over_sets(&phase.points, cache);
+            }
+        }
+        program
     }
 }
 
@@ -347,11 +354,8 @@ fn solve_draw(
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
         // Each program takes a different draw, so that the combinations vary.
-        let mut drawn_program = program.draw(draw_index + index * (draw_index + 1)).clone();
+        let mut drawn_program = program.sharing_program(draw_index + index * (draw_index + 1), machine);
         for phase in &mut drawn_program.phases {
-            if let Some(cache) = machine.last_level_cache() {
-                phase.points = conflict_free::average_over_sets(&phase.points, cache);
-            }
             phase.points.iter_mut().for_each(|point| point.size_bytes *= space_factor);
             phase.footprint_bytes = phase.footprint_bytes.map(|bytes| bytes * space_factor);
         }

@@ -1,4 +1,4 @@
-//! WayConfinement of services that a pause has measured to slow a promised service down: they share a few ways.
+//! Confinement of services that a pause has measured to slow a promised service down: they share a few ways.
 //!
 //! Problem: programs that live shorter than a log of their misses takes have no curve, so no search can divide a cache
 //! between them and others. Method: a pause ([`super::evidence::service_pauses`]) measures the speed of a service with

@@ -113,18 +113,14 @@ fn load_program(
         );
     }
     let options: Options = request.parameters.clone().try_into().context("parameters")?;
-    let recording = recording_of_program(name).map_err(anyhow::Error::msg)?;
-    let job = match &recording {
-        None => setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed.wrapping_add(index)) },
-        Some(path) => setup::WorkloadJob::from_recording(name, path.clone(), seed),
-    };
-    let thread_count = job.start_threads(0)?.len();
-    if thread_count != 1 {
-        bail!(
-            "'{name}': found {thread_count} threads, expected one: programs with several threads cannot be measured alone"
-        );
-    }
-    let Some(path) = recording else {
+    let Some(path) = recording_of_program(name).map_err(anyhow::Error::msg)? else {
+        let job = setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed.wrapping_add(index)) };
+        let thread_count = job.start_threads(0)?.len();
+        if thread_count != 1 {
+            bail!(
+                "'{name}': found {thread_count} threads, expected one: programs with several threads cannot be measured alone"
+            );
+        }
         if bundled_recording(name).is_ok() {
             session.note(&format!("{name}: the simulated program; '{name}.cmt' is the bundled recording of that name"));
         }

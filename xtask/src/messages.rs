@@ -1,10 +1,10 @@
-//! Generates `docs/messages.md`: every message of the shipped crates, with the functions that decide it.
+//! Finds the functions that decide a message.
 //!
 //! Problem: a message is often written far from its condition, in the attribute of an error, in a `Display`, or in a
 //! helper that builds a sentence; a search for its text then ends at the wrong place. Method: strings of at least
 //! three words are read from the sources, each with its function. If a variant stands for the message, the functions
-//! that construct the variant decide it; if the function returns text, its callers do. Property: the page is derived
-//! from the code as rustfmt formats it, and tidy compares them.
+//! that construct the variant decide it; if the function returns text, its callers do. Property: the answer is derived
+//! from the code as rustfmt formats it. A line matches a message by the template's fixed parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -13,12 +13,6 @@ use std::path::Path;
 use crate::source_tree::{self, RustLine, SourceFile, SourceTree};
 use crate::tidy::is_test_file;
 
-const PAGE_FILE: &str = "docs/messages.md";
-/// Crates whose messages reach users. The others are libraries of models, whose errors these crates report.
-const CRATES: [&str; 16] = [
-    "agent", "cli", "core", "daemon", "files", "fleet", "linux", "page", "pipeline", "policy", "scenario", "sim",
-    "spec", "study", "sweep", "trace",
-];
 /// Minimum number of words of a message; shorter strings are names, units and parts of a line.
 const MIN_WORDS: usize = 3;
 /// Calls whose strings are no messages: invariants, and help that `--help` prints in place.
@@ -32,14 +26,10 @@ const MAX_SETTERS: usize = 3;
 /// Number of helpers between a message and the function that decides it.
 const MAX_HELPERS: usize = 4;
 
-const INTRODUCTION: &str = "\
-# Messages and the code that decides them
-
-Search this page for a part of a message. Braces stand for values that the message fills in, and `{0}` for the name of a
-task. The second column names the function that contains the text. The third names the functions that decide that the
-message appears: those that construct the error or state behind it, or those that call the function of the text. It is
-empty if the function of the text decides by itself. `cargo run -p xtask -- messages` generates the page from the sources.
-";
+/// Minimum number of letters in which a line and a template agree.
+const MIN_LETTERS: usize = 8;
+/// Maximum number of messages that are printed.
+const MAX_MATCHES: usize = 10;
 
 /// A function, or the type that a derived `Display` belongs to.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +51,7 @@ struct MessageSite {
     fields: Vec<String>,
 }
 
-/// Everything that the page is made of.
+/// The messages of all crates, and what their functions construct, call and set.
 #[derive(Default)]
 struct MessageIndex {
     functions: Vec<FunctionSite>,
@@ -73,42 +63,62 @@ struct MessageIndex {
     setters: BTreeMap<String, BTreeSet<usize>>,
 }
 
-/// Writes the page.
+/// Prints the messages that a line could be, the most literal first, each with the functions that decide it.
 ///
 /// # Errors
-/// A file cannot be read or written.
-pub fn write(root: &Path) -> Result<(), String> {
+/// A file cannot be read, or no message matches.
+pub fn print(root: &Path, line: &str) -> Result<(), String> {
     let tree = source_tree::read(root).map_err(|error| format!("messages: {error}"))?;
-    std::fs::write(root.join(PAGE_FILE), render_page(&tree)).map_err(|error| format!("{PAGE_FILE}: {error}"))
+    match render_matches(&tree, line) {
+        text if text.is_empty() => Err(format!("messages: found '{line}', expected a message, or three words of one")),
+        text => {
+            print!("{text}");
+            Ok(())
+        }
+    }
 }
 
-fn render_page(tree: &SourceTree) -> String {
+fn render_matches(tree: &SourceTree, line: &str) -> String {
     let mut index = MessageIndex::default();
     for file in tree.files.iter().filter(|file| is_product(file)) {
         FileReader::new(file, &mut index).read();
     }
-    let mut page = INTRODUCTION.to_string();
-    let mut current_file = "";
-    for message in &index.messages {
-        let function = &index.functions[message.function];
-        if function.file != current_file {
-            current_file = &function.file;
-            let _ = write!(page, "\n## {current_file}\n\n| message | text in | decided in |\n|---|---|---|\n");
+    let mut matches: Vec<(usize, &MessageSite)> =
+        index.messages.iter().filter_map(|message| Some((matched_letters(&message.text, line)?, message))).collect();
+    matches.sort_by_key(|(letters, _)| std::cmp::Reverse(*letters));
+    let mut text = String::new();
+    for (_, message) in matches.into_iter().take(MAX_MATCHES) {
+        let _ = writeln!(text, "{}\n    text in     {}", message.text.trim(), index.describe(message.function));
+        for decider in index.deciders(message) {
+            let _ = writeln!(text, "    decided in  {}", index.describe(decider));
         }
-        let text = message.text.replace('`', "'").replace('|', "\\|");
-        let deciders = index.deciders(message);
-        let deciders: Vec<String> = deciders.iter().map(|decider| index.describe(*decider, current_file)).collect();
-        let _ = writeln!(page, "| `{}` | `{}` | {} |", text.trim(), function.shown_name, deciders.join(", "));
     }
-    page
+    text
+}
+
+/// Returns the number of letters in which a line agrees with a message's template: those of the fixed parts that follow
+/// each other in the line, or of the whole line if it is a part of the template. `None` if fewer than half agree.
+fn matched_letters(template: &str, line: &str) -> Option<usize> {
+    let letters = |text: &str| text.chars().filter(|c| c.is_alphabetic()).count();
+    if template.contains(line) {
+        return Some(letters(line));
+    }
+    let template = template.replace("{{", "{").replace("}}", "}");
+    let fixed_parts = template.split('{').map(|part| part.split_once('}').map_or(part, |(_, rest)| rest).trim());
+    let (mut all, mut matched, mut remaining_line) = (0, 0, line);
+    for part in fixed_parts {
+        all += letters(part);
+        if let Some((_, rest)) = remaining_line.split_once(part) {
+            matched += letters(part);
+            remaining_line = rest;
+        }
+    }
+    (matched >= MIN_LETTERS && 2 * matched >= all).then_some(matched)
 }
 
 fn is_product(file: &SourceFile) -> bool {
-    let crate_path = file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"));
-    file.has_ending("rs")
-        && crate_path.is_some_and(|(name, _)| CRATES.contains(&name))
-        && !file.path.ends_with("page.rs")
-        && !is_test_file(Path::new(&file.path))
+    let is_in_crate = file.path.strip_prefix("crates/").is_some_and(|path| path.contains("/src/"));
+    is_in_crate && file.has_ending("rs") && !file.path.ends_with("page.rs") && !is_test_file(Path::new(&file.path))
 }
 
 impl MessageIndex {
@@ -161,11 +171,10 @@ impl MessageIndex {
         callers.filter(|caller| *caller != called && is_near(scope, &self.functions[*caller])).collect()
     }
 
-    /// Returns a function's name, with its file unless that is the current one.
-    fn describe(&self, site: usize, current_file: &str) -> String {
+    /// Returns a function's name and file.
+    fn describe(&self, site: usize) -> String {
         let FunctionSite { shown_name, file, .. } = &self.functions[site];
-        let path = file.strip_prefix("crates/").unwrap_or(file);
-        if file == current_file { format!("`{shown_name}`") } else { format!("`{shown_name}` ({path})") }
+        format!("{shown_name} ({file})")
     }
 }
 
@@ -443,9 +452,8 @@ mod tests {
     use super::*;
     use crate::rules::tests::tree_of;
 
-    fn rows(text: &str) -> Vec<String> {
-        let page = render_page(&tree_of(&[("crates/policy/src/a.rs", text)]));
-        page.lines().filter(|line| line.starts_with("| `")).map(str::to_string).collect()
+    fn found(text: &str, line: &str) -> String {
+        render_matches(&tree_of(&[("crates/policy/src/a.rs", text)]), line).replace(" (crates/policy/src/a.rs)", "")
     }
 
     /// Is a variant's message listed with the functions that construct the variant, and not with those that match it?
@@ -458,11 +466,10 @@ mod tests {
                     fn take() -> Result<(), ShareError> {\n    Err(ShareError::Full)\n}\n\
                     fn find() -> Result<(), ShareError> {\n    Err(ShareError::Empty)\n}\n\
                     fn retry() {\n    if let Err(ShareError::Full) = take() {\n        wait();\n    }\n}\n";
-        let expected = [
-            "| `no ways are left` | `ShareError::Full` | `take` |",
-            "| `there is no group` | `ShareError::text` | `find` |",
-        ];
-        assert_eq!(rows(text), expected);
+        let full = "no ways are left\n    text in     ShareError::Full\n    decided in  take\n";
+        assert_eq!(found(text, "ways are left"), full);
+        let empty = "there is no group\n    text in     ShareError::text\n    decided in  find\n";
+        assert_eq!(found(text, "cachemate: there is no group"), empty);
     }
 
     /// Are helpers that return text followed to their caller, and status lines to the function that sets their field?
@@ -475,10 +482,10 @@ mod tests {
                     fn yield_to_root(&mut self) {\n    self.status.is_overruled = true;\n}\n\
                     fn load() {\n    read().expect(\"a file of the project\");\n}\n\
                     #[cfg(test)]\nmod tests {\n    fn f() {\n        g(\"no message of a test\");\n    }\n}\n";
-        let expected = [
-            "| `only {n} windows were measured` | `explain` | `judge` |",
-            "| `root acts on this host` | `status_text` | `yield_to_root` |",
-        ];
-        assert_eq!(rows(text), expected);
+        let explained = "only {n} windows were measured\n    text in     explain\n    decided in  judge\n";
+        assert_eq!(found(text, "xz: only 12 windows were measured"), explained);
+        let yielded = "root acts on this host\n    text in     status_text\n    decided in  yield_to_root\n";
+        assert_eq!(found(text, "root acts on this host"), yielded);
+        assert_eq!(found(text, "no message of a test"), "");
     }
 }

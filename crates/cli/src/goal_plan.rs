@@ -88,8 +88,9 @@ impl StaticPlanSearch {
         goals: &[RequestedGoal],
         seed: u64,
     ) -> anyhow::Result<Self> {
-        let mut jobs: Vec<IntervalJob> =
-            timed_programs.iter().map(|program| IntervalJob::new(program.middle_program().clone())).collect();
+        let median_job =
+            |program: &&TimedProgram| IntervalJob::new(program.sharing_program(program.median_draw(), machine));
+        let mut jobs: Vec<IntervalJob> = timed_programs.iter().map(median_job).collect();
         for goal in goals {
             let mut goal_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
             if goal_jobs.peek().is_none() {
@@ -180,8 +181,7 @@ impl GoalPlan {
     /// Formats the result as text.
     pub fn describe(&self) -> String {
         let mut text =
-            "\npromises, under the best plan for them; unlike above, caches wait for each other's memory traffic\n"
-                .to_string();
+            "\npromises, under the best plan for them (above over whole rounds of the programs, here over a fixed time)\n".to_string();
         for goal in &self.goals {
             text += &format!(
                 "  {} is {}: forecast {:.1} % slower than alone ({:.0} to {:.0} %), promised at most {:.1} %\n",

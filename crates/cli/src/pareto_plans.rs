@@ -59,7 +59,7 @@ impl ParetoPlans {
     pub fn describe(&self) -> String {
         let mut text = format!(
             "\nplans that no other beats in mean slowdown, worst slowdown and caches in use (to {} points);\n\
-             all programs run at once, so that caches wait for each other's memory traffic, unlike above\n",
+             above, speeds are over whole rounds of the programs, here over a fixed time\n",
             format_fixed(100.0 * MIN_SLOWDOWN_DIFFERENCE, 1)
         );
         text += "    mean    worst  caches  programs of each cache\n";

@@ -112,7 +112,7 @@ impl TimedProgram {
 
     /// Instructions and solo cycles of one round through the program's phases; `None` if a phase is endless.
     pub fn solo_round(&self) -> Option<(f64, f64)> {
-        let phases = self.middle_program().phases.iter();
+        let phases = self.timed_draws[self.median_draw()].phases.iter();
         phases.map(|phase| Some((phase.instructions?, phase.points.last()?.cycles_per_instr))).try_fold(
             (0.0, 0.0),
             |(instructions, cycles), phase| {
@@ -147,9 +147,9 @@ impl TimedProgram {
         })
     }
 
-    /// Returns the program with the median timing.
-    pub fn middle_program(&self) -> &PhasedProgram {
-        &self.timed_draws[self.timed_draws.len() / 2]
+    /// Returns the index of the draw with the median timing.
+    pub const fn median_draw(&self) -> usize {
+        self.timed_draws.len() / 2
     }
 
     /// Returns the program with one draw of its timing, for a cache that others share.

@@ -251,9 +251,9 @@ impl<'a> FileReader<'a> {
             let header: String =
                 self.lines[line_index..=line_index + end].iter().map(|line| line.code.as_str()).collect();
             let result = header.rsplit_once("->").map_or("", |(_, result)| result);
-            let returns_text =
-                ["String", "str", "Reason", "fmt::Result", "Markup"].iter().any(|text| result.contains(text))
-                    && !result.contains("Result<");
+            let is_text = ["String", "str", "Reason", "fmt::Result", "Markup"].iter().any(|text| result.contains(text));
+            // A function that explains adds its reasons to a list.
+            let returns_text = (is_text && !result.contains("Result<")) || name.starts_with("explain");
             let site = FunctionSite { shown_name, name, file: self.file.path.clone(), returns_text };
             self.index.functions.push(site);
             self.header_end = if end == 0 { line_index } else { line_index + end + 1 };
@@ -345,7 +345,15 @@ impl<'a> FileReader<'a> {
                 self.index.functions.push(site);
                 (self.index.functions.len() - 1, vec![shown_name])
             }
-            (None, Some(function)) => (function, self.matched_variants(line_index)),
+            (None, Some(function)) => {
+                let mut variants = self.matched_variants(line_index);
+                if variants.is_empty() {
+                    // The `Display` of a struct speaks for every value of it.
+                    let displayed_type = self.index.functions[function].shown_name.strip_suffix("::fmt");
+                    variants.extend(displayed_type.map(str::to_string));
+                }
+                (function, variants)
+            }
             (None, None) => return,
         };
         let fields = self.enclosing_lines(line_index).into_iter().flat_map(|line| read_fields(&line.code)).collect();

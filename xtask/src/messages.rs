@@ -97,7 +97,8 @@ fn render_matches(tree: &SourceTree, line: &str) -> String {
 }
 
 /// Returns the number of letters in which a line agrees with a message's template: those of the fixed parts that follow
-/// each other in the line, or of the whole line if it is a part of the template. `None` if fewer than half agree.
+/// each other in the line, or of the whole line if it is a part of the template. `None` if fewer than half of either's
+/// letters agree.
 fn matched_letters(template: &str, line: &str) -> Option<usize> {
     let letters = |text: &str| text.chars().filter(|c| c.is_alphabetic()).count();
     if template.contains(line) {
@@ -108,12 +109,17 @@ fn matched_letters(template: &str, line: &str) -> Option<usize> {
     let (mut all, mut matched, mut remaining_line) = (0, 0, line);
     for part in fixed_parts {
         all += letters(part);
+        // A line may end within a part.
+        let begun_part =
+            || remaining_line.char_indices().map(|(at, _)| &remaining_line[at..]).find(|end| part.starts_with(end));
         if let Some((_, rest)) = remaining_line.split_once(part) {
             matched += letters(part);
             remaining_line = rest;
+        } else if let Some(begun_part) = begun_part() {
+            (matched, remaining_line) = (matched + letters(begun_part), "");
         }
     }
-    (matched >= MIN_LETTERS && 2 * matched >= all).then_some(matched)
+    (matched >= MIN_LETTERS && 2 * matched >= all.min(letters(line))).then_some(matched)
 }
 
 fn is_product(file: &SourceFile) -> bool {
@@ -492,6 +498,7 @@ mod tests {
                     #[cfg(test)]\nmod tests {\n    fn f() {\n        g(\"no message of a test\");\n    }\n}\n";
         let explained = "only {n} windows were measured\n    text in     explain\n    decided in  judge\n";
         assert_eq!(found(text, "xz: only 12 windows were measured"), explained);
+        assert_eq!(found(text, "only 12 windows were mea"), explained);
         let yielded = "root acts on this host\n    text in     status_text\n    decided in  yield_to_root\n";
         assert_eq!(found(text, "root acts on this host"), yielded);
         assert_eq!(found(text, "no message of a test"), "");

@@ -7,6 +7,7 @@
 # LAB_FULL=1: all scenarios instead of the short ones. LAB_SCENARIOS: only these (`benches`: the benches of the machine).
 # LAB_CACHE: the directory of packages. LAB_LIMIT_SECONDS: limit of one guest. LAB_BUDGET_SECONDS: limit of all; guests that
 # do not fit are NOT RUN.
+# LAB_DEATHS: number of kills in `deaths`, at moments drawn by LAB_SEED.
 # LAB_NICE: nice value of the emulator. LAB_KERNEL: series of the kernel instead of 6.18 (such as 7.3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +15,7 @@ binary=${1:-target/chaos/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
-full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
+full="settled hybrid gangs gangs-bare colors colors-hashed ways placement sharing deaths memory hotplug clock resctrl partitions disk"
 # Run only if named in LAB_SCENARIOS, because they take long or have never run to completion.
 named="speed suspend nodes sweep traces traces-hashed probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services services-batch"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
@@ -97,10 +98,14 @@ case " ${LAB_SCENARIOS:-benches} " in *' benches '*) benches >>"$out/results.tsv
 
 initramfs
 ! has_chaos || : >"$out/initramfs/lab/chaos"
+echo "${LAB_DEATHS:-4} ${LAB_SEED:-1}" >"$out/initramfs/lab/deaths"
 pack
 for name in $scenarios; do
     case $name in
         settled) scenario settled 'lab-vm?packages=2' ;;
+        hybrid)
+            scenario hybrid 'lab-vm?cores_per_package=4&caches.l3.shared_by_cores=4' --small-cores 2 --small-l2-bytes 2097152
+            ;;
         probes) scenario probes lab-vm ;;
         probes-bare) scenario probes-bare lab-vm --no-counters --no-rdt ;;
         probes-rdt) scenario probes-rdt lab-vm --no-counters ;;
@@ -130,11 +135,11 @@ for name in $scenarios; do
             ;;
         forecast) forecast ;;
         benches) ;; # they came first
-        deaths)
+        deaths | memory)
             if has_chaos; then
-                scenario deaths 'lab-vm?packages=2'
+                scenario "$name" 'lab-vm?packages=2'
             else
-                printf 'deaths.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$NO_CHAOS" >>"$out/results.tsv"
+                printf '%s.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$name" "$NO_CHAOS" >>"$out/results.tsv"
             fi
             ;;
         *) echo "lab: found the scenario '$name', expected some of: benches $full $named" >&2; exit 2 ;;

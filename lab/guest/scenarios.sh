@@ -111,6 +111,25 @@ scenario_settled() {
     near counter-misses "misses: perf and the machine" "$(field misses counters.out)" "$(field model_misses counters.out)" 2
 }
 
+# Two types of cores on one L3. A small core needs two cycles for an instruction, and its L2 is eight times as large.
+scenario_hybrid() {
+    cachemate topology --json >topology.json
+    for core in "large 0 1 256 50" "small 3 2 2048 14"; do
+        set -- $core
+        load chase "$1-l1" "$2" 16 20
+        near "$1-l1" "a $1 core's chase through 16 KiB, ns a load" "$(field ns "$1-l1.out")" "$(awk "BEGIN { print 3 * $3 / 2 }")" 2
+        load chase "$1-l2" "$2" 768 40
+        near "$1-l2" "a $1 core's chase through 768 KiB, ns a load" "$(field ns "$1-l2.out")" "$(awk "BEGIN { print (3 * $3 + $5) / 2 }")" 2
+        same "$1-size" "L2 of CPU $2, KiB: in the machine, by cachemate" "$4" "$(l2_kib "$2")"
+    done
+}
+# l2_kib CPU: size of its L2 in topology.json.
+l2_kib() {
+    awk -F '"' -v cpu="$1" '
+        $2 == "level" { level = $4 } $2 == "cpus" { cpus = $4 }
+        $2 == "size_bytes" && level == "L2" && cpus == cpu { sub(/.*: /, ""); print $0 / 1024; exit }' topology.json
+}
+
 # Limit in guest seconds: a survey that takes longer has failed.
 gangs_within=30
 # Two programs that need the cache, two that stream through it, and two CPUs: which programs should run together?

@@ -17,8 +17,6 @@ struct model *model_new(const struct config *config)
 	m->config = *config;
 	m->l3s = (unsigned)(config->cpus / config->cpus_per_l3);
 	m->l1_ways = (unsigned)config->l1_ways;
-	m->l2_ways = config->l2_bytes ? (unsigned)config->l2_ways : 0;
-	m->l2_sets = m->l2_ways ? (unsigned)(config->l2_bytes / config->l2_ways / LINE_BYTES) : 1;
 	m->l3_ways = (unsigned)config->l3_ways;
 	m->l3_slices = (unsigned)config->l3_slices;
 	m->l3_sets_log2 = log2_of(config->l3_bytes / config->l3_ways / LINE_BYTES / config->l3_slices);
@@ -44,9 +42,14 @@ struct model *model_new(const struct config *config)
 			l3->mask[k] = (uint32_t)((1ull << m->l3_ways) - 1);
 	}
 	for (unsigned i = 0; complete && i < config->cpus; i++) {
-		m->cpu[i].l3 = i / (unsigned)config->cpus_per_l3;
-		m->cpu[i].l2 = calloc((size_t)m->l2_sets * m->l2_ways + 1, sizeof(entry));
-		complete = m->cpu[i].l2;
+		struct cpu *c = &m->cpu[i];
+		struct core_type type = config_core(config, i);
+		c->l3 = i / (unsigned)config->cpus_per_l3;
+		c->l2_ways = type.l2_bytes ? (unsigned)type.l2_ways : 0;
+		c->l2_sets = c->l2_ways ? (unsigned)(type.l2_bytes / type.l2_ways / LINE_BYTES) : 1;
+		c->l2_cycles = (unsigned)type.l2_cycles;
+		c->l2 = calloc((size_t)c->l2_sets * c->l2_ways + 1, sizeof(entry));
+		complete = c->l2;
 	}
 	if (!complete) {
 		model_free(m);
@@ -83,9 +86,9 @@ static inline entry *l1_set(struct cpu *c, uint32_t line)
 	return c->l1 + (size_t)(line & (L1_SETS - 1)) * WAYS_AT_MOST;
 }
 
-static inline entry *l2_set(const struct model *m, struct cpu *c, uint32_t line)
+static inline entry *l2_set(struct cpu *c, uint32_t line)
 {
-	return c->l2 + (size_t)(line & (m->l2_sets - 1)) * m->l2_ways;
+	return c->l2 + (size_t)(line & (c->l2_sets - 1)) * c->l2_ways;
 }
 
 static inline int find(const entry *set, unsigned ways, uint32_t line)
@@ -115,7 +118,7 @@ static inline void put(entry *set, unsigned ways, entry new)
 
 bool holds(struct model *m, struct cpu *c, uint32_t line)
 {
-	return find(l1_set(c, line), m->l1_ways, line) >= 0 || find(l2_set(m, c, line), m->l2_ways, line) >= 0;
+	return find(l1_set(c, line), m->l1_ways, line) >= 0 || find(l2_set(c, line), c->l2_ways, line) >= 0;
 }
 
 static void remove_at(entry *set, unsigned ways, int at)
@@ -127,23 +130,23 @@ static void remove_at(entry *set, unsigned ways, int at)
 
 static void drop(struct model *m, struct cpu *c, uint32_t line)
 {
-	entry *l1 = l1_set(c, line), *l2 = l2_set(m, c, line);
+	entry *l1 = l1_set(c, line), *l2 = l2_set(c, line);
 	int at = find(l1, m->l1_ways, line);
 	if (at >= 0)
 		remove_at(l1, m->l1_ways, at);
-	at = find(l2, m->l2_ways, line);
+	at = find(l2, c->l2_ways, line);
 	if (at >= 0)
-		remove_at(l2, m->l2_ways, at);
+		remove_at(l2, c->l2_ways, at);
 	c->recent.reads[line % RECENT] = c->recent.writes[line % RECENT] = 0;
 }
 
 static void no_longer_alone(struct model *m, struct cpu *c, uint32_t line)
 {
-	entry *l1 = l1_set(c, line), *l2 = l2_set(m, c, line);
+	entry *l1 = l1_set(c, line), *l2 = l2_set(c, line);
 	int at = find(l1, m->l1_ways, line);
 	if (at >= 0)
 		l1[at] &= ~(entry)EXCLUSIVE;
-	at = find(l2, m->l2_ways, line);
+	at = find(l2, c->l2_ways, line);
 	if (at >= 0)
 		l2[at] &= ~(entry)EXCLUSIVE;
 	c->recent.reads[line % RECENT] = c->recent.writes[line % RECENT] = 0;
@@ -305,8 +308,8 @@ static void ask_ahead(struct model *m, unsigned cpu, uint32_t line, uint64_t now
 {
 	struct cpu *c = &m->cpu[cpu];
 	struct line *known = &m->line[line];
-	entry *l2 = l2_set(m, c, line);
-	if (find(l2, m->l2_ways, line) >= 0 || (known->dirty && known->owner != cpu + 1))
+	entry *l2 = l2_set(c, line);
+	if (find(l2, c->l2_ways, line) >= 0 || (known->dirty && known->owner != cpu + 1))
 		return;
 	c->count[PREFETCHES]++;
 	uint64_t cycles = m->config.l3_cycles;
@@ -314,7 +317,7 @@ static void ask_ahead(struct model *m, unsigned cpu, uint32_t line, uint64_t now
 		c->count[PREFETCH_MISSES]++;
 		cycles = fetch(m, c, line, now);
 	}
-	put(l2, m->l2_ways, key_of(line) | join(m, cpu, line));
+	put(l2, c->l2_ways, key_of(line) | join(m, cpu, line));
 	c->in_flight[line % IN_FLIGHT] = (struct in_flight){ line, now + cycles };
 }
 
@@ -362,20 +365,20 @@ static struct outcome slow(struct model *m, unsigned cpu, uint32_t line, bool st
 {
 	struct cpu *c = &m->cpu[cpu];
 	struct outcome o = { 0 };
-	entry *l2 = l2_set(m, c, line);
+	entry *l2 = l2_set(c, line);
 	__builtin_prefetch(&m->line[line], 1);
 	l3_prepare(m, c->l3, line);
-	int at = find(l2, m->l2_ways, line);
+	int at = find(l2, c->l2_ways, line);
 	entry flags = at >= 0 ? l2[at] & FLAGS : 0;
 	if (!in_l1) {
 		c->count[L1_MISSES]++;
 		if (at >= 0)
-			o = (struct outcome){ .cycles = (uint32_t)m->config.l2_cycles + arrival(c, line, now), .source = FROM_L2 };
+			o = (struct outcome){ .cycles = (uint32_t)c->l2_cycles + arrival(c, line, now), .source = FROM_L2 };
 		else
 			beyond_l2(m, cpu, line, store, now, &o);
 		follow_streams(m, cpu, line, now);
-		if (m->l2_ways) /* the streamer may have moved it */
-			at = find(l2, m->l2_ways, line);
+		if (c->l2_ways) /* the streamer may have moved it */
+			at = find(l2, c->l2_ways, line);
 	}
 	if (store && !(flags & EXCLUSIVE)) {
 		take_alone(m, cpu, line, now, &o);
@@ -389,7 +392,7 @@ static struct outcome slow(struct model *m, unsigned cpu, uint32_t line, bool st
 	if (m->line[line].moves > 1)
 		flags |= MOVING;
 	if (!in_l1)
-		put(l2, m->l2_ways, key_of(line) | flags);
+		put(l2, c->l2_ways, key_of(line) | flags);
 	else if (at >= 0)
 		l2[at] = key_of(line) | flags;
 	put(l1_set(c, line), m->l1_ways, key_of(line) | flags);

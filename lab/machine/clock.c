@@ -18,8 +18,8 @@ enum {
 };
 
 struct vcpu {
-	uint64_t *run;
-	uint64_t base;
+	uint64_t *run; /* in instructions' times: `pace` cycles each */
+	uint64_t base, pace;
 	volatile bool there, runnable, idle, waking, pauses;
 	pthread_cond_t *waits_on;
 	pthread_cond_t turn;
@@ -43,13 +43,13 @@ static struct clock_figures figures;
 
 static inline uint64_t now_of(const struct vcpu *v)
 {
-	return v->base + *(volatile uint64_t *)v->run;
+	return v->base + v->pace * *(volatile uint64_t *)v->run;
 }
 
 static inline void allow(struct vcpu *v, uint64_t now, uint64_t cycles)
 {
-	uint64_t run = CLOCK_LIMIT - cycles;
-	v->base = now - run;
+	uint64_t run = CLOCK_LIMIT - (cycles + v->pace - 1) / v->pace;
+	v->base = now - v->pace * run;
 	*(volatile uint64_t *)v->run = run;
 }
 
@@ -70,6 +70,7 @@ void clock_add(unsigned cpu, uint64_t *run)
 	pthread_mutex_lock(&lock);
 	pthread_cond_init(&v->turn, NULL);
 	v->run = run;
+	v->pace = config_core(&config, cpu).instruction_cycles;
 	allow(v, floor_cycles, 0);
 	v->there = true;
 	if (cpu >= count)
@@ -80,6 +81,16 @@ void clock_add(unsigned cpu, uint64_t *run)
 uint64_t clock_now(unsigned cpu)
 {
 	return now_of(&vcpus[cpu]);
+}
+
+void clock_stall(unsigned cpu, uint64_t cycles)
+{
+	struct vcpu *v = &vcpus[cpu];
+	if (v->pace > 1) {
+		v->base += cycles % v->pace;
+		cycles /= v->pace;
+	}
+	*(volatile uint64_t *)v->run += cycles;
 }
 
 uint64_t clock_worked(unsigned cpu)

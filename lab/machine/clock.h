@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  * The guest's own time: every virtual CPU has a clock of its own, in cycles, and a misses' cycles are added to it.
  *
- * A clock is `base + *run`. QEMU adds each block's instructions to `*run` inline; where it reaches CLOCK_LIMIT the CPU
+ * A clock is `base + pace x *run`. QEMU adds each block's instructions to `*run` inline; where it reaches CLOCK_LIMIT the CPU
  * calls clock_sync. So only one CPU runs at a time, the holder of the token, and it may be a quantum ahead of the slowest
  * one that wants to run; then that one gets the token. The emulator's main thread sees the minimum of all. Where
  * everybody sleeps, time jumps to the next timer. Knows nothing of QEMU: threads call it, a test's or QEMU's. */
@@ -34,6 +34,8 @@ void clock_start(const struct config *, const struct clock_host *);
 /* A virtual CPU's thread begins; `run` is its counter. */
 void clock_add(unsigned cpu, uint64_t *run);
 uint64_t clock_now(unsigned cpu);
+/* The CPU waits, for memory or by an instruction's own cost. */
+void clock_stall(unsigned cpu, uint64_t cycles);
 /* Its time without pauses. */
 uint64_t clock_worked(unsigned cpu);
 /* No CPU runs for so many cycles, and time passes: the guest is paused from outside. */

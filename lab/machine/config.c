@@ -27,6 +27,11 @@ static const struct setting settings[] = {
 	SETTING(l2_cycles, 14, 0, 1 << 20),
 	SETTING(l3_cycles, 50, 0, 1 << 20),
 	SETTING(memory_cycles, 250, 0, 1 << 20),
+	SETTING(small_cpus, 0, 0, CPUS_AT_MOST),
+	SETTING(small_instruction_cycles, 1, 1, 16),
+	SETTING(small_l2_bytes, 256 << 10, 0, 64 << 20),
+	SETTING(small_l2_ways, 8, 1, WAYS_AT_MOST),
+	SETTING(small_l2_cycles, 14, 0, 1 << 20),
 	SETTING(prefetch_streams, 8, 0, 32),
 	SETTING(prefetch_degree, 16, 0, 32),
 	SETTING(same_l3_cycles, 120, 0, 1 << 20),
@@ -145,13 +150,17 @@ const char *config_check(const struct config *c)
 	const char *wrong = sets("l1_bytes", c->l1_bytes, c->l1_ways, 1);
 	if (!wrong && c->l2_bytes) /* without an L2 the L1s lie before the shared cache */
 		wrong = sets("l2_bytes", c->l2_bytes, c->l2_ways, 1);
+	if (!wrong && c->small_l2_bytes)
+		wrong = sets("small_l2_bytes", c->small_l2_bytes, c->small_l2_ways, 1);
+	if (!wrong && c->small_cpus > c->cpus)
+		wrong = "small_cpus: expected at most cpus";
 	if (!wrong)
 		wrong = sets("l3_bytes", c->l3_bytes, c->l3_ways, c->l3_slices);
 	if (!wrong && (c->cpus % c->cpus_per_l3 || c->cpus / c->cpus_per_l3 > L3S_AT_MOST))
 		wrong = "cpus_per_l3: expected a divisor of cpus, and 8 L3s at most";
 	if (!wrong && c->remote_memory_cycles && !c->memory_per_l3)
 		wrong = "remote_memory_cycles: expected 0, as all L3s share one memory (memory_per_l3)";
-	if (!wrong && !c->l2_bytes && c->prefetch_degree)
+	if (!wrong && c->prefetch_degree && (!c->l2_bytes || (c->small_cpus && !c->small_l2_bytes)))
 		wrong = "prefetch_degree: expected 0, as there is no L2 to prefetch into";
 	if (!wrong && c->l1_bytes / c->l1_ways != 4096)
 		wrong = "l1_bytes: expected 64 sets, so that pages do not change which line lies in which";

@@ -13,8 +13,10 @@ struct config {
 	uint64_t hertz;
 	uint64_t cpus, cpus_per_l3;
 	uint64_t l1_bytes, l1_ways, l2_bytes, l2_ways, l3_bytes, l3_ways, l3_slices;
-	/* Beyond the one cycle of an instruction. */
+	/* Beyond the cycles of an instruction. */
 	uint64_t l2_cycles, l3_cycles, memory_cycles;
+	/* The last CPUs are cores of another type: each instruction takes so many cycles (of `hertz`), and the L2 is their own. */
+	uint64_t small_cpus, small_instruction_cycles, small_l2_bytes, small_l2_ways, small_l2_cycles;
 	uint64_t prefetch_streams, prefetch_degree; /* of each L2's streamer; 0 = there is none */
 	uint64_t same_l3_cycles, other_l3_cycles; /* a line out of another CPU's cache */
 	uint64_t io_cycles;
@@ -51,6 +53,17 @@ static inline uint64_t clock_ns(const struct config *c, uint64_t cycles)
 static inline uint64_t clock_cycles(const struct config *c, uint64_t ns)
 {
 	return (uint64_t)((unsigned __int128)ns * c->hertz / 1000000000u);
+}
+
+/* What differs between types of cores. */
+struct core_type {
+	uint64_t instruction_cycles, l2_bytes, l2_ways, l2_cycles;
+};
+static inline struct core_type config_core(const struct config *c, uint64_t cpu)
+{
+	if (cpu + c->small_cpus < c->cpus)
+		return (struct core_type){ 1, c->l2_bytes, c->l2_ways, c->l2_cycles };
+	return (struct core_type){ c->small_instruction_cycles, c->small_l2_bytes, c->small_l2_ways, c->small_l2_cycles };
 }
 
 void config_defaults(struct config *);

@@ -39,6 +39,7 @@ struct in_flight {
 struct cpu {
 	entry l1[L1_SETS * WAYS_AT_MOST];
 	entry *l2;
+	unsigned l2_ways, l2_sets, l2_cycles;
 	struct recent recent;
 	struct stream streams[STREAMS_AT_MOST];
 	unsigned next_stream;
@@ -73,7 +74,7 @@ enum { MOVE_TIMES = 1 << 16 };
 
 struct model {
 	struct config config;
-	unsigned l3s, l1_ways, l2_ways, l2_sets, l3_ways, l3_sets_log2, l3_slices;
+	unsigned l3s, l1_ways, l3_ways, l3_sets_log2, l3_slices;
 	uint32_t lines;
 	struct cpu *cpu;
 	struct l3 l3[L3S_AT_MOST];

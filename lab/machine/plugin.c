@@ -78,7 +78,7 @@ static _Noreturn void fail(const char *what)
 
 static void stall(struct vcpu *v, uint64_t cycles)
 {
-	v->counted->run += cycles;
+	clock_stall(v->registers.cpu, cycles);
 }
 
 static uint64_t instructions_of(unsigned cpu)

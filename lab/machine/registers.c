@@ -239,10 +239,12 @@ static void set(uint32_t answer[4], uint32_t a, uint32_t b, uint32_t c, uint32_t
 }
 
 /* Leaf 4: sizes only; who shares what stays as the emulator says it. */
-static bool cache_leaf(const struct config *c, uint32_t subleaf, uint32_t answer[4])
+static bool cache_leaf(const struct registers *r, uint32_t subleaf, uint32_t answer[4])
 {
+	const struct config *c = r->config;
+	struct core_type core = config_core(c, r->cpu);
 	/* L1 of data, L1 of instructions (not modeled), L2, L3 */
-	uint64_t bytes[4] = { c->l1_bytes, 0, c->l2_bytes, c->l3_bytes }, ways[4] = { c->l1_ways, 0, c->l2_ways, c->l3_ways };
+	uint64_t bytes[4] = { c->l1_bytes, 0, core.l2_bytes, c->l3_bytes }, ways[4] = { c->l1_ways, 0, core.l2_ways, c->l3_ways };
 	if (subleaf > 3 || !bytes[subleaf])
 		return false;
 	answer[B] = (uint32_t)(ways[subleaf] - 1) << 22 | (LINE_BYTES - 1);
@@ -299,7 +301,7 @@ bool registers_cpuid(const struct registers *r, uint32_t leaf, uint32_t subleaf,
 		answer[A] = 0x16;
 		return true;
 	case 4:
-		return cache_leaf(c, subleaf, answer);
+		return cache_leaf(r, subleaf, answer);
 	case 7:
 		if (subleaf || !c->classes)
 			return false;

@@ -57,6 +57,9 @@ pub enum CoreModel {
     InOrder {
         /// Instructions per cycle of all contexts together; 1 to 4096.
         issue_width: u32,
+        /// Stores in flight per context; with 0, a store that misses blocks its context as a load does.
+        #[serde(default = "default_store_buffer")]
+        store_buffer: u32,
     },
     /// Out-of-order execution; contexts share issue width, window and miss registers. A single context gives a core
     /// without multithreading.
@@ -73,14 +76,21 @@ pub enum CoreModel {
     },
 }
 
-/// Stores in flight per context of an in-order core.
-const STORE_BUFFER: u32 = 8;
+/// Returns the number of stores in flight per context of an in-order core whose description states none.
+fn default_store_buffer() -> u32 {
+    8
+}
 
 impl CoreModel {
+    /// Returns an in-order core with the usual store buffer.
+    pub fn in_order(issue_width: u32) -> Self {
+        CoreModel::InOrder { issue_width, store_buffer: default_store_buffer() }
+    }
+
     /// Returns the maximum number of misses in flight: a core's miss registers, or the stores of an in-order context.
     pub fn max_misses_in_flight(self) -> u32 {
         match self {
-            CoreModel::InOrder { .. } => STORE_BUFFER,
+            CoreModel::InOrder { store_buffer, .. } => store_buffer.max(1),
             CoreModel::OutOfOrder { mshrs, .. } => mshrs,
         }
     }
@@ -205,6 +215,15 @@ pub struct CoherenceSpec {
 pub enum PrefetcherSpec {
     /// Detects constant strides among the misses of a cache and fetches ahead of them.
     Stride {
+        /// The cache that it serves.
+        level: CacheLevel,
+        /// Maximum number of streams that it tracks.
+        streams: u32,
+        /// Lines per prefetch.
+        degree: u32,
+    },
+    /// As `stride`, for steps of one line upward only.
+    NextLine {
         /// The cache that it serves.
         level: CacheLevel,
         /// Maximum number of streams that it tracks.
@@ -408,7 +427,7 @@ impl MachineSpec {
             }
         }
         let (issue_width, window, mshrs) = match self.pipeline {
-            CoreModel::InOrder { issue_width } => (issue_width, 1, 1),
+            CoreModel::InOrder { issue_width, .. } => (issue_width, 1, 1),
             CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => (issue_width, window, mshrs),
         };
         for (field, found) in [("issue_width", issue_width), ("window", window), ("mshrs", mshrs)] {

@@ -201,7 +201,7 @@ pub fn machine_spec(caches: Vec<CacheSpec>) -> MachineSpec {
         packages: 1,
         cores_per_package: 1,
         contexts_per_core: 1,
-        pipeline: CoreModel::InOrder { issue_width: 1 },
+        pipeline: CoreModel::in_order(1),
         caches,
         coherence: CoherenceSpec::default(),
         prefetchers: Vec::new(),

@@ -188,7 +188,7 @@ impl IntervalEngine {
         let cycles_of_ns = |ns: u64| ns as f64 * hertz / 1e9;
         let memory = MemorySystem::new(spec, line_bytes);
         let width = match spec.pipeline {
-            CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
+            CoreModel::InOrder { issue_width, .. } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
         let latency_or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);

@@ -10,7 +10,7 @@
 #include "../thread_state.h"
 #include "check.h"
 
-enum { CPUS = 4, BLOCKS = 20000, BLOCK_CYCLES = 700, NAPS = 200, PAUSES = 10, PAUSE_QUANTA = 5 };
+enum { CPUS = 4, SMALL_CPUS = 2, SMALL_PACE = 3, BLOCKS = 20000, BLOCK_CYCLES = 700, NAPS = 200, PAUSES = 10, PAUSE_QUANTA = 5 };
 
 static struct config config;
 static uint64_t run[CPUS];
@@ -75,8 +75,11 @@ static void *vcpu(void *argument)
 			HOLDS(running++ == 0);
 			for (unsigned other = 0; other < CPUS; other++)
 				if (clock_is_running(other))
-					HOLDS(clock_now(cpu) <= clock_now(other) + quantum + BLOCK_CYCLES);
-			*(volatile uint64_t *)&run[cpu] += 1 + draw(&state) % BLOCK_CYCLES;
+					HOLDS(clock_now(cpu) <= clock_now(other) + quantum + SMALL_PACE * BLOCK_CYCLES);
+			uint64_t began = clock_now(cpu), block = 1 + draw(&state) % (BLOCK_CYCLES - 100), stalled = draw(&state) % 100;
+			*(volatile uint64_t *)&run[cpu] += block;
+			clock_stall(cpu, stalled);
+			HOLDS(clock_now(cpu) == began + block * (cpu < CPUS - SMALL_CPUS ? 1 : SMALL_PACE) + stalled);
 			running--;
 		} else {
 			out_of_order++;
@@ -142,9 +145,11 @@ int main(void)
 						pthread_cond_broadcast, clock_gettime,		wake_main, is_ready };
 	pthread_t started[CPUS];
 	uint64_t last = 0;
-	ASK("Does one CPU run at a time, never more than a quantum ahead; does time only go forward, do timers fire in time, and does a pause reach all?");
+	ASK("Does one CPU run at a time, never more than a quantum ahead; does time only go forward, do timers fire in time, does a pause reach all, and do small cores have their own pace?");
 	main_thread = gettid();
 	config_defaults(&config);
+	config.small_cpus = SMALL_CPUS;
+	config.small_instruction_cycles = SMALL_PACE;
 	clock_start(&config, &host);
 	for (unsigned cpu = 0; cpu < CPUS; cpu++) {
 		pthread_cond_init(&halted[cpu], NULL);

@@ -95,7 +95,7 @@ static struct program *begin(unsigned cpu, bool chase, double mib)
 static void step(struct program *p)
 {
 	struct outcome o = model_access(model, p->cpu, p->order[p->at++ % p->lines], false, p->now);
-	p->now += INSTRUCTIONS + o.cycles;
+	p->now += INSTRUCTIONS * config_core(&config, p->cpu).instruction_cycles + o.cycles;
 }
 
 /* Everybody until this one has been through its lines that often; its cycles for an access. */
@@ -282,6 +282,25 @@ static void chiplets(void)
 	told("chiplets-transfer", "a line from the last L3 to the first, cycles", model_access(model, 14, 9, false, 0).cycles, 700);
 }
 
+/* Two cores with an L2 of 256 KiB, and two small ones on the other L3 with one of 512 KiB that need two cycles for an
+ * instruction: 384 KiB fit into the small cores' L2 only. */
+static void core_types(void)
+{
+	static const struct {
+		unsigned cpu;
+		double mib;
+		unsigned cycles;
+	} chases[] = { { 0, 0.015625, 0 }, { 0, 0.375, 50 }, { 0, 12, 250 }, { 2, 0.015625, 0 }, { 2, 0.375, 20 }, { 2, 6, 50 }, { 2, 12, 250 } };
+	for (unsigned i = 0; i < sizeof chases / sizeof *chases; i++) {
+		char id[40], what[96];
+		bool small = chases[i].cpu > 1;
+		machine("small_cpus=2 small_instruction_cycles=2 small_l2_bytes=524288 small_l2_ways=16 small_l2_cycles=20");
+		snprintf(id, sizeof id, "core-%s-%.0fK", small ? "small" : "large", 1024 * chases[i].mib);
+		snprintf(what, sizeof what, "a %s core's chase through %.0f KiB, ns a load", small ? "small" : "large", 1024 * chases[i].mib);
+		told(id, what, settled_ns(begin(chases[i].cpu, true, chases[i].mib)), ns(INSTRUCTIONS * (small ? 2 : 1) + chases[i].cycles));
+	}
+}
+
 /* What the old L2 still has comes from there, the rest from memory; the L1's lines are nearly all in the L2 too. */
 static void refill(void)
 {
@@ -345,6 +364,7 @@ int main(void)
 	nodes();
 	throttles();
 	chiplets();
+	core_types();
 	refill();
 	neighbor();
 	at_capacity();

@@ -168,7 +168,7 @@ static void partitions(void)
 static void cpuid(void)
 {
 	struct registers r = registers_of(0);
-	ASK("Does CPUID tell of the model's caches, classes and counters, and of none where there are none?");
+	ASK("Does CPUID tell of the model's caches, of a small core's own L2, of classes and counters, and of none where there are none?");
 	uint32_t l3[4] = { 0x1c163, 0, 0, 4 };
 	HOLDS(registers_cpuid(&r, 4, 3, l3));
 	SAME(l3[0], 0x1c163); /* who shares it is the emulator's word */
@@ -185,6 +185,17 @@ static void cpuid(void)
 	r.config = &throttling;
 	HOLDS(registers_cpuid(&r, 0x10, 0, bandwidth) && bandwidth[1] == (2 | 8));
 	HOLDS(registers_cpuid(&r, 0x10, 3, bandwidth) && bandwidth[0] == 89 && bandwidth[2] == 4);
+	struct config hybrid = config;
+	hybrid.small_cpus = 1;
+	hybrid.small_l2_bytes = 4 * config.l2_bytes;
+	r = registers_of((unsigned)config.cpus - 1);
+	r.config = &hybrid;
+	uint32_t l2[4] = { 0 };
+	HOLDS(registers_cpuid(&r, 4, 2, l2));
+	SAME((uint64_t)(l2[2] + 1) * config.small_l2_ways * LINE_BYTES, 4 * config.l2_bytes);
+	r.cpu = 0;
+	HOLDS(registers_cpuid(&r, 4, 2, l2));
+	SAME((uint64_t)(l2[2] + 1) * config.l2_ways * LINE_BYTES, config.l2_bytes);
 	r.config = &config;
 	uint32_t tsc[4] = { 0 };
 	HOLDS(registers_cpuid(&r, 0x15, 0, tsc));

@@ -55,7 +55,7 @@ impl SharedCache {
         let cache = machine.last_level_cache()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
         let (issue_width, window, max_overlapping_misses) = match machine.pipeline {
-            CoreModel::InOrder { issue_width } => (issue_width, 1.0, 1.0),
+            CoreModel::InOrder { issue_width, .. } => (issue_width, 1.0, 1.0),
             CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
             }

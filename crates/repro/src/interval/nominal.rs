@@ -125,7 +125,7 @@ pub fn from_file_with(file: &ProfileFile, machine: &MachineSpec, prior: &TimingP
     let references =
         profile_references.or(file_references).ok_or_else(|| profile_error("no references in its profile"))?;
     let (issue_width, overlapping_misses) = match machine.pipeline {
-        CoreModel::InOrder { issue_width } => (issue_width, 1.0),
+        CoreModel::InOrder { issue_width, .. } => (issue_width, 1.0),
         CoreModel::OutOfOrder { issue_width, .. } => (issue_width, prior.overlapping_misses),
     };
     let (hit_cycles, miss_cycles) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));

@@ -147,7 +147,7 @@ fn measure_curves(program: &str, seed: u64, lengths: LogLengths, colors: &[u32])
     let mut workload_without_prefetch = base_workload.clone();
     workload_without_prefetch.options.prefetch = false;
     let mut in_order_workload = base_workload.clone();
-    in_order_workload.machine.pipeline = CoreModel::InOrder { issue_width: 1 };
+    in_order_workload.machine.pipeline = CoreModel::in_order(1);
     let prefetch_curves = run_and_measure_curves(&base_workload, "as it is", lengths, colors)?;
     let no_prefetch_curves =
         run_and_measure_curves(&workload_without_prefetch, "without prefetching", lengths, colors)?;

@@ -388,7 +388,8 @@ impl CoreFrontEnd {
 }
 
 impl HwContext {
-    /// Completes an access that was issued in the tick before `tick` and whose data arrives at the tick `arrival`.
+    /// Completes an access that was issued in the tick before `tick` and whose data arrives at the tick `arrival`. A posted
+    /// access is a store for which nothing waits.
     /// Returns whether the context has to wait.
     #[inline(always)]
     pub fn complete_access(
@@ -397,20 +398,20 @@ impl HwContext {
         wait: StallSource,
         hit_tick: u64,
         tick: u64,
-        is_store: bool,
+        is_posted: bool,
         is_in_order: bool,
     ) -> bool {
         let is_late = arrival > hit_tick;
         (self.ready_at, self.stall_source) = (tick, None);
         let mut is_blocked = false;
-        if !is_store {
+        if !is_posted {
             (self.value_tick, self.value_origin) = (arrival, wait.origin);
             if is_late && is_in_order && arrival > tick {
                 (self.stall_source, self.ready_at, is_blocked) = (Some(wait), arrival, true);
             }
         }
         if is_late && !is_blocked {
-            let instruction = (!is_store).then_some(self.issued_count - 1);
+            let instruction = (!is_posted).then_some(self.issued_count - 1);
             self.add_outstanding(OutstandingMiss { returns_at: arrival, instruction, stall_source: wait });
         }
         is_blocked

@@ -147,6 +147,7 @@ impl CacheUnit {
         let page_shift = machine.pages.page_bytes.trailing_zeros();
         let prefetcher_specs = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
             PrefetcherSpec::Stride { level, .. }
+            | PrefetcherSpec::NextLine { level, .. }
             | PrefetcherSpec::Streamer { level, .. }
             | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
         });

@@ -112,11 +112,12 @@ impl CoreFrontEnd {
             cursor.position += 1;
             cursor.tick += 1;
             cursor.record_start = cursor.tick;
+            let is_posted = is_store && !self.stores_block;
             let context = &mut self.contexts[context_index];
             context.issued_count += cursor.tick - cursor.counted_until;
             cursor.counted_until = cursor.tick;
             cursor.last_load_tick = if is_store { cursor.last_load_tick } else { NO_TICK };
-            if context.complete_access(arrival, wait, hit_tick, cursor.tick, is_store, is_in_order) {
+            if context.complete_access(arrival, wait, hit_tick, cursor.tick, is_posted, is_in_order) {
                 break SlowPathCause::PendingValue;
             }
             if !is_in_order {

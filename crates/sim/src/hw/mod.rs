@@ -180,7 +180,7 @@ impl Hardware {
         spec.check()?;
         check_host_memory(spec)?;
         let issue_width = match spec.pipeline {
-            CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
+            CoreModel::InOrder { issue_width, .. } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let ticks_per_cycle = u64::from(issue_width);
         let caches = Caches::new(spec, options, ticks_per_cycle)?;

@@ -68,6 +68,8 @@ pub(crate) struct CoreFrontEnd {
     pub l1i: Option<usize>,
     pub package: u32,
     pub is_in_order: bool,
+    /// Whether a store that misses blocks its context, for want of a store buffer.
+    pub stores_block: bool,
     /// Whether instructions that do not need the value of a load may overtake it.
     pub can_overtake_loads: bool,
     pub kind: CoreKindName,
@@ -128,6 +130,7 @@ impl Core {
             l1i,
             package,
             is_in_order,
+            stores_block: matches!(machine.pipeline, CoreModel::InOrder { store_buffer: 0, .. }),
             can_overtake_loads: loads_pass,
             kind: CoreKindName::from_machine(machine),
             is_next_level_private: false,

@@ -4,7 +4,7 @@
 //! frames may belong to another process). If all streams are in use, the one idle longest is replaced.
 //!
 //! *Stride*: two equal steps in a row confirm a stream; from then on, every demand miss, and every first hit on a
-//! prefetched line, requests the next `degree` lines.
+//! prefetched line, requests the next `degree` lines. *Next line*: the same for steps of one line upward only.
 //!
 //! *Streamer* (Intel 64 Optimization Reference Manual 248966, data prefetch logic of the Core microarchitecture): there
 //! are separate tables of pages accessed upward and downward. The second access to a page makes it a stream; lines may
@@ -51,6 +51,8 @@ pub(crate) struct Prefetcher {
     fetches_pair_line: bool,
     streams: Vec<StrideStream>,
     degree: u32,
+    /// Whether only steps of one line upward confirm a stream.
+    is_next_line: bool,
     streamer: Option<Streamer>,
     access_count: u64,
 }
@@ -64,6 +66,7 @@ impl Prefetcher {
             fetches_pair_line: false,
             streams,
             degree: 0,
+            is_next_line: false,
             streamer,
             access_count: 0,
         };
@@ -72,9 +75,10 @@ impl Prefetcher {
             has_any = true;
             match spec {
                 PrefetcherSpec::AdjacentLine { .. } => prefetcher.fetches_pair_line = true,
-                PrefetcherSpec::Stride { streams, degree, .. } => {
+                PrefetcherSpec::Stride { streams, degree, .. } | PrefetcherSpec::NextLine { streams, degree, .. } => {
                     prefetcher.streams = vec![StrideStream::default(); streams as usize];
                     prefetcher.degree = degree;
+                    prefetcher.is_next_line = matches!(spec, PrefetcherSpec::NextLine { .. });
                 }
                 PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } => {
                     let new_streams = |count: u32| vec![PageStream::default(); count as usize];
@@ -122,7 +126,7 @@ impl Prefetcher {
         if step == 0 {
             return;
         }
-        stream.is_confirmed = step == stream.stride;
+        stream.is_confirmed = step == stream.stride && (step == 1 || !self.is_next_line);
         (stream.stride, stream.last_line, stream.last_use) = (step, line, self.access_count);
         if stream.is_confirmed {
             let next_lines = (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));

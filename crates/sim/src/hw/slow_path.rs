@@ -57,13 +57,13 @@ impl CoreFrontEnd {
             queue_ticks: slow_access.response.queue_ticks,
             is_joined,
         };
-        let is_store = access.kind() == AccessKind::Store;
+        let is_posted = access.kind() == AccessKind::Store && !self.stores_block;
         let is_blocked = context.complete_access(
             slow_access.response.ready_tick,
             wait,
             hit_tick,
             burst.tick,
-            is_store,
+            is_posted,
             self.is_in_order,
         );
         self.report_access(access, &slow_access, &prior_counts, is_blocked, burst, thread, environment)

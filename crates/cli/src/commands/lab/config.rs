@@ -47,6 +47,15 @@ pub struct ProcessorOptions {
     /// Mean number of loads per load whose latency is measured [default: 1, each]
     #[arg(long, value_name = "LOADS", requires = "samples", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     load_tag_interval: Option<u32>,
+    /// Cores of a second type, as on a hybrid processor: the last ones of the machine
+    #[arg(long, value_name = "CORES", value_parser = clap::value_parser!(u32).range(1..))]
+    small_cores: Option<u32>,
+    /// Cycles that a small core takes for an instruction [default: 2]
+    #[arg(long, value_name = "CYCLES", requires = "small_cores", value_parser = clap::value_parser!(u32).range(1..=16))]
+    small_instruction_cycles: Option<u32>,
+    /// Size of a small core's L2 [default: that of the other cores]
+    #[arg(long, value_name = "BYTES", requires = "small_cores")]
+    small_l2_bytes: Option<u64>,
 }
 
 /// Emulated processor model whose sample format equals the one that the lab's machine writes.
@@ -120,9 +129,10 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
     check_machine(machine, &levels)?;
     let Levels { l1, l2, shared } = levels;
     let cycles_beyond_l1 = |cycles: u32| u64::from(cycles.saturating_sub(l1.latency_cycles));
+    let l2_cycles = cycles_beyond_l1(l2.map_or(l1.latency_cycles, |cache| cache.latency_cycles));
     let memory_cycles = machine.memory.local_latency_cycles;
     let streamer_limits = machine.prefetchers.iter().find_map(|prefetcher| match prefetcher {
-        PrefetcherSpec::Stride { level, streams, degree } if Some(*level) == l2.map(|cache| cache.level) => {
+        PrefetcherSpec::NextLine { level, streams, degree } if Some(*level) == l2.map(|cache| cache.level) => {
             Some(((*streams).min(MAX_PREFETCHES), (*degree).min(MAX_PREFETCHES)))
         }
         _ => None,
@@ -145,7 +155,7 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
         ("l3_bytes", shared.size_bytes),
         ("l3_ways", shared.ways.into()),
         ("l3_slices", shared.slices.into()),
-        ("l2_cycles", cycles_beyond_l1(l2.map_or(l1.latency_cycles, |cache| cache.latency_cycles))),
+        ("l2_cycles", l2_cycles),
         ("l3_cycles", cycles_beyond_l1(shared.latency_cycles)),
         ("memory_cycles", cycles_beyond_l1(memory_cycles)),
         ("prefetch_streams", streams.into()),
@@ -165,6 +175,9 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
             [("sample_cycles", options.sample_cycles), ("load_tag_interval", options.load_tag_interval)];
         settings.extend(sampling_settings.into_iter().filter_map(|(name, value)| Some((name, value?.into()))));
     }
+    if options.small_cores.is_some() {
+        settings.extend(small_core_settings(machine, l2, l2_cycles, options)?);
+    }
     if has_own_memories(machine) {
         settings.push(("remote_memory_cycles", cycles_beyond_l1(machine.memory.remote_latency_cycles)));
     }
@@ -182,6 +195,33 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
         let _ = writeln!(text, "{name} {value}");
     }
     Ok(text)
+}
+
+/// Returns the settings of the second type of cores.
+fn small_core_settings(
+    machine: &MachineSpec,
+    l2: Option<&CacheSpec>,
+    l2_cycles: u64,
+    options: ProcessorOptions,
+) -> anyhow::Result<[(&'static str, u64); 5]> {
+    let (name, cores, small_cores) = (&machine.name, machine.cores(), options.small_cores.unwrap_or(0));
+    if small_cores >= cores {
+        bail!("{name}, small cores: found {small_cores}, expected fewer than its {cores} cores");
+    }
+    let Some(l2) = l2 else { bail!("{name}, small cores: found no L2, expected one that they can have of their own") };
+    let size_bytes = options.small_l2_bytes.unwrap_or(l2.size_bytes);
+    let sets = size_bytes / u64::from(l2.ways) / u64::from(LINE_BYTES);
+    if !sets.is_power_of_two() || sets * u64::from(l2.ways) * u64::from(LINE_BYTES) != size_bytes {
+        let ways = l2.ways;
+        bail!("{name}, L2 of small cores: found {size_bytes} bytes, expected a power of two of sets of {ways} lines");
+    }
+    Ok([
+        ("small_cpus", small_cores.into()),
+        ("small_instruction_cycles", options.small_instruction_cycles.unwrap_or(2).into()),
+        ("small_l2_bytes", size_bytes),
+        ("small_l2_ways", l2.ways.into()),
+        ("small_l2_cycles", l2_cycles),
+    ])
 }
 
 /// Returns whether each package has its own memory node. Each package is one L3 of the lab's machine.
@@ -205,13 +245,14 @@ fn memory_node_options(machine: &MachineSpec) -> String {
 
 fn list_unmodeled_features(machine: &MachineSpec, has_streamer: bool) -> Vec<String> {
     let mut missing_features = vec!["instruction fetches and page walks".to_string()];
-    if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1 }) {
+    if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1, store_buffer: 0 }) {
         missing_features.push("the pipeline: one instruction per cycle, and every miss stalls".to_string());
     }
     let unmodeled_prefetchers = machine.prefetchers.len() - usize::from(has_streamer);
     if unmodeled_prefetchers > 0 {
-        missing_features
-            .push(format!("{unmodeled_prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
+        missing_features.push(format!(
+            "{unmodeled_prefetchers} of its prefetchers: only a next-line prefetcher at a private L2 is"
+        ));
     }
     if machine.memory.nodes > 1 && !has_own_memories(machine) {
         missing_features
@@ -281,6 +322,22 @@ mod tests {
         let settings = ["sampling", "sample_cycles", "load_tag_interval"].map(|name| parse_value(&text, name));
         assert_eq!(settings, [1, 600, 7]);
         assert!(text.contains("# modeled: samples of accesses (PEBS)\n# cpu family=6,"), "{text}");
+    }
+
+    /// Do small cores have their own pace and L2, and is an impossible L2 refused?
+    #[test]
+    fn a_second_type_of_cores_is_configured() {
+        let machine = cachemate_spec::load_machine("lab-2x16M").unwrap();
+        let options =
+            ProcessorOptions { small_cores: Some(4), small_l2_bytes: Some(1 << 19), ..ProcessorOptions::default() };
+        let text = render_config(&machine, options).unwrap();
+        let names = ["cpus", "small_cpus", "small_instruction_cycles", "l2_bytes", "small_l2_bytes", "small_l2_cycles"];
+        assert_eq!(names.map(|name| parse_value(&text, name)), [8, 4, 2, 1 << 18, 1 << 19, 14]);
+        let error = |options| render_config(&machine, options).unwrap_err().to_string();
+        let uneven = error(ProcessorOptions { small_l2_bytes: Some(300_000), ..options });
+        assert!(uneven.contains("found 300000 bytes"), "{uneven}");
+        let all = error(ProcessorOptions { small_cores: Some(8), ..options });
+        assert!(all.contains("fewer than its 8 cores"), "{all}");
     }
 
     /// Is a machine that the lab cannot model rejected with its field, and are omitted parts of another one named?

@@ -224,7 +224,7 @@ proptest! {
 /// contexts take turns?
 #[test]
 fn running_ahead_in_a_private_cache_changes_no_bit() {
-    let in_order = CoreModel::InOrder { issue_width: 2 };
+    let in_order = CoreModel::in_order(2);
     let out_of_order = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     let shapes = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
     for ((pipeline, contexts), seed) in shapes.into_iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {

@@ -28,8 +28,8 @@ fn chase_cycles(spec: &MachineSpec, lines: u64, cpu: u32) -> f64 {
 
 fn core_models() -> [CoreModel; 3] {
     [
-        CoreModel::InOrder { issue_width: 1 },
-        CoreModel::InOrder { issue_width: 2 },
+        CoreModel::in_order(1),
+        CoreModel::in_order(2),
         CoreModel::OutOfOrder { issue_width: 4, window: 128, mshrs: 10, loads_pass: true },
     ]
 }
@@ -88,9 +88,26 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
     let many = bytes_per_cycle(4, &spec);
     assert!((many / 4.0 - 1.0).abs() < 0.01, "{many} bytes a cycle of 4");
     // A blocking core fetches one line per latency: 64 bytes in 200 cycles.
-    let blocking = MachineSpec { pipeline: CoreModel::InOrder { issue_width: 1 }, ..spec };
+    let blocking = MachineSpec { pipeline: CoreModel::in_order(1), ..spec };
     let blocking_rate = bytes_per_cycle(1, &blocking);
     assert!((blocking_rate / (64.0 / 200.0) - 1.0).abs() < 0.01, "{blocking_rate} bytes a cycle alone");
+}
+
+/// Without a store buffer, does each store that misses cost a latency as each load does, and with one only the full buffer?
+#[test]
+fn stores_that_miss_block_without_a_buffer() {
+    let cycles_per_line = |store_buffer: u32, access: fn(u64, u32) -> Access| {
+        let pipeline = CoreModel::InOrder { issue_width: 1, store_buffer };
+        let spec = MachineSpec { pipeline, ..sample_machine() };
+        let accesses = (0..20_000).map(|line| access(line * 64, 0)).collect();
+        let (_, thread) = run_endless(&spec, accesses, 400_000);
+        400_000.0 / thread.counters.instructions as f64
+    };
+    let (loads, stores) = (cycles_per_line(0, Access::load), cycles_per_line(0, Access::store));
+    assert!((stores / loads - 1.0).abs() < 0.05, "{stores} and {loads} cycles");
+    let buffered = cycles_per_line(8, Access::store);
+    assert!(buffered < 0.5 * stores, "{buffered} of {stores} cycles");
+    assert!((cycles_per_line(8, Access::load) / loads - 1.0).abs() < 1e-9, "loads need no buffer");
 }
 
 /// Do the package's bus and a cache's port bound streams in the same way?
@@ -208,6 +225,22 @@ fn reads_in_flight_stay_in_order() {
     assert_eq!(demand_waits(Some(2)).1, 232, "a place is free when the second read is back, after 32 and 200 cycles");
 }
 
+/// Does a next-line prefetcher hide the latency of a stream as a stride prefetcher does, and of steps of three lines nothing?
+#[test]
+fn a_next_line_prefetcher_follows_steps_of_one_line() {
+    let cycles_per_load = |prefetcher: PrefetcherSpec, step_lines: u64| {
+        let spec = MachineSpec { prefetchers: vec![prefetcher], ..sample_machine() };
+        let paced = (0..20_000).map(|step| Access::load(step * step_lines * 64, 99)).collect();
+        100.0 * 1_000_000.0 / run_endless(&spec, paced, 1_000_000).1.counters.instructions as f64
+    };
+    let (level, streams, degree) = (CacheLevel::L2, 8, 4);
+    let stride = PrefetcherSpec::Stride { level, streams, degree };
+    let next_line = PrefetcherSpec::NextLine { level, streams, degree };
+    assert_eq!(cycles_per_load(stride, 1), cycles_per_load(next_line, 1));
+    let (followed, not_followed) = (cycles_per_load(stride, 3), cycles_per_load(next_line, 3));
+    assert!(not_followed > followed + 100.0, "{followed} and {not_followed} cycles");
+}
+
 /// Does a stride prefetcher hide the latency of a stream, and does the latency return if it is switched off?
 #[test]
 fn a_prefetcher_hides_latency_and_can_be_turned_off() {
@@ -307,7 +340,7 @@ fn accesses_to_a_line_on_its_way_share_its_miss_register() {
         assert!((measured / (200.0 / 8.0) - 1.0).abs() < 0.05, "{measured} cycles a line, {words} words, {store}");
     }
     // Eight places: the stores of one line at a time, or one store each of eight lines.
-    let in_order = CoreModel::InOrder { issue_width: 2 };
+    let in_order = CoreModel::in_order(2);
     let (one, eight) = (cycles_a_line(in_order, 1, true), cycles_a_line(in_order, 8, true));
     assert!((one / (200.0 / 8.0) - 1.0).abs() < 0.05, "{one} cycles a line");
     assert!((eight / 200.0 - 1.0).abs() < 0.05, "{eight} cycles a line");

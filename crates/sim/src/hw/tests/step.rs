@@ -92,7 +92,14 @@ impl CoreFrontEnd {
         let context = &mut self.contexts[nth];
         burst.issue_access(thread, context);
         context
-            .complete_access(response.ready_tick, wait, nearest, burst.tick, store, self.is_in_order)
+            .complete_access(
+                response.ready_tick,
+                wait,
+                nearest,
+                burst.tick,
+                store && !self.stores_block,
+                self.is_in_order,
+            )
             .then_some(SlowPathCause::PendingValue)
     }
 
@@ -139,7 +146,7 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
     };
     let in_order = matches!(spec.pipeline, CoreModel::InOrder { .. });
     let pipeline = match kind {
-        CoreKindName::InOrderThrough => CoreModel::InOrder { issue_width: 1 },
+        CoreKindName::InOrderThrough => CoreModel::in_order(1),
         CoreKindName::WindowThrough if in_order => {
             CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true }
         }
@@ -166,8 +173,9 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
 /// Two packages of two cores, of every kind for which the engine is compiled, and of others.
 fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
     let pipeline = prop_oneof![
-        Just(CoreModel::InOrder { issue_width: 1 }),
-        Just(CoreModel::InOrder { issue_width: 2 }),
+        Just(CoreModel::in_order(1)),
+        Just(CoreModel::in_order(2)),
+        Just(CoreModel::InOrder { issue_width: 1, store_buffer: 0 }),
         Just(CoreModel::OutOfOrder { issue_width: 3, window: 24, mshrs: 3, loads_pass: false }),
         Just(CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true }),
     ];

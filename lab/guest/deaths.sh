@@ -142,18 +142,19 @@ with_settings() {
     renice -n 5 -p "$3" >/dev/null
     ln -sf /bin/lab-program /lab/bin/held
     cachemate --quiet page-color run --colors 0-3 -- /lab/bin/held hold 1024 >colored.out 2>colored.err &
-    within 40 colored || report colored "a colored program among them" note "$(tail -n 1 colored.err)" "no agent" -
+    within 40 is_colored || report colored "a colored program among them" note "$(tail -n 1 colored.err)" "no agent" -
     held=$(pidof held | cut -d' ' -f1)
     pids="$pids $held"
     rules=$(for one in $2 $3 $4 $5 $held; do printf '\n[[rules]]\npid = %s\n' "$one"; done)
     usleep 300000
     snapshot >before
     sed 's/^/# before: /' before
+    rare_looks
     "$1"
     report_deaths
     same others "another tool's group and its member" "$6" "$(cat /mnt/rdt/db/tasks)"
 }
-colored() { colors_of | grep -q . && pidof held >/dev/null; }
+is_colored() { colors_of | grep -q . && pidof held >/dev/null; }
 
 # Kills at moments drawn by a seed; /lab/deaths has their number and the seed.
 scenario_deaths() { with_settings kill_often; }

@@ -7,7 +7,7 @@ worker() {
     "/lab/bin/$1" hold "${2:-64}" &
     pids="$pids $!"
 }
-# Caches cost nothing in these scenarios. The status is read rarely, because each read starts a process.
+# Caches cost nothing from here on. The status is read rarely, because each read starts a process.
 rare_looks() {
     lab-program model 0
     pause_us=150000

@@ -532,7 +532,7 @@ impl Journal {
     ///
     /// # Errors
     /// The file could not be removed; the next start will restore again, which changes nothing.
-    pub fn remove(self) -> Result<(), JournalError> {
+    pub fn remove(&self) -> Result<(), JournalError> {
         remove(&self.path)
     }
 }

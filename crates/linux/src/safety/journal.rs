@@ -197,7 +197,7 @@ enum JournalRecord {
         format: u32,
         boot_id: String,
         since_ticks: u64,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         pid_namespace: Option<u64>,
     },
     #[serde(alias = "first")]

@@ -22,7 +22,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "files", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
     ("fleet", &["core", "interval", "report", "sim"]),
-    ("scenario", &["core", "pipeline", "sim", "spec", "trace"]),
+    ("scenario", &["core", "pipeline", "sim", "interval", "spec", "trace"]),
     ("study", &["core", "locality", "policy", "report", "trace"]),
     ("sweep", &["core", "files", "spec", "report"]),
     ("fuzzing", &["core", "files", "spec", "linux", "trace", "sweep"]),

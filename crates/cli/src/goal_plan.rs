@@ -9,6 +9,7 @@ use cachemate_repro::interval::plan_search::{EvaluatedPlan, PlanEvaluator, max_s
 use serde::Serialize;
 
 use crate::exit::UsageError;
+use crate::programs::name_without_number;
 
 /// One promise, from `--goal`.
 #[derive(Clone, PartialEq, Debug)]
@@ -80,7 +81,7 @@ impl StaticPlanSearch {
     /// Builds the search for these programs and promises.
     ///
     /// # Errors
-    /// A promise names a program that is not in the list.
+    /// A promise names a program that is not in the list. A name without a number means all copies.
     pub fn new(
         machine: &MachineSpec,
         names: Vec<String>,
@@ -92,7 +93,8 @@ impl StaticPlanSearch {
             |program: &&TimedProgram| IntervalJob::new(program.sharing_program(program.median_draw(), machine));
         let mut jobs: Vec<IntervalJob> = timed_programs.iter().map(median_job).collect();
         for goal in goals {
-            let mut goal_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
+            let is_meant = |name: &str| name == goal.program || name_without_number(name) == goal.program;
+            let mut goal_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| is_meant(name)).peekable();
             if goal_jobs.peek().is_none() {
                 let known_names = names.join(", ");
                 let message = format!("--goal: found '{}', expected one of {known_names}", goal.program);

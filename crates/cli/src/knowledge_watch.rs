@@ -153,7 +153,7 @@ struct ObjectPage {
 #[serde(rename_all = "camelCase")]
 struct PageMetadata {
     resource_version: String,
-    #[serde(default, rename = "continue")]
+    #[serde(rename = "continue")]
     next_page: Option<String>,
 }
 

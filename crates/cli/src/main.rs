@@ -25,7 +25,6 @@ mod node_publisher;
 mod pareto_plans;
 mod prediction;
 mod programs;
-mod repro_cost;
 mod repro_run;
 mod repro_store;
 mod repro_sweep;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use cachemate_core::{CpuId, Estimate, MachineSpec};
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
-use cachemate_policy::schemes::{self, Scheme, SharedCache};
+use cachemate_policy::schemes::{self, Scheme, SharedCache, UnknownScheme};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
@@ -16,6 +16,7 @@ use cachemate_repro::interval::forecast::{
 use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
 
+use crate::exit::UsageError;
 use crate::programs::{ProfiledInput, load_all};
 use crate::run_store::RunStoreArgs;
 use crate::session::Session;
@@ -126,7 +127,12 @@ impl Prediction {
         timing: &TimingArgs,
     ) -> anyhow::Result<Self> {
         let machine = cachemate_spec::load_machine(machine)?;
-        let scheme = if model == INTERVAL_MODEL { None } else { Some(schemes::find_scheme(model)?) };
+        let unknown_model =
+            |error: UnknownScheme| UsageError(format!("--model: expected {INTERVAL_MODEL} or a scheme: {error}"));
+        let scheme = match model {
+            INTERVAL_MODEL => None,
+            _ => Some(schemes::find_scheme(model).map_err(unknown_model)?),
+        };
         let target = ProfileTarget::from_machine(&machine)?;
         let cache = SharedCache::from_machine(&machine).context("the machine has no cache to share")?;
         let inputs = load_all(session, programs, target)?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
+use cachemate_policy::placement::number_names;
 use cachemate_report::text::{escape_controls, format_size};
 use cachemate_report::{CurvePoint, ProgramSummary};
 use cachemate_study::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target, whole_curve};
@@ -81,9 +82,21 @@ fn profile_trace(
     Ok(profiling.finish(name, source, trace.header(), totals.as_ref())?)
 }
 
-/// Loads all programs, in the order given.
+/// Loads all programs, in the order given. Copies of a name are numbered.
 pub fn load_all(session: &Session, names: &[String], target: ProfileTarget) -> anyhow::Result<Vec<ProfiledInput>> {
-    names.iter().map(|name| load(session, name, Some(target))).collect()
+    let mut programs: Vec<ProfiledInput> =
+        names.iter().map(|name| load(session, name, Some(target))).collect::<Result<_, _>>()?;
+    let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
+    programs.iter_mut().zip(number_names(&names)).for_each(|(program, name)| program.name = name);
+    Ok(programs)
+}
+
+/// Returns the name without the number of a copy.
+pub fn name_without_number(name: &str) -> &str {
+    match name.rsplit_once('#') {
+        Some((name, number)) if number.parse::<usize>().is_ok() => name,
+        _ => name,
+    }
 }
 
 /// Returns whether the file is a profile rather than a recording.
@@ -119,5 +132,22 @@ impl ProfiledInput {
     /// Returns the program's miss-rate curve.
     pub fn curve(&self) -> Vec<CurvePoint> {
         whole_curve(&self.file).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the name of a numbered copy found again?
+    #[test]
+    fn the_number_of_a_copy_is_removed() {
+        let numbered_names = number_names(&["xz", "sort", "xz"].map(String::from));
+        assert_eq!(numbered_names, ["xz", "sort", "xz#2"]);
+        assert_eq!(
+            numbered_names.iter().map(|name| name_without_number(name)).collect::<Vec<_>>(),
+            ["xz", "sort", "xz"]
+        );
+        assert_eq!(name_without_number("c#"), "c#");
     }
 }

@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
-use crate::repro_cost::processor_hours;
 use crate::run_store::{RunStoreArgs, use_store_dir};
 use crate::session::Session;
 
@@ -104,6 +103,12 @@ impl CostMeter {
         // If this fails, the next plan shows the declared cost instead.
         let _ = store::dir().map(|dir| dir.write_cost(&experiment.ids, form, cost));
     }
+}
+
+/// Returns the CPU hours of full runs, from measurements on two cores with three seeds.
+pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
+    let minutes: f64 = experiments.into_iter().map(|experiment| experiment.full_minutes).sum();
+    2.0 * minutes / 60.0 * seeds as f64 / 3.0
 }
 
 /// Show the runs that results need, the stored ones among them, and the cost of the rest; run nothing

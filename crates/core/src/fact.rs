@@ -45,7 +45,7 @@ pub struct Fact<T> {
     pub value: T,
     /// The confidence interval (two standard errors either way, unless the source defines it otherwise); `None` if the
     /// value has intervals of its own, as a curve's points do, or if its error is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ConfidenceInterval>,
     /// The kind of evidence.
     pub source: FactSource,

@@ -128,10 +128,8 @@ pub struct CacheSpec {
     #[serde(default = "one")]
     pub slices: u32,
     /// Fill bandwidth from this cache toward the core; `None` for no limit.
-    #[serde(default)]
     pub bandwidth_bytes_per_cycle: Option<f64>,
     /// Cache Allocation Technology on this cache.
-    #[serde(default)]
     pub way_partitions: Option<WayPartitions>,
 }
 
@@ -265,7 +263,6 @@ pub struct MemorySpec {
     /// Bandwidth of one controller.
     pub bytes_per_cycle: f64,
     /// Bandwidth of each package's bus (front-side bus); `None` if there is no such bus.
-    #[serde(default)]
     pub package_bus_bytes_per_cycle: Option<f64>,
     /// Order of requests at buses and controllers.
     #[serde(default)]

@@ -127,12 +127,12 @@ pub struct TaskSample {
     /// The address space that it belongs to.
     pub process: ProcessId,
     /// Numeric id of the user who owns the process; `None` if the machine has no users (the simulator).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
     /// Command name. Profiles and match rules use it; policies must not.
     pub name: String,
     /// The service that it belongs to; `None` if its command is the service, or if the machine has no services.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceIdentity>,
     /// Time at which it started or was first observed, on the clock of [`TimeSpan`].
     #[serde(alias = "arrived_ns")]
@@ -158,7 +158,7 @@ pub struct TaskSample {
     /// Resident pages by color; `None` if frames or colors are not known.
     pub pages_per_color: Option<Vec<u64>>,
     /// Resident pages of its process by memory node; `None` if there is one node, or if their location is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pages_per_node: Option<Vec<u64>>,
 }
 
@@ -409,7 +409,6 @@ pub enum ProbeEvidence {
         task_corun_rate: Option<f64>,
         /// The event that the task's rates count as a proxy for work; `None` if they count the work that the task
         /// reports.
-        #[serde(default)]
         #[serde(alias = "rate_of")]
         rate_event: Option<CounterEvent>,
     },

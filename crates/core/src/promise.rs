@@ -154,21 +154,21 @@ pub struct PromiseReport {
     /// The state.
     pub state: PromiseState,
     /// The slowdown, or the work per second of each thread, with its 95 % interval; `None` if it was not measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<Estimate>,
     /// Source of the solo speed; `None` for rates, which need none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub basis: Option<SoloBasis>,
     /// Windows that were measured under the plan in force.
     pub windows: u32,
     /// The evidence without which the state is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub missing: Option<MissingPromiseEvidence>,
     /// Programs that would have to leave, if the promise is infeasible and the policy knows them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub must_leave: Vec<TaskId>,
     /// The best value that the policy can reach, in the unit of the term, if the promise is infeasible.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub best_possible: Option<f64>,
 }
 

@@ -32,7 +32,7 @@ pub struct WindowRecord {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<PromiseReport>,
     /// The online CPUs, if they differ from the window before (in the first window, from the header's topology).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub online: Option<CpuSet>,
 }
 

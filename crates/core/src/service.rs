@@ -72,10 +72,10 @@ pub struct ServiceIdentity {
     /// Name of the service: the unit name, the job number, the guest's name, or the pod and the container.
     pub name: String,
     /// The pod: `namespace/name` if the container runtime reports it, else its UID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// The container's name or id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
 }
 

@@ -18,7 +18,7 @@ pub struct ProfileKey {
     /// Command name of the process.
     pub program: String,
     /// Digest of the image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
 }
 

@@ -335,15 +335,20 @@ fn reload(
         let policy = host::build_verified_policy(&config)?;
         let name = host::policy_config(&config).name;
         let is_acting = config.mode == ManageMode::Act;
-        if is_acting && !control_loop.machine.may_act() {
-            let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-            control_loop.machine.set_actuation_lock(host::acquire_actuation_lock(&state_dir)?);
-        }
+        let new_lock = if is_acting && !control_loop.machine.may_act() {
+            Some(host::acquire_actuation_lock(&config.state_dir.clone().unwrap_or_else(paths::state_dir))?)
+        } else {
+            None
+        };
+        // Nothing after this can fail, so the rules and the policy are replaced together or not at all.
         let restored_objects = control_loop.machine.set_rules(
             host::manage_rules(&config.rules),
             host::cpuset_groups(&config),
             is_acting,
         )?;
+        if let Some(actuation_lock) = new_lock {
+            control_loop.machine.set_actuation_lock(actuation_lock);
+        }
         control_loop.machine.set_budgets(host::slowdown_budgets(&config));
         report_restored(&restored_objects, report);
         cachemate_pipeline::replace_policy(control_loop, name, policy);

@@ -3,15 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{
-    Cache, CacheLevel, ContentionFacts, CounterEvent, CounterScope, ProbeEvidence, TaskSample, WindowRecord,
-};
+use cachemate_core::{Cache, ContentionFacts, CounterEvent, CounterScope, ProbeEvidence, TaskSample, WindowRecord};
 use cachemate_linux::act::resctrl::CacheUse;
 use cachemate_linux::kernel::Kernel;
 use cachemate_linux::sense::cpu_load::CpuLoadReader;
 use serde::{Deserialize, Serialize};
-
-const LINE_BYTES: f64 = 64.0;
 
 /// Use of one cache by all programs; a reading that this host lacks is `None`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -59,15 +55,15 @@ impl HostUse {
     pub(crate) fn fill_bytes_per_second(
         &self,
         sample: &TaskSample,
-        level: CacheLevel,
+        cache: &Cache,
         elapsed_ns: u64,
         contention: &ContentionFacts,
     ) -> Option<f64> {
         if elapsed_ns == 0 {
             return None;
         }
-        if let Some(misses) = sample.counts.get(CounterEvent::Misses(level)) {
-            return Some(misses * LINE_BYTES * 1e9 / elapsed_ns as f64);
+        if let Some(misses) = sample.counts.get(CounterEvent::Misses(cache.level)) {
+            return Some(misses * f64::from(cache.line_bytes?) * 1e9 / elapsed_ns as f64);
         }
         let evicted_share = contention.intensity.as_ref()?.value.clamp(0.0, 1.0);
         Some(evicted_share * self.full_probe_rate? * sample.ran_ns() as f64 / elapsed_ns as f64)

@@ -562,7 +562,7 @@ impl StatusTracker {
         let cpu = sample.cpu.or(ids.last_cpu);
         let cache = cpu.and_then(|cpu| topology.last_level_cache_of(cpu));
         let fill_bytes_per_second =
-            cache.and_then(|cache| self.host_use.fill_bytes_per_second(sample, cache.level, elapsed_ns, &contention));
+            cache.and_then(|cache| self.host_use.fill_bytes_per_second(sample, cache, elapsed_ns, &contention));
         TaskStatus {
             task: sample.task.0,
             pid: ids.pid,

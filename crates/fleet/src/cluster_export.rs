@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_core::FieldError;
 use serde::Deserialize;
 
-use crate::profile::FleetFieldError;
 use crate::spec::{FleetService, MAX_CPUS, MAX_KINDS};
 
 /// Maximum number of pods in one export.
@@ -102,13 +102,13 @@ pub fn parse_quantity(text: &str) -> Option<f64> {
 ///
 /// # Errors
 /// A request is not a valid quantity.
-pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FleetFieldError> {
+pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FieldError> {
     let mut sum = 0.0;
     for (index, container) in pod.spec.containers.iter().enumerate() {
         if let Some(text) = container.resources.requests.get(resource) {
             let field_path = || format!("spec.containers[{index}].resources.requests.{resource}");
             sum += parse_quantity(text)
-                .ok_or_else(|| FleetFieldError::new(field_path(), text, "a quantity such as 500m or 2Gi"))?;
+                .ok_or_else(|| FieldError::new(field_path(), text, "a quantity such as 500m or 2Gi"))?;
         }
     }
     Ok(sum)
@@ -129,12 +129,9 @@ pub struct ClusterServices {
 ///
 /// # Errors
 /// A quantity, limit or profile name is invalid; the error names its pod.
-pub fn cluster_services(
-    list: &PodList,
-    declared_services: &[FleetService],
-) -> Result<ClusterServices, FleetFieldError> {
+pub fn cluster_services(list: &PodList, declared_services: &[FleetService]) -> Result<ClusterServices, FieldError> {
     if list.items.is_empty() || list.items.len() > MAX_PODS {
-        return Err(FleetFieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
+        return Err(FieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
     }
     let mut cluster = ClusterServices { kinds: Vec::new(), pods: Vec::new(), unprofiled_pods: 0 };
     let mut kind_by_identity: BTreeMap<String, u16> = BTreeMap::new();
@@ -145,7 +142,7 @@ pub fn cluster_services(
         let identity = format!("{} {} {} {:?}", kind.name, kind.cpus, kind.memory_bytes, kind.max_slowdown_percent);
         let next_kind = cluster.kinds.len();
         if next_kind >= MAX_KINDS {
-            return Err(FleetFieldError::new(format!("items[{index}]"), "more kinds", "at most 10 000 kinds of pods"));
+            return Err(FieldError::new(format!("items[{index}]"), "more kinds", "at most 10 000 kinds of pods"));
         }
         let number = *kind_by_identity.entry(identity).or_insert(next_kind as u16);
         if usize::from(number) == next_kind {
@@ -156,7 +153,7 @@ pub fn cluster_services(
     Ok(cluster)
 }
 
-fn pod_kind(pod: &ExportedPod, declared_services: &[FleetService]) -> Result<FleetService, FleetFieldError> {
+fn pod_kind(pod: &ExportedPod, declared_services: &[FleetService]) -> Result<FleetService, FieldError> {
     let limit = match annotation_or_label(&pod.metadata, "cachemate.io/max-slowdown") {
         None => None,
         Some(text) => Some(limit_percent(text)?),
@@ -166,7 +163,7 @@ fn pod_kind(pod: &ExportedPod, declared_services: &[FleetService]) -> Result<Fle
         Some(name) => {
             let field = "metadata.annotations.cachemate.io/profile";
             let declared_kind = declared_services.iter().find(|kind| kind.name == name);
-            Some(declared_kind.ok_or_else(|| FleetFieldError::new(field, name, "the name of a [[services]] entry"))?)
+            Some(declared_kind.ok_or_else(|| FieldError::new(field, name, "the name of a [[services]] entry"))?)
         }
     };
     let cpus = requested_amount(pod, "cpu")?.clamp(0.01, MAX_CPUS);
@@ -193,10 +190,10 @@ fn pod_kind(pod: &ExportedPod, declared_services: &[FleetService]) -> Result<Fle
 ///
 /// # Errors
 /// The text is not a value from 0 to 10 000 percent.
-pub fn limit_percent(text: &str) -> Result<f64, FleetFieldError> {
+pub fn limit_percent(text: &str) -> Result<f64, FieldError> {
     let number = text.trim().trim_end_matches('%').trim().parse::<f64>().ok();
     number.filter(|percent| (0.0..=10_000.0).contains(percent)).ok_or_else(|| {
-        FleetFieldError::new("cachemate.io/max-slowdown", format!("'{text}'"), "a number of percent such as 10")
+        FieldError::new("cachemate.io/max-slowdown", format!("'{text}'"), "a number of percent such as 10")
     })
 }
 

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cachemate_core::{MachineSpec, SplitMix64};
+use cachemate_core::{FieldError, MachineSpec, SplitMix64};
 use cachemate_interval::engine::{FILLS, IntervalEngine, WRITEBACKS};
 use cachemate_interval::{Demand, PhasedProgram, closed_form};
 
@@ -64,15 +64,6 @@ pub struct MemberSpeed {
 /// Speeds in the order of [`CoRunKey::members`].
 pub type CoRunSpeeds = Arc<[MemberSpeed]>;
 
-/// The error for a machine without a data cache, or whose caches do not divide its memory nodes evenly.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-#[error("machine '{machine}': found {found}, expected {expected}")]
-pub struct UnsuitableMachine {
-    machine: String,
-    found: String,
-    expected: &'static str,
-}
-
 type SpeedShard = Mutex<BTreeMap<CoRunKey, CoRunSpeeds>>;
 
 /// Solves caches of one kind of host for one set of services.
@@ -91,17 +82,16 @@ impl CoRunSolver {
     ///
     /// # Errors
     /// The machine has no data cache, or its caches do not divide its memory nodes evenly.
-    pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, UnsuitableMachine> {
-        let unsuitable_machine =
-            |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
-        let last_level = host
-            .last_level_cache()
-            .ok_or_else(|| unsuitable_machine("no data cache".to_string(), "a shared data cache"))?;
+    pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, FieldError> {
+        let machine_error =
+            |found: &str, expected| FieldError::new(format!("machine '{}'", host.name), found, expected);
+        let last_level =
+            host.last_level_cache().ok_or_else(|| machine_error("no data cache", "a shared data cache"))?;
         let cache_count = host.instance_count(last_level);
         let caches_per_node = cache_count / host.memory.nodes;
         if caches_per_node == 0 || !cache_count.is_multiple_of(host.memory.nodes) {
             let found = format!("{cache_count} caches on {} memory nodes", host.memory.nodes);
-            return Err(unsuitable_machine(found, "a multiple of its memory nodes"));
+            return Err(machine_error(&found, "a multiple of its memory nodes"));
         }
         let mut machine = host.clone();
         machine.packages = 1;
@@ -135,6 +125,11 @@ impl CoRunSolver {
     /// Returns the number of CPUs that share one cache.
     pub fn cpus_per_cache(&self) -> u32 {
         self.host.last_level_cache().map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
+    }
+
+    /// Returns the size of a line of the contended caches, in bytes.
+    pub fn line_bytes(&self) -> f64 {
+        self.line_bytes
     }
 
     /// Returns the capacity of one cache, in bytes.

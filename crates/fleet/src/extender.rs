@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_core::FieldError;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster_export::{ExportedPod, annotation_or_label, limit_percent, requested_amount};
 use crate::node_table::NodeTable;
 use crate::placement_ledger::{PlacementGuess, PlacementLedger};
-use crate::profile::{FleetFieldError, WorkloadProfile};
+use crate::profile::{LINE_BYTES, WorkloadProfile};
 use crate::scorer::{
     MAX_CACHES, MAX_SCORE, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster,
     passes_filter, score_nodes,
@@ -33,7 +34,7 @@ pub struct ExtenderRequest {
     #[serde(rename = "Pod")]
     pub pod: ExportedPod,
     /// Names of candidate nodes; missing if the scheduler is not configured with `nodeCacheCapable: true`.
-    #[serde(default, rename = "NodeNames")]
+    #[serde(rename = "NodeNames")]
     pub nodenames: Option<Vec<String>>,
 }
 
@@ -175,7 +176,7 @@ impl Extender {
     ///
     /// # Errors
     /// The request names no nodes, or too many.
-    pub fn filter<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<FilterAnswer<'a>, FleetFieldError> {
+    pub fn filter<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<FilterAnswer<'a>, FieldError> {
         let names = node_names(request)?;
         self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
@@ -195,11 +196,7 @@ impl Extender {
     ///
     /// # Errors
     /// The request names no nodes, or too many.
-    pub fn prioritize<'a>(
-        &mut self,
-        request: &'a ExtenderRequest,
-        now: f64,
-    ) -> Result<Vec<NodeScore<'a>>, FleetFieldError> {
+    pub fn prioritize<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<Vec<NodeScore<'a>>, FieldError> {
         let names = node_names(request)?;
         self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
@@ -297,7 +294,7 @@ impl Extender {
         let Some(profile) = self.knowledge.pod_demand(pod).profile else { return };
         let state = &self.nodes.node(number).state;
         let bytes = profile.footprint_bytes().min(0.5 * state.caches[cache].size_bytes);
-        let fill_bytes_per_second = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * 64.0;
+        let fill_bytes_per_second = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * LINE_BYTES;
         let node_of_dropped_guess = self.ledger.insert_guess(PlacementGuess {
             pod: pod.identity.clone(),
             node: best_host.to_string(),
@@ -335,15 +332,13 @@ fn is_fresh(published_at: f64, now: f64) -> bool {
 ///
 /// # Errors
 /// The request names no nodes, or too many.
-fn node_names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
+fn node_names(request: &ExtenderRequest) -> Result<&[String], FieldError> {
     match &request.nodenames {
-        None => Err(FleetFieldError::new(
-            "NodeNames",
-            "none",
-            "names (nodeCacheCapable: true in the scheduler's configuration)",
-        )),
+        None => {
+            Err(FieldError::new("NodeNames", "none", "names (nodeCacheCapable: true in the scheduler's configuration)"))
+        }
         Some(names) if names.len() > MAX_NODES => {
-            Err(FleetFieldError::new("NodeNames", names.len(), &format!("at most {MAX_NODES}")))
+            Err(FieldError::new("NodeNames", names.len(), format!("at most {MAX_NODES}")))
         }
         Some(names) => Ok(names),
     }

@@ -21,7 +21,6 @@ const MAX_NODE_MOVES: usize = 2;
 const MIN_GAIN: f64 = 1.0;
 /// Weight of slowdowns within the limits in the node's objective. Slowdown beyond a limit has weight 1.
 const WITHIN_LIMITS_WEIGHT: f64 = 0.05;
-const LINE_BYTES: f64 = 64.0;
 
 /// Constants of all hosts of one variant.
 pub struct HostModel<'a> {
@@ -179,7 +178,7 @@ impl FleetHost {
     fn update_state(&mut self, model: &HostModel<'_>, cache: usize) {
         let residents = &self.residents[cache];
         let cache_bytes = model.solver.cache_bytes();
-        let hertz = self.state.hertz;
+        let (hertz, line_bytes) = (self.state.hertz, model.solver.line_bytes());
         let profiled_residents =
             || residents.iter().filter_map(|resident| Some((resident, kind_of(model, resident).profile.as_ref()?)));
         let mut spaces: Vec<f64> =
@@ -196,7 +195,7 @@ impl FleetHost {
             }
         }
         let fill_rates = profiled_residents().zip(&spaces).map(|((resident, profile), &space)| {
-            profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * LINE_BYTES
+            profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * line_bytes
         });
         let fill_bytes_per_second = fill_rates.sum::<f64>();
         let effect_at = |share: f64| {

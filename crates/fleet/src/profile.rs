@@ -3,6 +3,7 @@
 //! The profile is the content of the custom resource `WorkloadProfile`; a fleet's description uses the same field
 //! names.
 
+use cachemate_core::FieldError;
 use cachemate_interval::{ProgramPhase, SizePoint};
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +42,7 @@ pub struct WorkloadProfile {
     /// Misses by size, ascending, from one to [`MAX_CURVE_POINTS`] points.
     pub curve: Vec<MissPoint>,
     /// Confidence in the profile, 0 to 1; `None` if unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub certainty: Option<f64>,
 }
 
@@ -50,36 +51,11 @@ fn default_write_share() -> f64 {
     0.3
 }
 
-/// An invalid value, with its field.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-#[error("{field}: found {found}, expected {expected}")]
-pub struct FleetFieldError {
-    /// Path of the invalid field, such as `curve[2].bytes`.
-    pub field: String,
-    /// The invalid value, as text.
-    pub found: String,
-    /// The allowed values, as text.
-    pub expected: String,
-}
-
-impl FleetFieldError {
-    /// Builds an error about one field.
-    pub fn new(field: impl Into<String>, found: impl ToString, expected: &str) -> Self {
-        FleetFieldError { field: field.into(), found: found.to_string(), expected: expected.to_string() }
-    }
-
-    /// Returns the same error, with `path` before the field.
-    #[must_use]
-    pub fn with_path_prefix(self, path: &str) -> Self {
-        FleetFieldError { field: format!("{path}.{}", self.field), ..self }
-    }
-}
-
 /// Rejects a value outside of a range.
-pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Result<(), FleetFieldError> {
+pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Result<(), FieldError> {
     match value >= low && value <= high {
         true => Ok(()),
-        false => Err(FleetFieldError::new(field, value, &format!("{low} to {high}"))),
+        false => Err(FieldError::new(field, value, format!("{low} to {high}"))),
     }
 }
 
@@ -88,7 +64,7 @@ impl WorkloadProfile {
     ///
     /// # Errors
     /// The first field with an impossible value.
-    pub fn check(&self) -> Result<(), FleetFieldError> {
+    pub fn check(&self) -> Result<(), FieldError> {
         check_range("base_cycles_per_instr", self.base_cycles_per_instr, 0.05, 100.0)?;
         check_range("stall_cycles_per_miss", self.stall_cycles_per_miss, 0.0, 100_000.0)?;
         check_range("references_per_kilo_instr", self.references_per_kilo_instr, 0.0, 1000.0)?;
@@ -98,7 +74,7 @@ impl WorkloadProfile {
         }
         if self.curve.is_empty() || self.curve.len() > MAX_CURVE_POINTS {
             let expected = format!("1 to {MAX_CURVE_POINTS} points");
-            return Err(FleetFieldError::new("curve", format!("{} points", self.curve.len()), &expected));
+            return Err(FieldError::new("curve", format!("{} points", self.curve.len()), expected));
         }
         for (index, point) in self.curve.iter().enumerate() {
             check_range(&format!("curve[{index}].bytes"), point.bytes, 1.0, 1e15)?;
@@ -111,7 +87,7 @@ impl WorkloadProfile {
             )?;
         }
         if !self.curve.is_sorted_by(|a, b| a.bytes < b.bytes) {
-            return Err(FleetFieldError::new("curve", "sizes out of order", "ascending sizes, each once"));
+            return Err(FieldError::new("curve", "sizes out of order", "ascending sizes, each once"));
         }
         Ok(())
     }
@@ -213,14 +189,16 @@ pub struct ReferenceMix {
 
 /// Number of sizes of a computed curve, from 32 KiB to 1 GiB.
 const CURVE_SIZES: u32 = 31;
-const LINE_BYTES: f64 = 64.0;
+/// Size of a cache line of the hosts that report their states, and of the working sets of a mix: that of x86 and of Arm's
+/// servers. Reports do not carry it.
+pub(crate) const LINE_BYTES: f64 = 64.0;
 
 impl ReferenceMix {
     /// Checks that a program could have this mix.
     ///
     /// # Errors
     /// The first field with an impossible value.
-    pub fn check(&self) -> Result<(), FleetFieldError> {
+    pub fn check(&self) -> Result<(), FieldError> {
         for (index, set) in self.working_sets.iter().enumerate() {
             check_range(&format!("working_sets[{index}].bytes"), set.bytes, LINE_BYTES, 1e15)?;
             check_range(&format!("working_sets[{index}].share"), set.share, 0.0, 1.0)?;
@@ -228,7 +206,7 @@ impl ReferenceMix {
         let sum: f64 = self.working_sets.iter().map(|set| set.share).sum();
         if self.working_sets.len() > 16 || sum > 1.0 + 1e-9 {
             let sets = format!("{} sets with shares of {sum}", self.working_sets.len());
-            return Err(FleetFieldError::new("working_sets", sets, "at most 16, with shares of at most 1 together"));
+            return Err(FieldError::new("working_sets", sets, "at most 16, with shares of at most 1 together"));
         }
         self.profile().check()
     }

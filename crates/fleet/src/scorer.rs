@@ -7,9 +7,10 @@
 //! Properties: pure and allocation-free per node. Without a profile all nodes have the same score, and a node without
 //! a state has a medium score, so that missing knowledge never decides.
 
+use cachemate_core::FieldError;
 use serde::{Deserialize, Serialize};
 
-use crate::profile::{FleetFieldError, WorkloadProfile, check_range};
+use crate::profile::{LINE_BYTES, WorkloadProfile, check_range};
 
 /// Highest score that a scheduler extender may give.
 pub const MAX_SCORE: u8 = 10;
@@ -18,7 +19,6 @@ pub const NEUTRAL_SCORE: u8 = 5;
 /// Maximum number of caches that a node can publish.
 pub const MAX_CACHES: usize = 256;
 const MAX_EFFECTS: usize = 16;
-const LINE_BYTES: f64 = 64.0;
 /// Utilization of memory above which its users slow down in proportion to the excess.
 const MAX_FREE_UTILIZATION: f64 = 0.85;
 /// Cost in percent of a CPU that halves a node's score relative to the best node.
@@ -47,15 +47,15 @@ pub struct CacheState {
     /// Mean number of busy CPUs.
     pub busy_cpus: f64,
     /// Bytes per second that the residents fill; `None` if unknown, in which case nothing is forecast for the cache.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub fill_bytes_per_second: Option<f64>,
     /// Bytes of the cache in use.
     pub occupancy_bytes: f64,
     /// Memory bandwidth that is still available to users of the cache; `None` if unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth_left_bytes_per_second: Option<f64>,
     /// Unused classes of service; `None` if the cache cannot be partitioned, or if this is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub free_classes: Option<u32>,
     /// Effects of less space on the residents, in descending order of the share, from all of their current space.
     #[serde(default)]
@@ -80,7 +80,7 @@ pub struct NodeCacheState {
     /// Clock frequency of the node's cores.
     pub hertz: f64,
     /// Memory bandwidth that one cache can use; `None` if unknown, in which case no queueing for memory is forecast.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes_per_second: Option<f64>,
     /// The node's policy of placing services among its caches.
     #[serde(default)]
@@ -94,12 +94,12 @@ impl NodeCacheState {
     ///
     /// # Errors
     /// The first field with an impossible value.
-    pub fn check(&self) -> Result<(), FleetFieldError> {
+    pub fn check(&self) -> Result<(), FieldError> {
         check_range("hertz", self.hertz, 1e6, 1e11)?;
         check_known_range("memoryBytesPerSecond", self.memory_bytes_per_second, 1.0, 1e15)?;
         if self.caches.is_empty() || self.caches.len() > MAX_CACHES {
             let expected = format!("1 to {MAX_CACHES}");
-            return Err(FleetFieldError::new("caches", self.caches.len(), &expected));
+            return Err(FieldError::new("caches", self.caches.len(), expected));
         }
         for (index, cache) in self.caches.iter().enumerate() {
             cache.check().map_err(|error| error.with_path_prefix(&format!("caches[{index}]")))?;
@@ -109,12 +109,12 @@ impl NodeCacheState {
 }
 
 /// Rejects a known value outside of a range.
-fn check_known_range(field: &str, value: Option<f64>, low: f64, high: f64) -> Result<(), FleetFieldError> {
+fn check_known_range(field: &str, value: Option<f64>, low: f64, high: f64) -> Result<(), FieldError> {
     value.map_or(Ok(()), |value| check_range(field, value, low, high))
 }
 
 impl CacheState {
-    fn check(&self) -> Result<(), FleetFieldError> {
+    fn check(&self) -> Result<(), FieldError> {
         check_range("sizeBytes", self.size_bytes, 1.0, 1e12)?;
         check_range("cpus", self.cpus, 1.0, 1e6)?;
         check_range("busyCpus", self.busy_cpus, 0.0, 1e6)?;
@@ -122,7 +122,7 @@ impl CacheState {
         check_range("occupancyBytes", self.occupancy_bytes, 0.0, 1e12)?;
         check_known_range("bandwidthLeftBytesPerSecond", self.bandwidth_left_bytes_per_second, 0.0, 1e15)?;
         if self.effects.len() > MAX_EFFECTS {
-            return Err(FleetFieldError::new("effects", self.effects.len(), "at most 16"));
+            return Err(FieldError::new("effects", self.effects.len(), "at most 16"));
         }
         for (index, effect) in self.effects.iter().enumerate() {
             check_range(&format!("effects[{index}].share"), effect.share, 0.0, 1.0)?;
@@ -130,7 +130,7 @@ impl CacheState {
             check_range(&format!("effects[{index}].brokenLimits"), effect.broken_limits, 0.0, 1e6)?;
         }
         if !self.effects.is_sorted_by(|a, b| a.share > b.share) {
-            return Err(FleetFieldError::new("effects", "shares out of order", "descending shares, each once"));
+            return Err(FieldError::new("effects", "shares out of order", "descending shares, each once"));
         }
         Ok(())
     }
@@ -442,7 +442,7 @@ pub(crate) mod tests {
         let profile = mix_of(20.0, &[]).profile();
         let node = empty_node(1);
         let service = sample_demand(&profile);
-        let own_fills = profile.fills_per_cycle(0.0) * node.hertz * service.busy_cpus * 64.0;
+        let own_fills = profile.fills_per_cycle(0.0) * node.hertz * service.busy_cpus * LINE_BYTES;
         let cache = CacheState {
             effects: vec![
                 ShareEffect { share: 1.0, slowdown_percent: 0.0, broken_limits: 0.0 },
@@ -455,7 +455,7 @@ pub(crate) mod tests {
         assert!(stream.slowdown_percent < 1e-9, "{stream:?}");
         assert!((stream.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{stream:?}");
         let reuse = mix_of(20.0, &[(1000.0 * MIB, 1.0)]).profile();
-        let own_fills = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * 64.0;
+        let own_fills = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * LINE_BYTES;
         let halved = forecast_one(
             &sample_demand(&reuse),
             &node,

@@ -1,9 +1,10 @@
 //! A fleet's description: hosts, services and their arrivals, policies, and the prices of energy and of moving.
 
+use cachemate_core::FieldError;
 use serde::{Deserialize, Serialize};
 
 use crate::placement_policy::PlacementPolicy;
-use crate::profile::{FleetFieldError, ReferenceMix, WorkloadProfile, check_range};
+use crate::profile::{ReferenceMix, WorkloadProfile, check_range};
 use crate::scorer::NodePolicy;
 
 /// Maximum number of services per host; more are probably a typing error.
@@ -260,7 +261,7 @@ impl FleetSpec {
     ///
     /// # Errors
     /// The first field with an impossible value.
-    pub fn check(&self) -> Result<(), FleetFieldError> {
+    pub fn check(&self) -> Result<(), FieldError> {
         check_range("hosts", f64::from(self.hosts), 1.0, f64::from(MAX_HOSTS))?;
         check_range("hours", self.hours, 0.01, MAX_HOURS)?;
         check_range("services_per_host", self.services_per_host, 0.01, MAX_SERVICES_PER_HOST)?;
@@ -274,13 +275,13 @@ impl FleetSpec {
         }
         if self.policies.is_empty() || self.nodes.is_empty() {
             let field = if self.policies.is_empty() { "policies" } else { "nodes" };
-            return Err(FleetFieldError::new(field, "an empty list", "one or more"));
+            return Err(FieldError::new(field, "an empty list", "one or more"));
         }
         if self.services.len() > MAX_KINDS {
-            return Err(FleetFieldError::new("services", self.services.len(), "at most 10 000 kinds"));
+            return Err(FieldError::new("services", self.services.len(), "at most 10 000 kinds"));
         }
         if self.services.is_empty() && self.draw.is_none() && self.cluster.is_none() {
-            return Err(FleetFieldError::new("services", "none", "[[services]], [draw] or cluster"));
+            return Err(FieldError::new("services", "none", "[[services]], [draw] or cluster"));
         }
         for (index, service) in self.services.iter().enumerate() {
             service.check().map_err(|error| error.with_path_prefix(&format!("services[{index}]")))?;
@@ -307,7 +308,7 @@ impl ServiceSpec {
     ///
     /// # Errors
     /// The first field with an impossible value.
-    pub fn check(&self) -> Result<(), FleetFieldError> {
+    pub fn check(&self) -> Result<(), FieldError> {
         check_range("cpus", self.cpus, 0.01, MAX_CPUS)?;
         check_range("memory_bytes", self.memory_bytes, 0.0, 1e15)?;
         if let Some(threads) = self.threads {
@@ -325,11 +326,7 @@ impl ServiceSpec {
         check_range("weight", self.weight, 1e-6, 1e6)?;
         let sources = [self.profile.is_some(), self.profile_file.is_some(), self.references.is_some()];
         if sources.iter().filter(|is_given| **is_given).count() > 1 {
-            return Err(FleetFieldError::new(
-                "profile",
-                "several sources",
-                "one of profile, profile_file and references",
-            ));
+            return Err(FieldError::new("profile", "several sources", "one of profile, profile_file and references"));
         }
         if let Some(profile) = &self.profile {
             profile.check().map_err(|error| error.with_path_prefix("profile"))?;
@@ -360,7 +357,7 @@ impl ServiceSpec {
 }
 
 impl DrawSpec {
-    fn check(&self) -> Result<(), FleetFieldError> {
+    fn check(&self) -> Result<(), FieldError> {
         check_range("kinds", f64::from(self.kinds), 1.0, MAX_KINDS as f64)?;
         for (field, (low, high), min, max) in [
             ("cpus", self.cpus, 1.0, MAX_CPUS),

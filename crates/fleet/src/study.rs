@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cachemate_core::MachineSpec;
+use cachemate_core::{FieldError, MachineSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::arrivals::{ServiceLife, draw_lives};
 use crate::cell::{self, CellSetup};
-use crate::corun::{CoRunSolver, UnsuitableMachine};
+use crate::corun::CoRunSolver;
 use crate::host::{FleetHost, HostModel};
 use crate::outcome::{CellOutcome, FleetOutcome, FleetPolicyRow};
 use crate::placement::{HostCapacity, PlacementPolicy};
@@ -145,7 +145,7 @@ impl<'a> FleetStudy<'a> {
         kinds: &'a [FleetService],
         pods: Option<&'a [u16]>,
         changes: &[FleetChange],
-    ) -> Result<Self, UnsuitableMachine> {
+    ) -> Result<Self, FieldError> {
         let mut next_profile = 0;
         let profiles = kinds.iter().map(|kind| {
             kind.profile.as_ref()?;

@@ -19,9 +19,6 @@ mod smt;
 mod synthetic_trace;
 
 pub use machine::{
-    CounterNoise, IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, MachineEvent,
-    Options,
+    IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, MachineEvent, Options,
 };
-pub use program::{
-    Demand, PhasedProgram, PhasedProgramError, PrivateLevel, ProgramPhase, RegionUse, SizePoint, UnprefetchedRates,
-};
+pub use program::{Demand, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint, UnprefetchedRates};

@@ -3,7 +3,7 @@
 //! A profile is measured in a solo run, recorded, or written manually. Rates are per instruction; sizes and lines are
 //! those of the contended cache. No figure in a profile depends on co-runners.
 
-use cachemate_core::CacheLevel;
+use cachemate_core::{CacheLevel, FieldError};
 use serde::{Deserialize, Serialize};
 
 /// Solo rates of a phase with a given share of the contended cache.
@@ -25,7 +25,6 @@ pub struct SizePoint {
     /// Cycles spent waiting for memory; overlapped misses count once.
     pub memory_stall_cycles_per_instr: f64,
     /// The same rates with all prefetchers off, if measured. They are the limit when memory drops all prefetches.
-    #[serde(default)]
     #[serde(alias = "unaided")]
     pub without_prefetch: Option<UnprefetchedRates>,
 }
@@ -75,14 +74,12 @@ pub struct RegionUse {
 #[serde(deny_unknown_fields)]
 pub struct ProgramPhase {
     /// Length of the phase; `None` if the phase never ends.
-    #[serde(default)]
     pub instructions: Option<f64>,
     /// Demand references of the contended cache.
     pub references_per_instr: f64,
     /// Rates by size, in ascending order; at least one.
     pub points: Vec<SizePoint>,
     /// Total memory that the phase touches; `None` if it exceeds any cache.
-    #[serde(default)]
     pub footprint_bytes: Option<f64>,
     /// The levels between the core and the contended cache, used only for counters.
     #[serde(default)]
@@ -120,32 +117,16 @@ pub struct PhasedProgram {
     /// Its phases in order, one or more.
     pub phases: Vec<ProgramPhase>,
     /// Index of the phase that follows the last one; `None` if the program ends.
-    #[serde(default)]
     pub repeats_from: Option<u32>,
     /// The program's demand for a CPU.
     #[serde(default)]
     pub demand: Demand,
     /// Units of work per instruction, if the program counts any.
-    #[serde(default)]
     pub progress_per_instr: Option<f64>,
     /// Whether the first phases were measured from an empty cache, so that their misses include first touches at any
     /// occupancy.
     #[serde(default)]
     pub from_empty_cache: bool,
-}
-
-/// An invalid program.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-#[error("program '{program}', {field}: found {found}, expected {expected}")]
-pub struct PhasedProgramError {
-    /// The program's name.
-    pub program: String,
-    /// The field, with its place in lists.
-    pub field: String,
-    /// The invalid value.
-    pub found: String,
-    /// The valid values.
-    pub expected: String,
 }
 
 impl PhasedProgram {
@@ -165,9 +146,9 @@ impl PhasedProgram {
     ///
     /// # Errors
     /// The first invalid field.
-    pub fn check(&self) -> Result<(), PhasedProgramError> {
+    pub fn check(&self) -> Result<(), FieldError> {
         let refuse_field = |field: String, found: String, expected: &str| {
-            Err(PhasedProgramError { program: self.name.clone(), field, found, expected: expected.to_string() })
+            Err(FieldError::new(format!("program '{}', {field}", self.name), found, expected))
         };
         if self.phases.is_empty() {
             return refuse_field("phases".to_string(), "none".to_string(), "one or more");
@@ -190,10 +171,10 @@ impl PhasedProgram {
     }
 }
 
-type FieldRefusal<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), PhasedProgramError>;
+type FieldRefusal<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), FieldError>;
 
 impl ProgramPhase {
-    fn check(&self, refuse: FieldRefusal<'_>) -> Result<(), PhasedProgramError> {
+    fn check(&self, refuse: FieldRefusal<'_>) -> Result<(), FieldError> {
         if let Some(length) = self.instructions.filter(|length| !(length.is_finite() && *length >= 1.0)) {
             refuse("instructions", length.to_string(), "1 or more")?;
         }

@@ -24,7 +24,7 @@ use crate::act::rules::{ManageAction, ManageRule};
 use crate::fake_tests::{FakeHost, SHORT, waiting_guardian};
 use crate::kernel::Kernel;
 use crate::machine::{LiveMachine, LiveOptions};
-use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
+use crate::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use crate::safety::restore::RestoreOutcome;
 
 /// Errors that a write may return; with the last one the change is made nevertheless.
@@ -442,6 +442,47 @@ fn a_reload_reports_programs_that_could_not_be_restored() {
     machine.with_kernel(|host| host.broken_from.set(None));
     machine.restore_all().unwrap();
     assert_eq!(machine.with_kernel(host_states), states_before);
+}
+
+/// If a reload's release fails, because the journal can be neither compacted nor removed: do the previous rules stay in
+/// force with their tasks, and does the same reload succeed later?
+#[test]
+fn a_reload_that_fails_leaves_the_previous_rules_in_force() {
+    for seed in 0..4 {
+        let mut draw = SplitMix64::new(seed);
+        let should_act = seed % 2 == 0;
+        // The originals of so many threads fill the journal beyond the size at which a release compacts it.
+        let thread_count = if should_act { 2_000 } else { 20 };
+        let rule_of = |pid| ManageRule { pid: Some(pid), action: ManageAction::Manage(None), ..ManageRule::default() };
+        let rules: Vec<ManageRule> =
+            (0..draw.draw_below(3)).map(|_| rule_of(5 + draw.draw_below(thread_count) as i32)).collect();
+        let case = format!("seed {seed}, act = {should_act}, {} rules", rules.len());
+        let dir = tempfile::tempdir().unwrap();
+        let (mut machine, states_before) = machine_with_moved_threads(5..5 + thread_count as i32, dir.path());
+        let (journal, aside) = (dir.path().join(Journal::FILE_NAME), dir.path().join("aside"));
+        let blocked_path = if should_act { journal.with_extension("journal.new") } else { journal.clone() };
+        if !should_act {
+            std::fs::rename(&journal, &aside).unwrap();
+        }
+        std::fs::create_dir(&blocked_path).unwrap();
+        machine.set_rules(rules.clone(), Vec::new(), should_act).expect_err(&case);
+        let observation = machine.observe().unwrap().unwrap();
+        let tasks: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
+        assert_eq!(tasks, (0..thread_count as u32).map(TaskId).collect::<Vec<_>>(), "{case}");
+        assert!(machine.is_acting(), "{case}");
+        machine.apply(&confining_plan(&observation, 1)).unwrap();
+        assert!(machine.with_kernel(|host| host.masks()).iter().all(|mask| mask == "1"), "{case}");
+
+        std::fs::remove_dir(&blocked_path).unwrap();
+        if !should_act {
+            std::fs::rename(&aside, &journal).unwrap();
+        }
+        machine.set_rules(rules.clone(), Vec::new(), should_act).expect(&case);
+        let kept_tasks = machine.observe().unwrap().unwrap().tasks.iter().filter(|task| !task.exited).count();
+        assert!(kept_tasks <= rules.len() && machine.is_acting() == should_act, "{case}");
+        machine.restore_all().unwrap();
+        assert_eq!(machine.with_kernel(host_states), states_before, "{case}");
+    }
 }
 
 /// When rules release a member while gangs take turns: does the reload finish, with the member's original policy

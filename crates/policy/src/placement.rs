@@ -231,7 +231,7 @@ pub(crate) fn shape_of(seats_by_cache: &[CacheSeats]) -> Seats {
 }
 
 /// Makes repeated names unique: the second program of the same name gets `#2`.
-pub(crate) fn number_names(names: &[String]) -> Vec<String> {
+pub fn number_names(names: &[String]) -> Vec<String> {
     let copy_number =
         |index: usize| names[..index].iter().filter(|earlier_name| **earlier_name == names[index]).count() + 1;
     let unique_name = |nth: usize| {

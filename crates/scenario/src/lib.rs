@@ -1,10 +1,12 @@
 //! Builds the simulated machine of a scenario with its programs, and the pipeline that decides for it.
 //!
 //! Problem: the command and sweeps must build the same machine from a scenario. Method: this crate builds the parts
-//! that the scenario names: scheduler, workload kernels, and bundled recordings. Properties: the same scenario and
-//! seed build the same machine; every error names the field.
+//! that the scenario names: scheduler, workload kernels, and bundled recordings; [`interval`] builds jobs and events of
+//! the interval machine. Properties: the same scenario and seed build the same machine; every error names the field.
 
 #![warn(missing_docs)]
+
+pub mod interval;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use std::path::{Path, PathBuf};
 use cachemate_core::{AccessSource, Machine, MachineSpec, MachineSpecError, PipelineConfig, PolicyConfig};
 use cachemate_pipeline::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline};
 use cachemate_sim::kernels::{self, Options};
-use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram, ThreadBuilder};
+use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram, ThreadBuilder};
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_spec::{Scenario, ScenarioProgram, SimModel};
 use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, find_recording};
@@ -21,7 +23,7 @@ use serde::Deserialize;
 /// The reason why a scenario's machine cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// The scenario is for the interval machine, which another crate builds.
+    /// The scenario is for the interval machine, whose programs are profiles ([`interval::build_machine`]).
     #[error("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine")]
     Interval,
     /// The scheduler is unknown.
@@ -66,15 +68,6 @@ pub fn pipeline_config(scenario: &Scenario, spec: &MachineSpec, machine: &impl M
     standard.for_machine(machine.topology(), machine.capabilities())
 }
 
-fn run_limit(run_length: cachemate_spec::RunLength) -> RunLimit {
-    match run_length {
-        cachemate_spec::RunLength::Cycles(n) => RunLimit::Cycles(n),
-        cachemate_spec::RunLength::Ns(n) => RunLimit::Ns(n),
-        cachemate_spec::RunLength::Instructions(n) => RunLimit::Instructions(n),
-        cachemate_spec::RunLength::Completions(n) => RunLimit::Completions(n),
-    }
-}
-
 /// Builds the machine of a scenario, with its programs.
 ///
 /// # Errors
@@ -98,8 +91,8 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         scheduler,
         prefetch: parameters.prefetch.unwrap_or(defaults.prefetch),
         max_piece_order: parameters.max_piece_order.unwrap_or(defaults.max_piece_order),
-        warm_up: scenario.warm_up.map(run_limit),
-        ends: Some(run_limit(scenario.length)),
+        warm_up: scenario.warm_up,
+        ends: Some(scenario.length),
         ..defaults
     };
     let mut programs = Vec::new();

@@ -43,7 +43,6 @@ struct WrittenGoal {
     priority: f64,
     #[serde(default, deserialize_with = "max_slowdown")]
     max_slowdown: Option<f64>,
-    #[serde(default)]
     min_rate: Option<f64>,
 }
 

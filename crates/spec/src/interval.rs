@@ -1,6 +1,6 @@
 //! Options of a scenario for the interval machine: time sharing, counters, timed events, mixes by distribution.
 
-use cachemate_core::{CpuSet, MachineSpec};
+use cachemate_core::{CounterNoise, CpuSet, MachineSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::SpecError;
@@ -34,26 +34,6 @@ pub enum TimeSharingModel {
     Explicit,
 }
 
-/// The errors of counters, as fractions of a reading.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CounterNoiseSpec {
-    /// Standard deviation of a reading.
-    pub noise: f64,
-    /// Autocorrelation of the noise, from one window to the next.
-    pub autocorrelation: f64,
-    /// Standard deviation of a multiplexing period.
-    pub multiplexing_noise: f64,
-    /// Share of a task's events that is attributed to the next task on its CPU.
-    pub skew: f64,
-}
-
-impl Default for CounterNoiseSpec {
-    fn default() -> Self {
-        CounterNoiseSpec { noise: 0.01, autocorrelation: 0.5, multiplexing_noise: 0.1, skew: 0.0 }
-    }
-}
-
 /// A number that is drawn from the scenario's seed.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -75,19 +55,14 @@ pub struct EventSpec {
     /// Time of the event, from the start of the run.
     pub at_ns: u64,
     /// Programs outside the run fill lines of a cache from now on.
-    #[serde(default)]
     pub external_traffic: Option<ExternalTrafficSpec>,
     /// A cache shrinks to a fraction of its full size.
-    #[serde(default)]
     pub resize_cache: Option<CacheResizeSpec>,
     /// These CPUs no longer share their cache with others; the topology that policies see stays the same.
-    #[serde(default)]
     pub split_cpus: Option<CpuSet>,
     /// The CPU with this number goes offline; its tasks move to CPUs that they may use, or wait if there is none.
-    #[serde(default)]
     pub offline: Option<u32>,
     /// The CPU with this number comes online again.
-    #[serde(default)]
     pub online: Option<u32>,
 }
 
@@ -123,10 +98,8 @@ pub struct MixSpec {
     #[serde(default)]
     pub start_ns: u64,
     /// Time between arrivals; `None` if all arrive together.
-    #[serde(default)]
     pub interarrival_ns: Option<Distribution>,
     /// Instructions until a copy ends; `None` if it never ends.
-    #[serde(default)]
     pub instructions: Option<Distribution>,
 }
 
@@ -152,7 +125,7 @@ pub struct IntervalSpec {
     /// Do tasks of one CPU share its time continuously, or do they take turns?
     pub time_sharing: TimeSharingModel,
     /// The error of counters.
-    pub counters: CounterNoiseSpec,
+    pub counters: CounterNoise,
     /// Factor by which phases that were measured on the cycle-level machine are stretched.
     pub phase_scale: f64,
     /// Events of the machine during the run, each at its own time.
@@ -165,7 +138,7 @@ impl Default for IntervalSpec {
     fn default() -> Self {
         IntervalSpec {
             time_sharing: TimeSharingModel::default(),
-            counters: CounterNoiseSpec::default(),
+            counters: CounterNoise::default(),
             phase_scale: 1000.0,
             events: Vec::new(),
             mixes: Vec::new(),

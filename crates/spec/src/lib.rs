@@ -20,8 +20,8 @@ mod scenario;
 
 pub use error::SpecError;
 pub use interval::{
-    CacheResizeSpec, CounterNoiseSpec, Distribution, EventSpec, ExternalTrafficSpec, IntervalSpec, MixSpec, SimModel,
-    TimeSharingModel, WeightedProgram,
+    CacheResizeSpec, Distribution, EventSpec, ExternalTrafficSpec, IntervalSpec, MixSpec, SimModel, TimeSharingModel,
+    WeightedProgram,
 };
 pub use located_toml::{Located, parse_toml};
 pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names, parse_machine};
@@ -30,7 +30,7 @@ pub use manage::{
     ServiceFloorConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
-pub use scenario::{PolicyChoice, RunLength, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};
+pub use scenario::{PolicyChoice, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};
 
 /// Files larger than this are not specifications.
 const MAX_FILE_BYTES: u64 = 16 << 20;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{CpuSet, Goal, MachineSpec, SpellingScope};
+use cachemate_core::{CpuSet, Goal, MachineSpec, RunLimit, SpellingScope};
 use serde::{Deserialize, Serialize};
 
 use crate::interval::{Distribution, IntervalSpec, SimModel, check_distribution};
@@ -31,10 +31,9 @@ pub struct Scenario {
     #[serde(default = "one")]
     pub scale: u64,
     /// Measured part of the run.
-    pub length: RunLength,
+    pub length: RunLimit,
     /// Part of the run before the measurement.
-    #[serde(default)]
-    pub warm_up: Option<RunLength>,
+    pub warm_up: Option<RunLimit>,
     /// The simulated operating system's own scheduler, and its parameters.
     #[serde(default = "default_choice")]
     pub scheduler: PolicyChoice,
@@ -45,26 +44,11 @@ pub struct Scenario {
     #[serde(default = "on")]
     pub guard: bool,
     /// Options for the interval machine only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub interval: Option<IntervalSpec>,
     /// Programs in order of arrival.
     #[serde(default)]
     pub programs: Vec<ScenarioProgram>,
-}
-
-/// The length of a run, in the unit of the variant. It is not divided by `scale`, because the author states the length
-/// of the actual run.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RunLength {
-    /// Cycles of the machine's CPUs.
-    Cycles(u64),
-    /// Time on the machine.
-    Ns(u64),
-    /// Instructions of all programs together.
-    Instructions(u64),
-    /// The run lasts until every program has ended this often (finished ones restart; CA: three).
-    Completions(u32),
 }
 
 /// A name and its own parameters.
@@ -88,7 +72,6 @@ pub struct ScenarioProgram {
     #[serde(default = "one_copy")]
     pub count: u32,
     /// Threads of one copy; `None` for the program's own number.
-    #[serde(default)]
     pub threads: Option<u32>,
     /// Parameters of the kernel.
     #[serde(default)]
@@ -100,19 +83,18 @@ pub struct ScenarioProgram {
     #[serde(default)]
     pub restart: bool,
     /// CPUs to which its owner has pinned it, so that no policy may move it.
-    #[serde(default)]
     pub cpus: Option<CpuSet>,
     /// The goal of each copy; `None` if there is none.
     #[serde(default, deserialize_with = "crate::goals::goal")]
     pub goal: Option<Goal>,
     /// On the interval machine: time between arrivals of copies; `None` if all arrive together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub interarrival_ns: Option<Distribution>,
     /// On the interval machine: instructions until a copy ends; `None` for the program's own number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions: Option<Distribution>,
     /// On the interval machine: share of a CPU that a copy would use alone; `None` for the program's own share.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_share: Option<f64>,
 }
 
@@ -132,12 +114,10 @@ fn auto_choice() -> PolicyChoice {
     PolicyChoice { name: "auto".to_string(), parameters: toml::Table::new() }
 }
 
-impl RunLength {
-    fn amount(self) -> u64 {
-        match self {
-            RunLength::Cycles(n) | RunLength::Ns(n) | RunLength::Instructions(n) => n,
-            RunLength::Completions(n) => u64::from(n),
-        }
+fn amount(limit: RunLimit) -> u64 {
+    match limit {
+        RunLimit::Cycles(n) | RunLimit::Ns(n) | RunLimit::Instructions(n) => n,
+        RunLimit::Completions(n) => u64::from(n),
     }
 }
 
@@ -192,7 +172,7 @@ impl Scenario {
             return Err(located.error_at("scale", "0", "1 or more"));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
-            if length.is_some_and(|length| length.amount() == 0) {
+            if length.is_some_and(|length| amount(length) == 0) {
                 return Err(located.error_at(field, "0", "1 or more"));
             }
         }
@@ -230,7 +210,7 @@ impl Scenario {
             return Err(located.error_at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
-            let is_timed = matches!(length, None | Some(RunLength::Ns(_) | RunLength::Cycles(_)));
+            let is_timed = matches!(length, None | Some(RunLimit::Ns(_) | RunLimit::Cycles(_)));
             if is_interval && !is_timed {
                 return Err(located.error_at(field, "no time", "ns or cycles, as simulator is \"interval\""));
             }

@@ -21,7 +21,6 @@ pub use kernel_footprint::KernelFootprint;
 pub use prediction::{DEFAULT_SCHEME, cache_summary, cost_table, cost_unit, pair_costs, plan_result};
 pub use profiling::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target};
 
-use cachemate_locality::cachesim::GeometryError;
 use cachemate_locality::stack::StackError;
 
 /// The reason why a study cannot be made.
@@ -32,7 +31,7 @@ pub enum StudyError {
     NoSharedCache(String),
     /// The profiled cache is invalid.
     #[error(transparent)]
-    Shape(#[from] GeometryError),
+    Shape(#[from] cachemate_core::FieldError),
     /// More distinct lines than stack distances support.
     #[error(transparent)]
     Stack(#[from] StackError),

@@ -77,7 +77,7 @@ pub struct JobResult {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curve: Vec<(u64, f64)>,
     /// All other counts of the run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<Value>,
 }
 

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use cachemate_core::{CacheLevel, Estimate, Fact, Profile, SuperSetCount};
+use cachemate_core::{CacheLevel, Estimate, Fact, FieldError, Profile, SuperSetCount};
 use serde::{Deserialize, Serialize};
 
 use crate::{FilePosition, L1Filter, TraceError};
@@ -31,13 +31,13 @@ pub struct ProfileFile {
     /// The tool that made the profile, and its input.
     pub source: ProfileSource,
     /// Data accesses of the program, before filtering.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub accesses: Option<u64>,
     /// Accesses that reached the profiled cache: the records of the trace.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
     /// Instructions of all threads in the measured window; `None` if not counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
     /// Miss-rate curves, by policy, method and thread; empty if none was computed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -52,7 +52,7 @@ pub struct ProfileFile {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub activity: Vec<ActivityVector>,
     /// Misses over time; `None` if not measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub intervals: Option<StoredIntervals>,
     /// The facts that policies and predictors use.
     pub profile: Profile,
@@ -66,10 +66,10 @@ pub struct ProfileSource {
     /// `trace`, `live`, `simulator`, ...
     pub kind: String,
     /// The trace file, or the host on which it was measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// The L1 cache in front of the profiled one; `None` if every access reached the profiled cache.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub filter: Option<L1Filter>,
 }
 
@@ -83,7 +83,7 @@ pub struct StoredCurve {
     /// Line size in bytes.
     pub line_bytes: u32,
     /// The thread; `None` for all threads together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub thread: Option<u32>,
     /// Points in ascending order of size.
     pub points: Vec<StoredCurvePoint>,
@@ -97,7 +97,7 @@ pub struct StoredCurvePoint {
     /// Misses per access that reached the cache.
     pub miss_ratio: Estimate,
     /// Misses per thousand instructions; `None` if instructions were not counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub misses_per_kilo_instr: Option<Estimate>,
 }
 
@@ -155,7 +155,7 @@ pub struct StoredInterval {
     /// Accesses that reached the cache.
     pub accesses: u64,
     /// Instructions in the interval; `None` if not counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
     /// Accesses that missed the cache.
     pub misses: u64,
@@ -308,18 +308,11 @@ const MAX_PER_MEGA: f64 = 1e9;
 const MAX_PER_CYCLE: f64 = 1e3;
 const MAX_SLOWDOWN: f64 = 1e6;
 
-/// A value outside of its range: its field, the value found and the values expected.
-struct FieldError {
-    field: String,
-    found: String,
-    expected: String,
-}
-
 fn check_number(field: &str, found: f64, min: f64, max: f64) -> Result<(), FieldError> {
     if (min..=max).contains(&found) {
         return Ok(());
     }
-    Err(FieldError { field: field.to_string(), found: format!("{found:e}"), expected: format!("{min} to {max}") })
+    Err(FieldError::new(field, format!("{found:e}"), format!("{min} to {max}")))
 }
 
 /// Checks that the value is within its range and between the ends of its interval. The ends are finite, but may lie
@@ -330,18 +323,17 @@ fn check_range(field: &str, estimate: Option<Estimate>, min: f64, max: f64) -> R
     if low.is_finite() && high.is_finite() && low <= value && value <= high {
         return Ok(());
     }
-    let found = format!("{value:e} in {low:e} to {high:e}");
-    Err(FieldError { field: field.to_string(), found, expected: "a finite interval around the value".to_string() })
+    let interval_text = format!("{value:e} in {low:e} to {high:e}");
+    Err(FieldError::new(field, interval_text, "a finite interval around the value"))
 }
 
 fn check_ascending<T>(field: &str, subject: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
     match items.windows(2).position(|pair| key(&pair[0]) >= key(&pair[1])) {
         None => Ok(()),
-        Some(index) => Err(FieldError {
-            field: format!("{field}[{}]", index + 1),
-            found: format!("{subject} out of order"),
-            expected: format!("ascending {subject}"),
-        }),
+        Some(index) => {
+            let (found, expected) = (format!("{subject} out of order"), format!("ascending {subject}"));
+            Err(FieldError::new(format!("{field}[{}]", index + 1), found, expected))
+        }
     }
 }
 

@@ -107,16 +107,13 @@ pub struct TraceHeader {
     /// Page size of the recording host; a power of two from 512 bytes to 1 GiB.
     pub page_bytes: u32,
     /// The filter; `None` if every access is in the file.
-    #[serde(default)]
     pub filter: Option<L1Filter>,
     /// Data accesses of the program that were skipped before the recorded window.
     #[serde(default)]
     pub skip_accesses: u64,
     /// Maximum number of accesses in the window after those; `None` for no limit.
-    #[serde(default)]
     pub max_accesses: Option<u64>,
     /// The bit above which an address contains the index of its process; `None` if there is one address space.
-    #[serde(default)]
     pub process_shift: Option<u32>,
     /// Whether gaps and instruction totals are known.
     pub instructions_known: bool,
@@ -174,10 +171,10 @@ pub struct ThreadTotals {
     /// Index of its process, as in [`ProcessTotals::process`].
     pub process: u32,
     /// Index among the threads of its process, from 0 in the order of creation; `None` if unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<u32>,
     /// The kernel's thread id during the recording; `None` if unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub os_thread: Option<u32>,
     /// Number of the thread's records in the file.
     pub records: u64,
@@ -216,6 +213,5 @@ pub struct TraceTotals {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bursts: Vec<u64>,
     /// The end of the recording: `exit 0`, `signal 15`, `interrupted`, ...
-    #[serde(default)]
     pub ended: Option<String>,
 }

@@ -22,6 +22,7 @@ use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
 use crate::interval_programs::load_jobs;
 use crate::pareto_plans::ParetoPlans;
 use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
+use crate::programs::name_without_number;
 use crate::session::Session;
 
 /// Plan which programs share a cache on a machine, with reasons
@@ -265,7 +266,8 @@ impl PlanArgs {
         }
         let model = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model, &self.timing)?;
-        let names = prediction.program_names();
+        let names: Vec<String> =
+            prediction.programs.iter().map(|program| name_without_number(&program.name).to_string()).collect();
         let evaluation_costs = measured_slowdowns.map(|measured| measured.pair_costs(&names)).transpose()?;
         Ok(PlanBasis::Predicted { prediction: Box::new(prediction), evaluation_costs })
     }

@@ -21,8 +21,7 @@ use crate::engine_args::EngineArgs;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::prepare_output_dir;
 use crate::job_runner::LocalJobRunner;
-use crate::repro_cost::{self, processor_hours};
-use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form_name};
+use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form_name, processor_hours};
 use crate::repro_store::ReproStore;
 use crate::repro_sweep::{ReproRequest, SHARED_RUNS_DIR, Waves};
 use crate::run_store::{RunStoreArgs, source_version, use_store_dir};
@@ -59,9 +58,6 @@ pub struct Repro {
     /// List what can be reproduced
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// Show the runs that are needed, those already made in DIR, and the cost of the rest; run nothing
-    #[arg(long, conflicts_with = "json")]
-    dry_run: bool,
     /// Machine for the mixes (default: xeon-x5365-4) or for AUTO (default: three machines)
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
@@ -104,9 +100,6 @@ impl Repro {
             return Ok(());
         }
         let experiments = select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
-        if self.dry_run {
-            return session.print(&self.describe_cost(&experiments)?);
-        }
         if let Some(dir) = self.output.as_deref().filter(|dir| !cachemate_files::path_exists(&dir.join(SWEEP))) {
             prepare_output_dir(dir, self.force)?;
         }
@@ -165,13 +158,6 @@ impl Repro {
         }
     }
 
-    /// Describes the runs that are missing, and their cost.
-    fn describe_cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
-        let dir = self.output.as_deref().map(|dir| dir.join(SWEEP)).filter(|dir| cachemate_files::path_exists(dir));
-        let store = dir.map(|dir| Store::open_to_read(&dir)).transpose()?;
-        Ok(repro_cost::render(&self.request()?, experiments, store.as_ref()))
-    }
-
     fn request(&self) -> anyhow::Result<ReproRequest> {
         if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::path_exists(Path::new(machine))) {
             let problem = format!("--machine: found the file {file}; with --engine expected a machine's name");
@@ -216,7 +202,7 @@ impl Repro {
     }
 
     fn run_mixes(&self, session: &Session) -> anyhow::Result<()> {
-        if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() || self.dry_run {
+        if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() {
             anyhow::bail!(UsageError("mixes run by themselves and print a table; use --json for a file".to_string()));
         }
         let mix_count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });

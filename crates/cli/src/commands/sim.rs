@@ -177,9 +177,9 @@ fn unchanged_message(policy: &str, windows: u64) -> String {
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
-    let length_cycles = |length: cachemate_spec::RunLength| match length {
-        cachemate_spec::RunLength::Cycles(cycles) => Some(cycles),
-        cachemate_spec::RunLength::Ns(ns) => Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64),
+    let length_cycles = |length: cachemate_core::RunLimit| match length {
+        cachemate_core::RunLimit::Cycles(cycles) => Some(cycles),
+        cachemate_core::RunLimit::Ns(ns) => Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64),
         _ => None,
     };
     Some(length_cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), length_cycles)?)

@@ -5,7 +5,7 @@ use cachemate_core::{MachineSpec, WindowLength};
 use cachemate_interval::{IntervalMachine, IntervalResults};
 use cachemate_report::Table;
 use cachemate_report::text::{format_number, format_percent, value_or_dash};
-use cachemate_repro::interval::scenario::{self, ScenarioPrograms};
+use cachemate_scenario::interval::{self, ScenarioPrograms};
 use cachemate_scenario::pipeline_config;
 use cachemate_spec::{IntervalSpec, Scenario};
 
@@ -34,9 +34,9 @@ impl Sim {
         spec: &MachineSpec,
     ) -> anyhow::Result<()> {
         let programs = load_programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
-        let machine = scenario::build_machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
+        let machine = interval::build_machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
         let config = pipeline_config(scenario, spec, &machine);
-        let nominal_ns = |length| scenario::length_ns(length, spec).unwrap_or(0);
+        let nominal_ns = |length| interval::length_ns(length, spec).unwrap_or(0);
         let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
         let total_ns = Some(warm_up_ns + nominal_ns(scenario.length));
         let mut is_measuring = warm_up_ns == 0;

@@ -6,29 +6,10 @@
 //! reading's noise has a stated size and autocorrelation between windows. Skew books a share of a task's events to the
 //! next task on the CPU.
 
-use cachemate_core::{CounterEvent, EventCount, EventCounts};
+use cachemate_core::{CounterEvent, CounterNoise, EventCount, EventCounts};
 
 /// Length of a turn of a group of events.
 const TURN_NS: f64 = 4_000_000.0;
-
-/// The errors of counters.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct CounterNoise {
-    /// Standard deviation of a reading, as a share of it.
-    pub noise: f64,
-    /// Autocorrelation of the noise from one window to the next.
-    pub autocorrelation: f64,
-    /// Standard deviation of a count in one turn of a group, as a share of it.
-    pub turn_noise: f64,
-    /// Share of a task's events that are booked to the next task on its CPU.
-    pub skew: f64,
-}
-
-impl Default for CounterNoise {
-    fn default() -> Self {
-        CounterNoise { noise: 0.01, autocorrelation: 0.5, turn_noise: 0.1, skew: 0.0 }
-    }
-}
 
 /// State of a task's noise: the random generator, and the autocorrelated component.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,7 +80,7 @@ pub fn draw_readings(
             let turn_error = if is_always_counted {
                 0.0
             } else {
-                errors.turn_noise / libm::sqrt(turns_per_group) * noise.draw_normal()
+                errors.multiplexing_noise / libm::sqrt(turns_per_group) * noise.draw_normal()
             };
             let share = if is_always_counted { 1.0 } else { 1.0 / group_count };
             count * share * (1.0 + slow_error + turn_error).max(0.0)
@@ -141,7 +122,7 @@ mod tests {
     /// Are scaled readings unbiased, and is their noise of the stated size and correlation?
     #[test]
     fn noise_has_its_stated_size_and_autocorrelation() {
-        let defects = CounterNoise { noise: 0.05, autocorrelation: 0.7, turn_noise: 0.0, skew: 0.0 };
+        let defects = CounterNoise { noise: 0.05, autocorrelation: 0.7, multiplexing_noise: 0.0, skew: 0.0 };
         for at_once in [4, 64] {
             let values = draw_miss_readings(defects, at_once);
             let mean = values.iter().sum::<f64>() / values.len() as f64;

@@ -19,16 +19,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    AppliedPlan, Capabilities, ColorAssignment, CpuSet, GangSchedule, Goal, Machine, MachineError, MachineSpec,
-    MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId, Topology, WayMasks, WindowEnd,
-    WindowLength,
+    AppliedPlan, Capabilities, ColorAssignment, CounterNoise, CpuSet, FieldError, GangSchedule, Goal, Machine,
+    MachineError, MachineSpec, MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId,
+    Topology, WayMasks, WindowEnd, WindowLength,
 };
 
-pub use counter_noise::CounterNoise;
 pub use results::{IntervalResults, JobResults};
 
 use crate::engine::{IntervalEngine, TaskTotals};
-use crate::program::{PhasedProgram, PhasedProgramError};
+use crate::program::PhasedProgram;
 use counter_noise::NoiseState;
 
 /// One program to run: a process with equal threads.
@@ -142,22 +141,12 @@ pub enum IntervalMachineError {
     /// An invalid machine.
     #[error(transparent)]
     Machine(#[from] MachineSpecError),
-    /// An invalid program.
+    /// An invalid program, or an event that is invalid for this machine.
     #[error(transparent)]
-    Program(#[from] PhasedProgramError),
+    Field(#[from] FieldError),
     /// A machine without a contended cache; contains the machine's name.
     #[error("machine '{0}' has no data cache to share")]
     NoCache(String),
-    /// An event that is invalid for this machine.
-    #[error("event {at}: found {found}, expected {expected}")]
-    Event {
-        /// The event's position in [`Options::events`].
-        at: usize,
-        /// The invalid value.
-        found: String,
-        /// The valid values.
-        expected: String,
-    },
 }
 
 /// A task as policies and the operator see it.
@@ -526,7 +515,7 @@ fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usiz
             if let MachineEvent::ExternalTraffic { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
         if found >= limit || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
             let expected = format!("{subject} (0 to {}), a share above 0 up to 1, lines 0 or more", limit.max(1) - 1);
-            return Err(IntervalMachineError::Event { at: index, found: format!("{event:?}"), expected });
+            return Err(FieldError::new(format!("event {index}"), format!("{event:?}"), expected).into());
         }
     }
     Ok(())

@@ -26,7 +26,7 @@ fn sample_job(name: &str, phase: ProgramPhase) -> IntervalJob {
 }
 
 fn exact_options() -> Options {
-    let defects = CounterNoise { noise: 0.0, autocorrelation: 0.0, turn_noise: 0.0, skew: 0.0 };
+    let defects = CounterNoise { noise: 0.0, autocorrelation: 0.0, multiplexing_noise: 0.0, skew: 0.0 };
     Options { counter_noise: defects, ..Options::default() }
 }
 

@@ -260,7 +260,7 @@ impl Actuator {
     pub fn release(
         &mut self,
         kernel: &dyn Kernel,
-        threads: &[ThreadKey],
+        threads: &BTreeSet<ThreadKey>,
         is_released_file: &dyn Fn(&Path) -> bool,
     ) -> Result<Vec<RestoredObject>, JournalError> {
         let Some((journal, _)) = &mut self.journal_and_guardian else { return Ok(Vec::new()) };
@@ -409,7 +409,7 @@ impl Actuator {
     /// guardian stay, and the guardian tries again once this process has exited.
     ///
     /// # Errors
-    /// The journal could not be removed.
+    /// The journal could not be removed. It stays with the guardian, as above.
     pub fn restore_all(&mut self, kernel: &dyn Kernel) -> Result<Vec<RestoredObject>, JournalError> {
         if self.is_fenced() {
             return self.rejoin(kernel).map(|()| Vec::new());
@@ -421,7 +421,10 @@ impl Actuator {
             self.journal_and_guardian = Some((journal, guardian));
             return Ok(restored_objects);
         }
-        journal.remove()?;
+        if let Err(error) = journal.remove() {
+            self.journal_and_guardian = Some((journal, guardian));
+            return Err(error);
+        }
         // A guardian that has already exited cannot be dismissed, and has nothing left to do.
         let _ = guardian.dismiss();
         kernel.set_fence(None);

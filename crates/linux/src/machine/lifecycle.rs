@@ -63,8 +63,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// at once. If acting was switched off, all programs are restored. Returns the outcome for each object.
     ///
     /// # Errors
-    /// The journal could not be written; it still holds the objects that could not be restored. If all programs were to
-    /// be restored, the previous rules stay in force.
+    /// The journal could not be written. The previous rules stay in force with the tasks that they selected; the next
+    /// plan sets again what was restored.
     pub fn set_rules(
         &mut self,
         rules: Vec<ManageRule>,
@@ -72,13 +72,20 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         should_act: bool,
     ) -> Result<Vec<RestoredObject>, MachineError> {
         let mut restored_objects = if should_act { Vec::new() } else { self.stop_and_restore()? };
+        let kernel = self.kernel();
+        let previous_selection = self.tasks.selection();
+        let released_threads = self.tasks.reexamine(&*lock(&kernel), &rules);
+        match self.release(&released_threads) {
+            Ok(released_objects) => restored_objects.extend(released_objects),
+            Err(error) => {
+                self.tasks.restore_selection(previous_selection);
+                return Err(error);
+            }
+        }
         self.options.rules = rules;
         self.options.cpusets = cpusets;
         self.options.should_act = should_act;
         self.overrides.clear();
-        let kernel = self.kernel();
-        let released_threads = self.tasks.reexamine(&*lock(&kernel), &self.options.rules);
-        restored_objects.extend(self.release(&released_threads)?);
         Ok(restored_objects)
     }
 
@@ -92,10 +99,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // held here, because the runner needs it in order to end.
         self.gang_runners.stop_all();
         let kernel = lock(&kernel);
-        let threads: Vec<ThreadKey> = released_threads.iter().map(|task| task.thread).collect();
-        let is_still_managed = |pid: &i32| self.tasks.tasks().iter().any(|task| task.pid == *pid && !task.has_exited);
+        let threads: BTreeSet<ThreadKey> = released_threads.iter().map(|task| task.thread).collect();
+        let live_tasks = self.tasks.tasks().into_iter().filter(|task| !task.has_exited);
+        let managed_pids: BTreeSet<i32> = live_tasks.map(|task| task.pid).collect();
         let pids: BTreeSet<i32> =
-            released_threads.iter().map(|task| task.pid).filter(|pid| !is_still_managed(pid)).collect();
+            released_threads.iter().map(|task| task.pid).filter(|pid| !managed_pids.contains(pid)).collect();
         let is_released_color_file = |path: &Path| pid_of_color_file(path).is_some_and(|pid| pids.contains(&pid));
         self.actuator.release(&*kernel, &threads, &is_released_color_file).map_err(machine_error)
     }

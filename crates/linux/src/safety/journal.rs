@@ -197,7 +197,7 @@ enum JournalRecord {
         format: u32,
         boot_id: String,
         since_ticks: u64,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         pid_namespace: Option<u64>,
     },
     #[serde(alias = "first")]
@@ -532,7 +532,7 @@ impl Journal {
     ///
     /// # Errors
     /// The file could not be removed; the next start will restore again, which changes nothing.
-    pub fn remove(self) -> Result<(), JournalError> {
+    pub fn remove(&self) -> Result<(), JournalError> {
         remove(&self.path)
     }
 }

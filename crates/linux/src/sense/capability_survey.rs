@@ -31,6 +31,9 @@ pub struct CapabilityCheck {
     pub remedy: Option<String>,
     /// Effect of its absence.
     pub consequence: String,
+    /// Abilities of the machine that policies derive from it.
+    #[serde(skip)]
+    pub abilities: &'static [Ability],
 }
 
 /// Results for everything that was tried.
@@ -44,12 +47,15 @@ pub struct CapabilitySurvey {
     pub level: u32,
 }
 
-fn build_check(name: &str, outcome: Result<String, (String, Option<String>)>, consequence: &str) -> CapabilityCheck {
+fn build_check(
+    name: &str,
+    abilities: &'static [Ability],
+    outcome: Result<String, (String, Option<String>)>,
+    consequence: &str,
+) -> CapabilityCheck {
+    let (works, (detail, remedy)) = (outcome.is_ok(), outcome.map_or_else(|absence| absence, |detail| (detail, None)));
     let (name, consequence) = (name.to_string(), consequence.to_string());
-    match outcome {
-        Ok(detail) => CapabilityCheck { name, works: true, detail, remedy: None, consequence },
-        Err((detail, remedy)) => CapabilityCheck { name, works: false, detail, remedy, consequence },
-    }
+    CapabilityCheck { name, works, detail, remedy, consequence, abilities }
 }
 
 /// Tests every capability. With `must_calibrate`, the intensity probe is calibrated too, which takes a few hundred
@@ -61,11 +67,17 @@ pub fn survey_capabilities(
     events: &[EventSurvey],
     with_calibration: bool,
 ) -> CapabilitySurvey {
+    let (counters, probe) = (check_counters(events), check_intensity_probe(topology, with_calibration));
+    let level = match (counters.works, probe.works) {
+        (true, _) => 1,
+        (false, true) => 2,
+        (false, false) => 3,
+    };
     let measures = vec![
-        check_counters(events),
+        counters,
         check_sampling(kernel),
         check_resctrl_monitoring(resctrl),
-        check_intensity_probe(topology, with_calibration),
+        probe,
         check_watchpoints(),
         check_pressure(kernel),
         check_miss_traces(kernel, events),
@@ -78,14 +90,6 @@ pub fn survey_capabilities(
         check_page_colors(topology),
         check_gang_scheduler(kernel, Path::new(gang_scheduler::SOCKET)),
     ];
-    let is_working = |index: usize| measures[index].works;
-    let level = if is_working(0) {
-        1
-    } else if is_working(3) {
-        2
-    } else {
-        3
-    };
     CapabilitySurvey { measures, enforces, level }
 }
 
@@ -113,6 +117,7 @@ fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
     };
     build_check(
         "counters per task",
+        &[Ability::CountPerTask],
         outcome,
         "misses and speed of programs are not measured; intensity comes from probes",
     )
@@ -125,7 +130,12 @@ fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
             Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, describe_processor(kernel))),
             Err(error) => Err((format!("{}: {error}", facility.name), Some(facility_remedy(&error)))),
         });
-    build_check("data-address sampling", outcome, "data sharing between programs is not measured")
+    build_check(
+        "data-address sampling",
+        &[Ability::SampleAccesses],
+        outcome,
+        "data sharing between programs is not measured",
+    )
 }
 
 /// The remedy for a sampling facility that exists but cannot be used.
@@ -150,6 +160,7 @@ fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityC
         });
     build_check(
         "traces of misses",
+        &[Ability::TraceAddresses],
         outcome,
         "miss-rate curves come from watchpoints, from varied shares, or from recordings",
     )
@@ -184,13 +195,18 @@ fn check_resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> Ca
             }
         }
     };
-    build_check("cache occupancy and bandwidth (resctrl)", outcome, "occupancy is inferred, not read")
+    build_check(
+        "cache occupancy and bandwidth (resctrl)",
+        &[Ability::CacheOccupancy],
+        outcome,
+        "occupancy is inferred, not read",
+    )
 }
 
 fn check_ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     let ways_description = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
     let outcome = ways_description.map_err(|absence| (absence.reason, absence.remedy));
-    build_check("way masks (resctrl)", outcome, "caches are divided by colors or not at all")
+    build_check("way masks (resctrl)", &[Ability::Ways], outcome, "caches are divided by colors or not at all")
 }
 
 /// Tests page colors with the rights that a daemon would have, which may be fewer than those of the user of `doctor`.
@@ -199,7 +215,7 @@ fn check_page_colors(topology: &Topology) -> CapabilityCheck {
         Ok(divided_caches) => Ok(colors::describe_partitions(&divided_caches)),
         Err(absence) => Err((absence.reason, Some(absence.remedy))),
     };
-    build_check("page colors", outcome, "caches are divided by ways or not at all")
+    build_check("page colors", &[], outcome, "caches are divided by ways or not at all")
 }
 
 /// Largest cache for which [`can_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of its
@@ -233,6 +249,7 @@ fn check_intensity_probe(topology: &Topology, must_calibrate: bool) -> Capabilit
     };
     build_check(
         "intensity from outside (prime, wait, reload)",
+        &[Ability::ProbeFromOutside],
         outcome,
         "without it and without counters only topology is known",
     )
@@ -256,7 +273,12 @@ fn check_watchpoints() -> CapabilityCheck {
         let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
         (error.to_string(), Some(remedy.to_string()))
     });
-    build_check("reuse times by hardware watchpoints", outcome, "reuse times come from recordings only")
+    build_check(
+        "reuse times by hardware watchpoints",
+        &[Ability::SampleReuses],
+        outcome,
+        "reuse times come from recordings only",
+    )
 }
 
 fn check_pressure(kernel: &dyn Kernel) -> CapabilityCheck {
@@ -266,7 +288,7 @@ fn check_pressure(kernel: &dyn Kernel) -> CapabilityCheck {
     } else {
         Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
     };
-    build_check("pressure-stall information", outcome, "waiting is seen per thread only")
+    build_check("pressure-stall information", &[], outcome, "waiting is seen per thread only")
 }
 
 fn check_affinity(kernel: &dyn Kernel) -> CapabilityCheck {
@@ -282,7 +304,7 @@ fn check_affinity(kernel: &dyn Kernel) -> CapabilityCheck {
             true => Ok("read and set on this process".to_string()),
             false => Err(("the kernel accepted a mask and kept another".to_string(), None)),
         });
-    build_check("affinity per thread", outcome, "nothing can be placed")
+    build_check("affinity per thread", &[Ability::Affinity], outcome, "nothing can be placed")
 }
 
 fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
@@ -299,7 +321,12 @@ fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
         let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
         Err(("nice values can only be lowered, never restored".into(), Some(remedy)))
     };
-    build_check("weights and gangs", outcome, "no weights, no gangs, and no probe that keeps a program off its CPU")
+    build_check(
+        "weights and gangs",
+        &[Ability::Weights, Ability::Gangs],
+        outcome,
+        "no weights, no gangs, and no probe that keeps a program off its CPU",
+    )
 }
 
 /// Tests the gang scheduler, and names the first missing prerequisite: the kernel, its options, the scheduler's loader,
@@ -331,7 +358,12 @@ fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
         query_scheduler(socket)
     };
     let without_it = "gangs are idle turns, and advice on who should not run together is not kept";
-    build_check("gangs and clashes by a scheduler in the kernel (sched_ext)", outcome, without_it)
+    build_check(
+        "gangs and clashes by a scheduler in the kernel (sched_ext)",
+        &[Ability::Penalties],
+        outcome,
+        without_it,
+    )
 }
 
 /// State of the scheduler's loader, by its own report.
@@ -362,7 +394,7 @@ fn check_cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
             Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
         )),
     };
-    build_check("cpusets for groups", outcome, "groups are placed thread by thread")
+    build_check("cpusets for groups", &[], outcome, "groups are placed thread by thread")
 }
 
 /// Capabilities as policies see them. `partitions` lists how caches can be divided
@@ -377,22 +409,14 @@ pub fn policy_capabilities(
         false => Support::No { reason: check.detail.clone(), remedy: check.remedy.clone() },
     };
     let unsupported = |reason: &str| Support::No { reason: reason.to_string(), remedy: None };
-    let abilities = BTreeMap::from([
-        (Ability::CountPerTask, support_of(&survey.measures[0])),
+    let mut abilities = BTreeMap::from([
         (Ability::CountPerCache, unsupported("misses of a whole cache are not counted on live hosts")),
-        (Ability::SampleAccesses, support_of(&survey.measures[1])),
-        (Ability::TraceAddresses, support_of(&survey.measures[6])),
         (Ability::CountSuperSets, unsupported("no counters per super set")),
-        (Ability::CacheOccupancy, support_of(&survey.measures[2])),
-        (Ability::ProbeFromOutside, support_of(&survey.measures[3])),
-        (Ability::SampleReuses, support_of(&survey.measures[4])),
-        (Ability::Affinity, support_of(&survey.enforces[0])),
-        (Ability::Weights, support_of(&survey.enforces[1])),
-        (Ability::Gangs, support_of(&survey.enforces[1])),
-        (Ability::Penalties, support_of(&survey.enforces[5])),
-        (Ability::Ways, support_of(&survey.enforces[3])),
         (Ability::Colors, unsupported("needs programs started by cachemate page-color run")),
     ]);
+    for check in survey.measures.iter().chain(&survey.enforces) {
+        abilities.extend(check.abilities.iter().map(|ability| (*ability, support_of(check))));
+    }
     Capabilities { abilities, partitions, min_window_ns, min_slice_ns: Some(5_000_000) }
 }
 

@@ -174,6 +174,14 @@ pub struct TaskTable {
     renamed_tasks: BTreeSet<TaskId>,
 }
 
+/// The processes and threads that the rules select, with which [`TaskTable::restore_selection`] undoes a reexamination.
+#[derive(Debug)]
+pub(crate) struct TaskSelection {
+    by_thread: BTreeMap<ThreadKey, ManagedThread>,
+    idle_threads: IdleThreads,
+    processes: BTreeMap<i32, ManagedProcess>,
+}
+
 /// The processes whose control groups a refresh reads.
 #[derive(Clone, Copy, Debug)]
 enum GroupReadSchedule {
@@ -574,6 +582,18 @@ impl TaskTable {
     /// their parents: the settings that they inherited are ours.
     pub fn unmanaged_children(&self) -> &[(i32, i32)] {
         &self.unmanaged_children
+    }
+
+    /// Returns the processes and threads that the rules select now.
+    pub(crate) fn selection(&self) -> TaskSelection {
+        let (by_thread, idle_threads) = (self.by_thread.clone(), self.idle_threads.clone());
+        TaskSelection { by_thread, idle_threads, processes: self.processes.clone() }
+    }
+
+    /// Makes this selection the current one again.
+    pub(crate) fn restore_selection(&mut self, selection: TaskSelection) {
+        TaskSelection { by_thread: self.by_thread, idle_threads: self.idle_threads, processes: self.processes } =
+            selection;
     }
 
     /// Decides again about every process, because the rules have changed. Returns the threads that are no longer

@@ -1,5 +1,7 @@
 //! The size and organization of a cache, checked for consistency.
 
+use cachemate_core::FieldError;
+
 /// Geometry of a set-associative cache, in lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheGeometry {
@@ -11,16 +13,9 @@ pub struct CacheGeometry {
     pub slices: u32,
 }
 
-/// The error for an invalid geometry: the field, its value and the valid values.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cache {field}: found {found}, expected {expected}")]
-pub struct GeometryError {
-    /// Name of the invalid field, or `lines` if the product of all fields is too large.
-    pub field: &'static str,
-    /// Value of the field.
-    pub found: u64,
-    /// The valid values, as text.
-    pub expected: &'static str,
+/// Builds the error for an invalid field, or for `lines` if the product of all fields is too large.
+pub(super) fn geometry_error(field: &str, found: u64, expected: &str) -> FieldError {
+    FieldError::new(format!("cache {field}"), found, expected)
 }
 
 impl CacheGeometry {
@@ -28,23 +23,22 @@ impl CacheGeometry {
     ///
     /// # Errors
     /// Returns an error if an argument is 0 or too large, or if the size is not a whole number of sets.
-    pub fn from_bytes(size_bytes: u64, line_bytes: u64, ways: u32, slices: u32) -> Result<Self, GeometryError> {
-        let geometry_error = |field, found, expected| Err(GeometryError { field, found, expected });
+    pub fn from_bytes(size_bytes: u64, line_bytes: u64, ways: u32, slices: u32) -> Result<Self, FieldError> {
         if line_bytes == 0 || !line_bytes.is_power_of_two() {
-            return geometry_error("line_bytes", line_bytes, "a power of two");
+            return Err(geometry_error("line_bytes", line_bytes, "a power of two"));
         }
         if ways == 0 {
-            return geometry_error("ways", 0, "at least 1");
+            return Err(geometry_error("ways", 0, "at least 1"));
         }
         if slices == 0 {
-            return geometry_error("slices", 0, "at least 1");
+            return Err(geometry_error("slices", 0, "at least 1"));
         }
         let row_bytes = u128::from(line_bytes) * u128::from(ways) * u128::from(slices);
         if size_bytes == 0 || u128::from(size_bytes) % row_bytes != 0 {
-            return geometry_error("size_bytes", size_bytes, "a multiple of line_bytes * ways * slices above 0");
+            return Err(geometry_error("size_bytes", size_bytes, "a multiple of line_bytes * ways * slices above 0"));
         }
         let Ok(sets) = u32::try_from(u128::from(size_bytes) / row_bytes) else {
-            return geometry_error("size_bytes", size_bytes, "fewer than 2^32 sets");
+            return Err(geometry_error("size_bytes", size_bytes, "fewer than 2^32 sets"));
         };
         let geometry = CacheGeometry { sets, ways, slices };
         geometry.check().map(|()| geometry)
@@ -60,14 +54,14 @@ impl CacheGeometry {
         u64::from(self.sets).saturating_mul(u64::from(self.ways)).saturating_mul(u64::from(self.slices))
     }
 
-    pub(super) fn check(&self) -> Result<(), GeometryError> {
+    pub(super) fn check(&self) -> Result<(), FieldError> {
         for (field, found) in [("sets", self.sets), ("ways", self.ways), ("slices", self.slices)] {
             if found == 0 {
-                return Err(GeometryError { field, found: 0, expected: "at least 1" });
+                return Err(geometry_error(field, 0, "at least 1"));
             }
         }
         if self.lines() > 1 << 32 {
-            return Err(GeometryError { field: "lines", found: self.lines(), expected: "at most 2^32" });
+            return Err(geometry_error("lines", self.lines(), "at most 2^32"));
         }
         Ok(())
     }

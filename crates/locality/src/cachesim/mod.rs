@@ -15,10 +15,11 @@ mod random_plru;
 #[cfg(test)]
 mod tests;
 
-pub use geometry::{CacheGeometry, GeometryError};
+pub use geometry::CacheGeometry;
+use geometry::geometry_error;
 
 use crate::simd::Simd;
-use cachemate_core::can_allocate;
+use cachemate_core::{FieldError, can_allocate};
 use index::SetIndex;
 use lru::Lru;
 use random_plru::{RandomReplacement, TreePlru};
@@ -78,20 +79,16 @@ impl CacheSim {
     /// # Errors
     /// Returns an error if the geometry is invalid, or if tree-PLRU is requested with a number of ways that is not a
     /// power of two or is above 64.
-    pub fn new(geometry: CacheGeometry, replacement: Replacement) -> Result<Self, GeometryError> {
+    pub fn new(geometry: CacheGeometry, replacement: Replacement) -> Result<Self, FieldError> {
         CacheSim::with_simd(geometry, replacement, Simd::detect_best())
     }
 
     /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
-    pub fn with_simd(geometry: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, GeometryError> {
+    pub fn with_simd(geometry: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, FieldError> {
         geometry.check()?;
         // Each set takes 64 bytes in the narrow form; the wide form takes 8 bytes per tag.
         if !can_allocate(geometry.lines().saturating_mul(8).saturating_add(u64::from(geometry.sets) * 64)) {
-            return Err(GeometryError {
-                field: "lines",
-                found: geometry.lines(),
-                expected: "as many as this host has memory for",
-            });
+            return Err(geometry_error("lines", geometry.lines(), "as many as this host has memory for"));
         }
         let (sets, ways) = (geometry.sets as usize * geometry.slices as usize, geometry.ways as usize);
         let sets = match replacement {
@@ -100,7 +97,7 @@ impl CacheSim {
             Replacement::TreePlru => {
                 if !geometry.ways.is_power_of_two() || geometry.ways > 64 {
                     let expected = "a power of two up to 64 for tree-PLRU";
-                    return Err(GeometryError { field: "ways", found: geometry.ways.into(), expected });
+                    return Err(geometry_error("ways", geometry.ways.into(), expected));
                 }
                 SetStore::TreePlru(TreePlru::new(sets, ways))
             }

@@ -228,7 +228,7 @@ fn slices_receive_equal_shares_at_any_stride() {
 /// Does the error for an invalid geometry name the field?
 #[test]
 fn errors_for_invalid_geometries_name_the_field() {
-    let error_text = |shape: Result<CacheGeometry, GeometryError>| shape.unwrap_err().to_string();
+    let error_text = |shape: Result<CacheGeometry, FieldError>| shape.unwrap_err().to_string();
     assert_eq!(
         error_text(CacheGeometry::from_bytes(1 << 20, 48, 16, 1)),
         "cache line_bytes: found 48, expected a power of two"

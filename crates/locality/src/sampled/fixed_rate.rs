@@ -1,6 +1,8 @@
 //! SHARDS at a fixed rate, which runs the exact engine on a fixed share of the lines.
 
-use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of_line, salt_from_seed};
+use cachemate_core::FieldError;
+
+use super::{CurveEstimate, GROUPS, HASH_BITS, SampledCurve, group_of_line, salt_from_seed};
 use crate::simd::{Lanes, Simd, dispatch};
 use crate::stack::{DistanceHistogram, StackDistances, StackError};
 
@@ -25,15 +27,15 @@ impl FixedRateSampler {
     ///
     /// # Errors
     /// Returns an error if the rate is below 2^-25, which rounds to 0, or above 1.
-    pub fn new(rate: f64, seed: u64) -> Result<Self, SampleError> {
+    pub fn new(rate: f64, seed: u64) -> Result<Self, FieldError> {
         FixedRateSampler::with_simd(rate, seed, Simd::detect_best())
     }
 
     /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
-    pub fn with_simd(rate: f64, seed: u64, simd: Simd) -> Result<Self, SampleError> {
+    pub fn with_simd(rate: f64, seed: u64, simd: Simd) -> Result<Self, FieldError> {
         let threshold = (rate * f64::from(1 << HASH_BITS)).round();
         if !(threshold >= 1.0 && rate <= 1.0) {
-            return Err(SampleError { field: "rate", found: rate, expected: "a share above 2^-25 and up to 1" });
+            return Err(FieldError::new("sample rate", rate, "a share above 2^-25 and up to 1"));
         }
         Ok(FixedRateSampler {
             simd,

@@ -5,7 +5,9 @@
 //! 1 / R at the rate of its time, which gives the same proportions without rescaling. Distances are counted in buckets,
 //! exact below 512 lines and within one part in 256 above, so memory is constant.
 
-use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of_line, salt_from_seed};
+use cachemate_core::FieldError;
+
+use super::{CurveEstimate, GROUPS, HASH_BITS, SampledCurve, group_of_line, salt_from_seed};
 use crate::hash::scatter;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -31,10 +33,10 @@ impl FixedSizeSampler {
     ///
     /// # Errors
     /// Returns an error if the limit is below 8 or above 2^24.
-    pub fn new(lines_limit: usize, seed: u64) -> Result<Self, SampleError> {
+    pub fn new(lines_limit: usize, seed: u64) -> Result<Self, FieldError> {
         if !(GROUPS..=1 << HASH_BITS).contains(&lines_limit) {
             let expected = "a number of lines from 8 to 2^24";
-            return Err(SampleError { field: "lines_limit", found: lines_limit as f64, expected });
+            return Err(FieldError::new("sample lines_limit", lines_limit, expected));
         }
         Ok(FixedSizeSampler {
             max_lines: lines_limit,

@@ -34,18 +34,6 @@ const STUDENT_T: f64 = 2.364_624;
 /// Number of bits of a threshold, whose unit is 2^-24.
 const HASH_BITS: u32 = 24;
 
-/// The error for an invalid parameter of a sampler.
-#[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
-#[error("sample {field}: found {found}, expected {expected}")]
-pub struct SampleError {
-    /// Name of the parameter.
-    pub field: &'static str,
-    /// The invalid value.
-    pub found: f64,
-    /// Description of the valid values.
-    pub expected: &'static str,
-}
-
 /// Returns the group of a line, from bits of the hash that the threshold does not use.
 fn group_of_line(line: u64, salt: u64) -> usize {
     (scatter(line ^ salt) as usize) % GROUPS

@@ -15,7 +15,6 @@ mod online;
 pub mod plan;
 pub mod plan_search;
 pub mod predict;
-pub mod scenario;
 pub mod score;
 pub mod speed;
 pub mod trade_offs;

@@ -32,7 +32,8 @@ mod store;
 mod thread;
 
 use cachemate_core::{
-    BatchEnd, CacheId, CacheLevel, CoreModel, CpuId, IndexSet, MachineSpec, MachineSpecError, ProcessId, TaskId,
+    BatchEnd, CacheId, CacheLevel, CoreModel, CpuId, FieldError, IndexSet, MachineSpec, MachineSpecError, ProcessId,
+    TaskId,
 };
 
 use cache_unit::CacheUnit;
@@ -121,18 +122,6 @@ pub enum Charge {
     Fault,
     /// Recording a probe's entry, or rotating the counters.
     Interrupt,
-}
-
-/// The error for a request that this hardware cannot meet.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{what}: found {found}, expected {expected}")]
-pub struct RequestError {
-    /// The request.
-    pub what: String,
-    /// The rejected value.
-    pub found: String,
-    /// Values that this hardware accepts.
-    pub expected: String,
 }
 
 /// A running machine's hardware.
@@ -361,44 +350,34 @@ impl Hardware {
         self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now_tick);
     }
 
-    fn find_cache_unit(&self, cache: CacheId) -> Result<&CacheUnit, RequestError> {
+    fn find_cache_unit(&self, cache: CacheId) -> Result<&CacheUnit, FieldError> {
         let cache_count = self.caches.units.len();
-        self.caches.units.get(cache.0 as usize).ok_or_else(|| RequestError {
-            what: "cache".to_string(),
-            found: cache.0.to_string(),
-            expected: format!("below {cache_count}"),
-        })
+        self.caches
+            .units
+            .get(cache.0 as usize)
+            .ok_or_else(|| FieldError::new("cache", cache.0, format!("below {cache_count}")))
     }
 
     /// Restricts a class of service to allocating in these ways of one cache; hits are not restricted.
     ///
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
-    pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), RequestError> {
-        let request_error = |subject: &str, found: String, expected: String| RequestError {
-            what: subject.to_string(),
-            found,
-            expected,
-        };
+    pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), FieldError> {
         let level = self.find_cache_unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
         let Some((ways, partition_spec)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
-            return Err(request_error("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
+            return Err(FieldError::new("cache", format!("{level:?}"), "a cache with way_partitions"));
         };
         if u32::from(class) >= partition_spec.groups {
-            return Err(request_error(
-                "class of service",
-                class.to_string(),
-                format!("below {}", partition_spec.groups),
-            ));
+            return Err(FieldError::new("class of service", class, format!("below {}", partition_spec.groups)));
         }
         let (lowest_way, highest_way) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
         if mask.count() < partition_spec.min_ways || highest_way >= ways {
             let expected = format!("{} ways or more, below {ways}", partition_spec.min_ways);
-            return Err(request_error("way mask", mask.to_string(), expected));
+            return Err(FieldError::new("way mask", mask, expected));
         }
         if partition_spec.contiguous && highest_way - lowest_way + 1 != mask.count() {
-            return Err(request_error("way mask", mask.to_string(), "contiguous ways".to_string()));
+            return Err(FieldError::new("way mask", mask, "contiguous ways"));
         }
         let way_masks = &mut self.caches.units[cache.0 as usize].way_masks_by_class;
         way_masks.resize(way_masks.len().max(usize::from(class) + 1), None);

@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     ActiveShare, ActuationLimits, AppliedPlan, CacheShare, Change, ChangeKind, ColorAssignment, CpuId, CpuSet,
-    GangSchedule, IndexSet, MachineState, PendingItem, Plan, PlanItem, RefusalReason, RefusedItem, ServiceClassId,
-    ShareMember, TaskId, TaskState, TrackedObject, Units, WayMasks, derive_changes, refused_items, run,
+    FieldError, GangSchedule, IndexSet, MachineState, PendingItem, Plan, PlanItem, RefusalReason, RefusedItem,
+    ServiceClassId, ShareMember, TaskId, TaskState, TrackedObject, Units, WayMasks, derive_changes, refused_items, run,
 };
 
 use super::SimMachine;
-use crate::hw::RequestError;
 use crate::os::gangs::{SlotGang, SlotRotation};
 use crate::os::queues::Slot;
 
@@ -162,7 +161,7 @@ impl SimMachine {
     }
 
     /// Gives a class its ways in every cache that can be partitioned; caches that the masks do not name give all ways.
-    fn set_masks(&mut self, class: ServiceClassId, masks: &WayMasks) -> Result<(), RequestError> {
+    fn set_masks(&mut self, class: ServiceClassId, masks: &WayMasks) -> Result<(), FieldError> {
         for cache in &self.topology.caches {
             let cache_spec = self.spec.caches.iter().find(|candidate_spec| candidate_spec.level == cache.level);
             let Some(cache_spec) = cache_spec.filter(|candidate_spec| candidate_spec.way_partitions.is_some()) else {

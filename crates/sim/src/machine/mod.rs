@@ -29,9 +29,10 @@ use cachemate_core::{
     WayMasks, WindowEnd, WindowLength,
 };
 
+pub use cachemate_core::RunLimit;
 use counter_multiplexing::CounterMultiplexer;
 pub use progress_log::{ProgressSample, TaskProgress};
-pub use setup::{NominalClock, RunLimit, SharedMemory, SimOptions, SimProgram, ThreadBuilder};
+pub use setup::{NominalClock, SharedMemory, SimOptions, SimProgram, ThreadBuilder};
 
 use crate::baseline::Baseline;
 use crate::hw::{CacheCounters, Charge, Hardware, HwOptions};

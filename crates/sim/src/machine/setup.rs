@@ -1,6 +1,6 @@
 //! The setup of a simulated run: options, programs and length.
 
-use cachemate_core::{AccessSource, CpuSet, Goal, MachineSpec};
+use cachemate_core::{AccessSource, CpuSet, Goal, MachineSpec, RunLimit};
 use serde::{Deserialize, Serialize};
 
 use crate::os::schedulers::SchedulerKind;
@@ -50,20 +50,6 @@ impl Default for SimOptions {
             ends: None,
         }
     }
-}
-
-/// The limit of a run, which the time scale does not change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RunLimit {
-    /// A number of simulated cycles.
-    Cycles(u64),
-    /// A number of simulated nanoseconds.
-    Ns(u64),
-    /// A number of instructions of all programs together.
-    Instructions(u64),
-    /// A number of completions that every program must reach.
-    Completions(u32),
 }
 
 /// A function that builds the threads of a program's `n`th run, from 0.

@@ -1,7 +1,8 @@
 //! Scenario files: the documented example, checks, and the documentation.
 
 use cachemate_core::CpuSet;
-use cachemate_spec::{Distribution, RunLength, Scenario, SimModel, load_scenario, parse_scenario, parse_toml};
+use cachemate_core::RunLimit;
+use cachemate_spec::{Distribution, Scenario, SimModel, load_scenario, parse_scenario, parse_toml};
 
 fn example_scenario() -> String {
     let page = include_str!("../../../../docs/scenarios.md");
@@ -13,7 +14,7 @@ fn example_scenario() -> String {
 fn the_documented_example_reads() {
     let (scenario, machine) = parse_scenario("example", &example_scenario()).unwrap();
     assert_eq!(machine.name, "xeon-x5365-4");
-    assert_eq!((scenario.seed, scenario.scale, scenario.length), (1, 100, RunLength::Cycles(30_000_000)));
+    assert_eq!((scenario.seed, scenario.scale, scenario.length), (1, 100, RunLimit::Cycles(30_000_000)));
     assert_eq!((scenario.policy.name.as_str(), scenario.scheduler.name.as_str()), ("random", "default"));
     assert_eq!(scenario.programs.iter().map(|program| program.count).sum::<u32>(), 4);
     assert_eq!(scenario.programs[0].parameters["footprint_bytes"].as_integer(), Some(8 << 20));

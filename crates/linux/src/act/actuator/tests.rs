@@ -196,7 +196,8 @@ fn only_threads_no_longer_managed_are_restored() {
     let mut bench = Bench::new(&[5, 6]);
     bench.step(&[(0, "1"), (1, "2")]);
     let only_six = [rule_for(Some(6))];
-    let gone: Vec<ThreadKey> = bench.tasks.reexamine(&bench.host, &only_six).iter().map(|task| task.thread).collect();
+    let gone: BTreeSet<ThreadKey> =
+        bench.tasks.reexamine(&bench.host, &only_six).iter().map(|task| task.thread).collect();
     bench.actuator.release(&bench.host, &gone, &|_| false).unwrap();
     assert_eq!(bench.host.masks(), ["0-3", "2"]);
     assert_eq!(bench.tasks.tasks().len(), 1);

@@ -18,7 +18,7 @@ pub(super) const MAX_LISTED_THREADS: usize = 32;
 const IDLE_REFRESHES: u32 = 50;
 
 /// Idle threads of all processes.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct IdleThreads {
     by_process: BTreeMap<i32, BTreeMap<i32, ManagedThread>>,
     idle_keys: BTreeSet<ThreadKey>,

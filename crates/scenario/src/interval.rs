@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use cachemate_core::{MachineSpec, SplitMix64};
-use cachemate_interval::{
-    CounterNoise, IntervalJob, IntervalMachine, IntervalMachineError, MachineEvent, Options, PhasedProgram,
-};
-use cachemate_spec::{Distribution, EventSpec, IntervalSpec, RunLength, Scenario, TimeSharingModel};
+use cachemate_core::{MachineSpec, RunLimit, SplitMix64};
+use cachemate_interval::{IntervalJob, IntervalMachine, IntervalMachineError, MachineEvent, Options, PhasedProgram};
+use cachemate_spec::{Distribution, EventSpec, IntervalSpec, Scenario, TimeSharingModel};
 
 /// The programs of a scenario: one per entry of `programs`, and one per part of each mix.
 #[derive(Clone, Debug, Default)]
@@ -30,28 +28,22 @@ pub fn build_machine(
 }
 
 /// Returns the nominal length of a part of a checked scenario; scenarios for the interval machine state times only.
-pub fn length_ns(length: RunLength, spec: &MachineSpec) -> Option<u64> {
+pub fn length_ns(length: RunLimit, spec: &MachineSpec) -> Option<u64> {
     match length {
-        RunLength::Ns(ns) => Some(ns),
-        RunLength::Cycles(cycles) => Some((u128::from(cycles) * 1_000_000_000 / u128::from(spec.hertz)) as u64),
-        RunLength::Instructions(_) | RunLength::Completions(_) => None,
+        RunLimit::Ns(ns) => Some(ns),
+        RunLimit::Cycles(cycles) => Some((u128::from(cycles) * 1_000_000_000 / u128::from(spec.hertz)) as u64),
+        RunLimit::Instructions(_) | RunLimit::Completions(_) => None,
     }
 }
 
 fn engine_options(scenario: &Scenario, spec: &MachineSpec) -> Options {
     let default_table = IntervalSpec::default();
     let interval_table = scenario.interval.as_ref().unwrap_or(&default_table);
-    let counters = interval_table.counters;
     let warm_up_ns = scenario.warm_up.and_then(|length| length_ns(length, spec)).unwrap_or(0);
     Options {
         seed: scenario.seed,
         has_explicit_turns: interval_table.time_sharing == TimeSharingModel::Explicit,
-        counter_noise: CounterNoise {
-            noise: counters.noise,
-            autocorrelation: counters.autocorrelation,
-            turn_noise: counters.multiplexing_noise,
-            skew: counters.skew,
-        },
+        counter_noise: interval_table.counters,
         length_ns: length_ns(scenario.length, spec).map(|length| length + warm_up_ns),
         events: interval_table.events.iter().filter_map(machine_event).collect(),
     }

@@ -1,0 +1,26 @@
+//! The error for a value that a type does not accept.
+
+/// An invalid value, with the place where it stands.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{field}: found {found}, expected {expected}")]
+pub struct FieldError {
+    /// Path of the invalid field, such as `curve[2].bytes`.
+    pub field: String,
+    /// The invalid value, as text.
+    pub found: String,
+    /// The allowed values, as text.
+    pub expected: String,
+}
+
+impl FieldError {
+    /// Builds an error about one field.
+    pub fn new(field: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
+        FieldError { field: field.into(), found: found.to_string(), expected: expected.into() }
+    }
+
+    /// Returns the same error, with `path` before the field.
+    #[must_use]
+    pub fn with_path_prefix(self, path: &str) -> Self {
+        FieldError { field: format!("{path}.{}", self.field), ..self }
+    }
+}

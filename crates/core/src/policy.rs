@@ -22,6 +22,11 @@ pub struct Reason {
 }
 
 impl Reason {
+    /// Builds an explanation of the plan.
+    pub fn new(tasks: Vec<TaskId>, text: impl Into<String>, numbers: Vec<(String, f64)>) -> Self {
+        Reason { kind: ReasonKind::Explanation, tasks, text: text.into(), numbers }
+    }
+
     /// Returns the text with a name in place of each task. Names are inserted in one pass and not expanded again,
     /// because a program can be called `{1}`.
     pub fn render<N: std::fmt::Display>(&self, name: impl Fn(TaskId) -> N) -> String {
@@ -225,7 +230,7 @@ pub struct Decision {
     pub reasons: Vec<Reason>,
     /// The policy's own forecast of the plan. The loop moves it to [`crate::WindowRecord::forecast`] and compares it
     /// with the next window. `None` if the policy has no model, in which case the reference predictor forecasts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// The way in which the plan is verified.
     #[serde(default, skip_serializing_if = "Verification::is_before_and_after")]
@@ -249,7 +254,7 @@ pub struct Goal {
     pub max_slowdown: Option<f64>,
     /// Minimum work per second: the work that the task reports, or instructions if no thread of its process reports
     /// work.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(alias = "rate_at_least")]
     pub min_rate: Option<f64>,
 }

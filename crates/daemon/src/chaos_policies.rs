@@ -8,7 +8,7 @@
 
 use cachemate_core::{
     CacheShare, CpuSet, Decision, Gang, GangSchedule, GroupId, PageMigration, PartitionSupport, Plan, Policy,
-    PolicyConfig, ProcessId, Reason, ReasonKind, ShareMember, SplitMix64, TaskId, Units, View, WindowLength,
+    PolicyConfig, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, View, WindowLength,
 };
 
 /// The chaos policy of this name, if there is one.
@@ -126,12 +126,7 @@ impl Policy for SqueezePolicy {
         {
             plan.affinity.extend(view.movable_tasks().map(|task| (task.task, [first].into_iter().collect())));
             let tasks: Vec<_> = plan.affinity.keys().copied().collect();
-            reasons.push(Reason {
-                kind: ReasonKind::Explanation,
-                tasks,
-                text: "all tasks onto one CPU".to_string(),
-                numbers: Vec::new(),
-            });
+            reasons.push(Reason::new(tasks, "all tasks onto one CPU", Vec::new()));
         }
         Decision::new(plan, reasons)
     }

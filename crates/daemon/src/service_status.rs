@@ -19,16 +19,16 @@ pub struct ServiceStatus {
     /// Name of the service: kind and name together identify it on this host.
     pub name: String,
     /// The pod: its UID, or `namespace/name` if the container runtime reports it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// The container's id, or its name if the container runtime reports it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// References of its image, by name and by digest, if the container runtime reports them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
     /// The profile that its pod's label `cachemate.io/profile` names.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// Managed and observed threads.
     pub tasks: u32,
@@ -54,7 +54,7 @@ pub struct ServiceStatus {
     /// The smallest limit that a rule sets for one of its threads, in percent.
     pub max_slowdown_percent: Option<f64>,
     /// Floor of the service, if the configuration has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub floor: Option<FloorStatus>,
 }
 

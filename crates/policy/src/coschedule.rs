@@ -23,8 +23,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, CacheId, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, ReasonKind, TaskId,
-    TaskSample, View, WindowLength,
+    Ability, CacheId, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample,
+    View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -430,6 +430,6 @@ fn add_replacement_reasons(running_tasks: &[TaskId], chosen_tasks: &[TaskId], re
             false => "{1} runs instead of {0} beside {2}: its score is lower",
         };
         let tasks = [leaving_task, entering_task].into_iter().chain(staying_tasks).collect();
-        reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers: Vec::new() });
+        reasons.push(Reason::new(tasks, text, Vec::new()));
     }
 }

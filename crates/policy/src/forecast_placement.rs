@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, Estimate, Reason, ReasonKind, SplitMix64, TaskId, Topology};
+use cachemate_core::{CpuId, Estimate, Reason, SplitMix64, TaskId, Topology};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::placement::{
@@ -319,7 +319,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                 )
             }
         };
-        Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
+        Reason::new(tasks, text, numbers)
     }
 }
 

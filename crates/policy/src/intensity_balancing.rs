@@ -4,7 +4,7 @@
 //! tasks go to different caches, and each gets quieter co-runners, whereas the method and its bounds stay the same. A
 //! priority below 1 makes a task lighter.
 
-use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
+use cachemate_core::{CpuSet, Decision, Plan, Reason, TaskId, View, WindowLength};
 use serde::Deserialize;
 
 use crate::load_balance::{CacheCapacity, TaskLoad, balance_centrally, exchange};
@@ -242,5 +242,5 @@ fn placement_reason(
     };
     let numbers =
         vec![("own_rate_over_mean".to_string(), own_rate), ("neighbors_rate_over_mean".to_string(), co_runner_sum)];
-    Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers }
+    Reason::new(vec![task], text, numbers)
 }

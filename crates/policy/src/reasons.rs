@@ -3,7 +3,7 @@
 //! A reason contains programs and the numbers on which the plan rests; `{0}` in its text is the program itself.
 //! [`render`] inserts names last, so reasons do not depend on them.
 
-use cachemate_core::{Reason, ReasonKind, TaskId};
+use cachemate_core::{Reason, TaskId};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::solvers::Seating;
@@ -87,7 +87,7 @@ impl Neighborhood<'_> {
 
     fn build_reason(&self, named_programs: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
         let tasks = std::iter::once(self.program).chain(named_programs.iter().copied());
-        Reason { kind: ReasonKind::Explanation, tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
+        Reason::new(tasks.map(|task| TaskId(task as u32)).collect(), text, numbers)
     }
 
     fn explain_seating(&self, seating: &Seating) -> Reason {

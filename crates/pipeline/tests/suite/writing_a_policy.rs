@@ -47,7 +47,7 @@ impl Policy for StreamIsolation {
             if before != Some(cpus) {
                 let behavior = if is_stream { "streams" } else { "keeps data in the cache" };
                 let text = format!("{{0}} {behavior}: to CPUs {cpus}");
-                reasons.push(Reason { tasks: vec![task.task], text, ..Reason::default() });
+                reasons.push(Reason::new(vec![task.task], text, Vec::new()));
             }
             plan.affinity.insert(task.task, cpus.clone());
         }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use cachemate_core::ReplacementModel;
 use cachemate_core::{
     Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Profile, Reason,
-    ReasonKind, TaskId, View, WindowLength,
+    TaskId, View, WindowLength,
 };
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
@@ -179,12 +179,7 @@ impl Policy for BalanceSet {
                         slice_ns: slice_ns.max(view.capabilities.min_slice_ns.unwrap_or(0)),
                         gangs: state.gangs.iter().map(|gang| build_gang(gang)).collect(),
                     }),
-                    Err(quantum_error) => reasons.push(Reason {
-                        kind: ReasonKind::Explanation,
-                        tasks: Vec::new(),
-                        text: quantum_error.to_string(),
-                        numbers: Vec::new(),
-                    }),
+                    Err(quantum_error) => reasons.push(Reason::new(Vec::new(), quantum_error.to_string(), Vec::new())),
                 }
             }
             self.request_reuse_probes(view, &domain, is_crowded, &mut plan);
@@ -315,11 +310,10 @@ impl CacheRotation {
         };
         let groups = build_rotation(&model, &best_grouping, rule);
         let mean_ratio = groups.iter().map(|group| model.group_miss_ratio(group)).sum::<f64>() / groups.len() as f64;
-        reasons.push(Reason {
-            kind: ReasonKind::Explanation,
-            tasks: Vec::new(),
-            text: "groups take turns, at or below the lowest miss ratio that leaves no thread out".to_string(),
-            numbers: vec![
+        reasons.push(Reason::new(
+            Vec::new(),
+            "groups take turns, at or below the lowest miss ratio that leaves no thread out",
+            vec![
                 ("threshold_misses_per_100_refs".to_string(), 100.0 * best_grouping.threshold),
                 ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean_ratio),
                 ("groups".to_string(), groups.len() as f64),
@@ -328,16 +322,15 @@ impl CacheRotation {
                     task_models.iter().filter(|task_model| task_model.is_none()).count() as f64,
                 ),
             ],
-        });
+        ));
         for (position, &task) in tasks.iter().enumerate() {
             let turn_count = groups.iter().filter(|group| group.contains(&position)).count();
             let Some(task_model) = &task_models[position] else { continue };
-            reasons.push(Reason {
-                kind: ReasonKind::Explanation,
-                tasks: vec![task],
-                text: format!("{{0}} is in {turn_count} of {} groups", groups.len()),
-                numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * task_model.miss_ratio)],
-            });
+            reasons.push(Reason::new(
+                vec![task],
+                format!("{{0}} is in {turn_count} of {} groups", groups.len()),
+                vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * task_model.miss_ratio)],
+            ));
         }
         self.gangs = groups.iter().map(|group| group.iter().map(|&index| tasks[index]).collect()).collect();
     }

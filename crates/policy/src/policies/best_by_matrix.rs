@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, ReasonKind, TaskId, View, WindowLength};
+use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, TaskId, View, WindowLength};
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange};
@@ -102,7 +102,7 @@ impl MatrixPolicy {
         for (index, cpus) in cpus_of(&solution.seating, &seats, has_shared_cpus) {
             let text = format!("{{0}} is assigned to CPUs {cpus}");
             let numbers = vec![("slowdown_percent".to_string(), 100.0 * slowdowns[index])];
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[index]], text, numbers });
+            reasons.push(Reason::new(vec![tasks[index]], text, numbers));
             self.placed_cpus.insert(tasks[index], cpus);
         }
     }

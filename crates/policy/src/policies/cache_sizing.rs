@@ -378,23 +378,13 @@ fn explain_allocation(
     for &index in &allocation.lowered_floors {
         let limit = claimants[index].max_slowdown.unwrap_or(0.0);
         let text = "{0} cannot meet its goal: the goals together do not fit in one cache".to_string();
-        reasons.push(Reason {
-            kind: ReasonKind::Explanation,
-            tasks: vec![first_task(index)],
-            text,
-            numbers: vec![("max_slowdown".to_string(), limit)],
-        });
+        reasons.push(Reason::new(vec![first_task(index)], text, vec![("max_slowdown".to_string(), limit)]));
     }
     if let Some(cost) = allocation.floor_cost_to_others {
         let tasks =
             (0..claimants.len()).filter(|&index| claimants[index].max_slowdown.is_some()).map(first_task).collect();
         let text = "goals slow the other programs on this cache down, by the objective".to_string();
-        reasons.push(Reason {
-            kind: ReasonKind::Explanation,
-            tasks,
-            text,
-            numbers: vec![("objective_lost".to_string(), cost)],
-        });
+        reasons.push(Reason::new(tasks, text, vec![("objective_lost".to_string(), cost)]));
     }
 }
 
@@ -512,7 +502,7 @@ impl SizingForecast<'_> {
         };
         let numbers = [("gain_share", relative_gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", saved_ns)];
         let numbers = numbers.map(|(name, value)| (name.to_string(), value)).to_vec();
-        reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
+        reasons.push(Reason::new(tasks, text, numbers));
         Some(chosen_shares)
     }
 
@@ -590,7 +580,7 @@ fn raise_floors_of_unmet_goals(
             let slowdown = cycles / claimant.demand.whole_cache_cycles() - 1.0;
             let numbers = vec![("slower_than_alone_share".to_string(), slowdown)];
             let tasks = vec![cache_process.tasks[0].task];
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers });
+            reasons.push(Reason::new(tasks, text, numbers));
         }
     }
 }

@@ -22,8 +22,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CounterEvent, CounterScope, Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Reason, ReasonKind,
-    TaskId, TaskSample, View, WindowLength,
+    CacheId, CounterEvent, CounterScope, Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Reason, TaskId,
+    TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -430,7 +430,7 @@ impl CascCache {
         );
         let text =
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
-        reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
+        reasons.push(Reason::new(Vec::new(), text, numbers));
         for (index, thread) in threads.iter().enumerate() {
             let Some(bucket_thread) = thread.1 else { continue };
             let admitted_cpus = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, bucket_thread.pcmr)).count();
@@ -442,7 +442,7 @@ impl CascCache {
                     "{{0}} is confined to {admitted_cpus} of {cpus} CPUs, because it misses much on a share of the cache"
                 );
                 let numbers = vec![("pcmr_misses_per_100_refs".to_string(), bucket_thread.pcmr)];
-                reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[index].0], text, numbers });
+                reasons.push(Reason::new(vec![threads[index].0], text, numbers));
             }
         }
         self.rate_monitor = MissRateMonitor::default();

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
     CpuId, CpuSet, Decision, Fact, Neighbor, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, Reason,
-    ReasonKind, TaskId, TaskSample, View, WindowLength,
+    TaskId, TaskSample, View, WindowLength,
 };
 use cachemate_locality::profilers::MIN_EVICTED_SAMPLES;
 use serde::Deserialize;
@@ -157,7 +157,7 @@ fn has_no_choice(domains: &[CpuSet], shared_domains: &[&CpuSet], active_tasks: &
 }
 
 fn build_explanation(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
-    Reason { kind: ReasonKind::Explanation, tasks: tasks.to_vec(), text, numbers }
+    Reason::new(tasks.to_vec(), text, numbers)
 }
 
 impl IntensityGangs {

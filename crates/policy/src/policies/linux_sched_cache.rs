@@ -13,8 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Cache, CacheId, CpuSet, Decision, Plan, Policy, ProcessId, Reason, ReasonKind, TaskSample, Topology, View,
-    WindowLength,
+    Cache, CacheId, CpuSet, Decision, Plan, Policy, ProcessId, Reason, TaskSample, Topology, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -119,7 +118,7 @@ fn explain_gathering(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, p
     let is_moved = |task: &&&TaskSample| plan.affinity.get(&task.task) != previous_plan.affinity.get(&task.task);
     let tasks: Vec<_> = process.tasks.iter().filter(is_moved).map(|task| task.task).collect();
     let text = format!("{{}} gathered on cache {}, where the process ran most", cache.id.0);
-    (!tasks.is_empty()).then_some(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() })
+    (!tasks.is_empty()).then_some(Reason::new(tasks, text, Vec::new()))
 }
 
 impl SchedCachePolicy {

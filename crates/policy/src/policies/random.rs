@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheId, Decision, Policy, Reason, ReasonKind, SplitMix64, TaskId, View};
+use cachemate_core::{CacheId, Decision, Policy, Reason, SplitMix64, TaskId, View};
 
 use super::ParameterError;
 use super::default::Parameters;
@@ -49,7 +49,7 @@ impl Policy for RandomPolicy {
                 caches[domain].1,
                 emptiest_domains.len()
             );
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
+            reasons.push(Reason::new(vec![task.task], text, Vec::new()));
         }
         plan.affinity.extend(domain_by_task.iter().map(|(&task, &domain)| (task, caches[domain].1.clone())));
         self.home_caches = domain_by_task.into_iter().map(|(task, domain)| (task, caches[domain].0)).collect();

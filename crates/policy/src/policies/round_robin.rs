@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheId, Decision, Policy, Reason, ReasonKind, TaskId, View};
+use cachemate_core::{CacheId, Decision, Policy, Reason, TaskId, View};
 
 use super::ParameterError;
 use super::default::Parameters;
@@ -31,12 +31,7 @@ impl Policy for RoundRobinPolicy {
                 let domain = &caches[self.next_domain % caches.len()];
                 self.next_domain = self.next_domain % caches.len() + 1;
                 let text = format!("{{0}} goes to CPUs {}, the next in turn", domain.1);
-                reasons.push(Reason {
-                    kind: ReasonKind::Explanation,
-                    tasks: vec![task.task],
-                    text,
-                    numbers: Vec::new(),
-                });
+                reasons.push(Reason::new(vec![task.task], text, Vec::new()));
                 domain
             });
             home_caches.insert(task.task, *home);

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     CacheId, CacheShare, CounterEvent, Decision, GroupId, IndexSet, Plan, PlanItem, Policy, ProcessId, Reason,
-    ReasonKind, ShareMember, TaskId, TaskSample, View, WindowLength,
+    ShareMember, TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -157,7 +157,7 @@ impl ServiceLevel {
             );
             let numbers =
                 vec![("rate_per_s".to_string(), service_rate.rate_per_s), ("level_per_s".to_string(), min_rate)];
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: ids, text, numbers });
+            reasons.push(Reason::new(ids, text, numbers));
         }
     }
 

@@ -5,7 +5,7 @@
 
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,
-    ReasonKind, ShareMember, TaskId, Units, View,
+    ShareMember, TaskId, Units, View,
 };
 use serde::Deserialize;
 
@@ -111,7 +111,7 @@ impl Policy for StaticPartition {
                     continue;
                 }
                 let text = format!("units {units} of cache {} as stated", cache.0);
-                reasons.push(Reason { kind: ReasonKind::Explanation, tasks: members, text, numbers: Vec::new() });
+                reasons.push(Reason::new(members, text, Vec::new()));
                 plan.shares.push(CacheShare {
                     group: GroupId(number as u32),
                     members: vec![ShareMember::Process(process)],

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, CounterEvent, CpuSet, Decision, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId,
-    Reason, ReasonKind, StallCause, Support, TaskId, TaskSample, View, WindowLength,
+    Reason, StallCause, Support, TaskId, TaskSample, View, WindowLength,
 };
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
@@ -242,19 +242,18 @@ impl SamplingRound {
     /// include other accesses.
     fn rate_reason(&self) -> Option<Reason> {
         let period = self.sample_period?;
-        Some(Reason {
-            kind: ReasonKind::Explanation,
-            tasks: Vec::new(),
-            text: format!(
+        Some(Reason::new(
+            Vec::new(),
+            format!(
                 "{} samples of remote accesses were taken: 1 in {period} of {} counted accesses was sampled",
                 self.sample_count, self.events
             ),
-            numbers: vec![
+            vec![
                 ("samples".to_string(), self.sample_count as f64),
                 ("sample_period".to_string(), f64::from(period)),
                 ("counted_accesses".to_string(), self.events as f64),
             ],
-        })
+        ))
     }
 }
 
@@ -276,7 +275,7 @@ impl ThreadClustering {
         if let Some(reason) = missing_sampling_reason(view) {
             let text = format!("no threads are clustered: accesses cannot be sampled, {reason}");
             let tasks = view.movable_tasks().map(|task| task.task).collect();
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
+            reasons.push(Reason::new(tasks, text, Vec::new()));
             return;
         }
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
@@ -301,14 +300,11 @@ impl ThreadClustering {
         }
         let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
         let sample_period = self.choose_sample_period(view, &processes);
-        reasons.extend(shares.iter().map(|&(_, share, task)| Reason {
-            kind: ReasonKind::Explanation,
-            tasks: vec![task],
-            text: format!(
-                "the process of {{0}} waits for remote caches: a sample per {sample_period} of these accesses is requested"
-            ),
-            numbers: vec![("remote_stall_percent".to_string(), 100.0 * share)],
-        }));
+        let text = format!(
+            "the process of {{0}} waits for remote caches: a sample per {sample_period} of these accesses is requested"
+        );
+        let numbers = |share: f64| vec![("remote_stall_percent".to_string(), 100.0 * share)];
+        reasons.extend(shares.iter().map(|&(_, share, task)| Reason::new(vec![task], &text, numbers(share))));
         let probe_kind = ProbeKind::AccessSamples {
             processes: processes.clone(),
             sample_period,
@@ -445,17 +441,13 @@ impl ThreadClustering {
         }
         let removed_share = input.removed_stall_share(&assignment, view, self.parameters.remote_hit_cycles);
         if let Some(added_slowdown) = self.added_slowdown(&new_placement, view).filter(|&harm| harm > removed_share) {
-            reasons.push(Reason {
-                kind: ReasonKind::Explanation,
-                tasks: Vec::new(),
-                text:
-                    "clusters stay on separate chips: together they would lose more to cache contention than to remote accesses"
-                        .to_string(),
-                numbers: vec![
-                    ("forecast_loss_percent".to_string(), 100.0 * added_slowdown),
-                    ("removed_stall_percent".to_string(), 100.0 * removed_share),
-                ],
-            });
+            let text = "clusters stay on separate chips: together they would lose more to cache contention than to \
+                        remote accesses";
+            let numbers = vec![
+                ("forecast_loss_percent".to_string(), 100.0 * added_slowdown),
+                ("removed_stall_percent".to_string(), 100.0 * removed_share),
+            ];
+            reasons.push(Reason::new(Vec::new(), text, numbers));
             return false;
         }
         self.cpus_by_task = new_placement;

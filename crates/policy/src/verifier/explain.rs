@@ -49,7 +49,7 @@ pub fn explain_unpinning(view: &View<'_>) -> Reason {
 }
 
 fn explanation(text: String, view: &View<'_>) -> Reason {
-    Reason { kind: ReasonKind::Explanation, tasks: live_tasks(view), text, numbers: Vec::new() }
+    Reason::new(live_tasks(view), text, Vec::new())
 }
 
 /// Describes a roll-back after a comparison of speeds.
@@ -104,7 +104,7 @@ fn proxy_note(regression: &Regression) -> String {
 /// Describes a plan that is not applied before there is a reference.
 pub fn explain_missing_reference(missing_windows: usize) -> Reason {
     let text = format!("no change yet: {missing_windows} more measured windows are needed for a comparison");
-    Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() }
+    Reason::new(Vec::new(), text, Vec::new())
 }
 
 /// Describes a plan that is not applied because of earlier failures.

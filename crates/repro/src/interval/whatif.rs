@@ -344,12 +344,7 @@ mod tests {
     #[test]
     fn reasons_name_their_programs() {
         let numbered_name = |task: &TaskId| Some(format!("p{}", task.0));
-        let sample_reason = |text: &str, tasks: u32| Reason {
-            kind: cachemate_core::ReasonKind::Explanation,
-            tasks: (0..tasks).map(TaskId).collect(),
-            text: text.to_string(),
-            numbers: Vec::new(),
-        };
+        let sample_reason = |text: &str, tasks: u32| Reason::new((0..tasks).map(TaskId).collect(), text, Vec::new());
         assert_eq!(describe_reason(&sample_reason("{1} beside {0}", 2), numbered_name), "p1 beside p0");
         let braces = |task: &TaskId| Some(format!("{{{}}}", 1 - task.0));
         assert_eq!(describe_reason(&sample_reason("{0} beside {1}", 2), braces), "{1} beside {0}");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Reason, ReasonKind, TaskId, VerificationMethod};
+use cachemate_core::{Reason, TaskId, VerificationMethod};
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator};
 use super::evidence::probe_planner::ProbePlanner;
@@ -80,7 +80,7 @@ impl SearchReport<'_> {
         }
         numbers.push(named_number("probing_percent_of_processor_time", 100.0 * probe_planner.ledger.spent_share()));
         let tasks: Vec<TaskId> = self.problem.known_tasks().map(|index| self.problem.tasks[index].task).collect();
-        Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
+        Reason::new(tasks, text, numbers)
     }
 
     /// Explains why the plan in force stays.
@@ -118,7 +118,7 @@ impl SearchReport<'_> {
                 named_number("occupancy_bytes", current_speed.occupancy_bytes),
             ];
             numbers.extend(self.forecast_inputs(index));
-            new_reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
+            new_reasons.push(Reason::new(vec![task], text, numbers));
         }
         // The search is reported before the forecasts that follow from it, even if it has not changed.
         if !new_reasons.is_empty() || reported_forecasts.last_unchanged.as_ref() != Some(&unchanged_report) {
@@ -189,7 +189,7 @@ impl SearchReport<'_> {
             named_number("occupancy_bytes_before", old_speed.occupancy_bytes),
         ];
         numbers.extend(self.forecast_inputs(index));
-        Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
+        Reason::new(vec![self.problem.tasks[index].task], text, numbers)
     }
 
     /// Describes the best plan of every single mechanism.

@@ -22,8 +22,8 @@ mod proposal;
 mod service_confinement;
 
 use cachemate_core::{
-    Ability, ChangeVerdict, Decision, Forecast, Policy, ProposedChange, Reason, ReasonKind, SpeedObjective,
-    Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
+    Ability, ChangeVerdict, Decision, Forecast, Policy, ProposedChange, Reason, SpeedObjective, Verification,
+    VerificationMethod, VerificationOutcome, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -364,7 +364,7 @@ impl Auto {
         if phases::release_partitions(&mut plan.0, &live_tasks) {
             let tasks = live_tasks.into_iter().map(|(task, _)| task).collect();
             let text = "a new phase begins, and the partition or turns chosen for the last one end".to_string();
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
+            reasons.push(Reason::new(tasks, text, Vec::new()));
         }
     }
 
@@ -400,7 +400,7 @@ impl Auto {
                 "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
                 100.0 * exploration.gain
             );
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
+            reasons.push(Reason::new(Vec::new(), text, Vec::new()));
             self.partition_climb.beaten_layouts.clear();
             self.partition_climb.layout_before_step = Some(layout_before);
             self.partition_climb.explorations.is_open = true;
@@ -451,7 +451,7 @@ impl Auto {
             &self.partition_climb.beaten_layouts,
         )?;
         let text = format!("one unit is moved between partitions: {:+.1} % forecast", 100.0 * proposal.gain);
-        reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
+        reasons.push(Reason::new(Vec::new(), text, Vec::new()));
         self.partition_climb.layout_before_step = Some(layout_before);
         Some(self.propose(proposal, current_forecast, plan))
     }

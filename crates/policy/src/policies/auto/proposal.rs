@@ -86,7 +86,7 @@ impl PlanFinder<'_, '_> {
     }
 
     fn forecast(&self, problem: &PlanningProblem, layout: &SiteLayout) -> Forecast {
-        let references_of = |task: TaskId| self.evidence.speeds.observed_speed(task, 64.0)?.references_per_instr;
+        let references_of = |task: TaskId| self.evidence.speeds.observed_speed(task)?.references_per_instr;
         forecast(problem, layout, references_of, self.seed)
     }
 
@@ -202,7 +202,7 @@ impl PlanFinder<'_, '_> {
         let optimistic_cache = ScoreCache::default();
         let mut search =
             self.plan_search(optimistic, &optimistic_cache, self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR);
-        search.build_default(&self.evidence.default_sites, Some(&current_layout));
+        search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
         let judge = search.judge;
         let layout = search.with_best_partitions(&current_layout);
         let unmet_goals = |layout: &SiteLayout| score(problem, layout, score_cache).unmet_goals;
@@ -210,7 +210,7 @@ impl PlanFinder<'_, '_> {
             && self.is_allowed(&layout, problem)
             && unmet_goals(&layout) <= unmet_goals(&current_layout);
         let gain_in = |problem: &PlanningProblem, score_cache: &ScoreCache| {
-            self.estimate_gain(problem, score_cache, &judge, &current_layout, &layout, GainError::default()).forecast
+            LayoutComparison::new(problem, score_cache, judge.objective, &current_layout, &layout).forecast_gain()
         };
         let gain = is_possible.then(|| {
             keep_probability * gain_in(optimistic, &optimistic_cache)
@@ -230,7 +230,7 @@ impl PlanFinder<'_, '_> {
     ) -> Option<(Proposal, SiteLayout, Forecast)> {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
-        search.build_default(&self.evidence.default_sites, Some(&current_layout));
+        search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
         let judge = search.judge;
         let unmet_goals = score(problem, &current_layout, score_cache).unmet_goals;
         let keyed_step = |layout: SiteLayout| {
@@ -315,31 +315,10 @@ impl PlanFinder<'_, '_> {
         best_layout: &SiteLayout,
         forecast_error: GainError,
     ) -> Gain {
-        let relative_gain = |best: LayoutScore, current_score: LayoutScore| {
-            best.objective_value(judge.objective) / current_score.objective_value(judge.objective).max(1e-9) - 1.0
-        };
-        let (best_scorer, current_scorer) =
-            (LayoutScorer::new(problem, best_layout), LayoutScorer::new(problem, current_layout));
-        let gain_by_site = |draw: &ErrorDraw| {
-            let current_scores = current_scorer.scores_by_site(draw, score_cache);
-            relative_gain(
-                total_score(&best_scorer.scores_reusing(&current_scorer, &current_scores, draw, score_cache)),
-                total_score(&current_scores),
-            )
-        };
-        // If sites wait for one another, scores of single sites are not stored.
-        let rescored_gain = |problem: &PlanningProblem| {
-            let score_cache = ScoreCache::default();
-            relative_gain(score(problem, best_layout, &score_cache), score(problem, current_layout, &score_cache))
-        };
-        let has_shared_bus = problem.bus.is_some();
-        let forecast_gain = if has_shared_bus { rescored_gain(problem) } else { gain_by_site(&ErrorDraw::default()) };
-        let draw_gain = |draw: u64| {
-            let draw = problem.draw(self.seed ^ draw);
-            if has_shared_bus { rescored_gain(&problem.with_errors(&draw)) } else { gain_by_site(&draw) }
-        };
+        let comparison = LayoutComparison::new(problem, score_cache, judge.objective, current_layout, best_layout);
         let draw_count = (DRAWS_TIMES_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
-        Gain::from_draws(forecast_gain, &(0..draw_count).map(draw_gain).collect::<Vec<f64>>(), forecast_error)
+        let drawn_gains = (0..draw_count).map(|draw| comparison.drawn_gain(self.seed ^ draw));
+        Gain::from_draws(comparison.forecast_gain(), &drawn_gains.collect::<Vec<f64>>(), forecast_error)
     }
 
     /// Returns the best plan of every single mechanism. On large machines, their gains are not drawn.
@@ -431,4 +410,61 @@ fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: Pl
         }
     }
     process_speeds.into_iter().map(|(process, priority, relative_speed)| (process, priority * relative_speed)).collect()
+}
+
+/// Two layouts of one problem, compared by the objective.
+struct LayoutComparison<'a> {
+    problem: &'a PlanningProblem,
+    score_cache: &'a ScoreCache,
+    objective: PlanObjective,
+    layouts: [&'a SiteLayout; 2],
+    scorers: [LayoutScorer<'a>; 2],
+}
+
+impl<'a> LayoutComparison<'a> {
+    fn new(
+        problem: &'a PlanningProblem,
+        score_cache: &'a ScoreCache,
+        objective: PlanObjective,
+        current_layout: &'a SiteLayout,
+        best_layout: &'a SiteLayout,
+    ) -> Self {
+        let layouts = [current_layout, best_layout];
+        let scorers = layouts.map(|layout| LayoutScorer::new(problem, layout));
+        LayoutComparison { problem, score_cache, objective, layouts, scorers }
+    }
+
+    /// Returns the gain of the second layout, as a fraction of the objective, with all curves as estimated.
+    fn forecast_gain(&self) -> f64 {
+        match self.problem.bus {
+            Some(_) => self.rescored_gain(self.problem),
+            None => self.gain_by_site(&ErrorDraw::default()),
+        }
+    }
+
+    /// Returns the gain with curves and costs drawn from their error distributions.
+    fn drawn_gain(&self, seed: u64) -> f64 {
+        let draw = self.problem.draw(seed);
+        match self.problem.bus {
+            Some(_) => self.rescored_gain(&self.problem.with_errors(&draw)),
+            None => self.gain_by_site(&draw),
+        }
+    }
+
+    fn gain_by_site(&self, draw: &ErrorDraw) -> f64 {
+        let [current, best] = &self.scorers;
+        let current_scores = current.scores_by_site(draw, self.score_cache);
+        let best_scores = best.scores_reusing(current, &current_scores, draw, self.score_cache);
+        self.relative_gain([total_score(&current_scores), total_score(&best_scores)])
+    }
+
+    /// Returns the gain without stored scores: if sites wait for one another, scores of single sites are not stored.
+    fn rescored_gain(&self, problem: &PlanningProblem) -> f64 {
+        let score_cache = ScoreCache::default();
+        self.relative_gain(self.layouts.map(|layout| score(problem, layout, &score_cache)))
+    }
+
+    fn relative_gain(&self, [current, best]: [LayoutScore; 2]) -> f64 {
+        best.objective_value(self.objective) / current.objective_value(self.objective).max(1e-9) - 1.0
+    }
 }

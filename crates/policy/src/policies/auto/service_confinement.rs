@@ -15,8 +15,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, Plan, ProcessId, Reason, ReasonKind, RowInterval,
-    ServiceIdentity, ShareMember, TaskId, TaskSample, Units, VerificationOutcome, View,
+    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, Plan, ProcessId, Reason, RowInterval, ServiceIdentity,
+    ShareMember, TaskId, TaskSample, Units, VerificationOutcome, View,
 };
 
 use super::evidence::probe_planner::are_probes_harmless;
@@ -122,7 +122,7 @@ impl WayConfinement {
             _ => format!("{{{}}} and its service", tasks.len() - 1),
         };
         let text = text.replace("PROTECTED", protected).replace("CONFINED", &confined);
-        Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
+        Reason::new(tasks, text, numbers)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Input of the assignment of clusters to chips, and the plan that follows from its result.
 
+use cachemate_core::ReasonKind;
+
 use super::*;
 
 /// Threads, clusters and chips by number, as the input of [`assign`].
@@ -142,7 +144,7 @@ impl ClusterAssignmentInput {
             let tasks = tasks_of(&self.unclustered_threads);
             let text =
                 format!("{} are in no cluster: they balance the loads of the chips", placeholder_list(tasks.len()));
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
+            reasons.push(Reason::new(tasks, text, numbers));
         }
         reasons
     }

@@ -138,10 +138,23 @@ impl<'a> PlanSearch<'a> {
 }
 
 impl PlanSearch<'_> {
-    /// Builds the default plan, and sets the comparator's lowest speed by it. Tasks stay where they were placed, so
-    /// once another plan is in force, the default has to pin them to their sites.
-    pub fn build_default(
+    /// Sets the comparator's lowest speed by the default plan, and returns that plan.
+    pub fn set_min_speed(
         &mut self,
+        default_sites: &BTreeMap<TaskId, usize>,
+        current_layout: Option<&SiteLayout>,
+    ) -> CandidatePlan {
+        let default = self.build_default(default_sites, current_layout);
+        if self.judge.objective != PlanObjective::WorstSlowdown {
+            self.judge.min_speed = default.score.min_relative_speed() - MAX_WORST_LOSS;
+        }
+        default
+    }
+
+    /// Builds the default plan. Tasks stay where they were placed, so once another plan is in force, the default has to
+    /// pin them to their sites.
+    fn build_default(
+        &self,
         default_sites: &BTreeMap<TaskId, usize>,
         current_layout: Option<&SiteLayout>,
     ) -> CandidatePlan {
@@ -153,9 +166,6 @@ impl PlanSearch<'_> {
             layout = self.problem.with_closed_sites(layout, current_layout);
         }
         let score = score(self.problem, &layout, self.score_cache);
-        if self.judge.objective != PlanObjective::WorstSlowdown {
-            self.judge.min_speed = score.min_relative_speed() - MAX_WORST_LOSS;
-        }
         CandidatePlan { label: "default", mechanism: None, layout, score }
     }
 
@@ -166,7 +176,7 @@ impl PlanSearch<'_> {
         current_layout: Option<SiteLayout>,
     ) -> Vec<CandidatePlan> {
         let (problem, score_cache) = (self.problem, self.score_cache);
-        let default_plan = self.build_default(default_sites, current_layout.as_ref());
+        let default_plan = self.set_min_speed(default_sites, current_layout.as_ref());
         let default = default_plan.layout.clone();
         let mut candidates = vec![default_plan];
         let restore_closed_sites = |layout: SiteLayout| match &current_layout {

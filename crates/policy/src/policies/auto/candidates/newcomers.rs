@@ -26,7 +26,7 @@ impl PlanSearch<'_> {
         current_layout: &SiteLayout,
         newcomers: &[usize],
     ) -> Vec<CandidatePlan> {
-        let mut candidates = vec![self.build_default(default_sites, Some(current_layout))];
+        let mut candidates = vec![self.set_min_speed(default_sites, Some(current_layout))];
         let mut add_candidate = |label: &'static str, layout: SiteLayout| {
             add(&mut candidates, self.problem, self.score_cache, (label, None), layout)
         };

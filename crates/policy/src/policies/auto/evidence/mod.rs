@@ -38,7 +38,8 @@ pub struct TaskEvidence {
     pub arrivals: TaskArrivals,
     pub curves: CurveChecks,
     pub measured_sizes: MeasuredSizes,
-    /// Tasks whose phase has changed or whose curve was dropped, with the window of that; searches wait for them.
+    /// Tasks whose phase has changed or whose curve was dropped, with the window of that; searches do not change
+    /// their caches.
     pub phase_changed_at: BTreeMap<TaskId, u64>,
     /// The plan in force in the last window, without probes.
     last_plan: Option<Plan>,
@@ -68,7 +69,7 @@ impl TaskEvidence {
     /// cache, if the speeds are those under this layout.
     pub fn record_counts(&mut self, view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout) {
         let count_of = |speeds: &SpeedTracker, task: TaskId| {
-            let speed = speeds.observed_speed(task, 64.0).filter(|speed| speed.is_current)?;
+            let speed = speeds.observed_speed(task).filter(|speed| speed.is_current)?;
             Some((speed.misses_per_instr?, speed.windows))
         };
         for (index, problem_task) in problem.tasks.iter().enumerate() {

@@ -350,7 +350,7 @@ impl ProbePlanner {
             return Some(probe);
         }
         let remote_stall_share_of = |seen: &cachemate_core::TaskSample| {
-            let speed = speeds.observed_speed(seen.task, 64.0)?;
+            let speed = speeds.observed_speed(seen.task)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
         let mut processes: Vec<ProcessId> = Vec::new();
@@ -462,7 +462,7 @@ pub fn are_probes_harmless(view: &View<'_>) -> bool {
 
 /// Returns the share of a task's cycles that wait for memory, as counted.
 fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
-    let speed = speeds.observed_speed(task, 64.0)?;
+    let speed = speeds.observed_speed(task)?;
     Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
 }
 

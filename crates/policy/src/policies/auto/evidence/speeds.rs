@@ -18,8 +18,8 @@ pub struct ObservedSpeed {
     pub misses_per_instr: Option<f64>,
     pub stall_cycles_per_miss: Option<f64>,
     pub references_per_instr: Option<f64>,
-    /// Lines to and from memory per miss, including prefetched lines.
-    pub lines_per_miss: Option<f64>,
+    /// Bytes to and from memory per miss, including prefetched lines.
+    pub bytes_per_miss: Option<f64>,
     /// Cycles that a miss waits in the queue for memory.
     pub queue_cycles_per_miss: Option<f64>,
     /// Elapsed cycles per instruction, including time off the CPU.
@@ -232,7 +232,7 @@ impl SpeedTracker {
     }
 
     /// Returns the speed of a task; `None` until the task has run in a window in which its events were counted.
-    pub fn observed_speed(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
+    pub fn observed_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
         let sums = self.current_sums.get(&task).filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
         let ratio_to_misses =
@@ -242,8 +242,8 @@ impl SpeedTracker {
             misses_per_instr: misses,
             stall_cycles_per_miss: ratio_to_misses(sums.stalls),
             references_per_instr: sums.references.per_instr(),
-            lines_per_miss: ratio_to_misses(sums.read_bytes)
-                .map(|bytes| (bytes + ratio_to_misses(sums.written_bytes).unwrap_or(0.0)) / line_bytes),
+            bytes_per_miss: ratio_to_misses(sums.read_bytes)
+                .map(|bytes| bytes + ratio_to_misses(sums.written_bytes).unwrap_or(0.0)),
             queue_cycles_per_miss: ratio_to_misses(sums.queue_stalls),
             elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.on_cpu_ns.max(1.0),
             remote_cycles_per_instr: sums.remote_stalls.per_instr(),
@@ -278,13 +278,13 @@ mod tests {
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, None), |_| false);
         let (measured_task, unmeasured_task) = (observation.tasks[0].task, observation.tasks[1].task);
-        let speed = speeds.observed_speed(measured_task, 64.0).unwrap();
+        let speed = speeds.observed_speed(measured_task).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
         assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
-        assert_eq!(speeds.observed_speed(unmeasured_task, 64.0), None);
+        assert_eq!(speeds.observed_speed(unmeasured_task), None);
         observation.tasks[0].counts.0[1].count = 9000;
         speeds.observe(&observation, &plan, CacheLevel::L3, |_| (1, None), |_| false);
-        assert_eq!(speeds.observed_speed(measured_task, 64.0).unwrap().cycles_per_instr, 9.0);
+        assert_eq!(speeds.observed_speed(measured_task).unwrap().cycles_per_instr, 9.0);
     }
 
     /// Does a phase of a known kind have a speed at once, marked as recalled until the phase was counted long enough?
@@ -296,7 +296,7 @@ mod tests {
         let mut window = |cycles: u64, phase: CurrentPhase| {
             observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, cycles)]);
             speeds.observe(&observation, &plan, CacheLevel::L3, |_| phase, |_| false);
-            let speed = speeds.observed_speed(task, 64.0).unwrap();
+            let speed = speeds.observed_speed(task).unwrap();
             (speed.cycles_per_instr, speed.is_current)
         };
         (0..5).for_each(|_| assert_eq!(window(3000, (0, Some(0))).0, 3.0));
@@ -320,7 +320,7 @@ mod tests {
         let mut window = |cycles: u64, is_replanned: bool| {
             observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, cycles)]);
             speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, Some(AVERAGED)), |_| is_replanned);
-            let speed = speeds.observed_speed(task, 64.0).unwrap();
+            let speed = speeds.observed_speed(task).unwrap();
             (libm::round(speed.cycles_per_instr), speed.is_current)
         };
         (1..14).for_each(|_| assert!(!window(3000, false).1, "phases may be missing"));

@@ -36,16 +36,17 @@ impl MemoryPathModel {
     pub fn new(
         sites: &[CacheSite],
         tasks: &[ProblemTask],
+        line_bytes: f64,
         speed_of: impl Fn(TaskId) -> Option<ObservedSpeed>,
     ) -> Option<Self> {
         // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
         let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
         for problem_task in tasks {
             let Some((site, speed)) = problem_task.last_site.zip(speed_of(problem_task.task)) else { continue };
-            let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
+            let Some((misses, bytes)) = speed.misses_per_instr.zip(speed.bytes_per_miss) else { continue };
             let misses_per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
             let sum = sums.entry(sites[site].package).or_default();
-            sum[0] += misses_per_cycle * lines;
+            sum[0] += misses_per_cycle * (bytes / line_bytes);
             sum[1] += misses_per_cycle;
             sum[2] += misses_per_cycle * speed.queue_cycles_per_miss?;
         }

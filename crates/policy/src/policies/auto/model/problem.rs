@@ -157,7 +157,8 @@ impl PlanningProblem {
         let sites = cache_sites(view);
         let cpu_sites = CpuSites::from_sites(&sites);
         let largest_cache_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let line_bytes = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
+        let line_bytes = view.topology.last_level_caches().find_map(|cache| cache.line_bytes);
+        let line_bytes = f64::from(line_bytes.unwrap_or(64));
         let current_site = |task: &TaskSample| cpu_sites.site_of_task(task).or(default_sites.get(&task.task).copied());
         let local_partner_share = |task: &TaskSample| {
             let own_cluster = clusters.get(&task.task)?;
@@ -181,15 +182,11 @@ impl PlanningProblem {
                 goal: task.goal,
                 penalty_cycles: view.predictor.miss_penalty_cycles(),
                 largest_cache_bytes,
-                line_bytes: f64::from(line_bytes),
+                line_bytes,
                 local_partner_share: local_partner_share(task).unwrap_or(0.0),
             };
-            let profile_and_speed = || {
-                prior
-                    .curves
-                    .usable_profile(view, task.task)
-                    .zip(speeds.observed_speed(task.task, f64::from(line_bytes)))
-            };
+            let profile_and_speed =
+                || prior.curves.usable_profile(view, task.task).zip(speeds.observed_speed(task.task));
             let build_model = || {
                 profile_and_speed()
                     .and_then(|(profile, speed)| ProgramModel::from_inputs(&model_inputs(profile, speed)))
@@ -209,7 +206,7 @@ impl PlanningProblem {
         let tasks: Vec<ProblemTask> = view.live_tasks().map(build_problem_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let min_slice_ns = view.capabilities.min_slice_ns;
-        let bus = MemoryPathModel::new(&sites, &tasks, |task| speeds.observed_speed(task, f64::from(line_bytes)));
+        let bus = MemoryPathModel::new(&sites, &tasks, line_bytes, |task| speeds.observed_speed(task));
         (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
             sites,
             tasks,
@@ -220,11 +217,10 @@ impl PlanningProblem {
         })
     }
 
-    /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave these
+    /// Closes the sites of unknown tasks whose evidence is pending, because forecasts of those caches would leave these
     /// tasks out. Tasks of a closed site stay, and no task joins them.
-    pub fn close_sites(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
-        let is_unknown =
-            |problem_task: &&ProblemTask| problem_task.program.is_none() && is_waited_for(problem_task.task);
+    pub fn close_sites(&mut self, is_pending: impl Fn(TaskId) -> bool) {
+        let is_unknown = |problem_task: &&ProblemTask| problem_task.program.is_none() && is_pending(problem_task.task);
         let sites: BTreeSet<usize> =
             self.tasks.iter().filter(is_unknown).filter_map(|problem_task| problem_task.last_site).collect();
         if sites.is_empty() {

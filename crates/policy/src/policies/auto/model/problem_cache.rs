@@ -100,8 +100,7 @@ impl ProblemCache {
         {
             return None;
         }
-        let can_be_modeled =
-            |task: &TaskId| view.profiles.contains_key(task) && speeds.observed_speed(*task, 64.0).is_some();
+        let can_be_modeled = |task: &TaskId| view.profiles.contains_key(task) && speeds.observed_speed(*task).is_some();
         let newcomers: BTreeSet<TaskId> = stamp
             .iter()
             .filter(|(task, _, is_known)| *is_known && !stored_stamps.contains_key(task))
@@ -215,7 +214,7 @@ impl InputBuilder<'_, '_> {
     /// Returns the speed that was counted under the plan in force; `None` if the only speed is recalled from another
     /// plan, or counts are not used.
     fn current_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
-        let speed = self.evidence.speeds.observed_speed(task, 64.0);
+        let speed = self.evidence.speeds.observed_speed(task);
         speed.filter(|speed| speed.is_current && self.options.uses_counts)
     }
 
@@ -283,7 +282,7 @@ impl InputBuilder<'_, '_> {
             .phase_changed_at
             .retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
         let is_running = |task: TaskId| {
-            self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= MIN_BUSY_SHARE)
+            self.evidence.speeds.observed_speed(task).is_none_or(|speed| speed.cpu_demand >= MIN_BUSY_SHARE)
         };
         let is_being_probed =
             |task: TaskId| is_surveying && self.evidence.probe_planner.has_open_probe(self.view, task);

@@ -22,7 +22,7 @@ const MIN_CONTRADICTION_RATE: f64 = 5e-4;
 /// Upper bound of the factor between measured and composed occupancy.
 const MAX_OCCUPANCY_ODDS: f64 = 5.0;
 /// Lower bound of the share of cycles in which a program does not wait for memory.
-const MIN_BUSY_SHARE: f64 = 0.1;
+const MIN_COMPUTE_SHARE: f64 = 0.1;
 /// Smallest share of misses beyond the solo ones from which the cost of a miss can be computed.
 const MIN_BEYOND_SHARE: f64 = 0.1;
 /// Upper bound of the factor between the counted mean cost of a miss and the cost of the misses beyond the solo ones.
@@ -150,14 +150,14 @@ impl ProgramModel {
         // Counted stalls are those of the task's present node. A stated cost is that of near memory, for serialized
         // misses; if misses overlap, their total cost is at most the elapsed cycles.
         let current_factor = inputs.memory.factors.get(inputs.memory.current_node).copied().unwrap_or(1.0);
-        let max_penalty = (1.0 - MIN_BUSY_SHARE) * speed.cycles_per_instr / current_misses.max(NEGLIGIBLE_MISSES);
+        let max_penalty = (1.0 - MIN_COMPUTE_SHARE) * speed.cycles_per_instr / current_misses.max(NEGLIGIBLE_MISSES);
         let stated_penalty = || Some((inputs.penalty_cycles? * current_factor).min(max_penalty));
         let cycles_per_miss = speed.stall_cycles_per_miss.or_else(stated_penalty)?.max(0.0);
         let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
         let (nearest_cycles, far_cycles) = inputs.memory.split_cost(cycles_per_miss, queue_cycles);
         let remote_cycles = speed.remote_cycles_per_instr.unwrap_or(0.0);
         let base_cycles = (speed.cycles_per_instr - current_misses * cycles_per_miss - remote_cycles)
-            .max(MIN_BUSY_SHARE * speed.cycles_per_instr);
+            .max(MIN_COMPUTE_SHARE * speed.cycles_per_instr);
         let split_share = 1.0 - inputs.local_partner_share.clamp(0.0, 0.9);
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
@@ -172,7 +172,7 @@ impl ProgramModel {
             base_cycles,
             cycles_per_miss: nearest_cycles,
             far_cycles,
-            lines_per_miss: speed.lines_per_miss.unwrap_or(1.0).clamp(0.5, 50.0),
+            lines_per_miss: speed.bytes_per_miss.map_or(1.0, |bytes| bytes / inputs.line_bytes).clamp(0.5, 50.0),
             remote_cycles: remote_cycles / split_share,
             cpu_demand: speed.cpu_demand,
             goal,
@@ -441,13 +441,14 @@ impl ProgramModel {
             let previous_cost = self.cycles_per_miss;
             self.cycles_per_miss = cost.clamp(previous_cost / MAX_COST_FACTOR, previous_cost * MAX_COST_FACTOR);
             self.base_cycles =
-                (current_cycles - current_misses * self.cycles_per_miss).max(MIN_BUSY_SHARE * current_cycles);
+                (current_cycles - current_misses * self.cycles_per_miss).max(MIN_COMPUTE_SHARE * current_cycles);
         }
     }
 
     /// Shifts the cycles without waits by the difference between measured and forecast cycles per instruction.
     pub fn shift_base_cycles(&mut self, forecast_cycles: f64, measured_cycles: f64) {
-        self.base_cycles = (self.base_cycles + measured_cycles - forecast_cycles).max(MIN_BUSY_SHARE * measured_cycles);
+        self.base_cycles =
+            (self.base_cycles + measured_cycles - forecast_cycles).max(MIN_COMPUTE_SHARE * measured_cycles);
     }
 
     /// Returns the solo cycles per instruction on a cache of this size.

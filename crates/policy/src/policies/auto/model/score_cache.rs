@@ -159,15 +159,15 @@ pub mod tests {
     /// Returns the layouts and scores of all candidates, and their scores in a draw.
     fn decide_candidates(
         problem: &PlanningProblem,
-        memo: &ScoreCache,
+        score_cache: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
-        let mut search = PlanSearch::with_effort(problem, memo, AllowedMechanisms::from_filter(|_| true), 150);
+        let mut search = PlanSearch::with_effort(problem, score_cache, AllowedMechanisms::from_filter(|_| true), 150);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
         candidates
             .into_iter()
             .map(|candidate| {
-                let drawn = score_drawn(problem, &candidate.layout, &draw, memo);
+                let drawn = score_drawn(problem, &candidate.layout, &draw, score_cache);
                 (candidate.layout, [candidate.score, drawn])
             })
             .collect()
@@ -184,7 +184,7 @@ pub mod tests {
             let mut tasks: Vec<ProblemTask> =
                 first.iter().enumerate().map(|(id, &(last_site, share))| task_fixture(id as u32, last_site, share)).collect();
             let mut next = tasks.len() as u32;
-            let (mut memo, mut previous_problem): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
+            let (mut score_cache, mut previous_problem): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
             for (step, at, share) in std::iter::once((9, 0, 0.0)).chain(then) {
                 let index = at % tasks.len();
                 match step {
@@ -197,15 +197,15 @@ pub mod tests {
                 let sites = (0..3).map(|id| site_fixture(id, 2)).collect();
                 let problem = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, min_slice_ns: Some(1), closed_sites: Vec::new() };
                 let previous_positions = previous_problem.as_ref().map(PlanningProblem::index_by_task).unwrap_or_default();
-                memo = memo.carry_over(&problem, |at| {
+                score_cache = score_cache.carry_over(&problem, |at| {
                     let previous_position = *previous_positions.get(&problem.tasks[at].task)?;
                     (previous_problem.as_ref()?.tasks[previous_position].program == problem.tasks[at].program).then_some(previous_position)
                 });
-                let (with_memo, without_memo) = (decide_candidates(&problem, &memo), decide_candidates(&problem, &ScoreCache::default()));
-                prop_assert_eq!(with_memo.len(), without_memo.len());
-                for (with_memo, without_memo) in with_memo.iter().zip(&without_memo) {
-                    prop_assert_eq!(&with_memo.0, &without_memo.0);
-                    prop_assert_eq!(with_memo.1.map(LayoutScore::bits), without_memo.1.map(LayoutScore::bits));
+                let (with_cache, without_cache) = (decide_candidates(&problem, &score_cache), decide_candidates(&problem, &ScoreCache::default()));
+                prop_assert_eq!(with_cache.len(), without_cache.len());
+                for (with_cache, without_cache) in with_cache.iter().zip(&without_cache) {
+                    prop_assert_eq!(&with_cache.0, &without_cache.0);
+                    prop_assert_eq!(with_cache.1.map(LayoutScore::bits), without_cache.1.map(LayoutScore::bits));
                 }
                 previous_problem = Some(problem);
             }
@@ -218,23 +218,23 @@ pub mod tests {
         let problem = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed_problem(vec![site_fixture(0, 2)], tasks);
         let (first, other_problem) = (problem(vec![task_fixture(0, 0, 0.5)]), problem(vec![task_fixture(0, 0, 0.9)]));
         let call_count = Cell::new(0);
-        let score_of = |problem: &PlanningProblem, memo: &ScoreCache| {
+        let score_of = |problem: &PlanningProblem, score_cache: &ScoreCache| {
             let scorer =
                 SiteScorer { problem, site: 0, members: &[0], split_shares: &[1.0], partitions: &[], rotation: None };
-            memo.score(&scorer, &ErrorDraw::default(), || {
+            score_cache.score(&scorer, &ErrorDraw::default(), || {
                 call_count.set(call_count.get() + 1);
                 LayoutScore::EMPTY
             });
         };
-        let memo = ScoreCache::new(&first);
-        (0..3).for_each(|_| score_of(&first, &memo));
-        let memo = memo.carry_over(&first, Some);
-        score_of(&first, &memo);
+        let score_cache = ScoreCache::new(&first);
+        (0..3).for_each(|_| score_of(&first, &score_cache));
+        let score_cache = score_cache.carry_over(&first, Some);
+        score_of(&first, &score_cache);
         assert_eq!(call_count.get(), 1);
-        let memo = memo.carry_over(&other_problem, |_| None);
-        score_of(&other_problem, &memo);
+        let score_cache = score_cache.carry_over(&other_problem, |_| None);
+        score_of(&other_problem, &score_cache);
         assert_eq!(call_count.get(), 2, "another program");
-        let memo = memo.carry_over(&other_problem, Some);
-        assert_eq!((memo.previous_scores.len(), memo.current_scores.borrow().len()), (1, 0));
+        let score_cache = score_cache.carry_over(&other_problem, Some);
+        assert_eq!((score_cache.previous_scores.len(), score_cache.current_scores.borrow().len()), (1, 0));
     }
 }

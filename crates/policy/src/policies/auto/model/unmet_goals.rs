@@ -85,7 +85,7 @@ pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &Sit
         let text = format!("goals are met at the cost of {}", name_payers(problem, &payers, &mut tasks));
         let largest_loss = payers.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let numbers = vec![("largest_loss_percent".to_string(), 100.0 * largest_loss)];
-        reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
+        reasons.push(Reason::new(tasks, text, numbers));
     }
 }
 
@@ -339,8 +339,8 @@ mod tests {
     /// Returns all candidates, and the position of the best.
     fn search_candidates(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
         let allowed = AllowedMechanisms::from_filter(|mechanism| mechanism != Mechanism::Space);
-        let memo = ScoreCache::new(problem);
-        let mut search = PlanSearch::with_effort(problem, &memo, allowed, 2_000);
+        let score_cache = ScoreCache::new(problem);
+        let mut search = PlanSearch::with_effort(problem, &score_cache, allowed, 2_000);
         let plans = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let better_plan =

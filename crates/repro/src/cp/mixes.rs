@@ -22,6 +22,8 @@ pub(crate) const PROGRAMS: [&str; 12] =
     ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
 /// From this cycle on the policy measures, decides and tries; it has to finish before the programs' work begins.
 const FIRST_DECISION_CYCLE: u64 = 2_000_000;
+/// Windows after the first decision, in which trials end before the programs' work begins.
+const WINDOWS_BEFORE_WORK: u64 = 300;
 /// Almost three times the lines of the L2; the thesis's ten times would take proportionally longer with eight programs.
 const TRACE_ENTRIES: u64 = 40_000;
 
@@ -117,11 +119,11 @@ fn measure_mix(
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    // In a full run, a trial finishes before the programs' work begins, and the work is as long as their phases.
-    let scale = context.pick(
-        RunScale { scale: 30_000, warm_up_cycles: 24_000_000 },
-        RunScale { scale: 5_000, warm_up_cycles: 48_000_000 },
-    );
+    // The work of a full run is as long as the programs' phases. It begins when trials are over: beside an L3, one ends
+    // after up to 250 windows (CP-2), and before that, a plan that is only on trial would be timed as if it was chosen.
+    let warm_up_cycles =
+        if context.sample { 24_000_000 } else { FIRST_DECISION_CYCLE + WINDOWS_BEFORE_WORK * WINDOW_CYCLES };
+    let scale = RunScale { scale: context.pick(30_000, 5_000), warm_up_cycles };
     let colors: Vec<u32> =
         context.pick_by_length(vec![1, 4, COLORS], vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
     // Mixes of four and of eight. A full run has seventeen per seed, so that three seeds make fifty; a quick run has

@@ -50,3 +50,10 @@ pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let result = work();
     (result, (PEAK.load(Relaxed) - bytes_before).max(0) as u64)
 }
+
+/// Runs `work`. Returns its result, and the number of bytes that are still allocated after it.
+pub fn retained_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let bytes_before = NOW.load(Relaxed);
+    let result = work();
+    (result, (NOW.load(Relaxed) - bytes_before).max(0) as u64)
+}

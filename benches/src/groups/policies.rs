@@ -1,6 +1,8 @@
 //! The cost of one decision: 1 000 tasks on 64 last-level caches, and 8 on 2, with complete evidence, for every policy
 //! from a fresh start; and its share of such a host's time with windows of 10^9 cycles (target: at most 0.5 %).
 //!
+//! `auto` is timed on larger hosts too, as a power of the number of tasks, and relative to a copy of the host's state.
+//!
 //! The input counts tasks, so a speed of 0.2 millions per second is 1 000 tasks in 5 ms. Times are those of a first
 //! decision, when nothing can be reused from the previous window.
 
@@ -15,6 +17,7 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
+use crate::memory::{peak_bytes, retained_bytes};
 
 pub const GROUP: BenchGroup =
     BenchGroup { name: "policies", about: "one decision for 1 000 tasks on 64 last-level caches", run };
@@ -82,41 +85,110 @@ fn synthetic_host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> ViewF
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    time_searches(SIZES[0], options.rounds);
+    let costs: Vec<SearchCosts> = SEARCH_SIZES
+        .into_iter()
+        .zip(SEARCH_TARGETS_MS)
+        .map(|(size, targets_ms)| time_searches(size, targets_ms, options.rounds))
+        .collect();
+    let metrics: [(&str, fn(&SearchCosts) -> f64); 3] = [
+        ("time of a first search", |costs| costs.search_ms[0]),
+        ("time after an arrival", |costs| costs.search_ms[1]),
+        ("peak memory", |costs| costs.peak_bytes),
+    ];
+    for (what, metric) in metrics {
+        let points = costs.iter().map(|costs| (costs.tasks.ln(), metric(costs).ln()));
+        let points: Vec<(f64, f64)> = points.filter(|point| point.1.is_finite()).collect();
+        eprintln!(
+            "policies auto, {what}: exponent {:.2} over {} of {} hosts, bar {MAX_EXPONENT}",
+            fitted_slope(&points),
+            points.len(),
+            costs.len()
+        );
+    }
     SIZES.into_iter().flat_map(|size| decision_rows(size, options)).collect()
 }
 
-/// Targets for `auto`: a decision, and one after an arrival.
-const SEARCH_TARGETS_MS: [f64; 2] = [20.0, 2.0];
+/// Hosts for `auto`, with the targets in milliseconds for a search of all tasks, and for one after an arrival.
+const SEARCH_SIZES: [HostSize; 4] = [
+    HostSize { tasks: 250, caches: 16, cpus_per_cache: 8 },
+    SIZES[0],
+    HostSize { tasks: 4_000, caches: 256, cpus_per_cache: 8 },
+    HostSize { tasks: 10_000, caches: 512, cpus_per_cache: 8 },
+];
+const SEARCH_TARGETS_MS: [[Option<f64>; 2]; 4] =
+    [[None, None], [Some(20.0), Some(2.0)], [None, None], [Some(300.0), None]];
+/// Largest exponent of time and memory as a power of the number of tasks.
+const MAX_EXPONENT: f64 = 1.2;
 /// Windows within which `auto` searches for a plan.
 const MAX_WINDOWS_UNTIL_SEARCH: u64 = 64;
 
+/// Costs of `auto` on one host.
+struct SearchCosts {
+    tasks: f64,
+    /// Medians of a first search, and of one after an arrival.
+    search_ms: [f64; 2],
+    peak_bytes: f64,
+}
+
 /// `auto` observes the same tasks for some windows before it searches for a plan: its first search, and the one after
-/// the arrival of another task.
-fn time_searches(size: HostSize, rounds: usize) {
-    let mut search_times = [Vec::new(), Vec::new()];
+/// the arrival of another task. Their times are compared with that of copying the host's state once.
+fn time_searches(size: HostSize, targets_ms: [Option<f64>; 2], rounds: usize) -> SearchCosts {
+    let (mut search_times, mut peak, mut state, mut copy_ms) = ([Vec::new(), Vec::new()], 0, 0, f64::INFINITY);
     for _ in 0..rounds {
-        let mut host = counted_host(size);
+        let (mut host, host_bytes) = retained_bytes(|| counted_host(size));
+        (state, copy_ms) = (host_bytes, copy_ms.min(time_copy(host_bytes as usize)));
         let mut policy = policies::build("auto", "", 1).expect("the registry has it");
         for (choice, times) in search_times.iter_mut().enumerate() {
             if choice == 1 {
                 add_task(&mut host);
             }
-            times.extend((0..MAX_WINDOWS_UNTIL_SEARCH).find_map(|_| time_window(&mut host, policy.as_mut())));
+            let (time, bytes) =
+                peak_bytes(|| (0..MAX_WINDOWS_UNTIL_SEARCH).find_map(|_| time_window(&mut host, policy.as_mut())));
+            peak = peak.max(bytes);
+            times.extend(time);
         }
     }
-    for ((times, what), bar) in search_times.into_iter().zip(["first look", "after an arrival"]).zip(SEARCH_TARGETS_MS)
-    {
-        let mut times = times;
-        times.sort_by(f64::total_cmp);
-        let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
-        let (fastest, slowest) =
-            times.first().zip(times.last()).map_or((f64::NAN, f64::NAN), |(fastest, slowest)| (*fastest, *slowest));
-        eprintln!(
-            "policies {} x {} auto, {what}: {median:.2} ms ({fastest:.2}-{slowest:.2}), bar {bar} ms",
-            size.tasks, size.caches
-        );
-    }
+    let searches = search_times.iter_mut().zip(["first search", "after an arrival"]).zip(targets_ms);
+    let search_ms: Vec<f64> = searches
+        .map(|((times, what), target_ms)| {
+            times.sort_by(f64::total_cmp);
+            let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
+            let (fastest, slowest) =
+                times.first().zip(times.last()).map_or((f64::NAN, f64::NAN), |(fastest, slowest)| (*fastest, *slowest));
+            let bar = target_ms.map_or(String::new(), |ms| format!(", bar {ms} ms"));
+            if times.is_empty() {
+                eprintln!("policies {} x {} auto, {what}: no search in {MAX_WINDOWS_UNTIL_SEARCH} windows", size.tasks, size.caches);
+                return f64::NAN;
+            }
+            eprintln!(
+                "policies {} x {} auto, {what}: {median:.2} ms ({fastest:.2}-{slowest:.2}){bar}; {:.0} times a copy of its \
+                 state ({:.1} MB)",
+                size.tasks,
+                size.caches,
+                median / copy_ms,
+                state as f64 / 1e6
+            );
+            median
+        })
+        .collect();
+    eprintln!("policies {} x {} auto, peak memory: {:.1} MB", size.tasks, size.caches, peak as f64 / 1e6);
+    SearchCosts { tasks: f64::from(size.tasks), search_ms: [search_ms[0], search_ms[1]], peak_bytes: peak as f64 }
+}
+
+/// Milliseconds in which this many bytes are copied.
+fn time_copy(bytes: usize) -> f64 {
+    let (source, mut target) = (vec![1u8; bytes], vec![0u8; bytes]);
+    let start = BenchClock::Thread.now_s();
+    target.copy_from_slice(std::hint::black_box(&source));
+    std::hint::black_box(&target);
+    1e3 * (BenchClock::Thread.now_s() - start)
+}
+
+/// The slope of the line through these points, by least squares.
+fn fitted_slope(points: &[(f64, f64)]) -> f64 {
+    let mean = |values: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(values).sum::<f64>() / points.len() as f64;
+    let (mean_x, mean_y) = (mean(&|point| point.0), mean(&|point| point.1));
+    mean(&|point| (point.0 - mean_x) * (point.1 - mean_y)) / mean(&|point| (point.0 - mean_x) * (point.0 - mean_x))
 }
 
 /// The same host, with curves and counts that differ between tasks.

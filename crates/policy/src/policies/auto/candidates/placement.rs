@@ -1,5 +1,7 @@
 //! Placement: chooses the site of each task, by evening out or separating misses, then by moves and exchanges.
 
+use std::collections::BTreeSet;
+
 use super::{MAX_EXCHANGES, MIN_KEY_GAIN, PlanSearch};
 use crate::policies::auto::model::layout::SiteLayout;
 use crate::policies::auto::model::score::{LayoutScore, score};
@@ -60,15 +62,22 @@ impl PlanSearch<'_> {
                 load_by_site[site] += weight_of(index);
             }
         }
+        let load_key = |site: usize, load: f64| {
+            // The bits of numbers that are not negative are ordered as the numbers.
+            ((load / f64::from(self.problem.sites[site].cpus.count().max(1))).to_bits(), site)
+        };
+        let mut open_sites: BTreeSet<(u64, usize)> = (0..free_seats.len())
+            .filter(|&site| free_seats[site] > 0)
+            .map(|site| load_key(site, load_by_site[site]))
+            .collect();
         let mut site_by_task = default.site_by_task.clone();
         for index in movable_tasks {
-            let open_sites = (0..free_seats.len()).filter(|&site| free_seats[site] > 0);
-            let load_per_cpu =
-                |site: usize| load_by_site[site] / f64::from(self.problem.sites[site].cpus.count().max(1));
-            if let Some(site) = open_sites.reduce(|a, b| if load_per_cpu(b) < load_per_cpu(a) { b } else { a }) {
-                free_seats[site] -= 1;
-                load_by_site[site] += weight_of(index);
-                site_by_task[index] = Some(site);
+            let Some((_, site)) = open_sites.pop_first() else { break };
+            free_seats[site] -= 1;
+            load_by_site[site] += weight_of(index);
+            site_by_task[index] = Some(site);
+            if free_seats[site] > 0 {
+                open_sites.insert(load_key(site, load_by_site[site]));
             }
         }
         SiteLayout::without_partitions(self.problem, site_by_task, true)
@@ -237,6 +246,55 @@ impl TaskAssignment {
         self.move_task(index, source, target);
         if let Some(partner) = partner {
             self.move_task(partner, target, source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::AllowedMechanisms;
+    use super::*;
+    use crate::policies::auto::model::problem::PlanningProblem;
+    use crate::policies::auto::model::score_cache::ScoreCache;
+    use crate::policies::auto::model::score_cache::tests::{site_fixture, task_fixture};
+
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+        /// Does each task, the heaviest first, go to the first of the sites with the lowest load that have room?
+        #[test]
+        fn the_heaviest_task_goes_first_to_the_lightest_site(
+            tasks in prop::collection::vec((0usize..4, 0.0f64..1.6), 4..11),
+        ) {
+            let tasks = tasks.iter().enumerate();
+            let tasks: Vec<_> = tasks.map(|(id, &(site, share))| task_fixture(id as u32, site, share)).collect();
+            let sites = (0..4).map(|id| site_fixture(id, 3)).collect();
+            let problem = PlanningProblem::undisturbed_problem(sites, tasks);
+            let score_cache = ScoreCache::new(&problem);
+            let search = PlanSearch::with_effort(&problem, &score_cache, AllowedMechanisms::from_filter(|_| true), 1);
+            let default = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
+            let weight_of = |index: usize| {
+                let (model, bytes) = (problem.tasks[index].program.as_ref().unwrap(), problem.sites[0].bytes);
+                model.cpu_demand * model.misses_at(0.5 * bytes) / model.solo_cycles(bytes)
+            };
+            let mut ordered_tasks = search.movable_tasks();
+            ordered_tasks.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)).then(a.cmp(&b)));
+            let (mut seats, mut loads) = (search.seats_per_site(), [0.0; 4]);
+            let mut expected_sites = default.site_by_task.clone();
+            for index in ordered_tasks {
+                let load_per_cpu = |site: usize| loads[site] / f64::from(problem.sites[site].cpus.count().max(1));
+                let open_sites = (0..4).filter(|&site| seats[site] > 0);
+                let Some(site) = open_sites.reduce(|a, b| if load_per_cpu(b) < load_per_cpu(a) { b } else { a }) else {
+                    continue;
+                };
+                seats[site] -= 1;
+                loads[site] += weight_of(index);
+                expected_sites[index] = Some(site);
+            }
+            prop_assert_eq!(search.balance(&default).site_by_task, expected_sites);
         }
     }
 }

@@ -396,6 +396,15 @@ impl MachineSpec {
         self.caches.iter().rfind(is_filled_by_misses)
     }
 
+    /// Returns the size of the largest data cache above the contended one, per core that shares it; 0 if there is none.
+    pub fn private_bytes(&self) -> u64 {
+        let contended_level = self.last_level_cache().map(|cache| cache.level);
+        let private_caches = self.caches.iter().filter(|cache| {
+            cache.level != CacheLevel::L1Instruction && contended_level.is_some_and(|level| cache.level < level)
+        });
+        private_caches.map(|cache| cache.size_bytes / u64::from(cache.shared_by_cores.max(1))).max().unwrap_or(0)
+    }
+
     /// Checks that the machine could be built.
     ///
     /// # Errors

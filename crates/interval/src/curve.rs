@@ -10,7 +10,7 @@
 //! never exceeds the capacity.
 
 use crate::memory::Prefetch;
-use crate::program::{ProgramPhase, SizePoint};
+use crate::program::{ProgramPhase, SizePoint, UnprefetchedRates};
 use crate::synthetic_trace::DistanceDistribution;
 
 /// Number of capacity steps in a table.
@@ -56,6 +56,9 @@ pub struct PhaseCurves {
     miss_cost_cycles: Vec<f32>,
     /// Maximum occupancy by phase; the value lies between two steps.
     footprint_lines: Vec<f32>,
+    references_per_instr: Vec<f32>,
+    /// Size of a private cache above this one.
+    private_bytes: f64,
 }
 
 impl PhaseCurves {
@@ -63,6 +66,13 @@ impl PhaseCurves {
     pub fn new(capacity_lines: f64) -> Self {
         let lines_per_step = (capacity_lines / STEPS as f64) as f32;
         PhaseCurves { lines_per_step, steps_per_line: 1.0 / lines_per_step, ..PhaseCurves::default() }
+    }
+
+    /// Sets the size of a private cache. A program with no more lines in the contended cache reuses none of them, because
+    /// the private cache has them too. Smaller sizes therefore have the rates of the smallest measured size, if that is
+    /// no larger than a private cache.
+    pub fn with_private_bytes(self, private_bytes: f64) -> Self {
+        PhaseCurves { private_bytes, ..self }
     }
 
     pub fn capacity_lines(&self) -> f32 {
@@ -74,7 +84,7 @@ impl PhaseCurves {
         let step = f64::from(self.lines_per_step);
         let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
         let build_table = |without_prefetch: bool| -> Vec<SizeRates> {
-            let joined_curve = JoinedCurve::new(phase, latency_cycles, without_prefetch);
+            let joined_curve = JoinedCurve::new(phase, latency_cycles, without_prefetch, self.private_bytes);
             let mut nodes: Vec<SizeRates> =
                 (0..NODES).map(|index| joined_curve.rates_at_size(index as f64 * step * line_bytes)).collect();
             fill_windows(&mut nodes, step, footprint);
@@ -100,6 +110,7 @@ impl PhaseCurves {
             latency_cycles as f32
         });
         self.has_prefetch_data.push(has_prefetch_data);
+        self.references_per_instr.push(phase.references_per_instr as f32);
         number
     }
 
@@ -186,7 +197,8 @@ impl PhaseCurves {
     /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack.
     pub fn distance_distribution(&self, curve: u32) -> DistanceDistribution {
         let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
-        let total_demand = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
+        let references = self.references_per_instr[curve as usize];
+        let total_demand = references.max(nodes[0].demand_per_instr).max(f32::MIN_POSITIVE);
         let mut max_hit_share = 0.0f32;
         let bound_of = |(index, node): (usize, &SizeRates)| {
             max_hit_share = max_hit_share.max(1.0 - node.demand_per_instr / total_demand);
@@ -243,35 +255,11 @@ struct JoinedCurve {
 }
 
 impl JoinedCurve {
-    fn new(phase: &ProgramPhase, latency_cycles: f64, without_prefetch: bool) -> Self {
+    fn new(phase: &ProgramPhase, latency_cycles: f64, without_prefetch: bool, private_bytes: f64) -> Self {
         let smallest_point = phase.points[0];
-        // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
-        let demand_per_instr = phase.references_per_instr.max(smallest_point.demand_fills_per_instr);
-        let extra_demand = demand_per_instr - smallest_point.demand_fills_per_instr;
-        let miss_cost_cycles = match smallest_point.demand_fills_per_instr > NEGLIGIBLE_FILLS {
-            true => (smallest_point.memory_stall_cycles_per_instr / smallest_point.demand_fills_per_instr)
-                .min(latency_cycles),
-            false => latency_cycles,
-        };
-        let unprefetched_rates = smallest_point.without_prefetch.map(|unprefetched| {
-            let demand = demand_per_instr.max(unprefetched.demand_fills_per_instr);
-            let extra_demand = demand - unprefetched.demand_fills_per_instr;
-            crate::program::UnprefetchedRates {
-                cycles_per_instr: unprefetched.cycles_per_instr + miss_cost_cycles * extra_demand,
-                demand_fills_per_instr: demand,
-                writebacks_per_instr: unprefetched.writebacks_per_instr,
-                memory_stall_cycles_per_instr: unprefetched.memory_stall_cycles_per_instr
-                    + miss_cost_cycles * extra_demand,
-            }
-        });
-        let zero_point = SizePoint {
-            size_bytes: 0.0,
-            cycles_per_instr: smallest_point.cycles_per_instr + miss_cost_cycles * extra_demand,
-            demand_fills_per_instr: demand_per_instr,
-            memory_stall_cycles_per_instr: smallest_point.memory_stall_cycles_per_instr
-                + miss_cost_cycles * extra_demand,
-            without_prefetch: unprefetched_rates,
-            ..smallest_point
+        let zero_point = match smallest_point.size_bytes <= private_bytes {
+            true => smallest_point,
+            false => without_lines(phase, latency_cycles),
         };
         let point_sizes = || phase.points.iter().map(|point| point.size_bytes);
         JoinedCurve {
@@ -306,6 +294,36 @@ impl JoinedCurve {
             writebacks_per_instr: interpolate_field(|rates| rates.writebacks_per_instr),
             ..SizeRates::default()
         }
+    }
+}
+
+/// Returns the rates if every reference is a miss. A miss costs as much as one at the smallest measured size without
+/// prefetchers, because those that prefetchers leave are mostly waits for their lines.
+fn without_lines(phase: &ProgramPhase, latency_cycles: f64) -> SizePoint {
+    let smallest_point = phase.points[0];
+    let (stall, misses) = match smallest_point.without_prefetch {
+        Some(rates) => (rates.memory_stall_cycles_per_instr, rates.demand_fills_per_instr),
+        None => (smallest_point.memory_stall_cycles_per_instr, smallest_point.demand_fills_per_instr),
+    };
+    let miss_cost_cycles =
+        if misses > NEGLIGIBLE_FILLS { (stall / misses).min(latency_cycles) } else { latency_cycles };
+    let demand_per_instr = phase.references_per_instr.max(smallest_point.demand_fills_per_instr);
+    let added_cycles = |demand_fills: f64| miss_cost_cycles * (demand_per_instr - demand_fills).max(0.0);
+    let unprefetched_rates = smallest_point.without_prefetch.map(|unprefetched| UnprefetchedRates {
+        cycles_per_instr: unprefetched.cycles_per_instr + added_cycles(unprefetched.demand_fills_per_instr),
+        demand_fills_per_instr: demand_per_instr.max(unprefetched.demand_fills_per_instr),
+        memory_stall_cycles_per_instr: unprefetched.memory_stall_cycles_per_instr
+            + added_cycles(unprefetched.demand_fills_per_instr),
+        ..unprefetched
+    });
+    let extra_cycles = added_cycles(smallest_point.demand_fills_per_instr);
+    SizePoint {
+        size_bytes: 0.0,
+        cycles_per_instr: smallest_point.cycles_per_instr + extra_cycles,
+        demand_fills_per_instr: demand_per_instr,
+        memory_stall_cycles_per_instr: smallest_point.memory_stall_cycles_per_instr + extra_cycles,
+        without_prefetch: unprefetched_rates,
+        ..smallest_point
     }
 }
 
@@ -406,6 +424,29 @@ mod tests {
         }
     }
 
+    /// Without a cache, does a miss cost as much as at the smallest measured size without prefetchers, and is a size no
+    /// larger than a private cache the end of the curve?
+    #[test]
+    fn a_program_without_lines_misses_as_often_as_in_a_private_cache() {
+        let mut phase = closed_form::build_phase(64.0, LINES, 64, |_| 0.001);
+        phase.references_per_instr = 0.1;
+        phase.points[0].without_prefetch = Some(UnprefetchedRates {
+            cycles_per_instr: 2.0,
+            demand_fills_per_instr: 0.04,
+            writebacks_per_instr: 0.0,
+            memory_stall_cycles_per_instr: 1.6,
+        });
+        let step_bytes = phase.points[0].size_bytes;
+        for (private_bytes, added_misses) in [(0.0, 0.099), (step_bytes, 0.0)] {
+            let mut curves = PhaseCurves::new(LINES).with_private_bytes(private_bytes);
+            let curve = curves.add(&phase, 64.0, 300.0);
+            let rates = [0.0, step_bytes / 64.0].map(|lines| curves.rates_at(curve, lines as f32, 0.0));
+            let difference = |field: fn(&SizeRates) -> f32| f64::from(field(&rates[0]) - field(&rates[1]));
+            assert!((difference(|rates| rates.demand_per_instr) - added_misses).abs() < 1e-5, "{rates:?}");
+            assert!((difference(|rates| rates.cycles_per_instr) - 40.0 * added_misses).abs() < 1e-3, "{rates:?}");
+        }
+    }
+
     /// Does the footprint of a program that fits the cache stop growing at its full size?
     #[test]
     fn a_footprint_that_fits_stops_growing() {
@@ -435,7 +476,7 @@ mod tests {
     fn rates_change_linearly_with_dropped_prefetches() {
         let mut phase = closed_form::build_phase(64.0, LINES, 4, |_| 0.01);
         for point in &mut phase.points {
-            point.without_prefetch = Some(crate::program::UnprefetchedRates {
+            point.without_prefetch = Some(UnprefetchedRates {
                 cycles_per_instr: 3.0 * point.cycles_per_instr,
                 demand_fills_per_instr: 0.03,
                 writebacks_per_instr: 0.0,

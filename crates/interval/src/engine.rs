@@ -200,7 +200,7 @@ impl IntervalEngine {
             |at: u32| (at * cpus_per_cache..(at + 1) * cpus_per_cache).step_by(spec.contexts_per_core as usize);
         Some(IntervalEngine {
             hertz,
-            curves: PhaseCurves::new(capacity),
+            curves: PhaseCurves::new(capacity).with_private_bytes(spec.private_bytes() as f64),
             line_bytes,
             programs: Vec::new(),
             slots: Slots::default(),

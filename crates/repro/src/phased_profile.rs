@@ -1,11 +1,12 @@
 //! Profiles a program for the interval machine: alone on the cycle-level machine, by phases, at several cache sizes.
 //!
-//! Method: the contended cache keeps its sets and loses ways. At every size the program runs the same instructions. Its
-//! counts are read at regular moments, with linear interpolation between them. Phases are stretches with equal numbers
-//! of instructions, so each phase is the same at all sizes. Three sizes are also run without prefetchers. Properties:
-//! no co-runner; the same job, machine and lengths give the same profile.
+//! Method: the contended cache keeps its sets and loses ways. The smallest size is no larger than a private cache, so that
+//! nothing is extrapolated for a program that has lost its lines; that cache keeps its ways and loses sets. At every size
+//! the program runs the same instructions. Its counts are read at regular moments, with linear interpolation between
+//! them. Phases are stretches with equal numbers of instructions, so each phase is the same at all sizes. Four sizes are
+//! also run without prefetchers. Properties: no co-runner; the same job, machine and lengths give the same profile.
 
-use cachemate_core::{CacheLevel, CpuSet, Machine, MachineSpec, WindowLength};
+use cachemate_core::{CacheLevel, CacheSpec, CpuSet, Machine, MachineSpec, WindowLength};
 use cachemate_interval::{PhasedProgram, PrivateLevel, ProgramPhase, SizePoint, UnprefetchedRates};
 use cachemate_sim::machine::{RunLimit, SimOptions};
 use cachemate_sim::results::TaskResults;
@@ -66,15 +67,40 @@ pub fn count_instructions_in(
     if executed_instr == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(executed_instr) }
 }
 
-/// Returns the sizes, in ways of the contended cache: five, each about half of the previous one, and one more between
-/// each of the three largest, because a program's working set often ends there.
-pub fn profiled_ways(total_ways: u32) -> Vec<u32> {
-    let halved_ways = (0..5).map(|halvings| (total_ways >> halvings).max(1));
-    let intermediate_ways = [total_ways * 3 / 4, total_ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
+/// A part of the contended cache.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct ProfiledSize {
+    ways: u32,
+    /// Quotient of the cache's number of sets and the part's.
+    set_divisor: u64,
+}
+
+impl ProfiledSize {
+    fn bytes(self, cache: &CacheSpec) -> u64 {
+        cache.size_bytes / u64::from(cache.ways) * u64::from(self.ways) / self.set_divisor
+    }
+}
+
+/// Returns the sizes in ascending order: five, each about half of the previous one, and one more between each of the
+/// three largest, because a program's working set often ends there. If the smallest of them is larger than a private
+/// cache, one of at most that size follows, with all ways.
+fn profiled_sizes(cache: &CacheSpec, private_bytes: u64) -> Vec<ProfiledSize> {
+    let halved_ways = (0..5).map(|halvings| (cache.ways >> halvings).max(1));
+    let intermediate_ways = [cache.ways * 3 / 4, cache.ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
     let mut way_counts: Vec<u32> = halved_ways.chain(intermediate_ways).collect();
     way_counts.sort_unstable();
     way_counts.dedup();
-    way_counts
+    let mut sizes: Vec<ProfiledSize> =
+        way_counts.into_iter().map(|ways| ProfiledSize { ways, set_divisor: 1 }).collect();
+    let halved_sets = (1..=cache.sets_per_slice().ilog2()).map(|halvings| 1u64 << halvings);
+    let few_sets = halved_sets
+        .filter(|divisor| cache.sets_per_slice().is_multiple_of(*divisor))
+        .map(|set_divisor| ProfiledSize { ways: cache.ways, set_divisor })
+        .find(|size| size.bytes(cache) <= private_bytes);
+    if let Some(size) = few_sets.filter(|_| sizes[0].bytes(cache) > private_bytes) {
+        sizes.insert(0, size);
+    }
+    sizes
 }
 
 /// Measures the profile of a single-threaded job.
@@ -88,52 +114,46 @@ pub fn measure_profile(
     lengths: ProfilingLengths,
 ) -> Result<PhasedProgram> {
     let last_level = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let way_counts = profiled_ways(last_level.ways);
-    let way_bytes = last_level.size_bytes / u64::from(last_level.ways);
-    let run_with_ways = |ways: u32, prefetch: bool| {
+    let sizes = profiled_sizes(last_level, machine.private_bytes());
+    let run_with_size = |size: ProfiledSize, prefetch: bool| {
         let options = SimOptions { prefetch, ..options.clone() };
         Ok::<_, ReproError>(divide_into_stretches(
-            &measure_cumulative_counts(job, &machine_with_ways(machine, ways), &options, lengths)?,
+            &measure_cumulative_counts(job, &machine_with_size(machine, size), &options, lengths)?,
             lengths,
         ))
     };
     let prefetched_sums: Vec<Vec<RunningSums>> =
-        way_counts.iter().map(|&ways| run_with_ways(ways, true)).collect::<Result<_, _>>()?;
-    // Prefetchers are also disabled at the smallest size, a quarter and the whole cache.
-    let quarter_index = way_counts.partition_point(|&ways| ways < last_level.ways / 4);
-    let unprefetched_positions = [0, quarter_index, way_counts.len() - 1];
-    let unprefetched_sums: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
-        true => Vec::new(),
-        false => {
-            unprefetched_positions.iter().map(|&at| run_with_ways(way_counts[at], false)).collect::<Result<_, _>>()?
-        }
+        sizes.iter().map(|&size| run_with_size(size, true)).collect::<Result<_, _>>()?;
+    // Prefetchers are also disabled at the smallest sizes, a quarter and the whole cache.
+    let is_unprefetched = |index: usize| {
+        let is_quarter = |size: &ProfiledSize| size.set_divisor == 1 && size.ways >= last_level.ways / 4;
+        let has_few_sets = |size: &ProfiledSize| size.set_divisor > 1;
+        index == 0
+            || index + 1 == sizes.len()
+            || has_few_sets(&sizes[index - 1])
+            || is_quarter(&sizes[index]) && !is_quarter(&sizes[index - 1])
     };
+    let unprefetched_sums: Vec<(usize, Vec<RunningSums>)> = (0..sizes.len())
+        .filter(|&index| !machine.prefetchers.is_empty() && is_unprefetched(index))
+        .map(|index| Ok::<_, ReproError>((index, run_with_size(sizes[index], false)?)))
+        .collect::<Result<_, _>>()?;
     let phase_count = prefetched_sums.iter().map(Vec::len).min().unwrap_or(0);
     if phase_count == 0 {
         return Err(failed(&job.name)("it ended before its profile did"));
     }
+    let bytes_at = |index: usize| sizes[index].bytes(last_level) as f64;
     let measured_point = |phase: usize, size_index: usize| {
-        let unprefetched_point = (!unprefetched_sums.is_empty()).then(|| {
-            let lower_measured = usize::from(
-                size_index >= unprefetched_positions[1] && unprefetched_positions[1] < unprefetched_positions[2],
-            );
-            let (smaller_sums, larger_sums) =
-                (&unprefetched_sums[lower_measured], &unprefetched_sums[lower_measured + 1]);
-            let doublings_from_lower =
-                |ways: u32| (f64::from(ways) / f64::from(way_counts[unprefetched_positions[lower_measured]])).log2();
-            let interpolated_share = doublings_from_lower(way_counts[size_index])
-                / doublings_from_lower(way_counts[unprefetched_positions[lower_measured + 1]]).max(1e-9);
+        let upper = unprefetched_sums.partition_point(|&(index, _)| index < size_index);
+        let unprefetched_point = unprefetched_sums.get(upper).map(|(larger_index, larger_sums)| {
+            let (smaller_index, smaller_sums) = &unprefetched_sums[upper.saturating_sub(1)];
+            let doublings_to = |index: usize| (bytes_at(index) / bytes_at(*smaller_index)).log2();
             interpolate_sums(
                 &smaller_sums[phase.min(smaller_sums.len() - 1)],
                 &larger_sums[phase.min(larger_sums.len() - 1)],
-                interpolated_share,
+                if upper == 0 { 1.0 } else { doublings_to(size_index) / doublings_to(*larger_index) },
             )
         });
-        size_point(
-            (u64::from(way_counts[size_index]) * way_bytes) as f64,
-            &prefetched_sums[size_index][phase],
-            unprefetched_point,
-        )
+        size_point(bytes_at(size_index), &prefetched_sums[size_index][phase], unprefetched_point)
     };
     let build_phase = |phase_index: usize| {
         let full_size_sums = &prefetched_sums[prefetched_sums.len() - 1][phase_index];
@@ -141,7 +161,7 @@ pub fn measure_profile(
         ProgramPhase {
             instructions: Some(full_size_sums.instructions),
             references_per_instr: per_instr(REFERENCES),
-            points: (0..way_counts.len()).map(|at| measured_point(phase_index, at)).collect(),
+            points: (0..sizes.len()).map(|at| measured_point(phase_index, at)).collect(),
             footprint_bytes: None,
             private_levels: vec![PrivateLevel {
                 level: CacheLevel::L1Data,
@@ -191,13 +211,13 @@ fn size_point(size_bytes: f64, prefetched_sums: &RunningSums, unprefetched_sums:
     }
 }
 
-/// Returns the machine with fewer ways but the same number of sets in its contended cache.
-fn machine_with_ways(machine: &MachineSpec, ways: u32) -> MachineSpec {
+/// Returns the machine with a part of its contended cache.
+fn machine_with_size(machine: &MachineSpec, size: ProfiledSize) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level_cache().map(|cache| cache.level);
     for cache in machine.caches.iter_mut().filter(|cache| Some(cache.level) == level) {
-        cache.size_bytes = cache.size_bytes / u64::from(cache.ways) * u64::from(ways);
-        cache.ways = ways;
+        cache.size_bytes = size.bytes(cache);
+        cache.ways = size.ways;
         if cache.replacement == cachemate_core::ReplacementPolicy::TreePlru {
             cache.replacement = cachemate_core::ReplacementPolicy::Lru;
         }
@@ -320,13 +340,48 @@ mod tests {
         assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 
-    /// Do sizes halve from the whole cache down, closer together near the top, and are there fewer if the cache has
-    /// fewer ways?
+    /// Do sizes halve from the whole cache down to a way, closer together near the top, and is the last one no larger than
+    /// a private cache?
     #[test]
-    fn sizes_halve_from_the_whole_cache_down() {
-        assert_eq!(profiled_ways(32), [2, 4, 8, 12, 16, 24, 32]);
-        assert_eq!(profiled_ways(4), [1, 2, 3, 4]);
-        assert_eq!(profiled_ways(12), [1, 3, 4, 6, 9, 12]);
-        assert_eq!(profiled_ways(1), [1]);
+    fn sizes_halve_down_to_a_private_cache() {
+        let mut cache = cachemate_spec::load_machine("power5-2x2x2").unwrap().caches.remove(2);
+        let mut ways_and_divisors = |ways: u32, private_bytes: u64| -> Vec<(u32, u64)> {
+            (cache.ways, cache.size_bytes) = (ways, u64::from(ways) * 3 * 512 * 128);
+            profiled_sizes(&cache, private_bytes).iter().map(|size| (size.ways, size.set_divisor)).collect()
+        };
+        let whole_sets = |ways: &[u32]| -> Vec<(u32, u64)> { ways.iter().map(|&ways| (ways, 1)).collect() };
+        assert_eq!(ways_and_divisors(32, 400_000), whole_sets(&[2, 4, 8, 12, 16, 24, 32]));
+        assert_eq!(ways_and_divisors(10, 32_768), [vec![(10, 64)], whole_sets(&[1, 2, 3, 5, 7, 10])].concat());
+        assert_eq!(ways_and_divisors(1, 65_536), [(1, 4), (1, 1)]);
+        assert_eq!(ways_and_divisors(1, 1), [(1, 1)], "no size is that small");
+    }
+
+    /// Is a program with hardly any lines as fast on the interval machine as with so small a cache on the cycle-level
+    /// machine, with prefetchers and without?
+    #[test]
+    fn a_program_with_few_lines_is_as_fast_as_with_a_tiny_cache() {
+        let chip = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
+        let mut machine = cachemate_spec::load_machine(chip).unwrap();
+        machine.caches.retain(|cache| cache.level != CacheLevel::L3);
+        let tiny_size = ProfiledSize { ways: 10, set_divisor: 128 };
+        let lengths = ProfilingLengths { until_instr: 400_000, phase_instr: 200_000, reading_cycles: 50_000 };
+        let options = SimOptions { is_resident: true, ..SimOptions::default() };
+        for name in ["art", "swim"] {
+            let job = WorkloadJob::new(name, 1);
+            let profile = measure_profile(&job, &machine, &options, lengths).unwrap();
+            let readings =
+                measure_cumulative_counts(&job, &machine_with_size(&machine, tiny_size), &options, lengths).unwrap();
+            let measured_sums = divide_into_stretches(&readings, lengths)[1];
+            let phase = ProgramPhase { instructions: None, ..profile.phases[1].clone() };
+            let mut engine = cachemate_interval::engine::IntervalEngine::new(&machine, false).unwrap();
+            let program = engine.add_program(PhasedProgram::endless_program(name.to_string(), phase));
+            let slot = engine.start_task(program, [0].into_iter().collect());
+            let lines = engine.capacity_lines() / 128.0;
+            engine.divide(0, &[(lines, 0)], &[lines], vec![(slot, 0)]);
+            engine.run(2e6);
+            let speed = engine.task_totals(slot).instructions / 2e6;
+            let measured_speed = measured_sums.instructions / measured_sums.sums[CYCLES];
+            assert!((speed / measured_speed - 1.0).abs() < 0.1, "{name}: {speed}, measured {measured_speed}");
+        }
     }
 }

@@ -50,9 +50,10 @@ pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &M
     let size_count = program.phases.first().map_or(0, |phase| phase.points.len());
     let fills_by_size: Vec<f64> = (0..size_count).map(fills_at).collect();
     let step_bytes = cache.size_bytes as f64 / TABULATED_SIZE_COUNT;
-    let quarter_bytes = (cache.size_bytes / 4) as f64;
+    let [way_bytes, quarter_bytes] = [ways, 4].map(|divisor| (cache.size_bytes / divisor) as f64);
     for phase in &mut program.phases {
-        let quarter_index = phase.points.partition_point(|point| point.size_bytes < quarter_bytes);
+        let index_of = |size_bytes: f64| phase.points.partition_point(|point| point.size_bytes < size_bytes);
+        let unprefetched_indices = [0, index_of(way_bytes), index_of(quarter_bytes), size_count];
         let mut previous_lines = 0;
         for (point, fills) in phase.points.iter_mut().zip(&fills_by_size) {
             let lines = (point.size_bytes / line_bytes as f64) as u64;
@@ -60,22 +61,22 @@ pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &M
             point.size_bytes = (corrected_lines * line_bytes) as f64;
             previous_lines = corrected_lines;
         }
-        interpolate_unprefetched(&mut phase.points, quarter_index, &histogram, line_bytes);
+        interpolate_unprefetched(&mut phase.points, unprefetched_indices, &histogram, line_bytes);
         phase.points = points_by_distances(&phase.points, &histogram, step_bytes, line_bytes);
     }
     Ok(())
 }
 
-/// Replaces the rates without prefetchers between the three sizes at which they were measured: the smallest, the point
-/// `quarter_index` and the largest.
+/// Replaces the rates without prefetchers between the sizes at which they were measured, in ascending order.
 fn interpolate_unprefetched(
     points: &mut [SizePoint],
-    quarter_index: usize,
+    measured_indices: [usize; 4],
     histogram: &DistanceHistogram,
     line_bytes: u64,
 ) {
     let Some(last_index) = points.len().checked_sub(1) else { return };
-    for (first_index, end_index) in [(0, quarter_index.min(last_index)), (quarter_index.min(last_index), last_index)] {
+    for pair in measured_indices.map(|index| index.min(last_index)).windows(2) {
+        let (first_index, end_index) = (pair[0], pair[1]);
         let (first_point, end_point) = (points[first_index], points[end_index]);
         let misses = |point: &SizePoint| histogram.misses_at(point.size_bytes as u64 / line_bytes) as f64;
         let (first_misses, end_misses) = (misses(&first_point), misses(&end_point));
@@ -244,6 +245,10 @@ fn interpolate_rates(low: &SizePoint, high: &SizePoint, share: f64, size_bytes: 
 /// Returns the lines of a fully associative cache that misses as often as one of `lines` in these sets, at most
 /// `lines`. The narrow cache was measured to have so many fills.
 fn conflict_free_lines(histogram: &DistanceHistogram, sets: u64, lines: u64, fills: f64) -> u64 {
+    // A part smaller than a way has all ways of fewer sets.
+    if lines < sets {
+        return lines;
+    }
     let misses = |mapping: SetMapping| {
         let folded = fold_to_ways(histogram, sets, (lines / sets) as u32, mapping)?;
         folded.last().copied()
@@ -352,7 +357,7 @@ mod tests {
         };
         // Interpolated by the size, half of the lines were hits at three quarters of the cache.
         let mut points = [point(512.0, 0.3), point(1024.0, 0.3), point(3072.0, 0.1), point(4096.0, 0.0)];
-        interpolate_unprefetched(&mut points, 1, &DistanceHistogram::new(0, [(4095, 1000)]), 64);
+        interpolate_unprefetched(&mut points, [0, 0, 1, 3], &DistanceHistogram::new(0, [(4095, 1000)]), 64);
         assert_eq!(points[2].without_prefetch, Some(bare(0.3)));
     }
 }

@@ -186,7 +186,7 @@ impl WaitMonitor {
 }
 
 /// Returns the resident memory of this process; `None` on a host without `/proc`.
-fn resident_bytes() -> Option<f64> {
+pub(super) fn resident_bytes() -> Option<f64> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/self/statm"), 4096).ok()?;
     let pages: f64 = text.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * 4096.0)

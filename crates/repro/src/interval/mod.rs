@@ -1,12 +1,13 @@
 //! Validates the interval machine by comparing its predictions with the cycle-level machine, for the same programs
 //! and work.
 //!
-//! Every program is measured alone, phase by phase, at seven sizes of the contended cache ([`crate::phased_profile`]).
+//! Every program is measured alone, phase by phase, at eight sizes of the contended cache ([`crate::phased_profile`]).
 //! Co-runs are drawn from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts
 //! them from the profiles alone, and the two are compared ([`score`]). Nothing is fitted to a co-run.
 
 mod conflict_free;
 mod conformance;
+mod day;
 pub mod draw;
 pub mod forecast;
 pub mod nominal;
@@ -33,6 +34,7 @@ pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
     ("INTERVAL-5", online::goals::run),
     ("INTERVAL-6", online::measuring::run),
     ("INTERVAL-7", online::serving::run),
+    ("INTERVAL-8", day::run),
 ];
 
 /// All measurements of a validation: the inputs of predictions, and the truth.

@@ -24,8 +24,9 @@ const MAX_SEARCHED: usize = 300;
 const RANDOM_SAMPLES: usize = 1000;
 /// Maximum number of new forecasts for random placements.
 const MAX_SAMPLED: usize = 60;
-/// Minimum gain in mean slowdown, above the error of a forecast's solution.
-const MIN_GAIN: f64 = 1e-5;
+/// Minimum gain in mean slowdown: the last digit that is printed, and above the difference between two placements that are
+/// mirror images.
+const MIN_GAIN: f64 = 1e-4;
 
 /// Forecasts the slowdown of every program, as a share of its solo time, from the CPU of every program.
 pub type MachineForecast<'a, E> = dyn FnMut(&[CpuId]) -> Result<Vec<Estimate>, E> + 'a;

@@ -131,16 +131,11 @@ fn run_day(
             let part = &mut day.parts[part_index];
             part.0 += cpu_at_last_window.zip(now).map_or(0.0, |(before, now)| now - before);
             part.1 += 1;
-            if end_ns * PARTS >= (part_index as u64 + 1) * length_ns {
-                part.2 = resident_bytes();
-            }
+            part.2 = resident_bytes();
             cpu_at_last_window = now;
             should_continue()
         })
         .map_err(failed("auto"))?;
-    if let Some(last_part) = day.parts.last_mut() {
-        last_part.2 = last_part.2.or_else(resident_bytes);
-    }
     Ok(day)
 }
 
@@ -189,12 +184,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let (windows, changes) = (restless_day.windows, restless_day.changes.total);
     let note = format!("{job_count} programs in {windows} windows on {}, {changes} changes of processes", spec.name);
     let finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
-    let grown_mib = restless_day.grown_bytes().map_or(f64::NAN, |bytes| bytes / 1_048_576.0);
-    Ok(vec![
-        finding("interval-8-changes", worst_minute as f64).with_points(steady_points),
-        finding("interval-8-memory", grown_mib).with_note(note.clone()),
-        finding("interval-8-time", restless_day.time_ratio().unwrap_or(f64::NAN)).with_note(note),
-    ])
+    let grown_mib = restless_day.grown_bytes().map(|bytes| bytes / 1_048_576.0);
+    let by_host = [("interval-8-memory", grown_mib), ("interval-8-time", restless_day.time_ratio())];
+    let by_host = by_host.into_iter().filter_map(|(name, value)| Some(finding(name, value?).with_note(note.clone())));
+    let changes = finding("interval-8-changes", worst_minute as f64).with_points(steady_points);
+    Ok(std::iter::once(changes).chain(by_host).collect())
 }
 
 #[cfg(test)]

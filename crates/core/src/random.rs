@@ -53,6 +53,12 @@ impl SplitMix64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// Returns an exponential draw with this mean, by inversion.
+    #[inline]
+    pub fn draw_exponential(&mut self, mean: f64) -> f64 {
+        -mean * libm::log(1.0 - self.draw_unit())
+    }
+
     /// Shuffles the items so that every order is equally likely (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
@@ -85,6 +91,16 @@ mod tests {
         let mut order: Vec<u32> = (0..8).collect();
         generator.shuffle(&mut order);
         assert_eq!(order, [0, 7, 5, 4, 1, 3, 2, 6]);
+    }
+
+    /// Do exponential draws have their mean, and is a share of exp(-1) of them above it?
+    #[test]
+    fn exponential_draws_have_their_mean_and_tail() {
+        let mut generator = SplitMix64::new(11);
+        let draws: Vec<f64> = (0..10_000).map(|_| generator.draw_exponential(5.0)).collect();
+        let mean = draws.iter().sum::<f64>() / 10_000.0;
+        let tail_share = draws.iter().filter(|draw| **draw > 5.0).count() as f64 / 10_000.0;
+        assert!((mean / 5.0 - 1.0).abs() < 0.03 && (tail_share - libm::exp(-1.0)).abs() < 0.015, "{mean} {tail_share}");
     }
 
     /// Do the values of a small range occur about equally often, and does an empty range give 0?

@@ -74,7 +74,7 @@ pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: 
     let draw_departure = |start: f64, kind: u16, random: &mut SplitMix64| match kinds[usize::from(kind)].lifetime_hours
     {
         None => f64::INFINITY,
-        Some(mean) => start + draw_exponential(mean, random),
+        Some(mean) => start + random.draw_exponential(mean),
     };
     let mut lives = Vec::new();
     for _ in 0..libm::round(running_count) as u64 {
@@ -89,8 +89,7 @@ pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: 
         .collect();
     let arrival_rate: f64 = rate_by_kind.iter().sum();
     // Without departures there are no arrivals.
-    let mut arrival_hour =
-        if arrival_rate > 0.0 { draw_exponential(1.0 / arrival_rate, &mut generator) } else { hours };
+    let mut arrival_hour = if arrival_rate > 0.0 { generator.draw_exponential(1.0 / arrival_rate) } else { hours };
     while arrival_hour < hours {
         let kind = draw_weighted_index(&rate_by_kind, &mut generator);
         lives.push(ServiceLife {
@@ -98,13 +97,9 @@ pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: 
             arrival_hour,
             departure_hour: draw_departure(arrival_hour, kind, &mut generator),
         });
-        arrival_hour += draw_exponential(1.0 / arrival_rate, &mut generator);
+        arrival_hour += generator.draw_exponential(1.0 / arrival_rate);
     }
     lives
-}
-
-fn draw_exponential(mean: f64, random: &mut SplitMix64) -> f64 {
-    -mean * libm::log(1.0 - random.draw_unit())
 }
 
 fn draw_weighted_index(weights: &[f64], random: &mut SplitMix64) -> u16 {

@@ -220,7 +220,7 @@ impl AccessSource for CurveProgram {
         let mut base_cycles = 0.0;
         for _ in 0..BATCH_REFERENCES {
             // Exponential intervals: the references of a service are independent.
-            let interval = -libm::log(1.0 - self.generator.draw_unit()) * self.cycles_per_reference;
+            let interval = self.generator.draw_exponential(self.cycles_per_reference);
             let interval = interval.min(BUSY_CYCLES);
             self.pending_cycles += interval;
             base_cycles += interval;

@@ -211,7 +211,7 @@ fn simulate_closed_network(tasks: &[(u32, f64)], service_cycles: f64, latency_cy
         now = next.0;
         free_at = free_at.max(now) + service_cycles;
         lines[next.1] += 1.0;
-        let think_cycles = -libm::log(1.0 - generator.draw_unit()) * tasks[next.1].1;
+        let think_cycles = generator.draw_exponential(tasks[next.1].1);
         next.0 = free_at - service_cycles + latency_cycles + think_cycles;
     }
     lines.iter().map(|lines| lines / now).collect()

@@ -118,7 +118,7 @@ fn draw_positive_unit(generator: &mut SplitMix64) -> f64 {
 fn draw_sample(distribution: Distribution, generator: &mut SplitMix64) -> f64 {
     match distribution {
         Distribution::Fixed(value) => value,
-        Distribution::Exponential(mean) => -mean * libm::log(draw_positive_unit(generator)),
+        Distribution::Exponential(mean) => generator.draw_exponential(mean),
         Distribution::Uniform(low, high) => low + (high - low) * draw_positive_unit(generator),
         Distribution::LogNormal(median, sigma) => {
             // The Box-Muller transform.

@@ -143,19 +143,18 @@ fn run_day(
 fn draw_arrivals(spec: &MachineSpec, seed: u64, length_ns: u64) -> Vec<IntervalJob> {
     let mut generator = SplitMix64::new(seed);
     let programs = draw_mix_jobs(spec, MixFamily::Contention, seed, length_ns).unwrap_or_default();
-    let mut draw_exponential = |mean: f64| -mean * libm::log(1.0 - generator.draw_unit());
     let (mut jobs, mut start_ns) = (Vec::new(), 0.0);
     while !programs.is_empty() && start_ns < length_ns as f64 {
         let job = &programs[jobs.len() % programs.len()];
         let solo_cycles = job.program.phases[0].points.last().map_or(1.0, |point| point.cycles_per_instr);
-        let seconds = draw_exponential(MEAN_SOLO_LIFE_SECONDS);
+        let seconds = generator.draw_exponential(MEAN_SOLO_LIFE_SECONDS);
         jobs.push(IntervalJob {
             name: format!("{}-{}", job.name, jobs.len()),
             start_ns: start_ns as u64,
             instructions: Some((spec.hertz as f64 * seconds / solo_cycles).max(1.0)),
             ..job.clone()
         });
-        start_ns += draw_exponential(MEAN_INTERARRIVAL_NS);
+        start_ns += generator.draw_exponential(MEAN_INTERARRIVAL_NS);
     }
     jobs
 }

@@ -19,13 +19,12 @@ const MIN_WORDS: usize = 3;
 const SILENT_CALLS: [&str; 6] = [".expect(", "unreachable!(", "assert", "#[arg", "#[command", "help("];
 /// Maximum number of callers that decide about a helper's text; a helper with more decides by itself.
 const MAX_CALLERS: usize = 2;
-/// Maximum number of functions on a line.
+/// Maximum number of functions that are printed for a message.
 const MAX_DECIDERS: usize = 12;
 /// Maximum number of functions that set a field for them to decide the messages that depend on it.
 const MAX_SETTERS: usize = 3;
 /// Number of helpers between a message and the function that decides it.
 const MAX_HELPERS: usize = 4;
-
 /// Minimum number of letters in which a line and a template agree.
 const MIN_LETTERS: usize = 8;
 /// Maximum number of messages that are printed.

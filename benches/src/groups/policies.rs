@@ -152,19 +152,15 @@ fn time_searches(size: HostSize, targets_ms: [Option<f64>; 2], rounds: usize) ->
     let search_ms: Vec<f64> = searches
         .map(|((times, what), target_ms)| {
             times.sort_by(f64::total_cmp);
-            let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
-            let (fastest, slowest) =
-                times.first().zip(times.last()).map_or((f64::NAN, f64::NAN), |(fastest, slowest)| (*fastest, *slowest));
-            let bar = target_ms.map_or(String::new(), |ms| format!(", bar {ms} ms"));
-            if times.is_empty() {
-                eprintln!("policies {} x {} auto, {what}: no search in {MAX_WINDOWS_UNTIL_SEARCH} windows", size.tasks, size.caches);
+            let host = format!("policies {} x {} auto, {what}", size.tasks, size.caches);
+            let (Some(fastest), Some(slowest)) = (times.first(), times.last()) else {
+                eprintln!("{host}: no search in {MAX_WINDOWS_UNTIL_SEARCH} windows");
                 return f64::NAN;
-            }
+            };
+            let median = times[times.len() / 2];
+            let bar = target_ms.map_or(String::new(), |ms| format!(", bar {ms} ms"));
             eprintln!(
-                "policies {} x {} auto, {what}: {median:.2} ms ({fastest:.2}-{slowest:.2}){bar}; {:.0} times a copy of its \
-                 state ({:.1} MB)",
-                size.tasks,
-                size.caches,
+                "{host}: {median:.2} ms ({fastest:.2}-{slowest:.2}){bar}; {:.0} times a copy of its state ({:.1} MB)",
                 median / copy_ms,
                 state as f64 / 1e6
             );

@@ -183,7 +183,9 @@ impl GoalPlan {
     /// Formats the result as text.
     pub fn describe(&self) -> String {
         let mut text =
-            "\npromises, under the best plan for them (above over whole rounds of the programs, here over a fixed time)\n".to_string();
+            "\npromises, under the best plan for them (above over whole rounds of the programs, here over a \
+                        fixed time)\n"
+                .to_string();
         for goal in &self.goals {
             text += &format!(
                 "  {} is {}: forecast {:.1} % slower than alone ({:.0} to {:.0} %), promised at most {:.1} %\n",

@@ -266,8 +266,8 @@ impl PlanArgs {
         }
         let model = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model, &self.timing)?;
-        let names: Vec<String> =
-            prediction.programs.iter().map(|program| name_without_number(&program.name).to_string()).collect();
+        let names = prediction.program_names();
+        let names: Vec<String> = names.iter().map(|name| name_without_number(name).to_string()).collect();
         let evaluation_costs = measured_slowdowns.map(|measured| measured.pair_costs(&names)).transpose()?;
         Ok(PlanBasis::Predicted { prediction: Box::new(prediction), evaluation_costs })
     }

@@ -593,5 +593,4 @@ impl PromiseHistory {
 }
 
 #[cfg(test)]
-#[path = "promise_tests.rs"]
 mod tests;

@@ -59,6 +59,13 @@ impl SplitMix64 {
         -mean * libm::log(1.0 - self.draw_unit())
     }
 
+    /// Returns a standard normal draw (Box and Muller 1958), which takes two uniform ones.
+    #[inline]
+    pub fn draw_normal(&mut self) -> f64 {
+        let radius = libm::sqrt(self.draw_exponential(2.0));
+        radius * libm::cos(core::f64::consts::TAU * self.draw_unit())
+    }
+
     /// Shuffles the items so that every order is equally likely (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {

@@ -670,5 +670,4 @@ fn contention_class(contention: &ContentionFacts) -> Option<ContentionClass> {
 }
 
 #[cfg(test)]
-#[path = "status_tests.rs"]
 mod tests;

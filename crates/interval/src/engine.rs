@@ -664,9 +664,7 @@ impl IntervalEngine {
     }
 }
 
-#[path = "step.rs"]
 mod step;
 
 #[cfg(test)]
-#[path = "engine_tests.rs"]
 pub(crate) mod tests;

@@ -564,5 +564,4 @@ fn solve_load(server: &QueueServer, for_each_demand: &mut dyn FnMut(&mut dyn FnM
 }
 
 #[cfg(test)]
-#[path = "memory_tests.rs"]
 mod tests;

@@ -496,5 +496,4 @@ impl OccupancyModel {
 }
 
 #[cfg(test)]
-#[path = "flow_tests.rs"]
 mod tests;

@@ -496,5 +496,4 @@ impl RunQueues {
 }
 
 #[cfg(test)]
-#[path = "turns_tests.rs"]
 mod tests;

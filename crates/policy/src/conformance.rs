@@ -474,5 +474,4 @@ fn rename_probe(kind: &mut ProbeKind, rename: &impl Fn(TaskId) -> TaskId) {
 }
 
 #[cfg(test)]
-#[path = "conformance_tests.rs"]
 mod tests;

@@ -120,11 +120,7 @@ fn draw_sample(distribution: Distribution, generator: &mut SplitMix64) -> f64 {
         Distribution::Fixed(value) => value,
         Distribution::Exponential(mean) => generator.draw_exponential(mean),
         Distribution::Uniform(low, high) => low + (high - low) * draw_positive_unit(generator),
-        Distribution::LogNormal(median, sigma) => {
-            // The Box-Muller transform.
-            let radius = libm::sqrt(-2.0 * libm::log(draw_positive_unit(generator)));
-            median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * draw_positive_unit(generator)))
-        }
+        Distribution::LogNormal(median, sigma) => median * libm::exp(sigma * generator.draw_normal()),
     }
 }
 

@@ -6,7 +6,7 @@
 //! reading's noise has a stated size and autocorrelation between windows. Skew books a share of a task's events to the
 //! next task on the CPU.
 
-use cachemate_core::{CounterEvent, CounterNoise, EventCount, EventCounts};
+use cachemate_core::{CounterEvent, CounterNoise, EventCount, EventCounts, SplitMix64};
 
 /// Length of a turn of a group of events.
 const TURN_NS: f64 = 4_000_000.0;
@@ -14,41 +14,20 @@ const TURN_NS: f64 = 4_000_000.0;
 /// State of a task's noise: the random generator, and the autocorrelated component.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NoiseState {
-    state: u64,
+    pub generator: SplitMix64,
     slow_component: f64,
 }
 
 impl NoiseState {
     pub fn new(seed: u64, task: u32) -> Self {
-        let mut noise =
-            NoiseState { state: seed ^ (u64::from(task) + 1).wrapping_mul(0xd1b5_4a32_d192_ed03), slow_component: 0.0 };
-        noise.slow_component = noise.draw_normal();
-        noise
-    }
-
-    /// Returns the next number of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-    fn next_random(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// Returns a uniform number from 0 up to, but not including, 1.
-    pub fn draw_uniform(&mut self) -> f64 {
-        (self.next_random() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Returns a standard normal number (Box and Muller).
-    pub fn draw_normal(&mut self) -> f64 {
-        let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.draw_uniform()));
-        radius * libm::cos(std::f64::consts::TAU * self.draw_uniform())
+        let mut generator = SplitMix64::new(seed ^ (u64::from(task) + 1).wrapping_mul(0xd1b5_4a32_d192_ed03));
+        let slow_component = generator.draw_normal();
+        NoiseState { generator, slow_component }
     }
 
     /// Advances the noise by one window.
     fn advance(&mut self, autocorrelation: f64) -> f64 {
-        let innovation = self.draw_normal();
+        let innovation = self.generator.draw_normal();
         self.slow_component =
             autocorrelation * self.slow_component + libm::sqrt(1.0 - autocorrelation * autocorrelation) * innovation;
         self.slow_component
@@ -80,7 +59,7 @@ pub fn draw_readings(
             let turn_error = if is_always_counted {
                 0.0
             } else {
-                errors.multiplexing_noise / libm::sqrt(turns_per_group) * noise.draw_normal()
+                errors.multiplexing_noise / libm::sqrt(turns_per_group) * noise.generator.draw_normal()
             };
             let share = if is_always_counted { 1.0 } else { 1.0 / group_count };
             count * share * (1.0 + slow_error + turn_error).max(0.0)

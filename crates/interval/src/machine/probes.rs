@@ -446,7 +446,7 @@ impl IntervalMachine {
                 self.engine.distance_distribution(slot),
                 entries,
                 self.engine.capacity_lines(),
-                || noise.draw_uniform(),
+                || noise.generator.draw_unit(),
             )
         });
         let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
@@ -480,10 +480,10 @@ impl IntervalMachine {
         let accesses_per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.log_entries_per_instr(task));
         let l1_miss_share = self.log_entries_per_instr(task) / accesses_per_instr.max(1e-12);
         let draw_sample = |_| {
-            if noise.draw_uniform() >= l1_miss_share {
+            if noise.generator.draw_unit() >= l1_miss_share {
                 return ReuseSample { accesses: Some(0), elapsed_ns: 0, reused: true };
             }
-            let (hit, lines) = self.engine.distance_at(slot, noise.draw_uniform());
+            let (hit, lines) = self.engine.distance_at(slot, noise.generator.draw_unit());
             let instr = self.engine.window_instr(slot, lines);
             let is_reused = hit && instr <= watched_instr;
             let elapsed_ns = (instr.min(watched_instr) / speed * 1e9 / self.spec.hertz as f64) as u64;
@@ -524,7 +524,7 @@ impl IntervalMachine {
                 events += count as u64;
                 let sample_count = (count / f64::from(sample_period.max(1))) as u32;
                 for _ in 0..sample_count.min(max_samples.saturating_sub(samples.len() as u32)) {
-                    let line_offset = (noise.draw_uniform() * (region_use.bytes / line_bytes).max(1.0)) as u64;
+                    let line_offset = (noise.generator.draw_unit() * (region_use.bytes / line_bytes).max(1.0)) as u64;
                     samples.push(AccessSample {
                         task,
                         virtual_line: ((u64::from(region_use.region) + 1) << 32) + line_offset,

@@ -415,5 +415,4 @@ fn read_first_set(
 }
 
 #[cfg(test)]
-#[path = "topology_tests.rs"]
 mod tests;

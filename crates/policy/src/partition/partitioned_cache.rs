@@ -10,7 +10,6 @@ use cachemate_core::{
     Units,
 };
 
-use super::ab_test::AbTestLengths;
 use super::units::PartitionUnits;
 use crate::verifier::speeds::ProcessPhase;
 
@@ -60,19 +59,6 @@ impl<'a> PartitionedCache<'a> {
 
     pub fn has_goals(&self) -> bool {
         self.processes.iter().any(|process| process.goal().max_slowdown.is_some())
-    }
-    pub fn ab_test_lengths(&self, warmup_windows: u32, measure_windows: u32) -> AbTestLengths {
-        let line_count = |cache: &Cache| {
-            let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
-            cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
-        };
-        let outer_lines = self.outer_cache.and_then(line_count);
-        AbTestLengths {
-            warmup_windows,
-            measure_windows,
-            cache_lines: line_count(self.cache),
-            next_cache_lines: outer_lines,
-        }
     }
     /// Returns whether the cache needs a partition: it has several processes, or a process with a goal.
     pub fn needs_partition(&self) -> bool {

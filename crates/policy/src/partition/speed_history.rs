@@ -17,7 +17,9 @@ use cachemate_core::{
 use std::collections::BTreeMap;
 
 use super::demand_curve::MeasuredSpeed;
-use crate::verifier::noise::{Difference, student_bound};
+use crate::verifier::noise::{
+    Difference, MIN_AUTOCORRELATION_WINDOWS, corrected_autocorrelation, student_bound, variance_factor,
+};
 
 /// Returns whether the probe stops, occupies or slows programs. Watch points and hardware contexts' own counters do
 /// not.
@@ -307,17 +309,13 @@ pub struct Ratio {
 
 /// Maximum probability that all evaluations of a trial together judge a change without effect to be faster.
 const FALSE_ADOPTION_RATE: f64 = 0.025;
-/// Maximum number of evaluations of a trial on one side ([`super::ab_test`]), each with its part of the error
+/// Maximum number of evaluations of a trial on one side (`cache-sizing`'s A/B test), each with its part of the error
 /// probability.
 pub const MAX_EVALUATIONS: usize = 4;
 /// Standard error below which no relevant difference can remain undetected.
 const PRECISE_ERROR: f64 = 0.005;
-/// Minimum number of windows from which an autocorrelation is estimated.
-const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
 /// Autocorrelation that is assumed with fewer windows.
 const DEFAULT_AUTOCORRELATION: f64 = 0.6;
-/// Upper bound of the estimated autocorrelation.
-const MAX_AUTOCORRELATION: f64 = 0.8;
 
 impl Ratio {
     /// Returns whether the difference exceeds chance, if it is evaluated no more than [`MAX_EVALUATIONS`] times.
@@ -366,17 +364,14 @@ fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let autocorrelation = if window_count < MIN_AUTOCORRELATION_WINDOWS || square_sum <= 0.0 {
         DEFAULT_AUTOCORRELATION
     } else {
-        // Corrects for the subtracted means (Kendall 1954).
-        let correlation = product_sum / square_sum;
-        let corrected = correlation + (1.0 + 3.0 * correlation) * f64::from(series_count) / window_count as f64;
-        corrected.clamp(0.0, MAX_AUTOCORRELATION)
+        corrected_autocorrelation(product_sum / square_sum, series_count, window_count as f64)
     };
-    let variance_factor = (1.0 + autocorrelation) / (1.0 - autocorrelation);
+    let variance_factor = variance_factor(autocorrelation);
     (square_sum / degrees_of_freedom as f64 * variance_factor, (degrees_of_freedom as f64 / variance_factor).max(1.0))
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use cachemate_core::test_support::observation_of;
     use cachemate_core::{CacheId, PendingItem, PlanItem, ProbeId, ProbeRequest, TaskId};

@@ -9,13 +9,18 @@
 //!    processes under these shares, under the present ones, and without any. The best of the three is chosen if it
 //!    gains enough and the gain repays the copying of pages in time. A goal that is missed now is sufficient reason by
 //!    itself. For the present shares, measured speeds replace the forecast.
-//! 3. Put the shares on trial: old, new, old again, with speeds measured in each ([`crate::partition::ab_test`]). New
+//! 3. Put the shares on trial: old, new, old again, with speeds measured in each ([`ab_test`]). New
 //!    shares are dropped unless they measure better by the minimum gain. Shares in force are tested again from time to
-//!    time ([`crate::partition::share_controller`]).
+//!    time ([`share_controller`]).
 //!
 //! Properties: without evidence, nothing changes. A single process is confined only for a goal. A new process is
 //! unrestricted until its curve is known. Two programs of one time-share group get a co-run penalty. The policy does
 //! not place tasks, so it can be combined with any placement.
+
+mod ab_test;
+mod allocate;
+mod share_controller;
+mod trace_planner;
 
 use std::collections::BTreeMap;
 
@@ -28,15 +33,15 @@ use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, to_units};
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::ab_test::AbTest;
-use crate::partition::allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
 use crate::partition::demand_curve::DemandCurve;
 use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
-use crate::partition::share_controller::{self, ShareController, ShareVerdict, TrialStatus};
 use crate::partition::speed_history::SpeedRecord;
-use crate::partition::trace_planner::{TracePlanner, TraceTerms};
 use crate::partition::units::{PartitionUnits, assign, pages_to_move};
 use crate::verifier::speeds::ProcessPhase;
+use ab_test::{AbTest, AbTestLengths};
+use allocate::{Allocation, AllocationLimits, Claimant, PartitionGroup, PartitionKind, SizingObjective, allocate};
+use share_controller::{ShareController, ShareVerdict, TrialStatus, TrialTerms};
+use trace_planner::{TracePlanner, TraceTerms};
 
 /// Parameters of `cache-sizing`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -93,9 +98,9 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn trial_terms(&self, domain: &PartitionedCache<'_>) -> share_controller::TrialTerms {
-        let lengths = domain.ab_test_lengths(self.warmup_windows, self.measure_windows);
-        share_controller::TrialTerms { lengths, min_gain: self.min_gain, trial_share: self.trial_share }
+    fn trial_terms(&self, domain: &PartitionedCache<'_>) -> TrialTerms {
+        let lengths = AbTestLengths::for_cache(domain, self.warmup_windows, self.measure_windows);
+        TrialTerms { lengths, min_gain: self.min_gain, trial_share: self.trial_share }
     }
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
@@ -349,9 +354,7 @@ fn plan_shares(
     };
     let allocation = allocate(claimants, &limits).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
-    let id_of_group = |group: &crate::partition::allocate::PartitionGroup| {
-        group_id(group.kind, domain.processes[group.members[0]].process)
-    };
+    let id_of_group = |group: &PartitionGroup| group_id(group.kind, domain.processes[group.members[0]].process);
     let current_units_of =
         |group: GroupId| current_shares.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
     let current_units: Vec<IndexSet> =
@@ -359,7 +362,7 @@ fn plan_shares(
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
     let units = assign(&current_units, &sizes, &domain.partition_units);
     let migration: PageMigration = parameters.page_migration.into();
-    let share_of_group = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
+    let share_of_group = |(group, units): (&PartitionGroup, IndexSet)| CacheShare {
         group: id_of_group(group),
         members: group.members.iter().map(|&index| ShareMember::Process(domain.processes[index].process)).collect(),
         cache: domain.cache.id,
@@ -649,5 +652,4 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
 }
 
 #[cfg(test)]
-#[path = "cache_sizing_tests.rs"]
 mod tests;

@@ -2,7 +2,7 @@
 //!
 //! Problem: the miss rate of a shared cache is to be kept low without enumerating groups, and without making CPUs wait
 //! for each other. Method: the partial-cache miss rate (PCMR) of every thread is measured in rows of co-running
-//! threads. Every CPU gets a maximum PCMR ([`crate::solvers::bucketization`]), and a thread may run on the CPUs whose
+//! threads. Every CPU gets a maximum PCMR ([`bucketization`]), and a thread may run on the CPUs whose
 //! maximum it does not exceed.
 //! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each row without one of them.
 //! 2. *New threads*. The literal form measures them on the cache's first CPU, beside known threads (secondary
@@ -19,6 +19,8 @@
 //! Properties: threads need not run together, so CPUs are not synchronized. Every thread has a CPU. On machines with
 //! several caches, each is handled separately. A thread without evidence keeps its CPUs.
 
+mod bucketization;
+
 use std::collections::BTreeMap;
 
 use cachemate_core::{
@@ -29,7 +31,7 @@ use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
-use crate::solvers::bucketization::{BucketThread, BucketizationRules, Buckets, bucketize};
+use bucketization::{BucketThread, BucketizationRules, Buckets, bucketize};
 
 /// The form of the algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -561,5 +563,4 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
 }
 
 #[cfg(test)]
-#[path = "casc_tests.rs"]
 mod tests;

@@ -298,5 +298,4 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
 }
 
 #[cfg(test)]
-#[path = "linux_sched_cache_tests.rs"]
 mod tests;

@@ -549,5 +549,4 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
 }
 
 #[cfg(test)]
-#[path = "thread_clustering_tests.rs"]
 mod tests;

@@ -24,7 +24,6 @@ use serde::{Deserialize, Serialize};
 use cachemate_core::SplitMix64;
 
 pub mod balance;
-pub mod bucketization;
 pub mod exact;
 pub mod local_search;
 pub mod matching;

@@ -6,7 +6,7 @@
 //! Research, 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
 
 /// Number of windows required to estimate an autocorrelation.
-const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
+pub const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
 /// Largest autocorrelation; without it, the error would be unbounded.
 const MAX_AUTOCORRELATION: f64 = 0.8;
 
@@ -28,8 +28,7 @@ pub fn median_difference(values_before: &[f64], values_after: &[f64], latest_cou
     let latest_values = &values_before[values_before.len() - latest_count.clamp(2, values_before.len())..];
     let degrees_of_freedom = (values_before.len() + values_after.len() - 2) as f64;
     let variance = (squared_deviations(values_before) + squared_deviations(values_after)) / degrees_of_freedom;
-    let correlation = window_autocorrelation(values_before, values_after);
-    let variance_factor = (1.0 + correlation) / (1.0 - correlation);
+    let variance_factor = variance_factor(window_autocorrelation(values_before, values_after));
     // The variance of a median is pi/2 times that of the mean.
     let median_variance = std::f64::consts::FRAC_PI_2 * variance * variance_factor;
     Some(Difference {
@@ -78,8 +77,19 @@ fn window_autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
     };
     let autocorrelation = (lagged_products(values_before) + lagged_products(values_after))
         / (squared_deviations(values_before) + squared_deviations(values_after));
-    let corrected_autocorrelation = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
-    if corrected_autocorrelation.is_finite() { corrected_autocorrelation.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
+    corrected_autocorrelation(autocorrelation, 1, count)
+}
+
+/// Corrects the autocorrelation of this many values for the subtracted means of their series (Kendall 1954). 0 if it is
+/// undefined.
+pub fn corrected_autocorrelation(autocorrelation: f64, series_count: u32, value_count: f64) -> f64 {
+    let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) * f64::from(series_count) / value_count;
+    if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
+}
+
+/// Returns the factor by which an autocorrelation increases the variance of a mean (Bartlett 1946).
+pub fn variance_factor(autocorrelation: f64) -> f64 {
+    (1.0 + autocorrelation) / (1.0 - autocorrelation)
 }
 
 /// Returns the bound that Student's t exceeds with this probability, which is at most a half (Abramowitz and Stegun

@@ -55,12 +55,12 @@ impl Gain {
     /// `measurement_time`, if its gain lasts for `remaining_time`. The expected gain assumes that the
     /// change is kept only if it gains.
     pub fn is_worth_measuring(&self, min_gain: f64, measurement_time: f64, remaining_time: f64) -> bool {
-        let forecast = self.expected();
-        let margin = forecast / self.standard_error;
+        let expected = self.expected();
+        let margin = expected / self.standard_error;
         let density = libm::exp(-0.5 * margin * margin) / libm::sqrt(2.0 * std::f64::consts::PI);
         let expected_gain = density + margin * normal_probability(margin);
         let expected_loss = expected_gain - margin;
-        forecast + self.standard_error >= min_gain && expected_gain * remaining_time >= expected_loss * measurement_time
+        expected + self.standard_error >= min_gain && expected_gain * remaining_time >= expected_loss * measurement_time
     }
 }
 

@@ -1,8 +1,8 @@
 //! Curves that the counters contradict.
 //!
 //! An undetected change of phase shows in the curve: if a curve agreed with the counts and now contradicts them, it
-//! describes other work. Such a curve is set aside until another one is measured, even if it is recalled later.
-//! Properties: a curve that never agreed is not set aside, because its counts may be of another kind; averaged curves
+//! describes other work. Such a curve is excluded until another one is measured, even if it is recalled later.
+//! Properties: a curve that never agreed is not excluded, because its counts may be of another kind; averaged curves
 //! are not, because every phase contradicts their mean; exited tasks are forgotten.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +16,8 @@ use cachemate_locality::profilers::AVERAGED;
 pub struct CurveChecks {
     agreed_windows: BTreeMap<TaskId, u64>,
     contradicted_windows: BTreeMap<TaskId, BTreeSet<u64>>,
-    /// Tasks whose present curve is quarantined.
-    quarantined: BTreeSet<TaskId>,
+    /// Tasks whose present curve is excluded.
+    excluded: BTreeSet<TaskId>,
 }
 
 /// Returns the window in which the profile's curve was measured; `None` if it has no curve, or an average.
@@ -37,20 +37,20 @@ impl CurveChecks {
             let window = view.profiles.get(task).and_then(curve_window);
             self.contradicted_windows.get(task).zip(window).is_some_and(|(windows, window)| windows.contains(&window))
         };
-        self.quarantined = self.contradicted_windows.keys().copied().filter(is_contradicted).collect();
+        self.excluded = self.contradicted_windows.keys().copied().filter(is_contradicted).collect();
     }
 
-    /// Returns the profile of a task; `None` if the task has no profile or its curve is quarantined.
+    /// Returns the profile of a task; `None` if the task has no profile or its curve is excluded.
     pub fn usable_profile<'v>(&self, view: &View<'v>, task: TaskId) -> Option<&'v Profile> {
-        view.profiles.get(&task).filter(|_| !self.quarantined.contains(&task))
+        view.profiles.get(&task).filter(|_| !self.excluded.contains(&task))
     }
 
-    /// Returns whether the task has a curve that is not set aside.
+    /// Returns whether the task has a curve that is not excluded.
     pub fn has_curve(&self, view: &View<'_>, task: TaskId) -> bool {
         self.usable_profile(view, task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
     }
 
-    /// Records whether counts contradict a task's curve. Returns whether the curve is quarantined from the next window
+    /// Records whether counts contradict a task's curve. Returns whether the curve is excluded from the next window
     /// on.
     pub fn record_check(&mut self, task: TaskId, profile: &Profile, is_contradicted: bool) -> bool {
         let Some(window) = curve_window(profile) else { return false };
@@ -97,10 +97,10 @@ mod tests {
         checks.has_curve(&view, TaskId(0))
     }
 
-    /// Is a curve that agreed with counts set aside once they contradict it, even if it is recalled, until another one
+    /// Is a curve that agreed with counts excluded once they contradict it, even if it is recalled, until another one
     /// is measured?
     #[test]
-    fn a_contradicted_curve_is_set_aside() {
+    fn a_contradicted_curve_is_excluded() {
         let mut checks = CurveChecks::default();
         let (first, second) = (profile_fixture(3, 0), profile_fixture(9, 0));
         assert!(!checks.record_check(TaskId(0), &first, true), "it never agreed");

@@ -4,7 +4,7 @@
 //! the configured share of the time that the task has run, so short-lived tasks are never profiled. After the first
 //! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
 //! most one probe that stops its task runs on a cache at a time. A task whose probe has no result in time is not probed
-//! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
+//! again in the same phase. A trace that was too short for the largest cache is recorded once more with more entries, as
 //! soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for memory
 //! are smaller than the smallest gain is not recorded a second time. [`ServicePauses`] chooses services that wait for a
 //! while.
@@ -61,9 +61,9 @@ struct TaskProbe {
 pub struct ProbePlanner {
     next_id: u32,
     probes_by_task: BTreeMap<TaskId, TaskProbe>,
-    /// Kinds of phases that have a first log but no longer log yet, because a phase may end before its run time pays
-    /// for the longer log.
-    first_logs: BTreeSet<(TaskId, u32)>,
+    /// Kinds of phases that have a first trace but no longer one yet, because a phase may end before its run time pays
+    /// for the longer trace.
+    first_traces: BTreeSet<(TaskId, u32)>,
     /// The pending request for samples of accesses to other caches, and its window.
     sharing_probe: Option<(ProbeRequest, u64)>,
     /// Threads of the last samples, and the number of windows until they are sampled again.
@@ -98,7 +98,7 @@ pub const MIN_BUSY_SHARE: f64 = 0.1;
 const ANSWER_TIMEOUT_NS: u64 = 20_000_000_000;
 /// Number of windows between two rounds of samples of the same threads.
 const RESAMPLE_WINDOWS: u32 = 300;
-/// Assumed cost of a log entry until it has been measured: the cost of an interrupt.
+/// Assumed cost of a trace's entry until it has been measured: the cost of an interrupt.
 const DEFAULT_ENTRY_NS: f64 = 1_500.0;
 /// Cost of a sample, until it is measured.
 const SAMPLE_COST_NS: f64 = 2_000.0;
@@ -107,7 +107,7 @@ impl ProbePlanner {
     /// Forgets the answers about a task, because they no longer describe its work.
     pub fn forget(&mut self, task: TaskId) {
         self.probes_by_task.remove(&task);
-        self.first_logs.retain(|(logged_task, _)| *logged_task != task);
+        self.first_traces.retain(|(traced_task, _)| *traced_task != task);
     }
 
     fn record_costs(&mut self, view: &View<'_>) {
@@ -129,7 +129,7 @@ impl ProbePlanner {
         self.record_costs(view);
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.probes_by_task.retain(|task, _| live_tasks.contains(task));
-        self.first_logs.retain(|(task, _)| live_tasks.contains(task));
+        self.first_traces.retain(|(task, _)| live_tasks.contains(task));
         self.clusters.retain(|task, _| live_tasks.contains(task));
         self.ran_ns_by_task.retain(|task, _| live_tasks.contains(task));
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
@@ -142,14 +142,14 @@ impl ProbePlanner {
             let is_refused = view.observation.applied.has_refused_probe(task_probe.probe.id);
             let is_late = now_ns.saturating_sub(task_probe.requested_ns) > ANSWER_TIMEOUT_NS;
             let has_curve = curves.has_curve(view, *task);
-            let entry_count = log_entries(&task_probe.probe);
+            let entry_count = trace_entries_of(&task_probe.probe);
             let is_first = entry_count.is_none_or(|entries| entries <= limits.trace_entries);
             task_probe.is_answered |= is_answered;
             task_probe.is_over |= is_answered || is_refused || is_late || has_curve && is_first;
             if let (phase, Some(kind)) = current_phase(view, *task)
                 && (task_probe.is_answered, task_probe.phase, entry_count) == (true, phase, Some(limits.trace_entries))
             {
-                self.first_logs.insert((*task, kind));
+                self.first_traces.insert((*task, kind));
             }
         }
         if let Some(probe) = self.request_rows(view, sites, limits, now_ns) {
@@ -241,7 +241,7 @@ impl ProbePlanner {
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Vec<ProbeRequest> {
-        // A log of first-level misses describes the cache behind it better than watch points, most of which see hits.
+        // A trace of first-level misses describes the cache behind it better than watch points, most of which see hits.
         let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
         let can_watch = !can_trace && view.capabilities.has_ability(Ability::SampleReuses);
         if !can_watch && !can_trace {
@@ -265,10 +265,10 @@ impl ProbePlanner {
             let has_room =
                 if can_watch { probes.len() < MAX_WATCH_PROBES } else { !stopped_sites.contains(&current_site) };
             let is_answer_short = |request: &TaskProbe| {
-                let is_full_length = log_entries(&request.probe) == Some(limits.trace_entries);
+                let is_full_length = trace_entries_of(&request.probe) == Some(limits.trace_entries);
                 request.is_answered && request.phase == phase && is_full_length
             };
-            let is_kind_short = kind.is_some_and(|kind| self.first_logs.contains(&(sample.task, kind)));
+            let is_kind_short = kind.is_some_and(|kind| self.first_traces.contains(&(sample.task, kind)));
             let is_short = can_trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
             let waits_for_memory =
                 || memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain);
@@ -295,7 +295,7 @@ impl ProbePlanner {
                 // The task must also run between its interrupts.
                 let probe = self.build_request(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
                 let task_probe = TaskProbe { phase, probe, requested_ns: now_ns, is_over: false, is_answered: false };
-                self.first_logs.retain(|log| Some(*log) != kind.map(|kind| (sample.task, kind)));
+                self.first_traces.retain(|trace| Some(*trace) != kind.map(|kind| (sample.task, kind)));
                 self.probes_by_task.insert(sample.task, task_probe);
             }
             stopped_sites.push(current_site);
@@ -438,8 +438,8 @@ fn can_measure_curves(view: &View<'_>) -> bool {
     view.capabilities.has_ability(Ability::SampleReuses) || view.capabilities.has_ability(Ability::TraceAddresses)
 }
 
-/// Returns the number of entries of a probe's log.
-fn log_entries(probe: &ProbeRequest) -> Option<u32> {
+/// Returns the number of entries of a probe's trace.
+fn trace_entries_of(probe: &ProbeRequest) -> Option<u32> {
     match probe.kind {
         ProbeKind::MissTrace { entries, .. } => Some(entries),
         _ => None,
@@ -585,10 +585,10 @@ mod tests {
         assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
     }
 
-    /// Does a task whose phases end before they have paid for a longer log get one in a later phase of the kind, once
+    /// Does a task whose phases end before they have paid for a longer trace get one in a later phase of the kind, once
     /// for each kind?
     #[test]
-    fn a_longer_log_may_come_in_a_later_phase_of_its_kind() {
+    fn a_longer_trace_may_come_in_a_later_phase_of_its_kind() {
         use cachemate_core::test_support::{
             NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
         };
@@ -606,7 +606,7 @@ mod tests {
             may_pause_services: false,
         };
         let (mut planner, mut plan) = (ProbePlanner::default(), Plan::idle(WindowLength::Time { ns: 1 }));
-        let mut logs: Vec<(u32, u32)> = Vec::new();
+        let mut traces: Vec<(u32, u32)> = Vec::new();
         for window in 0..40 {
             let phase = window as u32 / 3;
             let kind = phase % 2;
@@ -616,14 +616,14 @@ mod tests {
                 .probes
                 .iter()
                 .map(|probe| {
-                    logs.push((kind, log_entries(probe).unwrap()));
+                    traces.push((kind, trace_entries_of(probe).unwrap()));
                     let evidence = ProbeEvidence::Rows(Vec::new());
                     ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: Vec::new() }
                 })
                 .collect();
             let mut profile = Profile { phase_number: phase, ..Profile::default() };
             profile.phase.kind = Some(Fact::new(kind, FactSource::PhaseDetector, 0));
-            if logs.iter().any(|(logged, _)| *logged == kind) {
+            if traces.iter().any(|(traced, _)| *traced == kind) {
                 let unsure = Estimate { value: 5.0, low: 0.0, high: 10.0 };
                 let curve = vec![(SIZE / 2, Estimate::exact(9.0)), (SIZE, unsure)];
                 profile = profile.with_misses(CacheLevel::L3, curve, FactSource::Oracle);
@@ -642,8 +642,8 @@ mod tests {
             let evidence = (&SpeedTracker::default(), &CurveChecks::default());
             plan.probes = planner.plan_probes(&view, &sites, evidence, &limits, false);
         }
-        logs.sort_unstable();
-        assert_eq!(logs, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);
+        traces.sort_unstable();
+        assert_eq!(traces, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);
     }
 
     /// Does a thread with few samples join threads that use the same regions, and does a thread with other regions not

@@ -404,13 +404,12 @@ impl PlanningProblem {
     /// Draws factors for curves and costs, within their errors.
     pub fn draw(&self, seed: u64) -> ErrorDraw {
         let mut generator = cachemate_core::SplitMix64::new(seed);
-        let mut draw_normal = || {
-            let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.draw_unit()));
-            radius * libm::cos(std::f64::consts::TAU * generator.draw_unit())
-        };
         let draw_factors = |problem_task: &ProblemTask| {
             let program = problem_task.program.as_ref()?;
-            Some((libm::exp(program.curve_error * draw_normal()), libm::exp(COST_ERROR * draw_normal())))
+            Some((
+                libm::exp(program.curve_error * generator.draw_normal()),
+                libm::exp(COST_ERROR * generator.draw_normal()),
+            ))
         };
         ErrorDraw(self.tasks.iter().map(draw_factors).collect())
     }

@@ -489,5 +489,4 @@ fn rates_near(curve: &SizeCurve, bytes: f64, next_position: &mut usize) -> [f64;
 }
 
 #[cfg(test)]
-#[path = "program_model_tests.rs"]
 pub mod tests;

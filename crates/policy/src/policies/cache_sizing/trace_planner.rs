@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, TaskId, TaskSample, View};
 
-use super::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
-use super::partitioned_cache::{CacheProcess, PartitionedCache};
-use super::speed_history::SpeedRecord;
+use crate::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
+use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache};
+use crate::partition::speed_history::SpeedRecord;
 use crate::probe_ledger::ProbeLedger;
 use crate::verifier::speeds::ProcessPhase;
 

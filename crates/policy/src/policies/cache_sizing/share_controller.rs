@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 use cachemate_core::{CacheShare, ProcessId, ShareMember, View};
 
 use super::ab_test::{AbArm, AbTest, AbTestLengths, AbTestStatus, CLEAR_LOSS, SettlingPeriod};
-use super::demand_curve::{DemandCurve, MeasuredSpeed};
-use super::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
-use super::speed_history::{Ratio, SpeedRecord};
+use crate::partition::demand_curve::{DemandCurve, MeasuredSpeed};
+use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
+use crate::partition::speed_history::{Ratio, SpeedRecord};
 use crate::verifier::speeds::ProcessPhase;
 
 /// The processes on a cache with their phases. A verdict applies only to the processes and phases with which it was

@@ -17,9 +17,10 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheLevel, CounterEvent, Observation, ProbeRequest, ProcessId};
+use cachemate_core::{Cache, CacheLevel, CounterEvent, Observation, ProbeRequest, ProcessId};
 
-use super::speed_history::{Ratio, SpeedRecord};
+use crate::partition::partitioned_cache::PartitionedCache;
+use crate::partition::speed_history::{Ratio, SpeedRecord};
 
 /// The lengths that limit a trial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,6 +113,20 @@ impl SettlingPeriod {
 }
 
 impl AbTestLengths {
+    /// Returns the lengths for a cache and the largest cache behind it.
+    pub fn for_cache(domain: &PartitionedCache<'_>, warmup_windows: u32, measure_windows: u32) -> Self {
+        let line_count = |cache: &Cache| {
+            let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
+            cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
+        };
+        AbTestLengths {
+            warmup_windows,
+            measure_windows,
+            cache_lines: line_count(domain.cache),
+            next_cache_lines: domain.outer_cache.and_then(line_count),
+        }
+    }
+
     /// Returns the number of windows after which the cache is assumed to have settled.
     fn settle_windows(&self) -> u32 {
         let factor = if self.next_cache_lines.is_some() { MAX_NEXT_CACHE_SETTLING_FACTOR } else { MAX_SETTLING_FACTOR };

@@ -13,7 +13,7 @@
 
 use serde::Deserialize;
 
-use super::demand_curve::DemandCurve;
+use crate::partition::demand_curve::DemandCurve;
 use crate::solvers::sizing::{
     ClaimError, CostAggregate, UnitClaim, allocate_by_lookahead, allocate_exactly, pool_costs,
 };

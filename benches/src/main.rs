@@ -8,7 +8,6 @@ mod traces;
 
 use clap::Parser;
 use groups::{GROUPS, Options};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use traces::{KINDS, TraceKind};
 
@@ -29,12 +28,6 @@ struct Arguments {
     /// Traces to use: zipf, scan, mixed.
     #[arg(long, value_delimiter = ',', value_parser = parse_kind, default_value = "zipf,scan,mixed")]
     traces: Vec<TraceKind>,
-    /// An older version of this program, with which the group `older` is compared.
-    #[arg(long)]
-    older: Option<PathBuf>,
-    /// A directory with machine files that replace the built-in ones.
-    #[arg(long)]
-    machines: Option<PathBuf>,
     /// One JSON object on standard output instead of a table.
     #[arg(long)]
     json: bool,
@@ -66,13 +59,7 @@ fn main() -> ExitCode {
         eprintln!("no group '{unknown}'; there are {}", GROUPS.iter().map(|g| g.name).collect::<Vec<_>>().join(", "));
         return ExitCode::from(2);
     }
-    let options = Options {
-        accesses: arguments.accesses,
-        rounds: arguments.rounds as usize,
-        traces: arguments.traces,
-        older: arguments.older,
-        machines: arguments.machines,
-    };
+    let options = Options { accesses: arguments.accesses, rounds: arguments.rounds as usize, traces: arguments.traces };
     let is_selected = |name: &str| arguments.groups.is_empty() || arguments.groups.iter().any(|group| group == name);
     let mut rows = Vec::new();
     for group in GROUPS.iter().filter(|group| is_selected(group.name)) {

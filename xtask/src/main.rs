@@ -18,7 +18,6 @@ mod policy_constants;
 mod prose;
 mod raw_markup;
 mod results;
-mod retired_names;
 mod retired_words;
 mod rules;
 mod source_tree;

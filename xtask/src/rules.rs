@@ -37,7 +37,6 @@ const RULES: &[Rule] = &[
     Rule { name: "found-expected", is_enforced: true, check: found_values::check },
     Rule { name: "comment-noun", is_enforced: true, check: comment_heads::check },
     Rule { name: "retired-word", is_enforced: true, check: retired_words::check_words },
-    Rule { name: "retired-spelling", is_enforced: true, check: retired_words::check_spellings },
     Rule { name: "width", is_enforced: true, check: width::check },
     Rule { name: "link", is_enforced: true, check: links::check },
     Rule { name: "named-test", is_enforced: true, check: named_tests::check },

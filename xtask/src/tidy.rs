@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{crate_map, dependency_cycles, prose, retired_names};
+use crate::{crate_map, dependency_cycles, prose};
 
 /// The crates that each crate may use, as in ARCHITECTURE.md's code map. A crate that is not listed here is rejected.
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -83,7 +83,6 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
             check_source(dir, root, &file, &mut complaints)?;
         }
     }
-    check_names(root, &mut complaints)?;
     check_policy_pages(root, &mut complaints)?;
     check_prose(root, &mut complaints)?;
     Ok(complaints)
@@ -253,20 +252,6 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
         Some((index + 1, lines[index..].iter().position(|line| line.starts_with(&end))? + 1))
     });
     lengths.filter(|(_, lines)| *lines > MAX_FUNCTION_LINES).collect()
-}
-
-/// Checks that code, pages, machines and scenarios contain no retired names.
-fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
-    for dir in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"] {
-        for file in files_below(&root.join(dir))? {
-            let shown_path = file.strip_prefix(root).unwrap_or(&file).display().to_string();
-            if !retired_names::is_checked(&shown_path) {
-                continue;
-            }
-            retired_names::check(&shown_path, &fs::read_to_string(&file)?, complaints);
-        }
-    }
-    Ok(())
 }
 
 /// Returns whether the code builds the type itself. A longer name with the same ending does not count

@@ -111,7 +111,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for case in CASES {
         let (name, contexts) = (case.machine, case.contexts);
-        let spec = options.load_machine(name);
+        let spec = super::shipped_machine(name);
         let line_count = simulate(&spec, contexts, &programs, min_accesses as u64) as usize;
         let mut lines = Vec::with_capacity(line_count);
         'full: for index in 0.. {
@@ -153,7 +153,7 @@ fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
 }
 
 fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
-    let spec = options.load_machine(name);
+    let spec = super::shipped_machine(name);
     // Millions of accesses on machines of this size, enough for every program to have touched its whole working set.
     let cycles = options.accesses as u64 / 20;
     let reference_count = run_whole(&spec, cycles) as usize;
@@ -165,7 +165,7 @@ fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
 /// CPUs would be measured cold. The run on few is repeated until both have the same total.
 fn flatness_rows(programs: &[std::sync::Arc<Vec<Access>>], min_accesses: usize, options: &Options) -> Vec<ResultRow> {
     let (name, cpus) = FLAT;
-    let spec = options.load_machine(name);
+    let spec = super::shipped_machine(name);
     let of_every_cpu = min_accesses as u64 / 16;
     let run_on_cpus = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
     let times = cpus[1] / cpus[0];

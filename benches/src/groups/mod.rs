@@ -4,7 +4,6 @@ mod cachesim;
 mod clusters;
 mod curve;
 mod machine;
-mod older;
 mod policies;
 mod programs;
 mod sampled;
@@ -18,27 +17,20 @@ mod trace;
 use crate::harness::ResultRow;
 use crate::traces::TraceKind;
 use cachemate_core::MachineSpec;
-use std::path::PathBuf;
 
 /// Options of the command line.
 pub struct Options {
     pub accesses: usize,
     pub rounds: usize,
     pub traces: Vec<TraceKind>,
-    /// An older version of this program, for the group `older`.
-    pub older: Option<PathBuf>,
-    /// A directory with machine files that replace the built-in ones.
-    pub machines: Option<PathBuf>,
 }
 
-impl Options {
-    /// # Panics
-    /// There is no machine of this name.
-    pub fn load_machine(&self, name: &str) -> MachineSpec {
-        let file = self.machines.as_ref().map(|dir| dir.join(format!("{name}.toml")));
-        let name_or_path = file.as_ref().map_or(name.into(), |file| file.to_string_lossy());
-        cachemate_spec::load_machine(&name_or_path).expect("a machine's file")
-    }
+/// Returns a shipped machine.
+///
+/// # Panics
+/// There is no machine of this name.
+fn shipped_machine(name: &str) -> MachineSpec {
+    cachemate_spec::load_machine(name).expect("a shipped machine")
 }
 
 pub struct BenchGroup {
@@ -55,7 +47,6 @@ pub const GROUPS: &[BenchGroup] = &[
     cachesim::GROUP,
     trace::GROUP,
     machine::GROUP,
-    older::GROUP,
     policies::GROUP,
     curve::GROUP,
     sizing::GROUP,

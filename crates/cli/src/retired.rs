@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use cachemate_core::{RETIRED_SPELLINGS, SpellingScope, successor_of};
+use cachemate_core::{SpellingScope, retired_spellings, successor_of};
 use clap::{ArgAction, Command};
 
 /// Returns an error that names the successor of the first retired command or option among `args` (without the
@@ -12,7 +12,7 @@ pub fn retired_refusal<A: AsRef<OsStr>>(
     args: &[A],
     is_set: impl Fn(&'static str) -> bool,
 ) -> Option<String> {
-    let variable_rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::Environment);
+    let variable_rows = retired_spellings().filter(|row| row.scope == SpellingScope::Environment);
     let variable_error =
         variable_rows.filter(|row| is_set(row.old)).map(|row| format!("`{}` is now `{}`", row.old, row.new));
     variable_error.chain(find_refused_argument(cli, args)).next()
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn every_retired_spelling_names_a_current_one() {
         let cli = Cli::command();
-        for row in RETIRED_SPELLINGS {
+        for row in retired_spellings() {
             let refused = match row.scope {
                 SpellingScope::Command | SpellingScope::Option => refusal_of_line(row.old),
                 SpellingScope::Environment => retired_refusal::<&str>(&cli, &[], |name| name == row.old),

@@ -70,6 +70,16 @@ pub enum Units {
     },
 }
 
+impl Units {
+    /// Returns the allowed colors or ways.
+    pub fn set(&self) -> &IndexSet {
+        match self {
+            Units::Colors { allowed, .. } => allowed,
+            Units::Ways { mask } => mask,
+        }
+    }
+}
+
 /// The pages that move when a process gets other colors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum PageMigration {

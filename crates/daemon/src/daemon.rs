@@ -298,7 +298,7 @@ fn run_windows(
         }
         publish(&shared_status, status_tracker);
         if let Some(feed) = &endpoints.feed {
-            feed.push(&record, control_loop.profiles(), || {
+            feed.push(record, control_loop.profiles(), || {
                 page::daemon_state(&control_loop.machine, &status_tracker.status)
             });
         }

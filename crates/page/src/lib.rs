@@ -17,7 +17,7 @@ pub mod window_view;
 
 pub use file::{POLICY_HEADER, content_policy, page_html};
 pub use snapshot::*;
-pub use snapshot_builder::{DaemonState, SnapshotBuilder, slim_record};
+pub use snapshot_builder::{DaemonState, SnapshotBuilder};
 
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_trace::{RunLogReader, TraceError};

@@ -79,44 +79,6 @@ impl<'r> ProgramThreads<'_, 'r> {
     }
 }
 
-/// Copies a record without its long lists of probe evidence. Snapshots do not show them, and copying them is
-/// expensive.
-pub fn slim_record(record: &WindowRecord) -> WindowRecord {
-    let WindowRecord {
-        observation: full_observation,
-        decision,
-        forecast,
-        applied,
-        forecast_errors_instr_per_cycle,
-        promises,
-        online,
-    } = record;
-    let slim_results = full_observation.probe_results.iter().map(|probe_result| cachemate_core::ProbeResult {
-        probe: probe_result.probe,
-        evidence: slim_evidence(&probe_result.evidence),
-        complete: probe_result.complete,
-        cost_ns: probe_result.cost_ns.clone(),
-    });
-    let observation = cachemate_core::Observation {
-        window: full_observation.window,
-        span: full_observation.span,
-        end_reason: full_observation.end_reason,
-        tasks: full_observation.tasks.clone(),
-        shared_counts: full_observation.shared_counts.clone(),
-        probe_results: slim_results.collect(),
-        applied: Default::default(),
-    };
-    WindowRecord {
-        observation,
-        decision: decision.clone(),
-        forecast: forecast.clone(),
-        applied: applied.clone(),
-        forecast_errors_instr_per_cycle: forecast_errors_instr_per_cycle.clone(),
-        promises: promises.clone(),
-        online: online.clone(),
-    }
-}
-
 fn promise_snapshots(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
     let tasks = &record.observation.tasks;
     let name_of = |task: TaskId| {
@@ -127,42 +89,6 @@ fn promise_snapshots(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSn
     process_reports
         .map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name_of) })
         .collect()
-}
-
-fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
-    match evidence {
-        ProbeEvidence::Rows(_) => ProbeEvidence::Rows(Vec::new()),
-        ProbeEvidence::Trace { task, space, line_bytes, lost, counts, elapsed_ns, .. } => ProbeEvidence::Trace {
-            task: *task,
-            space: *space,
-            line_bytes: *line_bytes,
-            lines: Vec::new(),
-            code_positions: Vec::new(),
-            lost: *lost,
-            counts: counts.clone(),
-            elapsed_ns: *elapsed_ns,
-        },
-        ProbeEvidence::Samples { sample_period: period, events, line_bytes, .. } => ProbeEvidence::Samples {
-            sample_period: *period,
-            events: *events,
-            line_bytes: *line_bytes,
-            samples: Vec::new(),
-        },
-        ProbeEvidence::Reuses { task, .. } => ProbeEvidence::Reuses { task: *task, samples: Vec::new() },
-        ProbeEvidence::Activity { task, cpu, level, .. } => {
-            ProbeEvidence::Activity { task: *task, cpu: *cpu, level: *level, super_sets: Vec::new() }
-        }
-        ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, .. } => ProbeEvidence::PrimeProbe {
-            task: *task,
-            buffer_bytes: *buffer_bytes,
-            wait_ns: *wait_ns,
-            samples: Vec::new(),
-        },
-        ProbeEvidence::StoredProfile { task, .. } => {
-            ProbeEvidence::StoredProfile { task: *task, profile: Box::default() }
-        }
-        ProbeEvidence::NeighborSlowdown { .. } | ProbeEvidence::PingPong { .. } => evidence.clone(),
-    }
 }
 
 impl SnapshotBuilder {

@@ -253,6 +253,4 @@ fn empty_header() -> RunHeader {
 }
 
 #[cfg(test)]
-mod earlier_tests;
-#[cfg(test)]
 mod tests;

@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    ActiveShare, CacheShare, CounterEvent, EvidenceKind, Fact, FactSource, IndexSet, Observation, Profiler, Profiles,
-    SizeCurve, TaskSample, TracedCache, Units,
+    ActiveShare, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, SizeCurve, TaskSample,
+    TracedCache,
 };
 
 use super::{PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_with_task};
@@ -56,21 +56,13 @@ impl SizeSweepProfiler {
     }
 }
 
-fn share_units(share: &CacheShare) -> &IndexSet {
-    match &share.units {
-        Units::Ways { mask } => mask,
-        Units::Colors { allowed, .. } => allowed,
-    }
-}
-
 /// Returns whether no two shares of one cache have a way or a color in common.
 fn has_disjoint_shares(observation: &Observation) -> bool {
     let shares = &observation.applied.shares;
     let has_overlap = |(index, active_share): (usize, &ActiveShare)| {
         let mut earlier_shares = shares[..index].iter().map(|earlier| &earlier.share);
         earlier_shares.any(|earlier| {
-            earlier.cache == active_share.share.cache
-                && share_units(earlier).intersects(share_units(&active_share.share))
+            earlier.cache == active_share.share.cache && earlier.units.set().intersects(active_share.share.units.set())
         })
     };
     !shares.iter().enumerate().any(has_overlap)
@@ -78,7 +70,7 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
 
 /// Returns whether the task has the same number of units in every share that contains it.
 fn has_equal_share_sizes(observation: &Observation, task: &TaskSample) -> bool {
-    let mut counts = shares_with_task(observation, task).map(|share| share_units(share).count());
+    let mut counts = shares_with_task(observation, task).map(|share| share.units.set().count());
     let first = counts.next();
     counts.all(|count| Some(count) == first)
 }

@@ -34,7 +34,6 @@ use super::{is_this_host, single_request_server};
 use crate::file::embed_json;
 use crate::{
     CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, page_html,
-    slim_record,
 };
 
 /// Maximum number of viewers at the same time.
@@ -94,8 +93,8 @@ pub struct PageFeed {
 
 impl PageFeed {
     /// Passes on one iteration, or drops it if the page's thread is behind.
-    pub fn push(&self, record: &WindowRecord, profiles: &Profiles, build_state: impl FnOnce() -> DaemonState) {
-        match self.record_sender.try_send((slim_record(record), profiles.clone(), build_state())) {
+    pub fn push(&self, record: WindowRecord, profiles: &Profiles, build_state: impl FnOnce() -> DaemonState) {
+        match self.record_sender.try_send((record, profiles.clone(), build_state())) {
             // The loop ignores a page that has ended or is behind.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }

@@ -46,7 +46,7 @@ fn serve_windows_within(address: &str, token: bool, deadlines: Deadlines) -> Str
 
 fn push_for_ever(feed: &PageFeed) {
     for window in 0.. {
-        feed.push(&record(window), &Profiles::new(), DaemonState::default);
+        feed.push(record(window), &Profiles::new(), DaemonState::default);
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -195,7 +195,7 @@ fn a_reconnecting_viewer_gets_the_missed_windows_once() {
         ids
     };
     for window in 0..4 {
-        feed.push(&record(window), &Profiles::new(), DaemonState::default);
+        feed.push(record(window), &Profiles::new(), DaemonState::default);
         // One at a time, because windows are dropped if the page is behind.
         std::thread::sleep(Duration::from_millis(300));
     }

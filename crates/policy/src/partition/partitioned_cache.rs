@@ -6,8 +6,7 @@
 //! copying is charged like any other. Ways leave no trace, so it suffices to remove the shares.
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, ProcessId, ShareMember, TaskSample, Topology,
-    Units,
+    Cache, CacheId, CacheShare, Goal, GroupId, PageMigration, ProcessId, ShareMember, TaskSample, Topology, Units,
 };
 
 use super::units::PartitionUnits;
@@ -97,13 +96,6 @@ impl<'a> PartitionedCache<'a> {
 
     /// Returns whether every process may use the whole cache.
     pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
-        shares.iter().all(|share| units_of(share).count() == self.partition_units.units())
-    }
-}
-
-pub fn units_of(share: &CacheShare) -> &IndexSet {
-    match &share.units {
-        Units::Colors { allowed, .. } => allowed,
-        Units::Ways { mask } => mask,
+        shares.iter().all(|share| share.units.set().count() == self.partition_units.units())
     }
 }

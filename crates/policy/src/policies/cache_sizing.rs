@@ -34,7 +34,7 @@ use serde::Deserialize;
 use super::static_partition::{MigrationMode, to_units};
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::demand_curve::DemandCurve;
-use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
+use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache};
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{PartitionUnits, assign, pages_to_move};
 use crate::verifier::speeds::ProcessPhase;
@@ -355,8 +355,9 @@ fn plan_shares(
     let allocation = allocate(claimants, &limits).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
     let id_of_group = |group: &PartitionGroup| group_id(group.kind, domain.processes[group.members[0]].process);
-    let current_units_of =
-        |group: GroupId| current_shares.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
+    let current_units_of = |group: GroupId| {
+        current_shares.iter().find(|share| share.group == group).map(|share| share.units.set().clone())
+    };
     let current_units: Vec<IndexSet> =
         allocation.groups.iter().map(|group| current_units_of(id_of_group(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
@@ -497,7 +498,7 @@ impl SizingForecast<'_> {
         }
         let tasks: Vec<TaskId> =
             self.domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
-        let shares: Vec<String> = chosen_shares.iter().map(|share| units_of(share).to_string()).collect();
+        let shares: Vec<String> = chosen_shares.iter().map(|share| share.units.set().to_string()).collect();
         let text = if self.domain.is_undivided(&chosen_shares) {
             format!("cache {} is better shared than partitioned", self.domain.cache.id.0)
         } else {
@@ -538,7 +539,7 @@ impl SizingForecast<'_> {
                 shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
             let pages_per_color = cache_process.tasks.iter().find_map(|task| task.pages_per_color.as_ref());
             if let Some((share, pages_per_color)) = share.zip(pages_per_color) {
-                pages += pages_to_move(pages_per_color, units_of(share));
+                pages += pages_to_move(pages_per_color, share.units.set());
             }
         }
         pages as f64 * move_page_ns
@@ -572,7 +573,7 @@ fn raise_floors_of_unmet_goals(
         if !claimant.misses_goal(cycles, limit) {
             continue;
         }
-        let units = units_of(share).count();
+        let units = share.units.set().count();
         claimant.min_units = claimant.min_units.max(units + 1);
         let is_new_result = controller.insufficient_units.insert(cache_process.process, units) != Some(units);
         if is_new_result

@@ -210,7 +210,7 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
 mod tests {
     use super::*;
     use crate::conformance::check_policy;
-    use cachemate_core::{RETIRED_SPELLINGS, SpellingScope};
+    use cachemate_core::{SpellingScope, retired_spellings};
 
     /// Does every policy of the registry obey the rules for all policies?
     #[test]
@@ -258,7 +258,7 @@ mod tests {
     /// Does each retired parameter name give an error with its place and its successor, and is the successor valid?
     #[test]
     fn retired_parameters_give_an_error_with_their_successor() {
-        let rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::PolicyParameter);
+        let rows = retired_spellings().filter(|row| row.scope == SpellingScope::PolicyParameter);
         for row in rows {
             let (policy, key) = row.old.split_once('.').unwrap();
             let error = |key: &str| build(policy, &format!("\n  {key} = {{}}"), 1).err().unwrap().to_string();

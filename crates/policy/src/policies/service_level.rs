@@ -184,7 +184,7 @@ impl ServiceLevel {
         }
         let current_units = |group: GroupId| {
             let share = view.previous_plan.shares.iter().find(|share| share.group == group);
-            share.map(crate::partition::partitioned_cache::units_of).cloned().unwrap_or_default()
+            share.map(|share| share.units.set().clone()).unwrap_or_default()
         };
         let current_sets: Vec<IndexSet> = groups.iter().map(|(group, ..)| current_units(*group)).collect();
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
@@ -242,7 +242,7 @@ mod tests {
             };
             fixture.observation = observation_of(window as u64, 1_000_000_000, (0..4).map(task));
             let plan = fixture.decide(policy.as_mut(), &NullPredictor).plan;
-            units = crate::partition::partitioned_cache::units_of(&plan.shares[0]).count();
+            units = plan.shares[0].units.set().count();
             all_units.push(units);
         }
         all_units

@@ -103,10 +103,7 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
         .filter_map(|task| task.progress)
         .collect();
     let first_share = record.observation.applied.shares.first();
-    let colors = first_share.map_or(COLORS, |active_share| match &active_share.share.units {
-        cachemate_core::Units::Colors { allowed, .. } => allowed.count(),
-        cachemate_core::Units::Ways { mask } => mask.count(),
-    });
+    let colors = first_share.map_or(COLORS, |active_share| active_share.share.units.set().count());
     (!work_by_client.is_empty()).then(|| ServiceWindow {
         clients: work_by_client.len(),
         rate_per_s: work_by_client.iter().sum::<f64>()

@@ -13,7 +13,6 @@
 //! footprint. Every address is below 2^48 and inside a declared region or the code.
 
 mod emitter;
-mod page;
 mod random;
 mod registry;
 mod setup;
@@ -40,6 +39,5 @@ mod sparse;
 mod stencil;
 
 pub use emitter::{AccessPace, CODE_BASE, CodeLayout, INSTRUCTION_BYTES, STACK_BYTES};
-pub use page::programs_page;
 pub use registry::{ProgramError, build_program, build_threads, programs};
 pub use setup::{KernelProgram, KernelSpec, Options, Region, RegionUsers};

@@ -347,7 +347,6 @@ fn group_of_cache(cache: CacheId) -> GroupId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::partition::partitioned_cache::units_of;
     use cachemate_core::test_support::{NullPredictor, ViewFixture, capabilities_fixture, last_level_caches};
     use cachemate_core::{Ability, CacheLevel, Goal, PartitionSupport, Plan, TimeSpan, WindowLength};
 
@@ -393,7 +392,7 @@ mod tests {
             confinements.write_into_plan(&view, &mut plan, false);
             current_ways = plan.shares.first().map_or(16, |share| {
                 assert_eq!(share.members, [ShareMember::Process(ProcessId(10 + window as u32))]);
-                units_of(share).count()
+                share.units.set().count()
             });
             all_ways.push(current_ways);
             fixture.previous_plan = plan;

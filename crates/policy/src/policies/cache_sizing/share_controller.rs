@@ -24,7 +24,7 @@ use cachemate_core::{CacheShare, ProcessId, ShareMember, View};
 
 use super::ab_test::{AbArm, AbTest, AbTestLengths, AbTestStatus, CLEAR_LOSS, SettlingPeriod};
 use crate::partition::demand_curve::{DemandCurve, MeasuredSpeed};
-use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
+use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache};
 use crate::partition::speed_history::{Ratio, SpeedRecord};
 use crate::verifier::speeds::ProcessPhase;
 
@@ -377,8 +377,8 @@ impl ShareController {
 
     fn record_bounds(&mut self, domain: &PartitionedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
         let old_speeds = trial.old_speeds();
-        for share in shares.iter().filter(|share| units_of(share).count() < domain.partition_units.units()) {
-            let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
+        for share in shares.iter().filter(|share| share.units.set().count() < domain.partition_units.units()) {
+            let (units, is_own) = (share.units.set().count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
                 let cache_process = domain.processes.iter().find(|cache_process| cache_process.process == process);

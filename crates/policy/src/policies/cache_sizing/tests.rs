@@ -84,11 +84,11 @@ impl World {
     }
 
     fn divided(&self) -> bool {
-        self.view.previous_plan.shares.iter().any(|share| units_of(share).count() < 16)
+        self.view.previous_plan.shares.iter().any(|share| share.units.set().count() < 16)
     }
 
     fn units(&self) -> Vec<String> {
-        self.view.previous_plan.shares.iter().map(|share| units_of(share).to_string()).collect()
+        self.view.previous_plan.shares.iter().map(|share| share.units.set().to_string()).collect()
     }
 }
 
@@ -217,7 +217,7 @@ fn the_program_that_needs_space_gets_it() {
         let mut world = World::needy_beside_stream(partition, AT_ONCE);
         let decision = world.window();
         assert!(world.view.previous_plan.shares[0].members == [ShareMember::Process(ProcessId(0))]);
-        assert!(units_of(&world.view.previous_plan.shares[0]).count() >= 12, "{:?}", world.units());
+        assert!(world.view.previous_plan.shares[0].units.set().count() >= 12, "{:?}", world.units());
         assert!(decision.reasons.iter().any(|reason| reason.text.contains("partitioned")), "{:?}", decision.reasons);
     }
 }
@@ -409,7 +409,7 @@ fn a_goal_causes_partitioning_whatever_the_cost() {
     let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
     world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     world.window();
-    assert!(world.view.previous_plan.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
+    assert!(world.view.previous_plan.shares.iter().any(|share| share.units.set().count() >= 12), "{:?}", world.units());
 }
 
 /// Is there a penalty between programs of one time-share group, and between no others?
@@ -474,13 +474,13 @@ fn a_goal_is_met_by_measurement() {
         world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
         let mut reasons = Vec::new();
         for _ in 0..200 {
-            let units_held = world.view.previous_plan.shares.first().map_or(8, |share| units_of(share).count());
+            let units_held = world.view.previous_plan.shares.first().map_or(8, |share| share.units.set().count());
             // The curve predicts one miss per thousand instructions from 12 units on.
             let misses = if units_held >= 12 { 1_000 } else { 15_000 } + (cycles(units_held) - cycles(16)) / 150;
             world.runs_at(&[(1_000_000, cycles(units_held), misses), (1_000_000, 5_000_000, 30_000)]);
             reasons.extend(world.window().reasons);
         }
-        (units_of(&world.view.previous_plan.shares[0]).count(), reasons)
+        (world.view.previous_plan.shares[0].units.set().count(), reasons)
     };
     let (units, reasons) =
         run(|units_held| if units_held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - units_held) });

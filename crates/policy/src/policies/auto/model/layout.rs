@@ -100,11 +100,7 @@ impl SiteLayout {
                 is_named && layout.site_by_task[*index] == Some(site)
             };
             let members = (0..problem.tasks.len()).filter(is_member).collect();
-            let units = match &share.units {
-                Units::Colors { allowed, .. } => allowed.count(),
-                Units::Ways { mask } => mask.count(),
-            };
-            layout.partitions[site].push(PartitionMembers { members, units });
+            layout.partitions[site].push(PartitionMembers { members, units: share.units.set().count() });
         }
         layout
     }
@@ -178,10 +174,7 @@ impl SiteLayout {
         shares.retain(|(_, members, _)| !members.is_empty());
         let previous_units = |id: GroupId| {
             let share = previous_plan.shares.iter().find(|share| share.group == id && share.cache == cache_site.cache);
-            share.map_or_else(IndexSet::default, |share| match &share.units {
-                Units::Colors { allowed, .. } => allowed.clone(),
-                Units::Ways { mask } => mask.clone(),
-            })
+            share.map_or_else(IndexSet::default, |share| share.units.set().clone())
         };
         let previous_units_by_share: Vec<IndexSet> = shares.iter().map(|(id, ..)| previous_units(*id)).collect();
         let sizes: Vec<u32> = shares.iter().map(|(.., units)| *units).collect();

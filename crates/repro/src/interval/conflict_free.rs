@@ -26,17 +26,23 @@ const NORMAL_QUANTILES: [f64; 4] = [0.157_311, 0.488_776, 0.887_147, 1.534_121];
 /// Number of sizes at which the interval machine tabulates rates.
 const TABULATED_SIZE_COUNT: f64 = 64.0;
 
-/// Replaces the sizes of `program`, which [`super::nominal::measure`] gave for `job`.
-pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &MachineSpec) -> Result<()> {
+/// Replaces the sizes of `program`, which [`super::nominal::measure_instructions`] gave for `job` after
+/// `start_up_instr`.
+pub fn correct_sizes(
+    program: &mut PhasedProgram,
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    start_up_instr: u64,
+) -> Result<()> {
     let Some(cache) = machine.last_level_cache() else { return Ok(()) };
     let (line_bytes, ways) = (u64::from(cache.line_bytes), u64::from(cache.ways));
     let set_count = cache.size_bytes / line_bytes / ways;
     let measured_instr: f64 = program.phases.iter().filter_map(|phase| phase.instructions).sum();
     let mut threads = job.start_threads(0)?;
     let Some(source) = threads.first_mut() else { return Ok(()) };
-    let Some(histogram) =
-        access_distances(source.as_mut(), line_bytes, measured_instr / 3.0, measured_instr * 4.0 / 3.0)
-            .map_err(failed(&job.name))?
+    let from_instr = start_up_instr as f64;
+    let Some(histogram) = access_distances(source.as_mut(), line_bytes, from_instr, from_instr + measured_instr)
+        .map_err(failed(&job.name))?
     else {
         return Ok(());
     };

@@ -82,7 +82,8 @@ const MIN_TIMED_INSTR: f64 = 4e6;
 
 impl TimedProgram {
     /// Times a recording by a solo run on the cycle-level machine, of at most `max_records` of its records. The run lasts
-    /// whole rounds through the recording, usually one, after a third of this length in which the caches fill.
+    /// whole rounds through the recording, usually one, after a round in which the caches fill: the first accesses to lines
+    /// that later rounds find in the cache belong to no round.
     ///
     /// # Errors
     /// The recording cannot be read or run alone.
@@ -102,9 +103,10 @@ impl TimedProgram {
             let recorded_round = RecordedRound::read(name, recording)?;
             let timed_share = (max_records as f64 / recorded_round.records as f64).min(1.0);
             let rounds = libm::ceil(MIN_TIMED_INSTR / recorded_round.instructions.max(1) as f64);
-            let instructions = recorded_round.instructions as f64 * timed_share * rounds;
-            let mut program = nominal::measure_instructions(&job, machine, (instructions * 4.0 / 3.0) as u64)?;
-            conflict_free::correct_sizes(&mut program, &job, machine)?;
+            let timed_instr = recorded_round.instructions as f64 * timed_share * rounds;
+            let start_up_instr = timed_instr as u64;
+            let mut program = nominal::measure_instructions(&job, machine, start_up_instr, 2 * start_up_instr)?;
+            conflict_free::correct_sizes(&mut program, &job, machine, start_up_instr)?;
             Ok(program)
         })?;
         Ok(TimedProgram { timed_draws: vec![program], basis: TimingBasis::SoloRun })

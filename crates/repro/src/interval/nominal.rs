@@ -19,7 +19,7 @@ const COUNTER_READING_CYCLES: u64 = 100_000;
 /// repeat. The first quarter is start-up, which is not repeated.
 pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64, stretch: f64) -> Result<PhasedProgram> {
     let until_instr = phased_profile::count_instructions_in(job, machine, &solo_options(job), cycles)?;
-    let mut program = measure_instructions(job, machine, until_instr)?;
+    let mut program = measure_instructions(job, machine, until_instr - until_instr * 3 / 4, until_instr)?;
     stretch_phases(&mut program, stretch);
     Ok(program)
 }
@@ -36,10 +36,15 @@ fn solo_options(job: &WorkloadJob) -> SimOptions {
     SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() }
 }
 
-/// Returns a job measured alone on the cycle-level machine for `until_instr` instructions, of which the first quarter
-/// is start-up. Its phases repeat.
-pub fn measure_instructions(job: &WorkloadJob, machine: &MachineSpec, until_instr: u64) -> Result<PhasedProgram> {
-    let phase_instr = (until_instr * 3 / 4 / PHASE_COUNT).max(1);
+/// Returns a job measured alone on the cycle-level machine for `until_instr` instructions, of which the first
+/// `start_up_instr` are not part of the program. Its phases repeat.
+pub fn measure_instructions(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    start_up_instr: u64,
+    until_instr: u64,
+) -> Result<PhasedProgram> {
+    let phase_instr = ((until_instr - start_up_instr) / PHASE_COUNT).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: COUNTER_READING_CYCLES };
     let mut program = phased_profile::measure_profile(job, machine, &solo_options(job), lengths)?;
     let start_up_phases = program.phases.len().saturating_sub(PHASE_COUNT as usize);

@@ -188,8 +188,8 @@ pub fn score_offline(
     Ok(summarize_score(seed, context.quick, programs, run_count, tasks))
 }
 
-/// Returns the rates of each job alone and with the others, over whole rounds through its recording. All begin to be
-/// measured after a third of the longest round, in which the caches fill.
+/// Returns the rates of each job alone and with the others, over whole rounds through its recording. Each begins to be
+/// measured after a round of its own and a third of the longest one, in which the caches fill.
 fn measure_truth(
     bench: &CoRunBench,
     jobs: &[(WorkloadJob, CpuId)],
@@ -212,13 +212,13 @@ fn measure_truth(
     let solo_runs = jobs.iter().zip(&rounds).map(|(job, (instructions, cycles))| {
         let mut workload = workload_of(vec![pin_job(&(job.0.clone(), jobs[0].1))]);
         workload.measured_cycles = (2.0 * cycles) as u64;
-        let run = run_request::joint_run(&workload, &[work_in_rounds(1.0 / 3.0, 1.0, *instructions)], None)?;
+        let run = run_request::joint_run(&workload, &[work_in_rounds(1.0, 1.0, *instructions)], None)?;
         Ok(run.rates[0])
     });
     let solo_rates = solo_runs.collect::<Result<_, ReproError>>()?;
     let work_ranges = rounds.iter().map(|(instructions, cycles)| {
         let rounds_in_longest = longest_round_cycles / cycles;
-        work_in_rounds(rounds_in_longest / 3.0, libm::floor(rounds_in_longest), *instructions)
+        work_in_rounds((rounds_in_longest / 3.0).max(1.0), libm::floor(rounds_in_longest), *instructions)
     });
     let co_run = run_request::joint_run(
         &workload_of(jobs.iter().map(pin_job).collect()),

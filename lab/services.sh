@@ -70,9 +70,9 @@ services() {
     services_blame "$1" >>"$out/results.tsv"
 }
 
-# services_losses: the loss of redis by the stream: by cachemate, and as the machine's work per cycle with the stream
-# (before cachemate starts) and without it (after its end); and in the last two seconds under `auto`. The first 0.3 s of a
-# span are left out.
+# services_losses: the loss of redis by the stream: by cachemate, and as the machine's user instructions per cycle with the
+# stream (before cachemate starts) and without it (after its end); and in the last two seconds under `auto`, with the cost
+# of cachemate's counters. The first 0.3 s of a span are left out.
 services_losses() {
     local reported
     reported=$(tr -d '\r' <"$out/services-batch.log" | sed -n 's/^# blamed: batch (+\([0-9.]*\) %, measured.*/\1/p' | tail -n 1)
@@ -82,8 +82,8 @@ services_losses() {
         $1 != last { samples++; last = $1 }
         {
             name = $at["name"]; key = $at["tid"] " " $at["pid"]
-            ran = $at["cycles"] - old_cycles[key]; did = $at["instructions"] - old[key]
-            old_cycles[key] = $at["cycles"]; old[key] = $at["instructions"]
+            ran = $at["cycles"] - old_cycles[key]; did = $at["user_instructions"] - old[key]
+            old_cycles[key] = $at["cycles"]; old[key] = $at["user_instructions"]
             if (name ~ /^redis-server/) { instructions[samples] += did; cycles[samples] += ran }
             if (name ~ /^lab-program/ && ran > 1e7) { stream_end = samples; if (!stream_start) stream_start = samples }
             if (name ~ /^cachemate/ && ran > 0) { daemon_end = samples; if (!daemon_start) daemon_start = samples }

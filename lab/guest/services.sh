@@ -7,17 +7,17 @@ unit() {
     sh -c "echo \$\$ >/sys/fs/cgroup/system.slice/$1.service/cgroup.procs; cd /programs; exec sh /lab/$1.sh" </dev/null >"/lab/$1.out" 2>&1 &
     units="$units $!"
 }
-# blamed SERVICE: the services that cachemate says slow it down, with the evidence, the largest cause first, from
-# status.json.
+# blamed SERVICE: the services that cachemate says slow it down, or would without their confinement, with the evidence,
+# the largest cause first, from status.json.
 blamed() {
     awk -F '[:,]' -v name="\"$1.service\"" '
         /^  "services": \[$/ { on = 1 } /^  \]/ { on = 0 }
-        on && /"slowdown_by": \[$/ { causes = 1; next }
+        on && /"(slowdown_by|prevented)": \[$/ { causes = 1; confined = /prevented/ ? ", confined" : ""; next }
         on && causes && /^      \]/ { causes = 0 }
         on && /"name"/ && !causes { of = $2; gsub(/ /, "", of) }
         on && causes && of == name && /"service"/ { by = $2; gsub(/[ "]|\.service/, "", by) }
         on && causes && of == name && /"percent"/ { percent = $2 + 0 }
-        on && causes && of == name && /"source"/ { gsub(/[ "]/, "", $2); printf "%s%s (+%.0f %%, %s)", gap, by, percent, $2; gap = " " }' status.json
+        on && causes && of == name && /"source"/ { gsub(/[ "]/, "", $2); printf "%s%s (+%.0f %%, %s%s)", gap, by, percent, $2, confined; gap = " " }' status.json
 }
 is_measured() { status >status.json && case $(blamed redis) in *measured*) ;; *) false ;; esac; }
 # cpu_ms PID: processor time of the live threads of a process, in milliseconds.

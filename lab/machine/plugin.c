@@ -81,17 +81,20 @@ static void stall(struct vcpu *v, uint64_t cycles)
 	clock_stall(v->registers.cpu, cycles);
 }
 
-static uint64_t instructions_of(unsigned cpu)
+static uint64_t instructions_of(unsigned cpu, unsigned levels)
 {
 	const struct vcpu *v = vcpus[cpu];
-	return v ? v->counted->user_instructions + v->counted->kernel_instructions : 0;
+	if (!v)
+		return 0;
+	return (levels & USER_MODE ? v->counted->user_instructions : 0) +
+	       (levels & KERNEL_MODE ? v->counted->kernel_instructions : 0);
 }
 
 static struct truth_cpu totals_of(unsigned cpu)
 {
 	return (struct truth_cpu){ .cycles = clock_worked(cpu),
-				   .instructions = instructions_of(cpu),
-				   .user_instructions = vcpus[cpu]->counted->user_instructions };
+				   .instructions = instructions_of(cpu, USER_MODE | KERNEL_MODE),
+				   .user_instructions = instructions_of(cpu, USER_MODE) };
 }
 
 static uint64_t get(struct vcpu *v, struct qemu_plugin_register *reg)
@@ -411,7 +414,7 @@ static void on_mark(unsigned cpu, unsigned number)
 {
 	uint64_t now = clock_now(cpu), instructions = 0;
 	for (unsigned i = 0; i < config.cpus; i++)
-		instructions += instructions_of(i);
+		instructions += instructions_of(i, USER_MODE | KERNEL_MODE);
 	tell_truth(now);
 	truth_mark(now, number);
 	fprintf(stderr, "lab: mark %u guest_ns %llu host_ns %llu host_cpu_ns %llu instructions %llu\n", number,

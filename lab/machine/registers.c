@@ -46,12 +46,12 @@ static enum event event_of(uint64_t select)
 }
 
 /* As on Intel's, references and misses include what the L2's prefetcher asked for. */
-static uint64_t event_now(const struct registers *r, int event)
+static uint64_t event_now(const struct registers *r, const struct perf_counter *c)
 {
 	const struct model *m = r->model;
-	switch (event) {
+	switch (c->event) {
 	case INSTRUCTIONS:
-		return r->instructions(r->cpu);
+		return r->instructions(r->cpu, c->levels);
 	case CYCLES:
 		return r->cycles(r->cpu);
 	case REFERENCES:
@@ -81,7 +81,7 @@ static void fold(struct registers *r)
 	for (unsigned i = 0; i < ALL_COUNTERS; i++) {
 		struct perf_counter *c = &r->counter[i];
 		if (c->on && !c->by_access) {
-			uint64_t sum = c->value + event_now(r, c->event) - c->counted_from;
+			uint64_t sum = c->value + event_now(r, c) - c->counted_from;
 			if (sum >> COUNTER_BITS && r->config->sampling)
 				samples_overflow(r, i < GENERAL_COUNTERS ? i : 32 + i - GENERAL_COUNTERS, interrupts(r, i));
 			c->value = sum & COUNTER_MASK;
@@ -90,12 +90,14 @@ static void fold(struct registers *r)
 			c->on = c->select >> 22 & 1 && r->global_control >> i & 1;
 			c->by_access = r->config->sampling && samples_by_access(r, i, c->select);
 			c->event = c->by_access ? NOTHING : (int)event_of(c->select);
+			c->levels = (c->select >> 17 & 1 ? KERNEL_MODE : 0) | (c->select >> 16 & 1 ? USER_MODE : 0);
 		} else {
 			unsigned fixed = i - GENERAL_COUNTERS;
-			c->on = r->fixed_control >> 4 * fixed & 3 && r->global_control >> (32 + fixed) & 1;
+			c->levels = r->fixed_control >> 4 * fixed & (KERNEL_MODE | USER_MODE);
+			c->on = c->levels && r->global_control >> (32 + fixed) & 1;
 			c->event = fixed_events[fixed];
 		}
-		c->counted_from = event_now(r, c->event);
+		c->counted_from = event_now(r, c);
 		r->sampling.by_access |= c->on && c->by_access;
 		r->sampling.may_overflow |= c->on && !c->by_access && interrupts(r, i) && COUNTER_MASK - c->value < NEAR_END;
 	}

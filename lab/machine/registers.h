@@ -15,18 +15,22 @@
 #define COUNTER_MASK ((1ull << COUNTER_BITS) - 1)
 enum { GENERAL_COUNTERS = 4, FIXED_COUNTERS = 3, ALL_COUNTERS = GENERAL_COUNTERS + FIXED_COUNTERS };
 
+/* Privilege levels, as the fixed counters' control has them. */
+enum { KERNEL_MODE = 1, USER_MODE = 2 };
+
 struct perf_counter {
 	uint64_t value, counted_from, select;
 	bool on, by_access; /* counted access by access (samples.h) instead of from the model's totals */
 	int event;
+	unsigned levels; /* at which instructions count; other totals are of both levels */
 };
 
 struct registers {
 	const struct config *config;
 	struct model *model;
 	unsigned cpu;
-	/* Instructions and cycles so far: what the cache model does not know. */
-	uint64_t (*instructions)(unsigned cpu);
+	/* Instructions at these levels, and cycles so far: what the cache model does not know. */
+	uint64_t (*instructions)(unsigned cpu, unsigned levels);
 	uint64_t (*cycles)(unsigned cpu);
 	struct perf_counter counter[ALL_COUNTERS];
 	uint64_t global_control, fixed_control;

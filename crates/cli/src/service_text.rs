@@ -29,11 +29,16 @@ fn describe_evidence(cause: &SlowdownCause) -> String {
 
 /// Returns one line for each loss, the largest first; if there are none, a line with the reason.
 pub fn loss_lines(services: &[ServiceStatus]) -> String {
-    let pairs = services.iter().flat_map(|service| service.slowdown_by.iter().map(move |cause| (service, cause)));
-    let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
-    pairs.sort_by(|a, b| b.1.percent.total_cmp(&a.1.percent));
+    let pairs_of = |causes_of: fn(&ServiceStatus) -> &[SlowdownCause]| {
+        let pairs = services.iter().flat_map(|service| causes_of(service).iter().map(move |cause| (service, cause)));
+        let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
+        pairs.sort_by(|a, b| b.1.percent.total_cmp(&a.1.percent));
+        pairs
+    };
+    let pairs = pairs_of(|service| &service.slowdown_by);
+    let prevented_pairs = pairs_of(|service| &service.prevented);
     let reasons = reason_lines(services);
-    if pairs.is_empty() {
+    if pairs.is_empty() && prevented_pairs.is_empty() {
         return match services {
             [] => "which service slows which: no service is managed; [[rules]] of the configuration select programs, \
                         and a rule with kind = \"unit\" selects every unit (man cachemate.toml)\n"
@@ -42,12 +47,14 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
             _ => format!("which service slows which: none is known\n{reasons}"),
         };
     }
-    let loss_line = |(service, cause): &(&ServiceStatus, &SlowdownCause)| {
+    let loss_line = |verb: &str, (service, cause): &(&ServiceStatus, &SlowdownCause)| {
         let (percent, range) = (signed_percent(cause.percent), format_range(cause.range_percent));
         let (cause_name, name) = (escape_controls(&cause.service), escape_controls(&service.name));
-        format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", describe_evidence(cause))
+        format!("  {cause_name}{verb} {name} by {percent} ({range}; {})\n", describe_evidence(cause))
     };
-    let lines: String = pairs.iter().take(MAX_LOSSES).map(loss_line).collect();
+    let prevented_lines = prevented_pairs.iter().map(|pair| loss_line(" is confined, and before slowed", pair));
+    let lines = pairs.iter().take(MAX_LOSSES).map(|pair| loss_line(" slows", pair));
+    let lines: String = lines.chain(prevented_lines.take(MAX_LOSSES)).collect();
     let hidden_count = pairs.len().saturating_sub(MAX_LOSSES);
     let more_line = if hidden_count > 0 { format!("  and {hidden_count} smaller losses\n") } else { String::new() };
     format!("which service slows which\n{lines}{more_line}{reasons}")
@@ -87,8 +94,10 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
             .slowdown_by
             .iter()
             .take(3)
-            .map(|cause| {
-                format!("{} {} {}", escape_controls(&cause.service), signed_percent(cause.percent), cause.source)
+            .map(|cause| (cause, cause.source.as_str()))
+            .chain(service.prevented.iter().take(3).map(|cause| (cause, "before its confinement")))
+            .map(|(cause, source)| {
+                format!("{} {} {source}", escape_controls(&cause.service), signed_percent(cause.percent))
             })
             .collect();
         table.add_row([
@@ -160,6 +169,7 @@ mod tests {
             slowdown_range_percent: None,
             slowdown_source: slowdown_by.first().map(|cause| cause.source.clone()),
             slowdown_by,
+            prevented: Vec::new(),
             reason: reason.map(str::to_string),
             max_slowdown_percent: None,
             floor: None,
@@ -188,6 +198,16 @@ mod tests {
             "  batch slows store by +42 % (+40 % to +44 %; measured in 6 windows together, forecast +30 %)"
         );
         assert_eq!(lines.next().unwrap(), "  scan slows web by +5 % (+3 % to +7 %; forecast)");
+        let confined = ServiceStatus {
+            prevented: vec![sample_cause("batch", 9.0, "measured")],
+            ..sample_service("store", Vec::new(), None)
+        };
+        let text = render_services(&[confined], 10);
+        assert!(
+            text.contains("  batch is confined, and before slowed store by +9 % (+7 % to +11 %; measured in 6"),
+            "{text}"
+        );
+        assert!(text.contains(" batch +9 % before its confinement"), "{text}");
         let reason = Some("no work is counted");
         let waiting = ServiceStatus { waiting_share: Some(1.5), ..sample_service("mail", Vec::new(), None) };
         let quiet = [sample_service("web", Vec::new(), reason), sample_service("db", Vec::new(), reason), waiting];

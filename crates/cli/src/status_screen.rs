@@ -304,7 +304,7 @@ mod tests {
             serde_json::json!({
                 "kind": "unit", "name": name, "pod": null, "container": null, "tasks": 1, "task_ids": [task],
                 "unread_programs": null, "cpu_share": 0.9, "slowdown_percent": percent, "slowdown_range_percent": null,
-                "slowdown_source": "measured", "slowdown_by": by, "reason": null, "max_slowdown_percent": null, "floor": null
+                "slowdown_source": "measured", "slowdown_by": by, "prevented": [], "reason": null, "max_slowdown_percent": null, "floor": null
             })
         };
         let cause = serde_json::json!([{

@@ -159,6 +159,7 @@ mod tests {
             cpu_share: 1.0,
             slowdown: None,
             losses: Vec::new(),
+            prevented_losses: Vec::new(),
             reason: None,
         };
         let mut services = [ServiceStatus::new(&report)];

@@ -49,6 +49,9 @@ pub struct ServiceStatus {
     pub slowdown_source: Option<String>,
     /// The services that cause it, the largest loss first.
     pub slowdown_by: Vec<SlowdownCause>,
+    /// Losses that confined services would cause without their confinement, the largest first.
+    #[serde(default)]
+    pub prevented: Vec<SlowdownCause>,
     /// The reason why the slowdown is unknown, or why no cause is named.
     pub reason: Option<String>,
     /// The smallest limit that a rule sets for one of its threads, in percent.
@@ -125,6 +128,7 @@ impl ServiceStatus {
             slowdown_range_percent: report.slowdown.map(|(slowdown, _)| percent_range(slowdown)),
             slowdown_source: report.slowdown.map(|(_, source)| source.describe().to_string()),
             slowdown_by: report.losses.iter().map(slowdown_cause).collect(),
+            prevented: report.prevented_losses.iter().map(slowdown_cause).collect(),
             reason: report.reason.clone(),
             max_slowdown_percent: report.max_slowdown.map(rounded_percent),
             floor: None,
@@ -211,6 +215,7 @@ mod tests {
             cpu_share: 0.0,
             slowdown: None,
             losses: Vec::new(),
+            prevented_losses: Vec::new(),
             reason: None,
         };
         let images_of = |name: &str| {
@@ -240,6 +245,7 @@ mod tests {
             cpu_share: 0.5,
             slowdown: None,
             losses: Vec::new(),
+            prevented_losses: Vec::new(),
             reason: Some("no work is counted".into()),
         };
         let json = serde_json::to_value(ServiceStatus::new(&report)).unwrap();

@@ -7,15 +7,17 @@ export function showServices(services) {
   const key = JSON.stringify(services);
   if (key === shown) return;
   shown = key;
-  const losses = services.flatMap((service) => (service.slowed_by || []).map((cause) => ({ service, cause })));
-  losses.sort((a, b) => b.cause.loss.value - a.cause.loss.value);
-  const worst = losses.find(({ cause }) => cause.loss.value > 0);
-  document.getElementById("culprit").textContent = worst ? sentence(worst) : absence(services);
+  const worst = worstOf(services, "slowed_by", " slows ") || worstOf(services, "prevented", " is confined, and before slowed ");
+  document.getElementById("culprit").textContent = worst || absence(services);
   document.getElementById("services").replaceChildren(...(services.length ? [table(services)] : []));
 }
 
-function sentence({ service, cause }) {
-  return cause.service + " slows " + service.name + " by " + percent(cause.loss.value, true) + " (" + certainty(cause) + ").";
+// The sentence about the largest loss of a list of the services; undefined if there is none.
+function worstOf(services, list, verb) {
+  const losses = services.flatMap((service) => (service[list] || []).map((cause) => ({ service, cause })));
+  losses.sort((a, b) => b.cause.loss.value - a.cause.loss.value);
+  const worst = losses.find(({ cause }) => cause.loss.value > 0);
+  return worst && worst.cause.service + verb + worst.service.name + " by " + percent(worst.cause.loss.value, true) + " (" + certainty(worst.cause) + ").";
 }
 
 function certainty(cause) {

@@ -163,6 +163,9 @@ pub struct ServiceSnapshot {
     /// Losses by cause, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slowed_by: Vec<ServiceLossSnapshot>,
+    /// Losses that confined services would cause without their confinement, the largest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prevented: Vec<ServiceLossSnapshot>,
     /// The reason why the slowdown is unknown, or why no cause is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

@@ -312,6 +312,7 @@ fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
         slowdown: report.slowdown.map(|(slowdown, _)| rounded_estimate(slowdown)),
         source: report.slowdown.map(|(_, source)| source.describe()),
         slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss_snapshot).collect(),
+        prevented: report.prevented_losses.iter().take(MAX_LOSSES).map(loss_snapshot).collect(),
         reason: report.reason.clone(),
     }
 }

@@ -66,12 +66,12 @@ static void decoding(void)
 
 static struct config config;
 static struct model *model;
-static uint64_t instructions, cycles;
+static uint64_t instructions, kernel_instructions, cycles;
 
-static uint64_t instructions_of(unsigned cpu)
+static uint64_t instructions_of(unsigned cpu, unsigned levels)
 {
 	(void)cpu;
-	return instructions;
+	return (levels & USER_MODE ? instructions : 0) + (levels & KERNEL_MODE ? kernel_instructions : 0);
 }
 
 static uint64_t cycles_of(unsigned cpu)
@@ -122,6 +122,25 @@ static void counters(void)
 	registers_write(&r, 0x38f, 1);
 	instructions += 3;
 	SAME(msr(&r, 0xc1), 2);
+}
+
+static void privilege_levels(void)
+{
+	struct registers r = registers_of(0);
+	ASK("Do general and fixed counters count instructions at the levels that they are set to?");
+	registers_write(&r, 0x186, 0x4100c0); /* user */
+	registers_write(&r, 0x187, 0x4200c0); /* kernel */
+	registers_write(&r, 0x38d, 2);	      /* the first fixed one: instructions, user */
+	registers_write(&r, 0x38f, 1ull << 32 | 3);
+	instructions += 70;
+	kernel_instructions += 20;
+	SAME(msr(&r, 0xc1), 70);
+	SAME(msr(&r, 0xc2), 20);
+	SAME(msr(&r, 0x309), 70);
+	registers_write(&r, 0x38d, 3);
+	kernel_instructions += 5;
+	SAME(msr(&r, 0x309), 75);
+	SAME(msr(&r, 0xc1), 70);
 }
 
 static void partitions(void)
@@ -358,6 +377,7 @@ int main(void)
 	model = model_new(&config);
 	decoding();
 	counters();
+	privilege_levels();
 	partitions();
 	cpuid();
 	coherence();

@@ -1,7 +1,9 @@
 //! On the interval machine: is the service that slows another one down named in time, although all of them always run?
 
+use std::collections::BTreeSet;
+
 use cachemate_core::{
-    CounterEvent, Goal, GuardConfig, Machine, PolicyConfig, ProbeKind, Profiles, WindowLength, WindowRecord,
+    CounterEvent, Goal, GuardConfig, Machine, PolicyConfig, ProbeId, ProbeKind, Profiles, WindowLength, WindowRecord,
 };
 use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, ProgramPhase, closed_form};
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
@@ -71,14 +73,14 @@ struct Losses {
     truth: f64,
     /// Measured losses by cause under `auto`, with the end of each window.
     measured: Vec<(u64, Vec<ServiceLoss>)>,
-    /// Windows in which the batch service was paused.
-    pauses: usize,
+    /// Probes that paused the batch service.
+    pauses: BTreeSet<ProbeId>,
 }
 
 /// Measures losses under `auto` with these parameters.
 fn measure_losses(store_phase: &ProgramPhase, parameters: &str) -> Losses {
     let speed = |has_batch| store_speed("default", "", machine(store_phase, has_batch), 2..20);
-    let mut result = Losses { truth: speed(false) / speed(true) - 1.0, measured: Vec::new(), pauses: 0 };
+    let mut result = Losses { truth: speed(false) / speed(true) - 1.0, measured: Vec::new(), pauses: BTreeSet::new() };
     let mut service_losses = ServiceLosses::default();
     let running = machine(store_phase, true);
     let topology = running.topology().clone();
@@ -91,7 +93,8 @@ fn measure_losses(store_phase: &ProgramPhase, parameters: &str) -> Losses {
             }
             _ => false,
         };
-        result.pauses += usize::from(record.decision.plan.probes.iter().any(|probe| pauses_batch(&probe.kind)));
+        let pauses = record.decision.plan.probes.iter().filter(|probe| pauses_batch(&probe.kind));
+        result.pauses.extend(pauses.map(|probe| probe.id));
         let reports = service_losses.observe(observation, &topology, &Profiles::new(), &|_, _| None);
         let store = reports.iter().find(|report| report.service.name == "store").expect("it always runs");
         let measured = store.losses.iter().filter(|loss| loss.source == LossSource::Measured).cloned().collect();
@@ -117,7 +120,7 @@ fn the_batch_service_is_named_with_its_measured_share() {
     let loss = causes[0].loss;
     let margin = (loss.high - loss.value).max(0.02);
     assert!((loss.value - truth).abs() <= margin, "measured {causes:?}, truth {truth}");
-    assert_eq!(losses.pauses, 1, "one pause in 20 s");
+    assert_eq!(losses.pauses.len(), 1, "one pause in 20 s");
 }
 
 /// If the store streams as well, so that the batch service takes nothing from it: is no service named, although the
@@ -125,7 +128,7 @@ fn the_batch_service_is_named_with_its_measured_share() {
 #[test]
 fn an_innocent_stream_is_not_named() {
     let losses = measure_losses(&closed_form::stream_phase(64.0, CAPACITY_LINES, 0.002), WITHOUT_SHARES);
-    assert!(losses.truth.abs() < 0.01 && losses.pauses > 0, "{}, {} pauses", losses.truth, losses.pauses);
+    assert!(losses.truth.abs() < 0.01 && !losses.pauses.is_empty(), "{}, {:?}", losses.truth, losses.pauses);
     let accusations = losses.measured.iter().flat_map(|(_, causes)| causes).filter(|loss| loss.loss.value > 0.02);
     assert_eq!(accusations.collect::<Vec<_>>(), Vec::<&ServiceLoss>::new());
 }

@@ -5,7 +5,7 @@
 //! sources of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
 //!    with and without a co-runner, and an effect of more than two standard errors. A probe in which some tasks
-//!    wait gives further windows.
+//!    wait gives further windows; its speeds are relative to an interval of the same probe in which all tasks run.
 //! 2. *Attributed.* If the whole slowdown relative to the solo speed is measured, but not its causes, it is divided
 //!    among the co-runners in proportion to their forecast losses.
 //! 3. *Forecast.* The reference predictor, or sensitivity times intensity, gives a loss from profiles alone.
@@ -14,6 +14,7 @@
 //! for their service. Cost: in each window, one regression over at most a dozen co-runners for each of the busiest
 //! services.
 
+mod probe_rows;
 mod regression;
 
 use std::borrow::Cow;
@@ -27,7 +28,8 @@ use cachemate_core::{
 
 use crate::solo_speeds::SoloSpeeds;
 use crate::work_metric::{WorkMetric, metrics_of};
-use regression::EffectRegression;
+pub(crate) use probe_rows::ProbeRows;
+use regression::{EffectEstimate, EffectRegression};
 
 /// Maximum number of services with a regression; the busiest are chosen.
 const MAX_SERVICES: usize = 64;
@@ -101,6 +103,8 @@ pub struct ServiceReport {
     pub slowdown: Option<(Estimate, LossSource)>,
     /// Losses by cause, largest first.
     pub losses: Vec<ServiceLoss>,
+    /// Losses that confined causes would add if they were not confined, largest first.
+    pub prevented_losses: Vec<ServiceLoss>,
     /// Reason why the slowdown is unknown, or why no cause is named.
     pub reason: Option<String>,
 }
@@ -132,6 +136,16 @@ impl<'a> ServiceActivity<'a> {
             *ns as f64 / total.max(1) as f64 * other_ns as f64 / elapsed_ns as f64
         };
         self.on_cache_ns.iter().map(presence_on_cache).sum()
+    }
+
+    /// Returns the instructions and cycles of its tasks in these intervals.
+    fn counts_in(&self, rows: &[&RowInterval]) -> (f64, f64) {
+        let own_tasks: BTreeSet<TaskId> = self.tasks.iter().map(|task| task.task).collect();
+        let counts = rows.iter().flat_map(|row| row.tasks.iter().zip(&row.task_counts));
+        counts
+            .filter(|(task, _)| own_tasks.contains(task))
+            .filter_map(|(_, counts)| work_counts(counts))
+            .fold((0.0, 0.0), add_counts)
     }
 
     /// Returns the instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.
@@ -178,6 +192,20 @@ impl CoRunnerHistory {
     /// Returns the presence of the service, if it was in this state.
     fn own_presence(&self, (presence, is_confined): (f64, bool)) -> f64 {
         if is_confined == self.is_confined { presence } else { 0.0 }
+    }
+
+    /// Returns the loss that its effect causes at this presence, if the effect is measured.
+    fn measured_loss(&self, effect: Option<&EffectEstimate>, presence: f64) -> Option<Estimate> {
+        let is_separated = self.windows_with >= MIN_WINDOWS && self.windows_without >= MIN_WINDOWS;
+        let is_measured = |effect: &&EffectEstimate| effect.value.abs() > MIN_STANDARD_ERRORS * effect.error;
+        let effect = effect.filter(|_| is_separated).filter(is_measured)?;
+        let loss_from_effect = |effect: f64| libm::expm1(effect * presence);
+        let error_margin = MIN_STANDARD_ERRORS * effect.error;
+        Some(Estimate {
+            value: loss_from_effect(effect.value),
+            low: loss_from_effect(effect.value - error_margin),
+            high: loss_from_effect(effect.value + error_margin),
+        })
     }
 
     fn observe(&mut self, presence: f64, elapsed_ns: u64) {
@@ -240,16 +268,19 @@ impl ServiceLosses {
             }
         }
         self.histories.retain(|_, history| observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
+        let all_rows: Vec<ProbeRows<'_>> = (observation.probe_results.iter())
+            .filter_map(|probe_result| match &probe_result.evidence {
+                ProbeEvidence::Rows(rows) => Some(ProbeRows::new(rows)),
+                _ => None,
+            })
+            .collect();
         for service in &tracked_services {
             if let Some(history) = self.histories.get_mut(*service) {
-                history.observe(service, &activities, elapsed_ns);
+                history.observe(service, &activities, elapsed_ns, !all_rows.is_empty());
             }
         }
-        for probe_result in &observation.probe_results {
-            if let ProbeEvidence::Rows(rows) = &probe_result.evidence {
-                // The cache fills during the first row.
-                rows.iter().skip(1).for_each(|row| self.observe_row(row, &activities, elapsed_ns));
-            }
+        for rows in &all_rows {
+            rows.partial.iter().for_each(|row| self.observe_row(row, rows, &activities, elapsed_ns));
         }
         let histories = self.histories.iter();
         let known_profiles: PresentProfiles =
@@ -267,21 +298,16 @@ impl ServiceLosses {
         reports
     }
 
-    /// Observes an interval of a probe in which only some tasks ran, as a further window of their services.
-    fn observe_row(&mut self, row: &RowInterval, windows: &ServiceActivities<'_>, elapsed_ns: u64) {
-        let counts_by_task: BTreeMap<TaskId, (f64, f64)> = row
-            .tasks
-            .iter()
-            .zip(&row.task_counts)
-            .filter_map(|(task, counts)| Some((*task, work_counts(counts)?)))
-            .collect();
-        let row_counts = |activity: &ServiceActivity<'_>| {
-            activity
-                .tasks
-                .iter()
-                .filter_map(|task| counts_by_task.get(&task.task).copied())
-                .fold((0.0, 0.0), add_counts)
-        };
+    /// Observes an interval of a probe in which only some tasks ran, as a further window of their services. Speeds are
+    /// relative to the probe's interval with all tasks or, if it has none, to the window.
+    fn observe_row(
+        &mut self,
+        row: &RowInterval,
+        rows: &ProbeRows<'_>,
+        windows: &ServiceActivities<'_>,
+        elapsed_ns: u64,
+    ) {
+        let row_counts = |activity: &ServiceActivity<'_>| activity.counts_in(&[row]);
         for (service, activity) in windows {
             let (instructions, cycles) = row_counts(activity);
             let Some(history) = self.histories.get_mut(&**service).filter(|_| instructions > 0.0 && cycles > 0.0)
@@ -289,9 +315,17 @@ impl ServiceLosses {
                 continue;
             };
             let speed = service_speed(activity, elapsed_ns).filter(|(metric, _)| history.metric == Some(*metric));
-            let Some(((_, speed), (pace, cycles_per_ns))) = speed.zip(activity.counted_pace()) else { continue };
+            let Some(((_, speed), (window_pace, cycles_per_ns))) = speed.zip(activity.counted_pace()) else { continue };
+            let (reference_speed, pace) = match activity.counts_in(&rows.complete) {
+                (instructions, cycles) if instructions > 0.0 && cycles > 0.0 => {
+                    (history.usual_speed(), instructions / cycles)
+                }
+                _ if rows.complete.is_empty() => (Some(speed), window_pace),
+                _ => continue,
+            };
+            let Some(reference_speed) = reference_speed else { continue };
             let cycles_of_cpu = cycles_per_ns * row.span.elapsed_ns.max(1) as f64;
-            history.record_speed(speed * (instructions / cycles) / pace, |co_runner| {
+            history.record_speed(reference_speed * (instructions / cycles) / pace, |co_runner| {
                 windows
                     .get(co_runner)
                     .map_or((0.0, false), |activity| (row_counts(activity).1 / cycles_of_cpu, activity.is_confined))
@@ -315,6 +349,7 @@ impl ServiceLosses {
             cpu_share: activity.ran_ns as f64 / elapsed_ns as f64,
             slowdown: None,
             losses: Vec::new(),
+            prevented_losses: Vec::new(),
             reason: None,
         };
         let Some(history) = self.histories.get_mut(service) else {
@@ -323,6 +358,7 @@ impl ServiceLosses {
         };
         history.update_forecasts(observation.window, known, pair_forecast);
         report.losses = history.attribute_losses(solo_slowdown);
+        report.prevented_losses = history.prevented_losses();
         let measured_losses = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
         let slowdown_by_causes = measured_losses.fold(None, |total: Option<Estimate>, loss| {
             Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
@@ -362,7 +398,14 @@ fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
 }
 
 impl ServiceHistory {
-    fn observe(&mut self, service: &ServiceIdentity, activities: &ServiceActivities<'_>, elapsed_ns: u64) {
+    /// Observes a window. The speed does not count if a probe kept tasks off their CPUs in it.
+    fn observe(
+        &mut self,
+        service: &ServiceIdentity,
+        activities: &ServiceActivities<'_>,
+        elapsed_ns: u64,
+        is_disturbed: bool,
+    ) {
         let activity = &activities[service];
         let presence_of = |co_runner: &ServiceIdentity| {
             activities
@@ -417,7 +460,9 @@ impl ServiceHistory {
             _ => {}
         }
         self.metric = Some(metric);
-        self.record_speed(speed, presence_of);
+        if !is_disturbed {
+            self.record_speed(speed, presence_of);
+        }
     }
 
     /// Records a speed beside co-runners of these presences.
@@ -431,6 +476,12 @@ impl ServiceHistory {
         let own_presence = |co_runner: &CoRunnerHistory| co_runner.own_presence(presence_of(&co_runner.service));
         let presences: Vec<f64> = self.co_runners.iter().map(own_presence).collect();
         self.regression.observe(libm::log(speed), &presences);
+    }
+
+    /// Returns the speed in windows with the usual presence of each co-runner; `None` before the first window.
+    fn usual_speed(&self) -> Option<f64> {
+        let presences: Vec<f64> = self.co_runners.iter().map(|co_runner| co_runner.presence).collect();
+        self.regression.predict(&presences).map(libm::exp)
     }
 
     fn restart(&mut self) {
@@ -477,19 +528,8 @@ impl ServiceHistory {
                 forecast: forecast.map(|forecast| forecast.value),
                 windows: co_runner.windows_with,
             };
-            let is_separated = co_runner.windows_with >= MIN_WINDOWS && co_runner.windows_without >= MIN_WINDOWS;
-            let effect = effects.get(index).filter(|_| is_separated);
-            match effect.filter(|effect| effect.value.abs() > MIN_STANDARD_ERRORS * effect.error) {
-                Some(effect) => {
-                    let loss_from_effect = |effect: f64| libm::expm1(effect * co_runner.presence);
-                    let error_margin = MIN_STANDARD_ERRORS * effect.error;
-                    let loss = Estimate {
-                        value: loss_from_effect(effect.value),
-                        low: loss_from_effect(effect.value - error_margin),
-                        high: loss_from_effect(effect.value + error_margin),
-                    };
-                    losses.push(build_loss(loss, LossSource::Measured));
-                }
+            match co_runner.measured_loss(effects.get(index), co_runner.presence) {
+                Some(loss) => losses.push(build_loss(loss, LossSource::Measured)),
                 None => unmeasured_losses.push((
                     co_runner,
                     forecast,
@@ -519,7 +559,30 @@ impl ServiceHistory {
                 (None, None) => {}
             }
         }
-        losses.sort_by(|a, b| b.loss.value.total_cmp(&a.loss.value).then(a.cause.cmp(&b.cause)));
+        sort_losses(&mut losses);
+        losses
+    }
+
+    /// Returns the measured losses that services which are confined now would add without their confinement, at their
+    /// present activity.
+    fn prevented_losses(&self) -> Vec<ServiceLoss> {
+        let effects = self.regression.effects();
+        let loss_of = |confined: &CoRunnerHistory| {
+            let is_unconfined = |other: &CoRunnerHistory| other.service == confined.service && !other.is_confined;
+            let (index, unconfined) =
+                self.co_runners.iter().enumerate().find(|(_, co_runner)| is_unconfined(co_runner))?;
+            let loss = unconfined.measured_loss(effects.get(index), confined.presence)?;
+            (loss.value > 0.0).then(|| ServiceLoss {
+                cause: confined.service.clone(),
+                loss,
+                source: LossSource::Measured,
+                forecast: None,
+                windows: unconfined.windows_with,
+            })
+        };
+        let confined = self.co_runners.iter().filter(|co_runner| co_runner.is_current && co_runner.is_confined);
+        let mut losses: Vec<ServiceLoss> = confined.filter_map(loss_of).collect();
+        sort_losses(&mut losses);
         losses
     }
 
@@ -555,6 +618,11 @@ impl ServiceHistory {
             "no loss is larger than its error".to_string()
         })
     }
+}
+
+/// Sorts losses, the largest first.
+fn sort_losses(losses: &mut [ServiceLoss]) {
+    losses.sort_by(|a, b| b.loss.value.total_cmp(&a.loss.value).then(a.cause.cmp(&b.cause)));
 }
 
 /// Returns a forecast from probes. Sensitivity is the slowdown beside a full stream, and intensity is a fraction of a

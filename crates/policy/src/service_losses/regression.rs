@@ -125,6 +125,14 @@ impl EffectRegression {
         effects.iter().zip(&variances).skip(1).map(estimate).collect()
     }
 
+    /// Returns the logarithm of the speed that the effects give with these presences; `None` before the first window.
+    pub fn predict(&self, presence: &[f64]) -> Option<f64> {
+        let speed_offset = self.speed_offset?;
+        let (effects, _) = self.solve(PRIOR_NOISE * PRIOR_NOISE)?;
+        let losses: f64 = effects.iter().skip(1).zip(presence).map(|(effect, presence)| effect * presence).sum();
+        Some(speed_offset + effects[0] - losses)
+    }
+
     /// Removes a co-runner; the windows in which it ran still count for the remaining ones.
     pub fn remove(&mut self, index: usize) {
         let index = index + 1;
@@ -201,6 +209,8 @@ mod tests {
         for (effect, truth) in effects.iter().zip([0.3, 0.1]) {
             assert!((effect.value - truth).abs() < 3.0 * effect.error && effect.error < 0.03, "{effects:?}");
         }
+        let predicted = regression.predict(&[0.5, 1.0]).unwrap();
+        assert!((predicted - (20.0 - 0.15 - 0.1)).abs() < 0.03, "{predicted}");
     }
 
     /// Is an effect measured a few windows after its co-runner starts, even if the co-runner never stops?

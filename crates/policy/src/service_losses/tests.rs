@@ -1,8 +1,8 @@
 use super::*;
 use cachemate_core::test_support::{last_level_caches, observation_of};
 use cachemate_core::{
-    CacheLevel, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, ProcessId, ServiceKind, SplitMix64,
-    TaskId,
+    ActiveShare, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, GroupId,
+    ProbeId, ProbeResult, ProcessId, ServiceKind, SplitMix64, TaskId, TimeSpan, Units,
 };
 
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -160,4 +160,62 @@ fn a_service_on_another_cache_is_never_named_as_a_cause() {
         let report = report_of(&reports, &store);
         assert!(report.losses.is_empty() && report.reason.as_ref().unwrap().contains("no other managed service"));
     }
+}
+
+/// Returns an interval of a probe with these tasks, each with its instructions per 1,000 cycles.
+fn row_fixture(tasks: &[(u32, u64)]) -> RowInterval {
+    let counts =
+        |instructions| EventCounts::exact([(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, 1_000)]);
+    RowInterval {
+        tasks: tasks.iter().map(|(id, _)| TaskId(*id)).collect(),
+        cache: CacheId(0),
+        span: TimeSpan { start_ns: 0, elapsed_ns: 100_000_000, elapsed_cycles: None },
+        ended_by_task: None,
+        cache_counts: EventCounts::default(),
+        task_counts: tasks.iter().map(|(_, instructions)| counts(*instructions)).collect(),
+    }
+}
+
+/// If a probe itself speeds the store up by 30 %, is the loss by the paused service still measured within two points? Is it
+/// reported as prevented while the service is confined and harms no longer?
+#[test]
+fn a_confined_cause_stays_named_with_its_loss_before() {
+    let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
+    let (store, batch) = (unit_service("store"), unit_service("batch"));
+    let (mut losses, mut random) = (ServiceLosses::default(), SplitMix64::new(9));
+    let mut reports = Vec::new();
+    for number in 0..20 {
+        let is_confined = number > 10;
+        let speed = if is_confined { 1e9 } else { 1e9 / 1.1 } * (1.0 + 0.01 * random.draw_unit());
+        let mut tasks = vec![task_fixture(0, &store, 0, Some(speed)), task_fixture(1, &batch, 1, Some(1e9))];
+        let cycles = EventCount { event: CounterEvent::Cycles, count: WINDOW_NS, enabled_share: 1.0 };
+        tasks.iter_mut().for_each(|task| task.counts.0.push(cycles));
+        let mut observation = window_fixture(number, tasks);
+        if number == 10 {
+            observation.tasks[0].counts.0[0].count = 1_300_000_000;
+            let (pause, all) = (row_fixture(&[(0, 1_300)]), row_fixture(&[(0, 1_182), (1, 1_000)]));
+            let rows = [vec![pause; 4], vec![all; 4]].concat();
+            let evidence = ProbeEvidence::Rows(rows);
+            observation.probe_results =
+                vec![ProbeResult { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() }];
+        }
+        if is_confined {
+            let members = vec![ShareMember::Process(ProcessId(1))];
+            let units = Units::Ways { mask: (0..4).collect() };
+            let share = CacheShare { group: GroupId(0), members, cache: CacheId(0), units };
+            observation.applied.shares =
+                vec![ActiveShare { share, pages_in_share: None, fallback_pages: None, occupancy_bytes: None }];
+        }
+        reports = losses.observe(&observation, &topology, &Profiles::new(), &no_forecast);
+        let report = report_of(&reports, &store);
+        let prevented: Vec<&ServiceLoss> = report.prevented_losses.iter().collect();
+        match number {
+            10 => assert!((report.losses[0].loss.value - 0.1).abs() < 0.02 && prevented.is_empty(), "{report:?}"),
+            11.. => assert!(prevented.len() == 1 && (prevented[0].loss.value - 0.1).abs() < 0.02, "{report:?}"),
+            _ => assert!(prevented.is_empty()),
+        }
+    }
+    let report = report_of(&reports, &store);
+    assert_eq!(report.prevented_losses[0].cause, batch);
+    assert!(report.losses.iter().all(|loss| loss.loss.value < 0.02), "{report:?}");
 }

@@ -3,12 +3,14 @@
 //! Problem: services that always run together cannot be separated by watching them. Method: while a row runs, all
 //! managed threads of the cache that are not in it wait as idle tasks. An idle task still gets a CPU that no other task
 //! wants, so a thread of ours with low weight spins on each CPU of the cache; a task of the row loses at most a tenth of
-//! its CPU to it. The tasks of the row stay where the kernel puts them. Properties: every change is journaled first; no
-//! thread is stopped; all threads are restored when the last row ends. The counts are of the row's tasks only.
+//! its CPU to it. In a row with all tasks of the probe no thread waits, not even one that was born since the request; our
+//! threads only keep the CPUs awake, and have the lowest weight. The tasks of the row stay where the kernel puts them.
+//! Properties: every change is journaled first; no thread is stopped; all threads are restored when the last row ends. The
+//! counts are of the row's tasks only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
@@ -23,8 +25,11 @@ use crate::kernel::{Kernel, lock};
 use crate::sense::counters::RunningTotal;
 use crate::sense::probes::PinnedThread;
 
-/// Nice value of our threads: a tenth of the weight of an ordinary task, and forty times that of an idle one.
+/// Nice value of our threads while tasks wait: a tenth of the weight of an ordinary task, and forty times that of an idle
+/// one.
 const SPINNER_NICE: i32 = 10;
+/// Nice value while none waits: a seventieth of the weight of an ordinary task.
+const AWAKE_NICE: i32 = 19;
 
 /// The threads and the CPUs of a probe with rows.
 pub(crate) struct RowPlacement {
@@ -82,21 +87,23 @@ impl ProbeRunner {
             Some((participant.task, [start(instructions)?, start(cycles)?]))
         };
         let mut counters = RowCounters(counted_threads.filter_map(start_counters).collect());
-        let is_over = AtomicBool::new(false);
+        let (is_over, nice) = (AtomicBool::new(false), AtomicI32::new(SPINNER_NICE));
         let mut waited_ns: BTreeMap<TaskId, u64> = BTreeMap::new();
         let (intervals, spinner_ns) = std::thread::scope(|scope| {
-            let is_over = &is_over;
-            let start_spinner = |cpu| scope.spawn(move || spin_at_low_weight(CpuId(cpu), is_over));
+            let (is_over, nice) = (&is_over, &nice);
+            let start_spinner = |cpu| scope.spawn(move || spin_at_low_weight(CpuId(cpu), nice, is_over));
             let spinners: Vec<_> = placement.cpus.iter().map(start_spinner).collect();
             let mut intervals = Vec::new();
-            for row in rows {
+            for (index, row) in rows.iter().enumerate() {
                 let start = Instant::now();
-                placement.set_row(&*lock(kernel), |task| row.contains(&task));
+                nice.store(if is_complete(rows, index) { AWAKE_NICE } else { SPINNER_NICE }, Ordering::Relaxed);
+                let runs = runs_in_row(rows, index);
+                placement.set_row(&*lock(kernel), &runs);
                 std::thread::sleep(Duration::from_nanos(*settle_ns));
                 let (before, counted_since) = (counters.read(), Instant::now());
                 std::thread::sleep(Duration::from_nanos(*total_ns));
                 let (after, elapsed_ns) = (counters.read(), counted_since.elapsed().as_nanos() as u64);
-                for task in placement.busy_tasks.iter().filter(|task| !row.contains(task)) {
+                for task in placement.busy_tasks.iter().filter(|task| !runs(**task)) {
                     *waited_ns.entry(*task).or_default() += start.elapsed().as_nanos() as u64;
                 }
                 let counts_of = |task: &TaskId| {
@@ -128,14 +135,32 @@ impl ProbeRunner {
     }
 }
 
-/// Spins on a CPU until `is_over` is set; returns the processor time.
-fn spin_at_low_weight(cpu: CpuId, is_over: &AtomicBool) -> u64 {
+/// Returns whether a row has all tasks of the probe, although other rows do not.
+fn is_complete(rows: &[Vec<TaskId>], index: usize) -> bool {
+    let all_tasks: BTreeSet<TaskId> = rows.iter().flatten().copied().collect();
+    rows[index].len() == all_tasks.len() && rows.iter().any(|row| row.len() < all_tasks.len())
+}
+
+/// Returns the function that decides whether a task runs in a row.
+fn runs_in_row(rows: &[Vec<TaskId>], index: usize) -> impl Fn(TaskId) -> bool + '_ {
+    let all_run = is_complete(rows, index);
+    move |task| all_run || rows[index].contains(&task)
+}
+
+/// Spins on a CPU at the nice value `nice` until `is_over` is set; returns the processor time. Without the right to lower the
+/// nice value again, the thread keeps the larger one.
+fn spin_at_low_weight(cpu: CpuId, nice: &AtomicI32, is_over: &AtomicBool) -> u64 {
     let Ok(pinned) = PinnedThread::new(cpu) else { return 0 };
-    // The nice value is the calling thread's own, and ends with it.
-    if rustix::process::setpriority_process(None, SPINNER_NICE).is_err() {
-        return 0;
-    }
+    let mut current_nice = 0;
     while !is_over.load(Ordering::Relaxed) {
+        let wanted_nice = nice.load(Ordering::Relaxed);
+        if wanted_nice != current_nice {
+            // The nice value is the calling thread's own, and ends with it.
+            if rustix::process::setpriority_process(None, wanted_nice).is_err() && current_nice == 0 {
+                return 0;
+            }
+            current_nice = wanted_nice;
+        }
         std::hint::spin_loop();
     }
     pinned.cost_ns()
@@ -194,6 +219,30 @@ mod tests {
         assert!(intervals.iter().all(|row| row.task_counts == [EventCounts::default()]), "nothing was counted");
         let cost_of = |task| result.cost_ns.iter().find(|(id, _)| *id == task).map(|(_, ns)| *ns);
         assert!(cost_of(Some(TaskId(6))).unwrap() >= 2_000_000 && cost_of(Some(TaskId(5))).is_none());
+    }
+
+    /// Do the threads of a row with all tasks of the probe run as before, also one that the probe does not know?
+    #[test]
+    fn no_thread_waits_in_a_row_with_all_tasks() {
+        let host = FakeHost::default();
+        let mut participants = Vec::new();
+        for tid in [5, 6, 7] {
+            let (thread, cpus) = (host.add_thread(tid, tid, 1, "0-3"), "0-3".parse().unwrap());
+            let scheduling = SchedParams::default();
+            participants.push(Participant { task: TaskId(tid as u32), pid: tid, thread, scheduling, cpus });
+        }
+        let policies = || [5, 6, 7].map(|tid| host.scheduling(tid).unwrap().policy);
+        let (cpus, busy_tasks) = (CpuSet::default(), BTreeSet::new());
+        let placement = RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin: Instant::now() };
+        let rows = [vec![TaskId(5)], vec![TaskId(5), TaskId(6)]];
+        let waits = |row: usize| {
+            placement.set_row(&host, runs_in_row(&rows, row));
+            policies()
+        };
+        assert_eq!(waits(0), [0, 5, 5]);
+        assert_eq!(waits(1), [0, 0, 0]);
+        placement.set_row(&host, runs_in_row(&[vec![TaskId(5)], vec![TaskId(5)]], 1));
+        assert_eq!(policies(), [0, 5, 5], "all rows are equal");
     }
 
     /// If the process that pauses a program is killed during the pause, and no guardian lives: does the program go on,

@@ -22,6 +22,7 @@ use cachemate_core::{
 use super::evidence::probe_planner::are_probes_harmless;
 use super::evidence::service_pauses::is_promised;
 use crate::partition::units::PartitionUnits;
+use crate::service_losses::ProbeRows;
 
 /// Time for the cache to fill after a change of ways.
 const SETTLE_NS: u64 = 1_000_000_000;
@@ -65,8 +66,10 @@ impl CountedWork {
 struct PauseEffect {
     protected_service: ServiceIdentity,
     max_slowdown: f64,
-    /// Instructions per cycle before and during the pause.
+    /// Instructions per cycle before the pause.
     speed_before: f64,
+    /// The same without the paused service: the speed before, times the ratio of the speeds in the pause and in the
+    /// probe's intervals with all tasks.
     speed_during: f64,
 }
 
@@ -225,20 +228,27 @@ impl ServiceConfinements {
         self.restart_measurement(now_ns);
     }
 
-    /// Returns the effect of a pause on the service whose limit it exceeds most. The cache fills during the first row.
+    /// Returns the effect of a pause on the service whose limit it exceeds most.
     fn largest_effect(&self, view: &View<'_>, rows: &[RowInterval]) -> Option<PauseEffect> {
-        let mut effects: BTreeMap<ServiceIdentity, (CountedWork, f64)> = BTreeMap::new();
+        let rows = ProbeRows::new(rows);
+        let mut limits: BTreeMap<ServiceIdentity, (BTreeSet<TaskId>, f64)> = BTreeMap::new();
         for task in &view.observation.tasks {
             let Some(max_slowdown) = task.goal.and_then(|goal| goal.max_slowdown) else { continue };
-            let (work, limit) =
-                effects.entry(task.service_or_command().into_owned()).or_insert((CountedWork::default(), max_slowdown));
+            let (tasks, limit) =
+                limits.entry(task.service_or_command().into_owned()).or_insert((BTreeSet::new(), max_slowdown));
             *limit = limit.min(max_slowdown);
-            let counts = rows.iter().skip(1).flat_map(|row| row.tasks.iter().zip(&row.task_counts));
-            counts.filter(|(id, _)| **id == task.task).for_each(|(_, counts)| work.add(counts));
+            tasks.insert(task.task);
         }
-        let effects = effects.into_iter().filter_map(|(protected_service, (work, max_slowdown))| {
+        let speed_in = |rows: &[&RowInterval], tasks: &BTreeSet<TaskId>| {
+            let mut work = CountedWork::default();
+            let counts = rows.iter().flat_map(|row| row.tasks.iter().zip(&row.task_counts));
+            counts.filter(|(task, _)| tasks.contains(task)).for_each(|(_, counts)| work.add(counts));
+            work.instr_per_cycle()
+        };
+        let effects = limits.into_iter().filter_map(|(protected_service, (tasks, max_slowdown))| {
             let speed_before = self.work.get(&protected_service)?.instr_per_cycle()?;
-            let speed_during = work.instr_per_cycle()?;
+            let speed_ratio = speed_in(&rows.partial, &tasks)? / speed_in(&rows.complete, &tasks)?;
+            let speed_during = speed_before * speed_ratio;
             Some(PauseEffect { protected_service, max_slowdown, speed_before, speed_during })
         });
         let excess = |effect: &PauseEffect| effect.slowdown(effect.speed_before) - effect.max_slowdown;
@@ -357,8 +367,9 @@ mod tests {
     }
 
     /// Runs windows of one second in which a loop of programs runs beside a task with a limit of 5 %: after three
-    /// seconds, a pause of the loop reports 1,000 instructions per 1,000 cycles of that task. Otherwise, these follow
-    /// from the ways of the loop's programs. Returns the ways after each window.
+    /// seconds, a probe reports that task with a pause of the loop and without. The probe speeds it up by a factor of 1.3: to
+    /// 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's programs.
+    /// Returns the ways after each window.
     fn ways_by_window(instructions_beside: fn(u32) -> u64) -> Vec<u32> {
         let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 8 };
         let capabilities = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
@@ -367,15 +378,16 @@ mod tests {
         (tasks[0].name, tasks[1].name) = ("store".to_string(), "loop".to_string());
         tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
         let service = fixture.observation.tasks[1].service_or_command().into_owned();
-        let row = RowInterval {
-            tasks: vec![TaskId(0)],
+        let row = |tasks: &[u32], instructions: u64| RowInterval {
+            tasks: tasks.iter().map(|id| TaskId(*id)).collect(),
             cache: CacheId(0),
             span: TimeSpan { start_ns: 0, elapsed_ns: SECOND_NS, elapsed_cycles: None },
             ended_by_task: None,
             cache_counts: EventCounts::default(),
-            task_counts: vec![work(1_000)],
+            task_counts: tasks.iter().map(|_| work(instructions)).collect(),
         };
-        let rows = [row.clone(), row];
+        let (pause, reference) = (row(&[0], 1_300), row(&[0, 1], 13 * instructions_beside(16) / 10));
+        let rows = [pause.clone(), pause, reference.clone(), reference];
         let mut confinements = ServiceConfinements::default();
         let (mut all_ways, mut current_ways) = (Vec::new(), 16);
         for window in 0..24 {

@@ -2,9 +2,11 @@
 //!
 //! Problem: services that run in every window cannot be separated by watching them. Method: on the caches of a service
 //! with a promised slowdown, the co-runner that fetched most lines waits for a few tenths of a second, while all other
-//! tasks run on and are counted. Properties: a service with a promise never waits; each other one waits at most once in
-//! five minutes, and only if it fetches a tenth of all lines of the cache; after three pauses within five minutes,
-//! further ones wait until all probes are paid for.
+//! tasks run on and are counted. Then all run for as long under the same conditions, as the reference: a probe keeps every
+//! CPU awake, which alone changes the speed of tasks that sleep. The pause comes first, because programs that a paused
+//! service starts are not known to the probe. Properties: a service with a promise never waits; each other one waits at
+//! most once in five minutes, and only if it fetches a tenth of all lines of the cache; after three pauses within five
+//! minutes, further ones wait until all probes are paid for.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +14,9 @@ use cachemate_core::{Ability, Cache, CounterEvent, ProbeKind, ServiceIdentity, T
 
 use crate::service_losses::{ServiceActivity, activities_by_service};
 
-/// Length of a row. The cache fills during the first one.
+/// Length of a row. The cache fills during the first one with each set of tasks.
 const ROW_NS: u64 = 100_000_000;
+/// Number of rows without the service, and with it.
 const ROWS: usize = 4;
 /// Time after which a service is paused again.
 const REPEAT_NS: u64 = 300_000_000_000;
@@ -68,11 +71,13 @@ impl ServicePauses {
         self.paused_ns.insert((**service).clone(), now_ns);
         self.last_service = Some((**service).clone());
         // Tasks that did not run may run during the probe.
-        let runs = |task: &&TaskSample| task.service_or_command() != *service && runs_on(task, cache);
-        let mut row: Vec<&TaskSample> = view.live_tasks().filter(runs).collect();
-        row.sort_by_key(|task| std::cmp::Reverse(task.ran_ns()));
-        let row: Vec<TaskId> = row.into_iter().map(|task| task.task).collect();
-        let rows = vec![row; ROWS];
+        let mut tasks: Vec<&TaskSample> = view.live_tasks().filter(|task| runs_on(task, cache)).collect();
+        tasks.sort_by_key(|task| std::cmp::Reverse(task.ran_ns()));
+        let row_of = |runs: &dyn Fn(&TaskSample) -> bool| -> Vec<TaskId> {
+            tasks.iter().filter(|task| runs(task)).map(|task| task.task).collect()
+        };
+        let (pause, reference) = (row_of(&|task| task.service_or_command() != *service), row_of(&|_| true));
+        let rows = [vec![pause; ROWS], vec![reference; ROWS]].concat();
         Some(ProbeKind::CoRunRows { cache: cache.id, rows, total_ns: ROW_NS, settle_ns: 0, boost: true })
     }
 }
@@ -111,6 +116,7 @@ mod tests {
         let mut pauses = ServicePauses::default();
         let mut paused_task = |is_paid, now_ns| match pauses.next_pause(&view, is_paid, now_ns)? {
             ProbeKind::CoRunRows { rows, .. } => {
+                assert!(rows[ROWS..].iter().all(|row| row.len() == 6), "all tasks run in the reference");
                 view.observation.tasks.iter().map(|task| task.task).find(|task| !rows[0].contains(task))
             }
             kind => panic!("{kind:?}"),

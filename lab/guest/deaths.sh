@@ -7,20 +7,29 @@ sleeper() {
     "/lab/bin/$1" &
     pids="$pids $!"
 }
-# state PID: every setting of a thread that cachemate may change. In stat, after the name, field 17 is the nice value
-# and field 39 is the policy.
-state() {
-    stat=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
-    printf '%s nice=%s policy=%s %s %s\n' "$1" "$(echo "$stat" | cut -d' ' -f17)" "$(echo "$stat" | cut -d' ' -f39)" \
-        "$(grep Cpus_allowed_list "/proc/$1/status" | cut -f2)" "$(tr '\n' ' ' <"/proc/$1/cpu_resctrl_groups" 2>/dev/null)"
-}
-own_groups() { ls /mnt/rdt 2>/dev/null | grep -c '^cachemate-'; }
+own_groups() { set -- /mnt/rdt/cachemate-*; [ -d "$1" ] && echo $# || echo 0; }
 colors_of() { cat /dev/shm/cachemate-color/*/*/wanted 2>/dev/null; }
+# snapshot: every setting that cachemate may change. In a thread's stat, after the name, field 17 is the nice value and
+# field 39 is the policy. Ways are the masks of our groups that differ from those of the root group.
 snapshot() {
-    for pid in $pids; do state "$pid"; done
+    awk -v pids="$pids" 'BEGIN {
+        count = split(pids, pid, " ")
+        for (i = 1; i <= count; i++) {
+            files = "/proc/" pid[i]
+            if ((getline stat < (files "/stat")) <= 0) continue
+            sub(/.*\) /, "", stat)
+            split(stat, value, " ")
+            cpus = groups = ""
+            while ((getline line < (files "/status")) > 0) if (sub(/^Cpus_allowed_list:[ \t]*/, "", line)) cpus = line
+            while ((getline line < (files "/cpu_resctrl_groups")) > 0) groups = groups line " "
+            print pid[i] " nice=" value[17] " policy=" value[39] " " cpus " " groups
+        }
+    }'
     echo "groups of ours: $(own_groups)"
-    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks /sys/fs/cgroup/batch/cpuset.cpus.effective 2>/dev/null
-    colors_of
+    echo "ways of ours: $(cat /mnt/rdt/cachemate-*/schemata 2>/dev/null | grep -vxF "$(cat /mnt/rdt/schemata 2>/dev/null)" | tr -d '\n ')"
+    echo "cpuset: $(cat /sys/fs/cgroup/batch/cpuset.cpus.effective 2>/dev/null)"
+    cat /mnt/rdt/schemata /mnt/rdt/db/schemata /mnt/rdt/db/tasks 2>/dev/null
+    echo "colors: $(colors_of | tr '\n' ' ')"
 }
 guardian() { status | awk -F '[:,]' '/"guardian_pid"/ { print $2 + 0; exit }'; }
 journal() { [ -e state/restore.journal ]; }
@@ -28,8 +37,7 @@ no_journal() { ! journal; }
 acts() { journal && [ "$(guardian)" -gt 0 ]; }
 some_groups() { [ "$(own_groups)" -gt 0 ]; }
 
-# kinds_changed: kinds of settings that differ from the snapshot: each thread's nice value, class, affinity and group,
-# and others.
+# kinds_changed: kinds of settings that differ from the snapshot.
 kinds_changed() {
     snapshot >during
     awk '
@@ -43,38 +51,50 @@ kinds_changed() {
             if ($5 != was[5]) seen["group members"] = 1
             next
         }
-        /^groups of ours/ { seen["groups"] = 1; next }
-        { seen[/:/ ? "schemata" : "colors"] = 1 }
+        { kind = $1; sub(/:/, "", kind); seen[kind ~ /^(groups|ways|cpuset|colors)$/ ? kind : "others"] = 1 }
         END { for (kind in seen) { printf "%s%s", gap, kind; gap = ", " } }
     ' before during
 }
 some_change() { changed=$(kinds_changed) && [ -n "$changed" ]; }
+# all_changed: settings of each of $mechanisms differ from the snapshot.
+all_changed() {
+    some_change
+    for kind in $mechanisms; do
+        case $changed in *$kind*) ;; *) return 1 ;; esac
+    done
+}
 
 # oom_kills: processes of the doomed control group that the kernel has killed for want of memory.
 oom_kills() { awk '$1 == "oom_kill" { print $2 }' "$doomed/memory.events"; }
 out_of_memory() { [ "$(oom_kills)" -gt "$killed_before" ]; }
 
 doomed=/sys/fs/cgroup/doomed
-# death KIND MOMENT_US SEED: kills the daemon, the guardian, both, or their control group, so long after the first change;
-# `memory` and `memory-group` instead let the group reach its limit of memory, with one or all of its processes to be killed.
-# A line of deaths.tsv has the kind, `met` if everything is restored and otherwise the difference, and the kinds of changed
-# settings at the kill.
+# death KIND MOMENT_US SEED MECHANISM: kills the daemon, the guardian, both, or their control group, so long after the first
+# change and in the next moment in which settings of that mechanism, affinities, weights and a cpuset are changed, for which
+# it waits for at most five seconds. `memory` and `memory-group` instead let the group reach its limit of memory, with one or
+# all of its processes to be killed. A line of deaths.tsv has the kind, `met` if everything is restored and otherwise the
+# difference, and the kinds of changed settings at the kill.
 death() {
     mkdir -p "$doomed"
     echo $$ >"$doomed/cgroup.procs" # the daemon and its guardian are born there
-    manage "window_ms = 200
+    manage "window_ms = 100
 seed = $3
 [rollback]
 enabled = false
 [policy]
 name = \"shake\"
-$rules"
+$rules
+[[cpusets]]
+cgroup = \"/batch\"
+cpus = \"2-3\""
     echo $$ >/sys/fs/cgroup/cgroup.procs
-    within 30 acts
+    within 30 journal
     within 20 some_groups
+    within 10 acts # a query runs a large program, so it comes last
     guard=$(guardian)
     usleep "$2"
-    within 5 some_change
+    mechanisms="affinities weights cpuset $4"
+    within 5 all_changed
     end_of_daemon=killed
     case $1 in
         daemon) kill -9 "$daemon" ;;
@@ -107,7 +127,7 @@ $rules"
         outcome=$(differences)
     fi
     printf '%s\t%s\t%s\n' "$1" "$outcome" "$changed" >>deaths.tsv
-    echo "# death $1 after $2 us: $outcome ($changed)"
+    echo "# death $1 after $2 us: $outcome ($changed), $(seconds_up) s"
 }
 # report_deaths: a line for each kind of death, and the number of deaths at which each kind of setting was changed.
 report_deaths() {
@@ -131,17 +151,21 @@ restored() {
 # with_settings SCENARIO-BODY: runs it with programs of all kinds of settings, whose state is in `before`.
 with_settings() {
     mount -t resctrl resctrl /mnt/rdt
-    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+    echo +memory +cpuset >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir -p /sys/fs/cgroup/batch
     pids=''
     for name in a b c d; do sleeper "prog-$name"; done
     mkdir /mnt/rdt/db
     sleeper db
+    sleeper batch
     set -- "$1" $pids
     echo "$6" >/mnt/rdt/db/tasks
+    echo "$7" >/sys/fs/cgroup/batch/cgroup.procs
     taskset -p 3 "$2" >/dev/null
     renice -n 5 -p "$3" >/dev/null
     ln -sf /bin/lab-program /lab/bin/held
-    cachemate --quiet page-color run --colors 0-3 -- /lab/bin/held hold 1024 >colored.out 2>colored.err &
+    # Both halves of the colors, which the policy draws, differ from these.
+    cachemate --quiet page-color run --colors 2-5 -- /lab/bin/held hold 1024 >colored.out 2>colored.err &
     within 40 is_colored || report colored "a colored program among them" note "$(tail -n 1 colored.err)" "no agent" -
     held=$(pidof held | cut -d' ' -f1)
     pids="$pids $held"
@@ -162,18 +186,19 @@ kill_often() {
     read -r count seed </lab/deaths
     awk -v count="$count" -v seed="$seed" 'BEGIN {
         split("daemon guardian both group", kinds, " ")
+        split("ways colors idle?turns", mechanisms, " ")
         state = seed % 2147483647 + 1
         for (i = 0; i < count; i++) {
             state = state * 16807 % 2147483647 # Park and Miller
-            print kinds[i % 4 + 1], state % 900000, state
+            print kinds[i % 4 + 1], state % 300000, state, mechanisms[int(i / 4) % 3 + 1]
         }
     }' >moments
-    while read -r kind moment_us moment_seed <&3; do death "$kind" "$moment_us" "$moment_seed"; done 3<moments
+    while read -r kind moment_us moment_seed mechanism <&3; do death "$kind" "$moment_us" "$moment_seed" "$mechanism"; done 3<moments
 }
 
 # The control group of daemon and guardian reaches its limit of memory while everything changes.
 scenario_memory() { with_settings run_out_of_memory; }
 run_out_of_memory() {
-    death memory 300000 1
-    death memory-group 500000 2
+    death memory 300000 1 ways
+    death memory-group 500000 2 colors
 }

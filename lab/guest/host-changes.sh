@@ -1,5 +1,5 @@
 # Changes of the host under an acting daemon: CPUs go offline and come back, the clock steps, and other tools use
-# resctrl and cpuset partitions. Sourced by init; `state`, `snapshot` and `restored` are defined in deaths.sh.
+# resctrl and cpuset partitions. Sourced by init; `snapshot` and `restored` are defined in deaths.sh.
 
 # worker NAME [KIB]: starts a program that alternates short work and sleep, and adds its pid to $pids.
 worker() {

@@ -14,18 +14,15 @@ use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::auto::{MixFamily, draw};
+use crate::cp::CHIP_MACHINE;
 use crate::interval::plan_search::{PlanEvaluator, max_slowdown};
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
 
 /// Machines without partitions, with ways, and with page colors.
-const MACHINES: [&str; 4] = [
-    "xeon-x5365-4",
-    "opteron-2350",
-    "epyc-7742?cores_per_package=8&contexts_per_core=1",
-    "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G",
-];
+const MACHINES: [&str; 4] =
+    ["xeon-x5365-4", "opteron-2350", "epyc-7742?cores_per_package=8&contexts_per_core=1", CHIP_MACHINE];
 
 /// Promised maximum slowdowns, drawn with equal probability.
 const MAX_SLOWDOWNS: [f64; 4] = [0.03, 0.05, 0.1, 0.2];

@@ -35,7 +35,7 @@ use crate::{ExperimentRun, Result};
 pub(crate) const COLORS: u32 = 16;
 /// One chip with one program per core and memory for the largest mix (thesis 4.5: "we use only 1 chip of the system"),
 /// whose cores are as fast as the thesis measured them on its programs alone.
-const CHIP_MACHINE: &str = concat!(
+pub(crate) const CHIP_MACHINE: &str = concat!(
     "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G&",
     "pipeline.issue_width=1&pipeline.window=20"
 );

@@ -21,12 +21,11 @@ use serde::{Deserialize, Serialize};
 
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{WhatIfQuery, run_query};
+use crate::cp::CHIP_MACHINE;
 use crate::setup::failed;
 use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
 
 const PHASE_STRETCH: f64 = 1000.0;
-/// The thesis's chip without its L3, so that the divided cache is the last before memory.
-const CHIP_MACHINE: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
 const COLOR_COUNT: u32 = 16;
 
 /// Policies that partition the cache while the programs run: the specialized one, and the one that chooses among all
@@ -38,7 +37,8 @@ fn policy_title(policy: &str, title: &str) -> String {
     if policy == ONLINE_POLICIES[0] { title.to_string() } else { format!("{policy}: {title}") }
 }
 
-/// Returns the chip with `cores` cores on its one L2.
+/// Returns the thesis's chip with `cores` cores on its one L2, without its L3, so that the divided cache is the last
+/// before memory.
 fn chip_with_cores(cores: u32) -> Result<MachineSpec> {
     let mut machine = cachemate_spec::load_machine(CHIP_MACHINE).map_err(failed(CHIP_MACHINE))?;
     machine.caches.retain(|cache| cache.level != CacheLevel::L3);

@@ -8,7 +8,7 @@ use cachemate_core::{
 
 use super::{active_tasks, find_sample, has_exclusive_units, probe_evidence, retain_live, share_bytes};
 use crate::curve::MissRateCurve;
-use crate::rapidmrc::{LogCounts, MissLog, Warmup, WayGeometry, survival_curve_with_reach, trace_curve};
+use crate::rapidmrc::{LogCounts, MissLog, SetGeometry, Warmup, survival_curve_with_reach, trace_curve};
 
 /// Smallest page of hosts and machines; below it, physical addresses are virtual ones.
 const PAGE_BYTES: u64 = 4096;
@@ -51,14 +51,23 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { cache, form, half_width: 1.02 }
     }
 
-    /// Returns the sets of a cache that is partitioned by ways. A partition by colors has all ways, so that conflicts in
-    /// its sets are few (thesis Figure 5.10d). Only virtual addresses leave the frames open; the physical ones of
-    /// simulators are not always those of a cache with sets.
-    fn way_geometry(&self, line_bytes: u64) -> Option<WayGeometry> {
+    /// Returns the sets in which logged lines compete; `None` for a fully associative cache.
+    ///
+    /// Colors leave the place of a line in its page, so lines at different places never compete: a program whose misses
+    /// are at two of 32 places uses a sixteenth of each color. Between its frames, a color has few conflicts (thesis
+    /// Figure 5.10d). In a cache that is partitioned by ways, the frames are random, and known from virtual addresses
+    /// only: the physical ones of simulators are not always those of a cache with sets.
+    fn set_geometry(&self, line_bytes: u64, space: AddressKind) -> Option<SetGeometry> {
         let TracedCache { size_bytes, colors, ways, .. } = self.cache;
-        let sets = size_bytes / line_bytes / u64::from(ways.max(1));
         let page_lines = PAGE_BYTES / line_bytes;
-        (colors == 1 && sets > 0).then_some(WayGeometry { sets, page_lines })
+        let sets = size_bytes / line_bytes / u64::from(ways.max(1));
+        if colors == 1 {
+            return (sets > 0 && space == AddressKind::Virtual).then_some(SetGeometry { sets, page_lines });
+        }
+        let sets_per_color = sets / u64::from(colors.max(1));
+        // The bits of a set's index below those of the color; slices, of which there may be three, are chosen by a hash.
+        let places = (sets_per_color & sets_per_color.wrapping_neg()).min(page_lines);
+        (places > 1).then_some(SetGeometry { sets: places, page_lines: places })
     }
 
     /// Returns the curve, and the largest size in bytes up to which the log determines it; `None` if the log determines
@@ -73,7 +82,7 @@ impl RapidMrcProfiler {
         let sizes: Vec<u64> = (1..=points).map(|step| self.cache.size_bytes * step / points).collect();
         match self.form {
             CurveForm::Survival => {
-                let geometry = self.way_geometry(trace.line_bytes.max(1)).filter(|_| space == AddressKind::Virtual);
+                let geometry = self.set_geometry(trace.line_bytes.max(1), space);
                 survival_curve_with_reach(trace, log_counts, &sizes, geometry)
             }
             CurveForm::Thesis { warmup, corrects_repeats: correct_repeats } => {
@@ -215,6 +224,22 @@ mod tests {
             curve_of(&traced_window(looped_lines(), EventCounts::exact([(CounterEvent::Instructions, 60_000)])))
                 .unwrap();
         assert_close(&rates, &[vec![50.0; 7], vec![0.0; 9]].concat());
+    }
+
+    /// Do lines at one place of their pages compete for that place only, in every number of colors?
+    #[test]
+    fn lines_at_one_place_of_their_pages_have_a_part_of_each_color() {
+        // POWER5's L2: a color has 32 sets of 10 ways in each of three slices, one set of each per place.
+        let cache = TracedCache { size_bytes: 16 * 960 * 128, ..CACHE };
+        for (stride, fits) in [(32, 2), (1, 1)] {
+            let lines = (0..4000).map(|index| index % 40 * stride).collect();
+            let observation = traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 80_000)]));
+            let mut profiles = Profiles::new();
+            RapidMrcProfiler::new(cache).update(&observation, &mut profiles);
+            let curve = profiles[&TaskId(0)].misses_per_kilo_instr().cloned().unwrap();
+            let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
+            assert_close(&rates, &[vec![50.0; fits - 1], vec![0.0; 17 - fits]].concat());
+        }
     }
 
     /// Is the curve shifted through the rate measured at the share in use?

@@ -15,7 +15,7 @@ mod log_stack;
 mod survival;
 
 pub use log_stack::{NO_REUSE, log_distances};
-pub use survival::{LogCounts, WayGeometry, survival_curve, survival_curve_with_reach};
+pub use survival::{LogCounts, SetGeometry, survival_curve, survival_curve_with_reach};
 
 use crate::curve::MissRateCurve;
 

@@ -13,7 +13,7 @@
 //!   needed, and a cache that the log cannot fill is not a special case. Beyond the depth that enough accesses are
 //!   known to reach, the tail continues with the power of the depth that fits the last third of the known depths.
 //! - Some sets of a cache of few ways overflow before the cache is full, which the thesis's fully associative stack
-//!   lacks (d). [`WayGeometry`] models them: the bits of an address below the page size select the set in every frame,
+//!   lacks (d). [`SetGeometry`] models them: the bits of an address below the page size select the set in every frame,
 //!   and all other bits of the set are those of a random frame. So only lines with the same offset in their page
 //!   compete, each with the same probability. The number of them that evicts a line from w ways has a negative binomial
 //!   distribution, over which the survival is averaged (Smith 1978; Hill and Smith 1989).
@@ -53,16 +53,16 @@ pub struct LogCounts {
     pub measured_point: Option<(u64, f64)>,
 }
 
-/// Sets of a cache whose sizes are numbers of ways.
+/// Sets in which lines compete, in a cache whose sizes are multiples of one line in each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WayGeometry {
+pub struct SetGeometry {
     /// Sets of the cache, in all of its slices.
     pub sets: u64,
     /// Lines of a page, whose frame is random.
     pub page_lines: u64,
 }
 
-impl WayGeometry {
+impl SetGeometry {
     /// Returns the number of groups of lines that never compete, because their offsets in the page differ.
     fn offset_groups(self) -> u64 {
         self.page_lines.clamp(1, self.sets.max(1))
@@ -76,12 +76,13 @@ pub fn survival_curve(trace: &MissLog<'_>, counts: &LogCounts, sizes_bytes: &[u6
 }
 
 /// Like [`survival_curve`], but also returns the size in bytes up to which the log determines the curve. Beyond that
-/// size, the curve is an extrapolation. If `geometry` is given, the sizes are multiples of such ways.
+/// size, the curve is an extrapolation. If `geometry` is given, the sizes are multiples of one line
+/// per set.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counts: &LogCounts,
     sizes_bytes: &[u64],
-    geometry: Option<WayGeometry>,
+    geometry: Option<SetGeometry>,
 ) -> Option<(MissRateCurve, u64)> {
     let line_bytes = trace.line_bytes.max(1);
     let largest_lines = sizes_bytes.last()? / line_bytes;
@@ -110,7 +111,7 @@ pub fn survival_curve_with_reach(
     };
     let point = |&size: &u64| (size, fit.rate_at(&cache, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
-    let groups = geometry.map_or(1, WayGeometry::offset_groups) as f64;
+    let groups = geometry.map_or(1, SetGeometry::offset_groups) as f64;
     Some((curve, (cache.survival.known_lines * groups * fit.stretch * line_bytes as f64) as u64))
 }
 
@@ -119,7 +120,7 @@ fn survival_by_offset(
     lines: &[u64],
     demanded: &[bool],
     largest_lines: u64,
-    geometry: WayGeometry,
+    geometry: SetGeometry,
 ) -> Option<SurvivalCurve> {
     let groups = geometry.offset_groups();
     let mut logs = vec![(Vec::new(), Vec::new()); groups as usize];
@@ -178,7 +179,7 @@ impl SurvivalFit {
 /// Survival of the accesses of a log, and the cache that it is evaluated for.
 struct SurvivalInCache {
     survival: SurvivalCurve,
-    geometry: Option<WayGeometry>,
+    geometry: Option<SetGeometry>,
 }
 
 impl SurvivalInCache {
@@ -192,7 +193,7 @@ impl SurvivalInCache {
         if fraction == 0.0 { share(low) } else { (1.0 - fraction) * share(low) + fraction * share(low + 1) }
     }
 
-    fn miss_share_in_ways(&self, ways: u32, geometry: WayGeometry, stretch: f64) -> f64 {
+    fn miss_share_in_ways(&self, ways: u32, geometry: SetGeometry, stretch: f64) -> f64 {
         let p = geometry.offset_groups() as f64 / geometry.sets as f64;
         let survival_after = |lines: f64| self.survival.survival_at(lines / stretch);
         if ways == 0 || p >= 1.0 {
@@ -449,7 +450,7 @@ mod tests {
             let in_loop = if stride == 64 { 16 } else { 1024 };
             let competing = if page_lines == 64 { 16 } else { 1024 };
             let lines: Vec<u64> = (0..64_000).map(|index| index % in_loop * stride).collect();
-            let geometry = Some(WayGeometry { sets: 256, page_lines });
+            let geometry = Some(SetGeometry { sets: 256, page_lines });
             let (curve, _) =
                 survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, geometry).unwrap();
             let truth = |size: f64| 50.0 * binomial_tail(competing, p, size as u64 / 256);
@@ -462,7 +463,7 @@ mod tests {
     #[test]
     fn a_cache_of_one_page_per_way_has_no_random_sets() {
         let lines: Vec<u64> = (0..6_400).map(|index| index % 320).collect();
-        let geometry = Some(WayGeometry { sets: 64, page_lines: 64 });
+        let geometry = Some(SetGeometry { sets: 64, page_lines: 64 });
         let sizes: Vec<u64> = (1..=8).map(|ways| 64 * ways).collect();
         let (curve, _) = survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, geometry).unwrap();
         // Five pages: five ways hold the loop. Its first pass has no known distance.

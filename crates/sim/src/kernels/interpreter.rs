@@ -109,6 +109,12 @@ impl WorkloadKernel for Interpreter {
     }
 }
 
+/// Number of operations of which one works on bags. The others have small integers, which are immediate: their value is
+/// in the handle ("about 99 % of all integers that usually occur in GAP", GAP 3, `integer.c`).
+const OPERATIONS_PER_BAG_OPERATION: u64 = 100;
+/// Number of expressions in the body of the loop that is evaluated.
+const LOOP_EXPRESSIONS: u64 = 16;
+
 struct GapWorkspace {
     masters: Region,
     workspace: Region,
@@ -154,6 +160,9 @@ impl GapWorkspace {
     fn emit_operation(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.function_count());
         out.enter_function(self.rng.draw_function(functions));
+        if self.rng.draw_below(OPERATIONS_PER_BAG_OPERATION) != 0 {
+            return self.emit_small_integer_operation(out);
+        }
         let words =
             self.emit_operand_read(out) + if self.rng.draw_below(2) == 0 { self.emit_operand_read(out) } else { 1 };
         let words = words.min(96);
@@ -174,6 +183,16 @@ impl GapWorkspace {
             out.store(self.masters.element_address(bag, 8));
         }
         self.used_bytes += bytes;
+        out.work_done += 1;
+    }
+
+    /// Emits the evaluation of an expression of the loop: its bag holds the handles of both operands.
+    fn emit_small_integer_operation(&mut self, out: &mut AccessEmitter) {
+        let bag = out.work_done % LOOP_EXPRESSIONS;
+        let expression = self.workspace.base + self.live_bags[bag as usize].0;
+        out.load(self.masters.element_address(bag, 8));
+        out.load_dependent(expression);
+        out.load(expression + 8);
         out.work_done += 1;
     }
 

@@ -232,8 +232,8 @@ mod tests {
         // POWER5's L2: a color has 32 sets of 10 ways in each of three slices, one set of each per place.
         let cache = TracedCache { size_bytes: 16 * 960 * 128, ..CACHE };
         for (stride, fits) in [(32, 2), (1, 1)] {
-            let lines = (0..4000).map(|index| index % 40 * stride).collect();
-            let observation = traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 80_000)]));
+            let lines = (0..40_000).map(|index| index % 40 * stride).collect();
+            let observation = traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 800_000)]));
             let mut profiles = Profiles::new();
             RapidMrcProfiler::new(cache).update(&observation, &mut profiles);
             let curve = profiles[&TaskId(0)].misses_per_kilo_instr().cloned().unwrap();

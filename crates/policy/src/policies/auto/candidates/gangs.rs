@@ -60,9 +60,11 @@ impl SiteTasks<'_> {
             }
         }
         let (best_key, rotation) = best_key_and_rotation;
-        rotation.map(
-            |rotation| if is_hurried { rotation } else { self.exchange_members(judge, partitions, best_key, rotation) },
-        )
+        let exchanged = |rotation| match is_hurried {
+            true => rotation,
+            false => self.exchange_members(judge, partitions, best_key, rotation),
+        };
+        rotation.map(exchanged).map(GangRotation::in_order)
     }
 
     /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.

@@ -26,6 +26,18 @@ pub struct GangRotation {
     pub gangs: Vec<Vec<usize>>,
 }
 
+impl GangRotation {
+    /// Returns the same rotation with members in order, and the gang of the first member first. Otherwise a search could
+    /// replace a plan by an equal one, which restarts all turns.
+    #[must_use]
+    pub fn in_order(mut self) -> Self {
+        self.gangs.iter_mut().for_each(|gang| gang.sort_unstable());
+        let first_gang = (0..self.gangs.len()).min_by_key(|&gang| self.gangs[gang].first().copied());
+        self.gangs.rotate_left(first_gang.unwrap_or(0));
+        self
+    }
+}
+
 /// Sites, pins, partitions and rotations of all tasks, by position in the planning problem.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SiteLayout {
@@ -295,6 +307,19 @@ mod tests {
             .iter_mut()
             .for_each(|group| group.members.retain(|&index| problem.tasks[index].program.is_some()));
         assert_eq!(read.partitions, layout.partitions);
+    }
+
+    /// Are rotations equal if they differ only in the order of members or in the gang that they begin with, and not if
+    /// another gang follows?
+    #[test]
+    fn equal_rotations_have_one_order() {
+        let rotation = |gangs: &[&[usize]]| {
+            GangRotation { slice_ns: 1, gangs: gangs.iter().map(|gang| gang.to_vec()).collect() }.in_order()
+        };
+        let first = rotation(&[&[5, 2], &[3, 0], &[1, 4]]);
+        assert_eq!(first.gangs, [[0, 3], [1, 4], [2, 5]]);
+        assert_eq!(first, rotation(&[&[4, 1], &[2, 5], &[0, 3]]));
+        assert_ne!(first, rotation(&[&[4, 1], &[0, 3], &[2, 5]]));
     }
 
     /// Is a plan that cannot express a layout distinguished from one that can?

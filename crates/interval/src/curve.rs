@@ -194,17 +194,24 @@ impl PhaseCurves {
         }
     }
 
-    /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack.
-    pub fn distance_distribution(&self, curve: u32) -> DistanceDistribution {
-        let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
+    /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack, if a share
+    /// `dropped_share` of the prefetches is dropped. A prefetched line counts as a hit, and a dropped prefetch as none, as
+    /// in the counters of [`PhaseCurves::rates_at`].
+    pub fn distance_distribution(&self, curve: u32, dropped_share: f32) -> DistanceDistribution {
+        let first_node = curve as usize * NODES;
+        let demand_at = |index: usize| {
+            let tables = [&self.with_prefetch, &self.without_prefetch];
+            let [aided, unaided] = tables.map(|table| table[first_node + index].demand_per_instr);
+            aided + dropped_share * (unaided - aided)
+        };
         let references = self.references_per_instr[curve as usize];
-        let total_demand = references.max(nodes[0].demand_per_instr).max(f32::MIN_POSITIVE);
+        let total_demand = references.max(demand_at(0)).max(f32::MIN_POSITIVE);
         let mut max_hit_share = 0.0f32;
-        let bound_of = |(index, node): (usize, &SizeRates)| {
-            max_hit_share = max_hit_share.max(1.0 - node.demand_per_instr / total_demand);
+        let bound_of = |index: usize| {
+            max_hit_share = max_hit_share.max(1.0 - demand_at(index) / total_demand);
             (self.lines_per_step * index as f32, max_hit_share)
         };
-        DistanceDistribution { bounds: nodes.iter().enumerate().map(bound_of).skip(1).collect() }
+        DistanceDistribution { bounds: (1..NODES).map(bound_of).collect() }
     }
 
     /// Returns the number of the program's own instructions in which `lines` lines are touched; the inverse of
@@ -471,7 +478,8 @@ mod tests {
         }
     }
 
-    /// Do rates change linearly from aided to unaided with the share of dropped prefetches?
+    /// Do rates change linearly from aided to unaided with the share of dropped prefetches, and does a log then miss as
+    /// often as is counted?
     #[test]
     fn rates_change_linearly_with_dropped_prefetches() {
         let mut phase = closed_form::build_phase(64.0, LINES, 4, |_| 0.01);
@@ -483,11 +491,18 @@ mod tests {
                 memory_stall_cycles_per_instr: 1.0,
             });
         }
+        phase.references_per_instr = 0.05;
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         let (none, half) = (curves.rates_at(curve, 1000.0, 0.0), curves.rates_at(curve, 1000.0, 0.5));
         assert!((half.cycles_per_instr / none.cycles_per_instr - 2.0).abs() < 1e-3);
         assert!((half.demand_per_instr - 0.02).abs() < 1e-4, "{half:?}");
+        for (dropped_share, misses) in [(0.0, 0.01), (0.5, 0.02), (1.0, 0.03)] {
+            let log = curves.distance_distribution(curve, dropped_share);
+            let logged_misses = |share: f32| (1.0 - f64::from(share)) * phase.references_per_instr;
+            let is_counted = |&(_, share): &(f32, f32)| (logged_misses(share) - misses).abs() < 1e-4;
+            assert!(log.bounds.iter().all(is_counted), "{dropped_share}: {:?}", log.bounds);
+        }
     }
 
     /// Does the curve pass through its points, rise and fall only if they do, and lie below the chord of a convex

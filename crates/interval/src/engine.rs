@@ -491,13 +491,7 @@ impl IntervalEngine {
 
     /// Returns the distribution of the task's references over the LRU stack in its present phase.
     pub(crate) fn distance_distribution(&self, slot: u32) -> DistanceDistribution {
-        self.curves.distance_distribution(self.curve_of(slot))
-    }
-    /// Returns whether this share of the task's references can hit, and the distance below which it falls; the capacity
-    /// if it cannot.
-    pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
-        let distance = self.distance_distribution(slot).value_at(share);
-        (distance.is_some(), distance.map_or(self.capacity_lines(), |lines| lines as f32))
+        self.curves.distance_distribution(self.curve_of(slot), self.slots.dropped_prefetch_share[slot as usize])
     }
     /// Returns the number of instructions in which the task touches this many lines.
     pub(crate) fn window_instr(&self, slot: u32, lines: f32) -> f64 {

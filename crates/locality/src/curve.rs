@@ -111,12 +111,15 @@ impl MissRateCurve {
     }
 
     /// Like [`Self::to_profile_points`], but sizes beyond `known_bytes` count as unobserved: the interval there reaches
-    /// from 0 to the curve's rate.
-    pub fn to_profile_points_up_to(&self, half_width: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
+    /// from 0 to the rate at that size, which may be smaller than all sizes of the curve.
+    pub fn to_profile_points_up_to(
+        &self,
+        half_width: f64,
+        (known_bytes, known_rate): (u64, f64),
+    ) -> Vec<(u64, Estimate)> {
         let mut points = self.to_profile_points(half_width);
-        let known_high = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
         for (_, rate) in points.iter_mut().filter(|(size, _)| *size > known_bytes) {
-            *rate = Estimate { low: 0.0, high: known_high.unwrap_or(rate.high).max(rate.high), ..*rate };
+            *rate = Estimate { low: 0.0, high: (known_rate + half_width).max(rate.high), ..*rate };
         }
         points
     }
@@ -255,10 +258,15 @@ mod tests {
     /// Is the rate beyond the known sizes bounded by 0 and the curve's own rate?
     #[test]
     fn unobserved_sizes_are_bounded_from_above_only() {
-        let points = curve_of(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_points_up_to(0.5, 130);
-        let ends: Vec<(f64, f64)> = points.iter().map(|(_, rate)| (rate.low, rate.high)).collect();
-        assert_eq!(ends, [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);
+        let points =
+            curve_of(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_points_up_to(0.5, (130, 5.0));
+        let ends = |points: &[(u64, Estimate)]| -> Vec<(f64, f64)> {
+            points.iter().map(|(_, rate)| (rate.low, rate.high)).collect()
+        };
+        assert_eq!(ends(&points), [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);
         assert!(points.iter().map(|(_, rate)| rate.value).eq([9.0, 5.0, 4.0, 3.0]));
+        let unknown = curve_of(&[(64, 0.0), (128, 0.0)]).to_profile_points_up_to(0.5, (32, 12.0));
+        assert_eq!(ends(&unknown), [(0.0, 12.5); 2], "no size was observed");
     }
 
     proptest! {

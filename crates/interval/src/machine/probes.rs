@@ -479,13 +479,15 @@ impl IntervalMachine {
         let Some(slot) = self.slot_of(task) else { return ProbeEvidence::Reuses { task, samples: Vec::new() } };
         let accesses_per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.log_entries_per_instr(task));
         let l1_miss_share = self.log_entries_per_instr(task) / accesses_per_instr.max(1e-12);
+        let distances = self.engine.distance_distribution(slot);
         let draw_sample = |_| {
             if noise.generator.draw_unit() >= l1_miss_share {
                 return ReuseSample { accesses: Some(0), elapsed_ns: 0, reused: true };
             }
-            let (hit, lines) = self.engine.distance_at(slot, noise.generator.draw_unit());
+            let distance = distances.value_at(noise.generator.draw_unit());
+            let lines = distance.map_or(self.engine.capacity_lines(), |lines| lines as f32);
             let instr = self.engine.window_instr(slot, lines);
-            let is_reused = hit && instr <= watched_instr;
+            let is_reused = distance.is_some() && instr <= watched_instr;
             let elapsed_ns = (instr.min(watched_instr) / speed * 1e9 / self.spec.hertz as f64) as u64;
             ReuseSample {
                 accesses: is_reused.then_some((instr * accesses_per_instr) as u64),

@@ -70,14 +70,14 @@ impl RapidMrcProfiler {
         (places > 1).then_some(SetGeometry { sets: places, page_lines: places })
     }
 
-    /// Returns the curve, and the largest size in bytes up to which the log determines it; `None` if the log determines
-    /// nothing.
+    /// Returns the curve, and the largest size in bytes up to which the log determines it, with the rate there; `None` if
+    /// the log determines nothing.
     fn estimate_curve(
         &self,
         trace: &MissLog<'_>,
         log_counts: &LogCounts,
         space: AddressKind,
-    ) -> Option<(MissRateCurve, u64)> {
+    ) -> Option<(MissRateCurve, (u64, f64))> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|step| self.cache.size_bytes * step / points).collect();
         match self.form {
@@ -94,7 +94,8 @@ impl RapidMrcProfiler {
                     correct_repeats,
                 )?;
                 let shifted_curve = log_counts.measured_point.and_then(|(size, rate)| curve.shift_through(size, rate));
-                Some((shifted_curve.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
+                // All sizes of the curve are determined.
+                Some((shifted_curve.map_or(curve, |(shifted, _)| shifted), (self.cache.size_bytes, 0.0)))
             }
         }
     }
@@ -162,8 +163,8 @@ impl Profiler for RapidMrcProfiler {
                     .filter(|&size| size >= size_bytes / u64::from(points.max(1)))
                     .zip(measured_mpki),
             };
-            if let Some((curve, known_bytes)) = self.estimate_curve(&trace, &log_counts, *space) {
-                let points = curve.to_profile_points_up_to(self.half_width, known_bytes);
+            if let Some((curve, reach)) = self.estimate_curve(&trace, &log_counts, *space) {
+                let points = curve.to_profile_points_up_to(self.half_width, reach);
                 let fact = Fact::new(points, FactSource::MissTrace, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
             }

@@ -35,12 +35,15 @@ use crate::curve::MissRateCurve;
 const DEPTH_STEPS: usize = 960;
 /// Maximum number of depth steps if lines compete with those of the same page offset only.
 const OFFSET_STEPS: usize = 8192;
-/// Minimum share of the accesses that must be known to reach a depth. With fewer, the estimate is too uncertain,
-/// because reuses are clustered.
+/// Share of the accesses from which they are enough at a depth that they are known to reach.
 const MIN_AT_RISK_SHARE: f64 = 0.1;
-/// Number of accesses that suffices whatever their share: the tenth of the thesis's log of 163 840 entries (5.6.1). The
-/// variance of a product-limit estimate depends on this number (Greenwood 1926).
-const SUFFICIENT_AT_RISK: f64 = 16_384.0;
+/// With a smaller share, the largest relative standard error of the survival at a known depth: two of them are the tenth by
+/// which a count may differ from a curve without contradicting it.
+const MAX_RELATIVE_ERROR: f64 = 0.05;
+/// Number of consecutive stretches of a log that count as independent of one another. Reuses are clustered, so the error
+/// follows from the differences between stretches (Lin and Wei 1989), and not only from the number of accesses at risk
+/// (Greenwood 1926).
+const STRETCHES: usize = 16;
 /// Maximum number of entries lost per logged entry (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten 1 %).
 const MAX_LOST_PER_ENTRY: f64 = 0.5;
 
@@ -75,15 +78,15 @@ pub fn survival_curve(trace: &MissLog<'_>, counts: &LogCounts, sizes_bytes: &[u6
     survival_curve_with_reach(trace, counts, sizes_bytes, None).map(|(curve, _)| curve)
 }
 
-/// Like [`survival_curve`], but also returns the size in bytes up to which the log determines the curve. Beyond that
-/// size, the curve is an extrapolation. If `geometry` is given, the sizes are multiples of one line
-/// per set.
+/// Like [`survival_curve`], but also returns the size in bytes up to which the log determines the curve, and the rate at
+/// that size. Beyond it, the curve is an extrapolation. If `geometry` is given, the sizes are multiples of one line per
+/// set.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counts: &LogCounts,
     sizes_bytes: &[u64],
     geometry: Option<SetGeometry>,
-) -> Option<(MissRateCurve, u64)> {
+) -> Option<(MissRateCurve, (u64, f64))> {
     let line_bytes = trace.line_bytes.max(1);
     let largest_lines = sizes_bytes.last()? / line_bytes;
     if !(trace.instructions.is_finite() && trace.instructions > 0.0) {
@@ -112,7 +115,8 @@ pub fn survival_curve_with_reach(
     let point = |&size: &u64| (size, fit.rate_at(&cache, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
     let groups = geometry.map_or(1, SetGeometry::offset_groups) as f64;
-    Some((curve, (cache.survival.known_lines * groups * fit.stretch * line_bytes as f64) as u64))
+    let known_lines = cache.survival.known_lines * groups * fit.stretch;
+    Some((curve, ((known_lines * line_bytes as f64) as u64, fit.rate_at(&cache, known_lines))))
 }
 
 /// Returns the survival of accesses by the number of lines with the same offset in their page.
@@ -220,7 +224,7 @@ struct SurvivalCurve {
     /// Survival at step 0, 1, and so on.
     survival_by_step: Vec<f64>,
     access_count: f64,
-    /// Depth in lines that enough accesses are known to reach.
+    /// Depth in lines up to which the error is small.
     known_lines: f64,
 }
 
@@ -229,43 +233,56 @@ impl SurvivalCurve {
     fn new(logs: &[(&[u64], &[bool])], largest_lines: u64, max_steps: usize) -> Option<Self> {
         let lines_per_step = (largest_lines.div_ceil(max_steps as u64)).max(1);
         let steps = largest_lines.div_ceil(lines_per_step) as usize;
-        // For each step of depth: accesses that recur there, and accesses known only to reach it.
-        let mut recurrences = vec![0.0; steps + 1];
-        let mut censored_uses = vec![0.0; steps + 1];
-        let mut accesses = 0.0;
+        // By step of depth and stretch: accesses that recur there, and accesses known only to reach it.
+        let mut recurrences = vec![[0.0; STRETCHES]; steps + 1];
+        let mut censored_uses = vec![[0.0; STRETCHES]; steps + 1];
+        let mut at_risk = [0.0; STRETCHES];
         for (lines, is_demanded) in logs {
             let mut distinct_lines = 0;
-            for (&distance, &demanded) in log_distances(lines).iter().zip(*is_demanded) {
+            for (index, (&distance, &demanded)) in log_distances(lines).iter().zip(*is_demanded).enumerate() {
                 let depth = if distance == NO_REUSE { distinct_lines } else { u64::from(distance) };
                 distinct_lines += u64::from(distance == NO_REUSE);
                 if demanded {
                     let step = ((depth / lines_per_step) as usize).min(steps);
+                    let stretch = index * STRETCHES / lines.len();
                     if distance == NO_REUSE {
-                        censored_uses[step] += 1.0
+                        censored_uses[step][stretch] += 1.0
                     } else {
-                        recurrences[step] += 1.0
+                        recurrences[step][stretch] += 1.0
                     }
-                    accesses += 1.0;
+                    at_risk[stretch] += 1.0;
                 }
             }
         }
+        let accesses: f64 = at_risk.iter().sum();
         if accesses == 0.0 {
             return None;
         }
-        let (mut at_risk, mut survival_share) = (accesses, 1.0);
-        let min_at_risk = (MIN_AT_RISK_SHARE * accesses).min(SUFFICIENT_AT_RISK);
-        let mut survival_by_step = vec![1.0];
-        for step in 0..steps {
-            if at_risk < min_at_risk {
+        let max_variance = MAX_RELATIVE_ERROR * MAX_RELATIVE_ERROR;
+        let (mut survival_share, mut survival_by_step) = (1.0, vec![1.0]);
+        // Recurrences of each stretch beyond those that the survival of all predicts, relative to the accesses at risk.
+        let mut excess_shares = [0.0; STRETCHES];
+        for (recurring, censored) in recurrences.iter().zip(&censored_uses).take(steps) {
+            let all_at_risk: f64 = at_risk.iter().sum();
+            let variance: f64 = excess_shares.iter().map(|excess| excess * excess).sum();
+            let is_error_small = variance <= max_variance && all_at_risk >= 1.0 / max_variance;
+            if all_at_risk < MIN_AT_RISK_SHARE * accesses && !is_error_small {
                 break;
             }
             // Accesses censored within a step were at risk for about half of it.
-            let effective_at_risk: f64 = at_risk - 0.5 * censored_uses[step];
-            if effective_at_risk > 0.0 {
-                survival_share *= (1.0 - recurrences[step] / effective_at_risk).max(0.0);
+            let effective: [f64; STRETCHES] = std::array::from_fn(|stretch| at_risk[stretch] - 0.5 * censored[stretch]);
+            let all_effective: f64 = effective.iter().sum();
+            if all_effective > 0.0 {
+                let recurring_share = recurring.iter().sum::<f64>() / all_effective;
+                for (stretch, excess) in excess_shares.iter_mut().enumerate() {
+                    *excess += (recurring[stretch] - recurring_share * effective[stretch]) / all_effective;
+                }
+                survival_share *= (1.0 - recurring_share).max(0.0);
             }
             survival_by_step.push(survival_share);
-            at_risk -= recurrences[step] + censored_uses[step];
+            for (stretch, at_risk) in at_risk.iter_mut().enumerate() {
+                *at_risk -= recurring[stretch] + censored[stretch];
+            }
         }
         let known_lines = (survival_by_step.len() as u64 - 1) * lines_per_step;
         extend_survival(&mut survival_by_step, steps);
@@ -401,11 +418,12 @@ mod tests {
             let log = uniform_log(entries, spread, 5);
             survival_curve_with_reach(&trace_of(&log), &LogCounts::default(), &SIZES, None).unwrap()
         };
-        let (_, short) = curve_and_reach(1_500, 900);
+        let (_, (short, rate)) = curve_and_reach(1_500, 900);
         assert!(short > 300 && short < 800, "{short}");
-        assert_eq!(curve_and_reach(60_000, 900).1, 800);
+        assert!((rate - 50.0 * (1.0 - short as f64 / 900.0)).abs() < 2.0, "{rate} at {short}");
+        assert_eq!(curve_and_reach(60_000, 900).1.0, 800);
         // Beyond the reach, the curve may be far off; here all 400 lines fit.
-        let (curve, reach_bytes) = curve_and_reach(1_000, 400);
+        let (curve, (reach_bytes, _)) = curve_and_reach(1_000, 400);
         assert!(reach_bytes < 400 && curve.rate_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", curve_rates(&curve));
     }
 
@@ -418,7 +436,7 @@ mod tests {
             |_| if random.draw_below(100) < 9 { 64 + random.draw_below(4096) } else { random.draw_below(64) };
         let lines: Vec<u64> = (0..400_000).map(&mut draw).collect();
         let sizes = [512, 1024, 2048];
-        let (curve, reach_bytes) =
+        let (curve, (reach_bytes, _)) =
             survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, None).unwrap();
         // With the 64 lines in the cache, the miss ratio is 0.09 (1 - (size - 64) / 4096).
         assert!(

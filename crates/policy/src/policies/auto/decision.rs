@@ -2,8 +2,8 @@
 
 /// A plan is applied without a confirmation if its gain is at least this probable.
 const MIN_ADOPTION_PROBABILITY: f64 = 0.95;
-/// A plan is dropped if its gain is less probable than chance.
-const MIN_CONFIRMED_PROBABILITY: f64 = 0.5;
+/// A plan whose gain is less probable than chance is only confirmed, and only if that is worth its cost.
+const MIN_LIKELY_PROBABILITY: f64 = 0.5;
 /// Error that the forecast itself adds to a gain, as one standard deviation, before any verdict.
 const FORECAST_ERROR: f64 = 0.02;
 /// Error of a large gain, as a share of it.
@@ -105,6 +105,8 @@ pub struct CandidateComparison {
     pub gain: f64,
     /// Probability that the gain pays off.
     pub probability: f64,
+    /// Whether the gain is worth a measurement, see [`Gain::is_worth_measuring`].
+    pub is_worth_measuring: bool,
     /// Whether tasks and phases change too rarely to end every confirmation.
     pub has_time_to_confirm: bool,
 }
@@ -120,10 +122,12 @@ pub enum CandidateVerdict {
     Adopt,
 }
 
-/// Chooses between the plan in force and the best candidate. Without time for a confirmation, a likely plan is applied.
+/// Chooses between the plan in force and the best candidate. Without time for a confirmation, only a likely plan is applied.
 pub fn decide(comparison: &CandidateComparison, min_gain: f64) -> CandidateVerdict {
-    let is_likely = comparison.probability >= MIN_CONFIRMED_PROBABILITY && comparison.gain >= min_gain;
-    if comparison.is_in_force || !(comparison.meets_missed_goal || is_likely) {
+    let is_likely = comparison.probability >= MIN_LIKELY_PROBABILITY;
+    let is_worth_trying = is_likely || comparison.is_worth_measuring && comparison.has_time_to_confirm;
+    let can_gain = comparison.gain >= min_gain && is_worth_trying;
+    if comparison.is_in_force || !(comparison.meets_missed_goal || can_gain) {
         CandidateVerdict::Keep
     } else if comparison.meets_missed_goal
         || comparison.probability >= MIN_ADOPTION_PROBABILITY
@@ -144,6 +148,7 @@ mod tests {
         meets_missed_goal: false,
         gain: 0.03,
         probability: 0.7,
+        is_worth_measuring: false,
         has_time_to_confirm: true,
     };
 
@@ -154,6 +159,19 @@ mod tests {
             (LIKELY_GAIN, CandidateVerdict::Confirm),
             (CandidateComparison { is_in_force: true, meets_missed_goal: true, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { probability: 0.49, ..LIKELY_GAIN }, CandidateVerdict::Keep),
+            (
+                CandidateComparison { probability: 0.49, is_worth_measuring: true, ..LIKELY_GAIN },
+                CandidateVerdict::Confirm,
+            ),
+            (
+                CandidateComparison {
+                    probability: 0.49,
+                    is_worth_measuring: true,
+                    has_time_to_confirm: false,
+                    ..LIKELY_GAIN
+                },
+                CandidateVerdict::Keep,
+            ),
             (CandidateComparison { gain: 0.009, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { probability: 0.95, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
             (CandidateComparison { has_time_to_confirm: false, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
@@ -176,13 +194,23 @@ mod tests {
             let probability = gain.probability_of_gain(0.01);
             (
                 libm::round(100.0 * probability),
-                decide(&CandidateComparison { gain: forecast, probability, ..LIKELY_GAIN }, 0.01),
+                decide(
+                    &CandidateComparison {
+                        gain: forecast,
+                        probability,
+                        is_worth_measuring: gain.is_worth_measuring(0.01, 20.0, 60.0),
+                        ..LIKELY_GAIN
+                    },
+                    0.01,
+                ),
             )
         };
         assert_eq!(decision(&record, 0.05), (96.0, CandidateVerdict::Adopt));
         assert_eq!(decision(&record, 0.03), (83.0, CandidateVerdict::Confirm));
         (0..3).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
-        assert_eq!(decision(&record, 0.05), (35.0, CandidateVerdict::Keep));
+        assert_eq!(decision(&record, 0.05), (35.0, CandidateVerdict::Confirm));
+        (0..2).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
+        assert_eq!(decision(&record, 0.05), (26.0, CandidateVerdict::Keep));
     }
 
     /// Does the probability follow a normal distribution around the smaller of forecast and mean?

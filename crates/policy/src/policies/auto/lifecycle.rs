@@ -39,7 +39,7 @@ pub enum LifecycleEvent {
     EvidenceComplete,
     /// A search found no plan that is more likely than not to gain.
     NoBetterPlan,
-    /// A search found a plan whose gain is more likely than not.
+    /// A search found a plan whose gain is more likely than not, or worth a measurement.
     LikelyGain,
     /// A search found a plan whose gain is at least 95 % likely, a plan that meets a missed goal, or a likely plan
     /// while there is no time for a confirmation.
@@ -84,7 +84,7 @@ pub const TRANSITIONS: &[Transition] = &[
     transition_row(IDLE_STATES, LifecycleEvent::Paused, Cooldown, "a pause after failures"),
     transition_row(IDLE_STATES, LifecycleEvent::PhaseChanged, Profiling, "a phase has changed"),
     transition_row(&[Holding], LifecycleEvent::NoBetterPlan, Holding, "no plan is likely to gain"),
-    transition_row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - confirmation"),
+    transition_row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain likely or worth a measurement - confirmation"),
     transition_row(&[Holding], LifecycleEvent::SureGain, Proposed, "gain at least 95 % likely - monitoring"),
     transition_row(&[Holding], LifecycleEvent::PossibleStep, Proposed, "a step may gain - confirmation"),
     transition_row(&[Proposed], LifecycleEvent::Undecided, Proposed, "no verdict yet"),

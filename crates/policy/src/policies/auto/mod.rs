@@ -4,9 +4,9 @@
 //! (thesis 7.3). Method: the policy collects [`evidence`] about the tasks, and forecasts whole plans with a [`model`]
 //! of every task. One search covers [`candidates`] of all mechanisms together, which always include the default and the
 //! best plan of every single mechanism. A pure [`decision`] proposes a plan whose gain is 95 % probable for monitoring,
-//! and one that is more probable than not for confirmation; it drops any other plan. The verifier ([`crate::verifier`])
-//! measures the proposed plan. The [`lifecycle`] is a table of states and events that determines when the policy waits,
-//! searches, and leaves a change to the verifier.
+//! and one that is likely, or worth its measurement, for confirmation; it drops any other plan. The verifier
+//! ([`crate::verifier`]) measures the proposed plan. The [`lifecycle`] is a table of states and events that determines
+//! when the policy waits, searches, and leaves a change to the verifier.
 //!
 //! Properties: without evidence, the plan in force stays, initially the idle plan; after the initial profiling, probes
 //! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same

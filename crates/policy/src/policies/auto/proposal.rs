@@ -127,6 +127,7 @@ impl PlanFinder<'_, '_> {
                 meets_missed_goal,
                 gain: gain.forecast,
                 probability,
+                is_worth_measuring: self.is_worth_measuring(&gain),
                 has_time_to_confirm: self.has_time_to_confirm,
             },
             self.parameters.min_gain,
@@ -246,14 +247,18 @@ impl PlanFinder<'_, '_> {
         let (_, layout) = steps.into_iter().find(|(_, layout)| self.is_allowed(layout, problem))?;
         // Earlier forecasts of plans erred by more than one unit can change.
         let gain = self.estimate_gain(problem, score_cache, &judge, &current_layout, &layout, GainError::default());
-        let measured_ns = (MAX_CONFIRMATION_WINDOWS * self.parameters.window_ns) as f64;
-        gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64).then(|| {
+        self.is_worth_measuring(&gain).then(|| {
             (
                 self.build_proposal(problem, &current_layout, &layout, gain.forecast),
                 current_layout.clone(),
                 self.forecast(problem, &current_layout),
             )
         })
+    }
+
+    fn is_worth_measuring(&self, gain: &Gain) -> bool {
+        let measured_ns = (MAX_CONFIRMATION_WINDOWS * self.parameters.window_ns) as f64;
+        gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64)
     }
 
     fn plan_search<'s>(

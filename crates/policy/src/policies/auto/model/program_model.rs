@@ -37,8 +37,8 @@ pub struct ProgramModel {
     pub misses: Vec<f64>,
     /// Errors of `misses`, below and above.
     errors: Vec<(f64, f64)>,
-    /// Value added to the whole curve, because the count was outside of the curve's range.
-    curve_offset: f64,
+    /// Factor and addend by which [`ProgramModel::add_unlogged_misses`] has changed the profile's curve.
+    unlogged: (f64, f64),
     /// Number of instructions after which each number of steps is full, starting from an empty cache.
     instr_by_steps: Vec<f64>,
     lines_per_step: f64,
@@ -141,11 +141,6 @@ impl ProgramModel {
             misses[step] = misses[step].max(misses[step + 1]);
         }
         let measured_misses = speed.misses_per_instr;
-        // A count outside of the curve's range shifts the whole curve, because the log does not contain all fetches.
-        let unexplained_misses =
-            |measured_misses: f64| (measured_misses - misses[1]).max(0.0) - (misses[STEPS] - measured_misses).max(0.0);
-        let curve_offset = measured_misses.map_or(0.0, unexplained_misses);
-        misses.iter_mut().for_each(|rate| *rate = (*rate + curve_offset).max(0.0));
         let current_misses = measured_misses.unwrap_or(misses[STEPS]);
         // Counted stalls are those of the task's present node. A stated cost is that of near memory, for serialized
         // misses; if misses overlap, their total cost is at most the elapsed cycles.
@@ -167,7 +162,7 @@ impl ProgramModel {
             lines_per_step: step_bytes / inputs.line_bytes,
             misses,
             errors,
-            curve_offset,
+            unlogged: (1.0, 0.0),
             step_bytes,
             base_cycles,
             cycles_per_miss: nearest_cycles,
@@ -186,7 +181,12 @@ impl ProgramModel {
                 }
             }),
         };
-        program.rebuild_growth();
+        let (most, fewest) = (program.misses[1], program.misses[STEPS]);
+        match measured_misses {
+            Some(count) if count > most => program.add_unlogged_misses(most, count),
+            Some(count) if count < fewest => program.add_unlogged_misses(fewest, count),
+            _ => program.rebuild_growth(),
+        }
         let numbers = [program.base_cycles, program.cycles_per_miss, program.remote_cycles];
         (numbers.iter().all(|number| number.is_finite()) && program.misses.iter().all(|rate| rate.is_finite()))
             .then_some(program)
@@ -203,6 +203,22 @@ impl ProgramModel {
             far_cycles: self.far_cycles.iter().map(|cycles| cycles * cost).collect(),
             ..*self
         }
+    }
+
+    /// Moves a point of the profile's curve to the count, which lies outside of the curve's range, because the log does not
+    /// contain all fetches. The missing ones are the same with any space, or in proportion to the others: the mean of the two
+    /// is taken, and they widen the error.
+    fn add_unlogged_misses(&mut self, logged: f64, count: f64) {
+        let (factor, addend) = (count / logged.max(NEGLIGIBLE_MISSES), count - logged);
+        for (rate, error) in self.misses.iter_mut().zip(&mut self.errors).skip(1) {
+            let (shifted, scaled) = ((*rate + addend).max(0.0), *rate * factor);
+            let difference = 0.5 * (shifted - scaled).abs();
+            *rate = 0.5 * (shifted + scaled);
+            *error = (error.0.max(difference).min(*rate), error.1.max(difference));
+        }
+        self.misses[0] = self.misses[0].max(self.misses[1]);
+        self.unlogged = (0.5 * (1.0 + factor), 0.5 * addend);
+        self.rebuild_growth();
     }
 
     fn rebuild_growth(&mut self) {
@@ -232,7 +248,7 @@ impl ProgramModel {
     /// does not describe the program's present work.
     pub fn is_contradicted(&self, bytes: f64, measured_misses: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
-        let curve_misses = self.misses_at(bytes) - self.curve_offset;
+        let curve_misses = (self.misses_at(bytes) - self.unlogged.1) / self.unlogged.0;
         curve_misses - self.errors[step].0 - measured_misses
             > (MIN_CONTRADICTION_SHARE * curve_misses).max(MIN_CONTRADICTION_RATE)
     }
@@ -253,6 +269,7 @@ impl ProgramModel {
             return;
         }
         let prior = self.clone();
+        self.unlogged = (1.0, 0.0);
         for step in 0..=STEPS {
             let bytes = step as f64 * self.step_bytes;
             let next = counts.partition_point(|(size, _)| *size <= bytes);
@@ -341,6 +358,12 @@ impl ProgramModel {
     /// Shifts the curve to the misses measured at a composed occupancy. Differences within the curve's error correct
     /// the curve; larger ones correct the occupancy.
     pub fn calibrate(&mut self, composed_bytes: f64, cache_bytes: f64, misses: f64) {
+        let (factor, addend) = std::mem::replace(&mut self.unlogged, (1.0, 0.0));
+        if addend != 0.0 {
+            self.misses.iter_mut().skip(1).for_each(|rate| *rate = ((*rate - addend) / factor).max(0.0));
+            self.add_unlogged_misses(self.misses_at(composed_bytes), misses);
+            self.unlogged = (1.0, 0.0);
+        }
         self.shift_within_error(composed_bytes, misses);
         let (max_rate, min_rate) = (self.misses[0], self.misses_at(cache_bytes));
         let expected_misses = self.misses_at(composed_bytes);

@@ -109,6 +109,22 @@ fn a_curve_passes_through_counts() {
     assert_eq!(program, reach);
 }
 
+/// If more misses are counted than the log has at any size, does the curve pass through the count, and does its error
+/// cover both that the others depend on space like the logged ones and that they do not?
+#[test]
+fn unlogged_misses_may_depend_on_space() {
+    let mut program = program_fixture(|bytes| 0.01 * (1.0 - 0.9 * bytes / CACHE));
+    let logged = program.misses[1];
+    program.add_unlogged_misses(logged, 0.03);
+    assert!((program.misses_at(program.step_bytes) - 0.03).abs() < 1e-9);
+    program.calibrate(0.5 * CACHE, CACHE, 0.03);
+    assert!((program.misses_at(0.5 * CACHE) - 0.03).abs() < 1e-6);
+    let (shifted, scaled) = (0.001 + 0.03 - 0.0055, 0.001 * 0.03 / 0.0055);
+    let (rate, (below, above)) = (program.misses_at(CACHE), program.errors[STEPS]);
+    assert!((rate - 0.5 * (shifted + scaled)).abs() < 1e-6, "{rate}");
+    assert!(rate - below < scaled + 1e-6 && rate + above > shifted - 1e-6, "{rate} {below} {above}");
+}
+
 /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, and is the
 /// occupancy not corrected instead?
 #[test]

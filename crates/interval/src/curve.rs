@@ -482,25 +482,29 @@ mod tests {
     /// often as is counted?
     #[test]
     fn rates_change_linearly_with_dropped_prefetches() {
-        let mut phase = closed_form::build_phase(64.0, LINES, 4, |_| 0.01);
-        for point in &mut phase.points {
-            point.without_prefetch = Some(UnprefetchedRates {
-                cycles_per_instr: 3.0 * point.cycles_per_instr,
-                demand_fills_per_instr: 0.03,
-                writebacks_per_instr: 0.0,
-                memory_stall_cycles_per_instr: 1.0,
-            });
-        }
-        phase.references_per_instr = 0.05;
         let mut curves = PhaseCurves::new(LINES);
-        let curve = curves.add(&phase, 64.0, 200.0);
+        let mut add_phase = |misses: &dyn Fn(f64) -> f64, references_per_miss: f64| {
+            let mut phase = closed_form::build_phase(64.0, LINES, 4, misses);
+            phase.references_per_instr *= references_per_miss;
+            for point in &mut phase.points {
+                point.without_prefetch = Some(UnprefetchedRates {
+                    cycles_per_instr: 3.0 * point.cycles_per_instr,
+                    demand_fills_per_instr: 3.0 * point.demand_fills_per_instr,
+                    writebacks_per_instr: 0.0,
+                    memory_stall_cycles_per_instr: 1.0,
+                });
+            }
+            curves.add(&phase, 64.0, 200.0)
+        };
+        let curve = add_phase(&|_| 0.01, 1.0);
+        let falling = add_phase(&|lines| 0.02 * (1.0 - lines / (2.0 * LINES)), 3.0);
         let (none, half) = (curves.rates_at(curve, 1000.0, 0.0), curves.rates_at(curve, 1000.0, 0.5));
         assert!((half.cycles_per_instr / none.cycles_per_instr - 2.0).abs() < 1e-3);
         assert!((half.demand_per_instr - 0.02).abs() < 1e-4, "{half:?}");
-        for (dropped_share, misses) in [(0.0, 0.01), (0.5, 0.02), (1.0, 0.03)] {
-            let log = curves.distance_distribution(curve, dropped_share);
-            let logged_misses = |share: f32| (1.0 - f64::from(share)) * phase.references_per_instr;
-            let is_counted = |&(_, share): &(f32, f32)| (logged_misses(share) - misses).abs() < 1e-4;
+        for dropped_share in [0.0, 0.5, 1.0] {
+            let counted_misses = |lines: f32| curves.rates_at(falling, lines, dropped_share).demand_per_instr;
+            let is_counted = |&(lines, share): &(f32, f32)| ((1.0 - share) * 0.06 - counted_misses(lines)).abs() < 1e-4;
+            let log = curves.distance_distribution(falling, dropped_share);
             assert!(log.bounds.iter().all(is_counted), "{dropped_share}: {:?}", log.bounds);
         }
     }

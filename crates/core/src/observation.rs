@@ -239,6 +239,14 @@ pub struct RowInterval {
     pub task_counts: Vec<EventCounts>,
 }
 
+/// Returns for each row of a probe whether it is complete: whether it has all tasks of the probe, although other rows do
+/// not.
+pub fn complete_rows(rows: &[&[TaskId]]) -> Vec<bool> {
+    let task_count = rows.iter().copied().flatten().collect::<std::collections::BTreeSet<_>>().len();
+    let has_partial_row = rows.iter().any(|row| row.len() < task_count);
+    rows.iter().map(|row| has_partial_row && row.len() == task_count).collect()
+}
+
 /// The kind of address in a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum AddressKind {

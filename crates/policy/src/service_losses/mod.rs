@@ -28,7 +28,7 @@ use cachemate_core::{
 
 use crate::solo_speeds::SoloSpeeds;
 use crate::work_metric::{WorkMetric, metrics_of};
-pub(crate) use probe_rows::ProbeRows;
+pub(crate) use probe_rows::{ProbeRows, counts_of_tasks};
 use regression::{EffectEstimate, EffectRegression};
 
 /// Maximum number of services with a regression; the busiest are chosen.
@@ -140,12 +140,7 @@ impl<'a> ServiceActivity<'a> {
 
     /// Returns the instructions and cycles of its tasks in these intervals.
     fn counts_in(&self, rows: &[&RowInterval]) -> (f64, f64) {
-        let own_tasks: BTreeSet<TaskId> = self.tasks.iter().map(|task| task.task).collect();
-        let counts = rows.iter().flat_map(|row| row.tasks.iter().zip(&row.task_counts));
-        counts
-            .filter(|(task, _)| own_tasks.contains(task))
-            .filter_map(|(_, counts)| work_counts(counts))
-            .fold((0.0, 0.0), add_counts)
+        counts_of_tasks(rows, &self.tasks.iter().map(|task| task.task).collect())
     }
 
     /// Returns the instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{
     CacheId, CounterEvent, CpuId, CpuSet, EventCounts, PlanItem, ProbeEvidence, ProbeKind, ProbeRequest, RowInterval,
-    TaskId, TimeSpan,
+    TaskId, TimeSpan, complete_rows,
 };
 
 use super::{Participant, ProbeRunner};
@@ -94,10 +94,10 @@ impl ProbeRunner {
             let start_spinner = |cpu| scope.spawn(move || spin_at_low_weight(CpuId(cpu), nice, is_over));
             let spinners: Vec<_> = placement.cpus.iter().map(start_spinner).collect();
             let mut intervals = Vec::new();
-            for (index, row) in rows.iter().enumerate() {
+            for (row, is_complete) in rows.iter().zip(complete_rows_of(rows)) {
                 let start = Instant::now();
-                nice.store(if is_complete(rows, index) { AWAKE_NICE } else { SPINNER_NICE }, Ordering::Relaxed);
-                let runs = runs_in_row(rows, index);
+                nice.store(if is_complete { AWAKE_NICE } else { SPINNER_NICE }, Ordering::Relaxed);
+                let runs = runs_in_row(row, is_complete);
                 placement.set_row(&*lock(kernel), &runs);
                 std::thread::sleep(Duration::from_nanos(*settle_ns));
                 let (before, counted_since) = (counters.read(), Instant::now());
@@ -135,16 +135,13 @@ impl ProbeRunner {
     }
 }
 
-/// Returns whether a row has all tasks of the probe, although other rows do not.
-fn is_complete(rows: &[Vec<TaskId>], index: usize) -> bool {
-    let all_tasks: BTreeSet<TaskId> = rows.iter().flatten().copied().collect();
-    rows[index].len() == all_tasks.len() && rows.iter().any(|row| row.len() < all_tasks.len())
+fn complete_rows_of(rows: &[Vec<TaskId>]) -> Vec<bool> {
+    complete_rows(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-/// Returns the function that decides whether a task runs in a row.
-fn runs_in_row(rows: &[Vec<TaskId>], index: usize) -> impl Fn(TaskId) -> bool + '_ {
-    let all_run = is_complete(rows, index);
-    move |task| all_run || rows[index].contains(&task)
+/// Returns the function that decides whether a task runs in a row; all tasks run in a complete one.
+fn runs_in_row(row: &[TaskId], is_complete: bool) -> impl Fn(TaskId) -> bool + '_ {
+    move |task| is_complete || row.contains(&task)
 }
 
 /// Spins on a CPU at the nice value `nice` until `is_over` is set; returns the processor time. Without the right to lower the
@@ -181,17 +178,21 @@ mod tests {
     const PAUSED_PID: &str = "CACHEMATE_TEST_PAUSED_PID";
     const JOURNAL_DIR: &str = "CACHEMATE_TEST_JOURNAL";
 
+    /// Adds the threads 5, 6 and 7 to the host.
+    fn add_participants(host: &FakeHost) -> Vec<Participant> {
+        let add_participant = |tid: i32| {
+            let (thread, cpus) = (host.add_thread(tid, tid, 1, "0-3"), "0-3".parse().unwrap());
+            Participant { task: TaskId(tid as u32), pid: tid, thread, scheduling: SchedParams::default(), cpus }
+        };
+        [5, 6, 7].map(add_participant).into()
+    }
+
     /// Is every thread outside of a row journaled as waiting, does it wait during the row, and do all threads run as
     /// before after the last row? A thread that took over an id meanwhile stays unchanged.
     #[test]
     fn paused_threads_are_journaled_and_restored() {
         let host = FakeHost::default();
-        let mut participants = Vec::new();
-        for tid in [5, 6, 7] {
-            let (thread, cpus) = (host.add_thread(tid, tid, 1, "0-3"), "0-3".parse().unwrap());
-            let scheduling = SchedParams::default();
-            participants.push(Participant { task: TaskId(tid as u32), pid: tid, thread, scheduling, cpus });
-        }
+        let participants = add_participants(&host);
         host.change_thread(7, |thread| thread.start_ticks += 1);
         // Our threads run on a CPU that this test may use.
         let cpus = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().into_iter().collect();
@@ -225,23 +226,19 @@ mod tests {
     #[test]
     fn no_thread_waits_in_a_row_with_all_tasks() {
         let host = FakeHost::default();
-        let mut participants = Vec::new();
-        for tid in [5, 6, 7] {
-            let (thread, cpus) = (host.add_thread(tid, tid, 1, "0-3"), "0-3".parse().unwrap());
-            let scheduling = SchedParams::default();
-            participants.push(Participant { task: TaskId(tid as u32), pid: tid, thread, scheduling, cpus });
-        }
+        let participants = add_participants(&host);
         let policies = || [5, 6, 7].map(|tid| host.scheduling(tid).unwrap().policy);
         let (cpus, busy_tasks) = (CpuSet::default(), BTreeSet::new());
         let placement = RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin: Instant::now() };
         let rows = [vec![TaskId(5)], vec![TaskId(5), TaskId(6)]];
         let waits = |row: usize| {
-            placement.set_row(&host, runs_in_row(&rows, row));
+            placement.set_row(&host, runs_in_row(&rows[row], complete_rows_of(&rows)[row]));
             policies()
         };
         assert_eq!(waits(0), [0, 5, 5]);
         assert_eq!(waits(1), [0, 0, 0]);
-        placement.set_row(&host, runs_in_row(&[vec![TaskId(5)], vec![TaskId(5)]], 1));
+        let equal_rows = [vec![TaskId(5)], vec![TaskId(5)]];
+        placement.set_row(&host, runs_in_row(&equal_rows[1], complete_rows_of(&equal_rows)[1]));
         assert_eq!(policies(), [0, 5, 5], "all rows are equal");
     }
 

@@ -22,7 +22,7 @@ use cachemate_core::{
 use super::evidence::probe_planner::are_probes_harmless;
 use super::evidence::service_pauses::is_promised;
 use crate::partition::units::PartitionUnits;
-use crate::service_losses::ProbeRows;
+use crate::service_losses::{ProbeRows, counts_of_tasks};
 
 /// Time for the cache to fill after a change of ways.
 const SETTLE_NS: u64 = 1_000_000_000;
@@ -240,10 +240,8 @@ impl ServiceConfinements {
             tasks.insert(task.task);
         }
         let speed_in = |rows: &[&RowInterval], tasks: &BTreeSet<TaskId>| {
-            let mut work = CountedWork::default();
-            let counts = rows.iter().flat_map(|row| row.tasks.iter().zip(&row.task_counts));
-            counts.filter(|(task, _)| tasks.contains(task)).for_each(|(_, counts)| work.add(counts));
-            work.instr_per_cycle()
+            let (instructions, cycles) = counts_of_tasks(rows, tasks);
+            CountedWork { instructions, cycles }.instr_per_cycle()
         };
         let effects = limits.into_iter().filter_map(|(protected_service, (tasks, max_slowdown))| {
             let speed_before = self.work.get(&protected_service)?.instr_per_cycle()?;

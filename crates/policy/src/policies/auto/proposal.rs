@@ -1,6 +1,7 @@
 //! One search for a better plan: the candidates, the best of them, its gain with the error, and the choice.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 
 use cachemate_core::{
     Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, VerificationMethod, View,
@@ -401,20 +402,14 @@ impl PlanFinder<'_, '_> {
 /// Returns the processes in the objective, with their speeds relative to solo under a layout, weighted as by the
 /// objective.
 fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
-    let mut process_speeds: Vec<(ProcessId, f64, f64)> = Vec::new();
+    // The priority of each process, and the sum of its threads' speeds.
+    let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
     for (problem_task, speed) in problem.tasks.iter().zip(forecast_speeds(problem, layout)) {
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else { continue };
-        match process_speeds.iter_mut().find(|(process, ..)| *process == problem_task.process) {
-            // Each thread of a process counts.
-            Some((.., relative_speed)) => *relative_speed += speed.relative_speed,
-            None => {
-                let priority =
-                    if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
-                process_speeds.push((problem_task.process, priority, speed.relative_speed));
-            }
-        }
+        let priority = if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
+        process_speeds.entry(problem_task.process).or_insert((priority, 0.0)).1 += speed.relative_speed;
     }
-    process_speeds.into_iter().map(|(process, priority, relative_speed)| (process, priority * relative_speed)).collect()
+    process_speeds.into_iter().map(|(process, (priority, speed_sum))| (process, priority * speed_sum)).collect()
 }
 
 /// Two layouts of one problem, compared by the objective.

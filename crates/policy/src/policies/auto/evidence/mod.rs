@@ -51,6 +51,13 @@ impl TaskEvidence {
         let sites = cache_sites(view);
         let cpu_sites = CpuSites::from_sites(&sites);
         let replanned = self.replanned_tasks(view, &sites, &cpu_sites);
+        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+        let has_changed = self.arrivals.observe(view);
+        if has_changed {
+            self.speeds.retain(&live_tasks);
+            self.default_sites.retain(|task, _| live_tasks.contains(task));
+            self.split_processes.retain(|task| live_tasks.contains(task));
+        }
         self.speeds.observe(
             view.observation,
             view.previous_plan,
@@ -58,11 +65,10 @@ impl TaskEvidence {
             |task| phases::current_phase(view, task),
             |task| replanned.contains(&task),
         );
-        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.measured_sizes.retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
         self.record_split_processes(view, &cpu_sites);
-        self.arrivals.observe(view)
+        has_changed
     }
 
     /// Records the misses that tasks have with partitions of their own, or beside the tasks with which they share a
@@ -124,8 +130,6 @@ impl TaskEvidence {
 
     /// Records the sites of tasks that no plan pins.
     fn record_homes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
-        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.default_sites.retain(|task, _| live_tasks.contains(task));
         for sample in view.live_tasks().filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task)) {
             if let Some(site) = cpu_sites.site_of_task(sample) {
                 self.default_sites.insert(sample.task, site);
@@ -136,8 +140,6 @@ impl TaskEvidence {
     /// Records tasks that run on another cache than threads of their process and whose waits for shared data would
     /// show.
     fn record_split_processes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
-        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.split_processes.retain(|task| live_tasks.contains(task));
         // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
         let sited_samples = || view.live_tasks().filter_map(|sample| Some((sample, cpu_sites.site_of_task(sample)?)));

@@ -123,9 +123,15 @@ impl SpeedTracker {
         averaged.all(|sums| sums.windows >= sums.needed_windows())
     }
 
-    /// Observes a window, and forgets exited tasks and the counts of earlier phases. `is_replanned` returns whether the
-    /// plan for a task's cache has changed since the last window. In such a window caches fill, so the counts under the
-    /// new plan begin with the next one.
+    /// Keeps only the counts of live tasks.
+    pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>) {
+        self.current_sums.retain(|task, _| live_tasks.contains(task));
+        self.sums_by_kind.retain(|(task, _), _| live_tasks.contains(task));
+    }
+
+    /// Observes a window, and forgets the counts of earlier phases. `is_replanned` returns whether the plan for a task's
+    /// cache has changed since the last window. In such a window caches fill, so the counts under the new plan begin with
+    /// the next one.
     pub fn observe(
         &mut self,
         observation: &Observation,
@@ -134,10 +140,6 @@ impl SpeedTracker {
         phase_of: impl Fn(TaskId) -> CurrentPhase,
         is_replanned: impl Fn(TaskId) -> bool,
     ) {
-        let live_tasks: BTreeSet<TaskId> =
-            observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
-        self.current_sums.retain(|task, _| live_tasks.contains(task));
-        self.sums_by_kind.retain(|(task, _), _| live_tasks.contains(task));
         // During a solo interval, the task has other co-runners than usual, and the other tasks pause.
         if previous_plan.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
             return;

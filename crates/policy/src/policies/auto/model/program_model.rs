@@ -6,6 +6,8 @@
 //! of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses are the measured cycles minus the measured cost of
 //! misses. Properties: no value is guessed; if one is missing, the task has no model.
 
+use std::sync::Arc;
+
 use cachemate_core::{Goal, Profile, SizeCurve};
 
 use crate::policies::auto::evidence::speeds::ObservedSpeed;
@@ -33,14 +35,12 @@ const NEGLIGIBLE_MISSES: f64 = 1e-7;
 /// The model of a program; see the module's documentation. Rates are per instruction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramModel {
-    /// Misses at 0, 1, ... [`STEPS`] steps of `step_bytes`.
-    pub misses: Vec<f64>,
-    /// Errors of `misses`, below and above.
-    errors: Vec<(f64, f64)>,
+    /// The curve, which the draws of a model share.
+    curve: Arc<StepCurve>,
+    /// Factor of all misses of the curve in a draw; 1 outside of draws.
+    miss_factor: f64,
     /// Factor and addend by which [`ProgramModel::add_unlogged_misses`] has changed the profile's curve.
     unlogged: (f64, f64),
-    /// Number of instructions after which each number of steps is full, starting from an empty cache.
-    instr_by_steps: Vec<f64>,
     lines_per_step: f64,
     pub step_bytes: f64,
     /// Cycles per instruction that do not depend on space.
@@ -64,6 +64,37 @@ pub struct ProgramModel {
     pub occupancy_odds: f64,
     /// Solo cycles and misses per instruction, if they were measured.
     pub solo: Option<SoloMeasurement>,
+}
+
+/// Misses by space at 0, 1, ... [`STEPS`] steps of a model's `step_bytes`.
+#[derive(Clone, PartialEq, Debug)]
+struct StepCurve {
+    misses: Vec<f64>,
+    /// Errors of `misses`, below and above.
+    errors: Vec<(f64, f64)>,
+    /// Number of instructions after which each number of steps is full, starting from an empty cache.
+    instr_by_steps: Vec<f64>,
+}
+
+impl StepCurve {
+    /// Raises the misses with less space to those with more, and computes the growth of the footprint.
+    fn settle(&mut self, lines_per_step: f64) {
+        for step in (0..STEPS).rev() {
+            self.misses[step] = self.misses[step].max(self.misses[step + 1]);
+        }
+        self.rebuild_growth(lines_per_step);
+    }
+
+    fn rebuild_growth(&mut self, lines_per_step: f64) {
+        let mut instructions = 0.0;
+        self.instr_by_steps.clear();
+        self.instr_by_steps.push(0.0);
+        for step in 0..STEPS {
+            let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
+            instructions += lines_per_step / rate.max(NEGLIGIBLE_MISSES);
+            self.instr_by_steps.push(instructions);
+        }
+    }
 }
 
 /// Measured solo speed of a task.
@@ -137,11 +168,11 @@ impl ProgramModel {
         let errors = points.iter().map(rate_errors).collect();
         // With no resident lines, every reference misses, if the number of references is known.
         misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
-        for step in (0..STEPS).rev() {
-            misses[step] = misses[step].max(misses[step + 1]);
-        }
+        let lines_per_step = step_bytes / inputs.line_bytes;
+        let mut curve_by_steps = StepCurve { misses, errors, instr_by_steps: Vec::with_capacity(STEPS + 1) };
+        curve_by_steps.settle(lines_per_step);
         let measured_misses = speed.misses_per_instr;
-        let current_misses = measured_misses.unwrap_or(misses[STEPS]);
+        let current_misses = measured_misses.unwrap_or(curve_by_steps.misses[STEPS]);
         // Counted stalls are those of the task's present node. A stated cost is that of near memory, for serialized
         // misses; if misses overlap, their total cost is at most the elapsed cycles.
         let current_factor = inputs.memory.factors.get(inputs.memory.current_node).copied().unwrap_or(1.0);
@@ -158,10 +189,9 @@ impl ProgramModel {
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
         let goal = inputs.goal.unwrap_or_default();
         let mut program = ProgramModel {
-            instr_by_steps: Vec::new(),
-            lines_per_step: step_bytes / inputs.line_bytes,
-            misses,
-            errors,
+            curve: Arc::new(curve_by_steps),
+            miss_factor: 1.0,
+            lines_per_step,
             unlogged: (1.0, 0.0),
             step_bytes,
             base_cycles,
@@ -181,24 +211,29 @@ impl ProgramModel {
                 }
             }),
         };
-        let (most, fewest) = (program.misses[1], program.misses[STEPS]);
+        let (most, fewest) = (program.curve.misses[1], program.curve.misses[STEPS]);
         match measured_misses {
             Some(count) if count > most => program.add_unlogged_misses(most, count),
             Some(count) if count < fewest => program.add_unlogged_misses(fewest, count),
-            _ => program.rebuild_growth(),
+            _ => {}
         }
         let numbers = [program.base_cycles, program.cycles_per_miss, program.remote_cycles];
-        (numbers.iter().all(|number| number.is_finite()) && program.misses.iter().all(|rate| rate.is_finite()))
+        (numbers.iter().all(|number| number.is_finite()) && program.curve.misses.iter().all(|rate| rate.is_finite()))
             .then_some(program)
+    }
+
+    /// Returns the curve for changes, which the draws made so far do not see. A draw itself is never changed.
+    fn curve_mut(&mut self) -> &mut StepCurve {
+        debug_assert!(self.miss_factor == 1.0, "the curve of a draw is shared");
+        Arc::make_mut(&mut self.curve)
     }
 
     /// Returns the program with all misses and their cost scaled by the factors of one draw.
     #[must_use]
     pub fn scale(&self, misses: f64, cost: f64) -> Self {
         ProgramModel {
-            misses: self.misses.iter().map(|rate| rate * misses).collect(),
-            errors: self.errors.iter().map(|(below, above)| (below * misses, above * misses)).collect(),
-            instr_by_steps: self.instr_by_steps.iter().map(|instructions| instructions / misses).collect(),
+            curve: Arc::clone(&self.curve),
+            miss_factor: self.miss_factor * misses,
             cycles_per_miss: self.cycles_per_miss * cost,
             far_cycles: self.far_cycles.iter().map(|cycles| cycles * cost).collect(),
             ..*self
@@ -210,26 +245,17 @@ impl ProgramModel {
     /// is taken, and they widen the error.
     fn add_unlogged_misses(&mut self, logged: f64, count: f64) {
         let (factor, addend) = (count / logged.max(NEGLIGIBLE_MISSES), count - logged);
-        for (rate, error) in self.misses.iter_mut().zip(&mut self.errors).skip(1) {
+        let lines_per_step = self.lines_per_step;
+        let curve = self.curve_mut();
+        for (rate, error) in curve.misses.iter_mut().zip(&mut curve.errors).skip(1) {
             let (shifted, scaled) = ((*rate + addend).max(0.0), *rate * factor);
             let difference = 0.5 * (shifted - scaled).abs();
             *rate = 0.5 * (shifted + scaled);
             *error = (error.0.max(difference).min(*rate), error.1.max(difference));
         }
-        self.misses[0] = self.misses[0].max(self.misses[1]);
+        curve.misses[0] = curve.misses[0].max(curve.misses[1]);
+        curve.rebuild_growth(lines_per_step);
         self.unlogged = (0.5 * (1.0 + factor), 0.5 * addend);
-        self.rebuild_growth();
-    }
-
-    fn rebuild_growth(&mut self) {
-        let mut instructions = 0.0;
-        self.instr_by_steps = Vec::with_capacity(STEPS + 1);
-        self.instr_by_steps.push(0.0);
-        for step in 0..STEPS {
-            let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
-            instructions += self.lines_per_step / rate.max(NEGLIGIBLE_MISSES);
-            self.instr_by_steps.push(instructions);
-        }
     }
 
     /// Returns the additional cycles of a miss on this memory node relative to the nearest; 0 if unknown.
@@ -241,7 +267,8 @@ impl ProgramModel {
     pub fn misses_at(&self, bytes: f64) -> f64 {
         let position_steps = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
-        self.misses[low] + (position_steps - low as f64) * (self.misses[low + 1] - self.misses[low])
+        let misses = &self.curve.misses;
+        self.miss_factor * (misses[low] + (position_steps - low as f64) * (misses[low + 1] - misses[low]))
     }
 
     /// Returns whether the profiled curve predicts clearly more misses with this space than were measured. Such a curve
@@ -249,7 +276,7 @@ impl ProgramModel {
     pub fn is_contradicted(&self, bytes: f64, measured_misses: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
         let curve_misses = (self.misses_at(bytes) - self.unlogged.1) / self.unlogged.0;
-        curve_misses - self.errors[step].0 - measured_misses
+        curve_misses - self.curve.errors[step].0 - measured_misses
             > (MIN_CONTRADICTION_SHARE * curve_misses).max(MIN_CONTRADICTION_RATE)
     }
 
@@ -269,13 +296,15 @@ impl ProgramModel {
             return;
         }
         let prior = self.clone();
+        let (step_bytes, lines_per_step) = (self.step_bytes, self.lines_per_step);
         self.unlogged = (1.0, 0.0);
+        let curve = self.curve_mut();
         for step in 0..=STEPS {
-            let bytes = step as f64 * self.step_bytes;
+            let bytes = step as f64 * step_bytes;
             let next = counts.partition_point(|(size, _)| *size <= bytes);
             let (before, after) = (next.checked_sub(1).map(|last| counts[last]), counts.get(next).copied());
             let shift = |(size, misses): (f64, f64)| misses - prior.misses_at(size);
-            let rate = prior.misses[step];
+            let rate = prior.curve.misses[step];
             let (rate, error) = match (before, after) {
                 (Some(before), Some(after)) => {
                     let fraction = (bytes - before.0) / (after.0 - before.0).max(1.0);
@@ -291,19 +320,16 @@ impl ProgramModel {
             };
             let low = after.map_or(0.0, |(_, misses)| misses);
             let high = before.map_or(f64::INFINITY, |(_, misses)| misses).max(low);
-            let (below, above) = self.errors[step];
+            let (below, above) = curve.errors[step];
             // Between two counts, the curve is at most about linear.
             let above = if after.is_some() && before.is_some() { 0.0 } else { above.max(error) };
-            let is_counted = before.is_some_and(|(size, _)| bytes - size < 0.5 * self.step_bytes);
+            let is_counted = before.is_some_and(|(size, _)| bytes - size < 0.5 * step_bytes);
             let rate = if is_counted { high } else { rate.clamp(low, high) };
-            self.misses[step] = rate;
-            self.errors[step] =
+            curve.misses[step] = rate;
+            curve.errors[step] =
                 if is_counted { (0.0, 0.0) } else { (below.max(error).min(rate - low), above.min(high - rate)) };
         }
-        for step in (0..STEPS).rev() {
-            self.misses[step] = self.misses[step].max(self.misses[step + 1]);
-        }
-        self.rebuild_growth();
+        curve.settle(lines_per_step);
     }
 
     /// Returns the program with the curve above this occupancy as low as its error allows, so that only less space than
@@ -311,16 +337,14 @@ impl ProgramModel {
     #[must_use]
     pub fn with_lowest_curve(&self, composed_bytes: f64) -> Self {
         let mut lowest = self.clone();
-        for (step, (rate, error)) in lowest.misses.iter_mut().zip(&mut lowest.errors).enumerate() {
+        let curve = lowest.curve_mut();
+        for (step, (rate, error)) in curve.misses.iter_mut().zip(&mut curve.errors).enumerate() {
             if step as f64 * self.step_bytes > composed_bytes {
                 *rate = (*rate - error.0).max(0.0);
             }
             *error = (0.0, 0.0);
         }
-        for step in (0..STEPS).rev() {
-            lowest.misses[step] = lowest.misses[step].max(lowest.misses[step + 1]);
-        }
-        lowest.rebuild_growth();
+        curve.settle(self.lines_per_step);
         lowest
     }
 
@@ -332,14 +356,17 @@ impl ProgramModel {
         let error_on_side = |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
         let position_steps = (composed_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
-        let (error_before, error_after) = (error_on_side(&self.errors[low]), error_on_side(&self.errors[low + 1]));
+        let (error_before, error_after) =
+            (error_on_side(&self.curve.errors[low]), error_on_side(&self.curve.errors[low + 1]));
         let error = error_before + (position_steps - low as f64) * (error_after - error_before);
         if error <= 0.0 {
             return;
         }
         let error_share = (misses_deviation / error).clamp(-1.0, 1.0);
         let corrected_rate = self.misses_at(composed_bytes) + error_share * error;
-        for (step, (rate, error)) in self.misses.iter_mut().zip(&mut self.errors).enumerate() {
+        let lines_per_step = self.lines_per_step;
+        let curve = self.curve_mut();
+        for (step, (rate, error)) in curve.misses.iter_mut().zip(&mut curve.errors).enumerate() {
             let shifted_rate = (*rate + error_share * error_on_side(error)).max(0.0);
             let bounds = (*rate - error.0, *rate + error.1);
             *rate = if misses_deviation > 0.0 && step <= low {
@@ -349,10 +376,7 @@ impl ProgramModel {
             };
             *error = ((*rate - bounds.0).max(0.0), (bounds.1 - *rate).max(0.0));
         }
-        for step in (0..STEPS).rev() {
-            self.misses[step] = self.misses[step].max(self.misses[step + 1]);
-        }
-        self.rebuild_growth();
+        curve.settle(lines_per_step);
     }
 
     /// Shifts the curve to the misses measured at a composed occupancy. Differences within the curve's error correct
@@ -360,18 +384,20 @@ impl ProgramModel {
     pub fn calibrate(&mut self, composed_bytes: f64, cache_bytes: f64, misses: f64) {
         let (factor, addend) = std::mem::replace(&mut self.unlogged, (1.0, 0.0));
         if addend != 0.0 {
-            self.misses.iter_mut().skip(1).for_each(|rate| *rate = ((*rate - addend) / factor).max(0.0));
+            let logged_misses = self.curve_mut().misses.iter_mut().skip(1);
+            logged_misses.for_each(|rate| *rate = ((*rate - addend) / factor).max(0.0));
             self.add_unlogged_misses(self.misses_at(composed_bytes), misses);
             self.unlogged = (1.0, 0.0);
         }
         self.shift_within_error(composed_bytes, misses);
-        let (max_rate, min_rate) = (self.misses[0], self.misses_at(cache_bytes));
+        let (max_rate, min_rate) = (self.misses_at(0.0), self.misses_at(cache_bytes));
         let expected_misses = self.misses_at(composed_bytes);
         if (misses - expected_misses).abs() <= NOISE_SHARE * (max_rate - min_rate) || max_rate <= min_rate {
             return;
         }
-        let next_index = self.misses.partition_point(|&rate| rate > misses).clamp(1, STEPS);
-        let (rate_before, rate_after) = (self.misses[next_index - 1], self.misses[next_index]);
+        let rates = &self.curve.misses;
+        let next_index = rates.partition_point(|&rate| rate > misses).clamp(1, STEPS);
+        let (rate_before, rate_after) = (rates[next_index - 1], rates[next_index]);
         let fraction = if rate_before > rate_after {
             ((rate_before - misses) / (rate_before - rate_after)).clamp(0.0, 1.0)
         } else {
@@ -393,36 +419,38 @@ impl ProgramModel {
 
     /// Returns the footprint, and the bytes that another instruction adds.
     pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
-        self.interpolate_footprint(
-            self.instr_by_steps.partition_point(|&threshold| threshold <= instructions),
-            instructions,
-        )
+        let curve_instr = instructions * self.miss_factor;
+        let next_index = self.curve.instr_by_steps.partition_point(|&threshold| threshold <= curve_instr);
+        self.interpolate_footprint(next_index, curve_instr)
     }
 
     /// Returns the footprint and its growth, searched from the position of the last call.
     pub fn footprint_near(&self, instructions: f64, position: &mut usize) -> (f64, f64) {
+        let (curve_instr, thresholds) = (instructions * self.miss_factor, &self.curve.instr_by_steps);
         let mut next_index = *position;
-        while next_index <= STEPS && self.instr_by_steps[next_index] <= instructions {
+        while next_index <= STEPS && thresholds[next_index] <= curve_instr {
             next_index += 1;
         }
-        while next_index > 0 && self.instr_by_steps[next_index - 1] > instructions {
+        while next_index > 0 && thresholds[next_index - 1] > curve_instr {
             next_index -= 1;
         }
         *position = next_index;
-        self.interpolate_footprint(next_index, instructions)
+        self.interpolate_footprint(next_index, curve_instr)
     }
 
-    fn interpolate_footprint(&self, next_index: usize, instructions: f64) -> (f64, f64) {
+    /// Interpolates the footprint and its growth. `curve_instr` is the number of instructions with as many misses by the
+    /// undrawn curve.
+    fn interpolate_footprint(&self, next_index: usize, curve_instr: f64) -> (f64, f64) {
         if next_index > STEPS {
             return (STEPS as f64 * self.step_bytes, 0.0);
         }
         // The first entry is 0 instructions, so there is always an earlier entry.
         let next_index = next_index.max(1);
-        let (growth_before, growth_after) = (self.instr_by_steps[next_index - 1], self.instr_by_steps[next_index]);
-        let bytes_per_instr = self.step_bytes / (growth_after - growth_before).max(1e-9);
+        let [before, after] = [next_index - 1, next_index].map(|index| self.curve.instr_by_steps[index]);
+        let bytes_per_instr = self.step_bytes / (after - before).max(1e-9);
         (
-            (next_index as f64 - 1.0) * self.step_bytes + (instructions - growth_before).max(0.0) * bytes_per_instr,
-            bytes_per_instr,
+            (next_index as f64 - 1.0) * self.step_bytes + (curve_instr - before).max(0.0) * bytes_per_instr,
+            bytes_per_instr * self.miss_factor,
         )
     }
 
@@ -444,19 +472,21 @@ impl ProgramModel {
         let Some(solo) = self.solo else { return };
         let (current_misses, curve_solo_misses) = (self.misses_at(composed_bytes), self.misses_at(cache_bytes));
         let solo_misses = solo.misses_per_instr.unwrap_or(curve_solo_misses).min(current_misses);
+        let (step_bytes, lines_per_step) = (self.step_bytes, self.lines_per_step);
+        let curve = self.curve_mut();
         for step in 0..=STEPS {
-            let bytes = step as f64 * self.step_bytes;
+            let bytes = step as f64 * step_bytes;
             if bytes <= composed_bytes {
                 continue;
             }
             let decline_left = if current_misses - curve_solo_misses > NOISE_SHARE * current_misses {
-                ((self.misses[step] - curve_solo_misses) / (current_misses - curve_solo_misses)).clamp(0.0, 1.0)
+                ((curve.misses[step] - curve_solo_misses) / (current_misses - curve_solo_misses)).clamp(0.0, 1.0)
             } else {
                 ((cache_bytes - bytes) / (cache_bytes - composed_bytes).max(1.0)).clamp(0.0, 1.0)
             };
-            self.misses[step] = solo_misses + decline_left * (current_misses - solo_misses);
+            curve.misses[step] = solo_misses + decline_left * (current_misses - solo_misses);
         }
-        self.rebuild_growth();
+        curve.rebuild_growth(lines_per_step);
         let current_cycles = self.base_cycles + current_misses * self.cycles_per_miss;
         let misses_beyond_solo = current_misses - solo_misses;
         if misses_beyond_solo > MIN_BEYOND_SHARE * current_misses && current_cycles > solo.cycles_per_instr {
@@ -485,7 +515,7 @@ impl ProgramModel {
     /// Returns the solo cycles per instruction if the curve lies as low as its error allows.
     pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
         let position_steps = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
-        let error_below = self.errors[(position_steps as usize).min(STEPS)].0;
+        let error_below = self.miss_factor * self.curve.errors[(position_steps as usize).min(STEPS)].0;
         self.base_cycles + (self.misses_at(cache_bytes) - error_below).max(0.0) * self.cycles_per_miss
     }
 }

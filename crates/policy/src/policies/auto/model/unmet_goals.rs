@@ -146,7 +146,7 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal
                 && !removed_tasks.contains(index)
         };
         let pressure_of = |index: usize| {
-            problem.tasks[index].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses[0])
+            problem.tasks[index].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses_at(0.0))
         };
         let mut co_runners: Vec<usize> = reduced_problem.known_tasks().filter(shares_site).collect();
         co_runners.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));

@@ -103,7 +103,7 @@ fn a_curve_passes_through_counts() {
     assert!((misses_at(0.25) - 0.012).abs() < 1e-9 && (misses_at(0.5) - 0.006).abs() < 1e-9);
     assert!((misses_at(0.375) - 0.009).abs() < 1e-9 && misses_at(0.1) > 0.029);
     assert!(misses_at(1.0) <= 0.006);
-    assert_eq!(program.errors[STEPS / 2], (0.0, 0.0));
+    assert_eq!(program.curve.errors[STEPS / 2], (0.0, 0.0));
     let reach = program.clone();
     program.pass_through(&[]);
     assert_eq!(program, reach);
@@ -114,13 +114,13 @@ fn a_curve_passes_through_counts() {
 #[test]
 fn unlogged_misses_may_depend_on_space() {
     let mut program = program_fixture(|bytes| 0.01 * (1.0 - 0.9 * bytes / CACHE));
-    let logged = program.misses[1];
+    let logged = program.curve.misses[1];
     program.add_unlogged_misses(logged, 0.03);
     assert!((program.misses_at(program.step_bytes) - 0.03).abs() < 1e-9);
     program.calibrate(0.5 * CACHE, CACHE, 0.03);
     assert!((program.misses_at(0.5 * CACHE) - 0.03).abs() < 1e-6);
     let (shifted, scaled) = (0.001 + 0.03 - 0.0055, 0.001 * 0.03 / 0.0055);
-    let (rate, (below, above)) = (program.misses_at(CACHE), program.errors[STEPS]);
+    let (rate, (below, above)) = (program.misses_at(CACHE), program.curve.errors[STEPS]);
     assert!((rate - 0.5 * (shifted + scaled)).abs() < 1e-6, "{rate}");
     assert!(rate - below < scaled + 1e-6 && rate + above > shifted - 1e-6, "{rate} {below} {above}");
 }
@@ -142,7 +142,8 @@ fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
     let mut calibrated = program_fixture(logged);
     for step in 0..=STEPS {
         if step as f64 * calibrated.step_bytes > known_bytes {
-            calibrated.errors[step] = (calibrated.misses[step], truth.misses_at(known_bytes) - calibrated.misses[step]);
+            calibrated.curve_mut().errors[step] =
+                (calibrated.curve.misses[step], truth.misses_at(known_bytes) - calibrated.curve.misses[step]);
         }
     }
     let composed = 0.39 * CACHE;
@@ -163,7 +164,7 @@ fn a_stream_misses_as_often_with_less_space() {
     let mut calibrated = program_fixture(logged);
     for step in 0..=STEPS {
         if step as f64 * calibrated.step_bytes > reach {
-            calibrated.errors[step] = (calibrated.misses[step], 0.06 - calibrated.misses[step]);
+            calibrated.curve_mut().errors[step] = (calibrated.curve.misses[step], 0.06 - calibrated.curve.misses[step]);
         }
     }
     calibrated.calibrate(0.6 * CACHE, CACHE, 0.013);

@@ -7,6 +7,7 @@
 
 mod factors;
 mod online;
+mod run_to_run;
 mod schemes;
 
 use crate::setup::WorkloadJob;
@@ -44,7 +45,7 @@ pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
     ("CA-3", schemes::published_findings),
     ("CA-6", online::four_core_results),
     ("CA-7", online::eight_core_results),
-    ("CA-8", online::run_to_run_findings),
+    ("CA-8", run_to_run::findings),
 ];
 
 /// Returns the programs of a run: all ten, or six in a quick run. Four would not suffice, because they form only one

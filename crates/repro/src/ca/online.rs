@@ -1,5 +1,4 @@
-//! CA-6, -7, -8: the policies online, against all possible schedules, against the default scheduler, and from run to
-//! run.
+//! CA-6, CA-7: the policies online, against all possible schedules and against the default scheduler.
 //!
 //! The default scheduler places by order of arrival and, with one CPU-bound program per core, never moves a program. So
 //! only the order of arrival varies from run to run (CA 2.1: "thread spawning order"); it is drawn from the seed.
@@ -18,7 +17,7 @@ use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::solo;
 use crate::steered;
-use crate::work;
+use crate::work::{self, WorkRun};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, least, mean};
 
 /// CA Table 2.
@@ -61,7 +60,7 @@ pub(super) enum PlacementSource {
 }
 
 impl PlacementSource {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             PlacementSource::Default => "default",
             PlacementSource::Di | PlacementSource::DiWhole => "di",
@@ -72,8 +71,8 @@ impl PlacementSource {
 }
 
 /// Slowdown of every job, in the order of the jobs.
-struct Slowdowns {
-    slowdowns_by_job: Vec<f64>,
+pub(super) struct Slowdowns {
+    pub(super) slowdowns_by_job: Vec<f64>,
     /// Number of moves of tasks to another CPU since the start of the run.
     move_count: f64,
     /// The programs that ran on the same cache for most of the time, as text.
@@ -81,14 +80,14 @@ struct Slowdowns {
 }
 
 /// A machine with the lengths of its runs.
-struct Testbed {
+pub(super) struct Testbed {
     bench: CoRunBench,
     /// Number of data accesses in the programs' solo profiles.
     profile_accesses: u64,
 }
 
 impl Testbed {
-    fn load(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
+    pub(super) fn load(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
         let (refill_cycles, measured_cycles) =
             context.pick_by_length((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
         let mut bench = CoRunBench::load(machine, 1, WINDOW_CYCLES / scale + refill_cycles, measured_cycles)?;
@@ -96,14 +95,52 @@ impl Testbed {
         Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
     }
 
-    /// Returns the cycles per instruction of every job relative to running alone, in the jobs' order.
-    fn measure_slowdowns(
+    /// Returns the cycles per instruction of every job relative to running alone, in the jobs' order. Where memory has
+    /// several nodes, the programs restart on the caches that the policy chose, because the paper's experiment lasts three
+    /// executions of the longest program (CA 5.1), and only a restarted program allocates its memory where it was bound.
+    pub(super) fn measure_slowdowns(
         &self,
         source: PlacementSource,
         jobs: &[WorkloadJob],
         matrix: Option<&[Vec<f64>]>,
         seed: u64,
     ) -> Result<Slowdowns, ReproError> {
+        let topology = self.bench.machine.topology();
+        let caches = cpus_by_cache(&topology)?;
+        let mut order: Vec<usize> = (0..jobs.len()).collect();
+        let mut work_run = self.run(source, jobs, matrix, seed)?;
+        let has_one_node = topology.cpus.iter().all(|cpu| cpu.memory_node == topology.cpus[0].memory_node);
+        if source != PlacementSource::Default && !has_one_node {
+            let default_run = self.run(PlacementSource::Default, jobs, None, seed)?;
+            let main_caches = |run: &WorkRun| -> Vec<Option<usize>> {
+                run.results.tasks.iter().map(|task| main_cache(task, &caches)).collect()
+            };
+            order = restart_order(&main_caches(&default_run), &main_caches(&work_run));
+            let ordered_matrix: Option<Vec<Vec<f64>>> =
+                matrix.map(|rows| order.iter().map(|&i| order.iter().map(|&j| rows[i][j]).collect()).collect());
+            work_run = self.run(source, &reorder(jobs, &order), ordered_matrix.as_deref(), seed)?;
+        }
+        let ordered_jobs = reorder(jobs, &order);
+        let speeds = work_run.rates.iter().map(|rates| rates.instr_per_cycle);
+        let mut slowdowns_by_job = vec![0.0; jobs.len()];
+        for (slowdown, &job) in self.slowdowns_of_speeds(&ordered_jobs, speeds)?.into_iter().zip(&order) {
+            slowdowns_by_job[job] = slowdown;
+        }
+        Ok(Slowdowns {
+            slowdowns_by_job,
+            move_count: work_run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64,
+            co_scheduled_programs: describe_co_runners(&ordered_jobs, &caches, &work_run.results.tasks),
+        })
+    }
+
+    /// Runs the jobs, which arrive in this order, over the work that each does alone.
+    fn run(
+        &self,
+        source: PlacementSource,
+        jobs: &[WorkloadJob],
+        matrix: Option<&[Vec<f64>]>,
+        seed: u64,
+    ) -> Result<WorkRun, ReproError> {
         let options = SimOptions { seed, ..self.bench.options.clone() };
         let workload = self.bench.build_workload(options, jobs.to_vec());
         let policy_config = match source {
@@ -123,15 +160,7 @@ impl Testbed {
             );
             return Err(failed(&job.name)(message));
         }
-        let slowdowns_by_job =
-            self.slowdowns_of_speeds(jobs, work_run.rates.iter().map(|rates| rates.instr_per_cycle))?;
-        let move_count = work_run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
-        let cpus = cpus_by_cache(&workload.machine.topology())?;
-        Ok(Slowdowns {
-            slowdowns_by_job,
-            move_count,
-            co_scheduled_programs: describe_co_runners(jobs, &cpus, &work_run.results.tasks),
-        })
+        Ok(work_run)
     }
 
     fn slowdowns_of_speeds(
@@ -175,21 +204,41 @@ impl Testbed {
     }
 }
 
-/// Describes which programs ran longest on the same cache.
-fn describe_co_runners(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
-    let cycles_on = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
+/// Returns the jobs' numbers in an order of arrival in which the default scheduler puts each job on the cache that a
+/// policy chose. `default_caches` are those of the first, second, ... arrival.
+fn restart_order(default_caches: &[Option<usize>], chosen_caches: &[Option<usize>]) -> Vec<usize> {
+    let mut waiting_jobs: Vec<usize> = (0..chosen_caches.len()).collect();
+    let next_job_on = |cache: &Option<usize>| {
+        let position = waiting_jobs.iter().position(|&job| chosen_caches[job] == *cache);
+        // A job that the policy moved in the middle can leave a cache one job short.
+        waiting_jobs.remove(position.unwrap_or(0))
+    };
+    default_caches.iter().map(next_job_on).collect()
+}
+
+fn reorder(jobs: &[WorkloadJob], order: &[usize]) -> Vec<WorkloadJob> {
+    order.iter().map(|&job| jobs[job].clone()).collect()
+}
+
+/// Returns the number of the cache on which a task ran longest.
+fn main_cache(task: &TaskResults, caches: &[Vec<CpuId>]) -> Option<usize> {
+    let cycles_on = |cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
-    let main_cache = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
+    (0..caches.len()).max_by_key(|&index| cycles_on(&caches[index]))
+}
+
+/// Describes which programs ran longest on the same cache.
+fn describe_co_runners(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
     let programs_on_cache = |cache_index: usize| {
-        let jobs_on_cache = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task) == Some(cache_index));
+        let jobs_on_cache = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task, caches) == Some(cache_index));
         jobs_on_cache.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
     };
     (0..caches.len()).map(programs_on_cache).collect::<Vec<String>>().join(", ")
 }
 
 /// Returns the programs of a workload, `copies` of each, with different inputs.
-fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Vec<WorkloadJob> {
+pub(super) fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Vec<WorkloadJob> {
     let copy_of = |copy: u64, name: &&str| WorkloadJob {
         name: format!("{name}-{copy}"),
         ..WorkloadJob::new(name, input_seed * 100 + copy)
@@ -198,7 +247,7 @@ fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Vec<WorkloadJ
 }
 
 /// Shuffles the jobs' order of arrival.
-fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
+pub(super) fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     let mut jobs = jobs.to_vec();
     SplitMix64::new(seed).shuffle(&mut jobs);
     jobs
@@ -212,11 +261,11 @@ fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]
     matrix.pair_costs(&workload_positions).cost
 }
 
-fn percent_above(time: f64, base: f64) -> f64 {
+pub(super) fn percent_above(time: f64, base: f64) -> f64 {
     100.0 * (time / base - 1.0)
 }
 
-fn workload_name(workload: usize) -> String {
+pub(super) fn workload_name(workload: usize) -> String {
     format!("workload {}", workload + 1)
 }
 
@@ -412,10 +461,10 @@ fn measure_workload(testbed: &Testbed, workload: usize, seed: u64) -> Result<Wor
 /// Number of orders of arrival of CA-8's one workload in a quick run. By its order, the default scheduler puts two of
 /// four intensive programs on each bus in 36 of 70 cases, where little is to be gained; three orders are all of this
 /// kind in one run of seven.
-const QUICK_ORDERS: u64 = 12;
+pub(super) const QUICK_ORDERS: u64 = 12;
 /// Number of orders of arrival of each workload of CA-7 in a quick run: sixteen draws per machine.
 const QUICK_ORDERS_PER_WORKLOAD: u64 = 2;
-const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
+pub(super) const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
 /// Returns the findings of CA-7: each workload doubled, on both machines (CA 5.1 and Figures 8 and 9: "for the
 /// eight-core experiments we created eight-thread workloads by doubling the corresponding four-thread workloads").
@@ -456,7 +505,7 @@ pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<
 
 /// Seeds of the orders of arrival. The default scheduler keeps the placement that the order gave it, so a single order
 /// shows one of many: in 16 of 70, no two of four intensive programs share a cache.
-fn arrival_seeds(context: &ExperimentContext<'_>, quick_count: u64, full_count: u64) -> Vec<u64> {
+pub(super) fn arrival_seeds(context: &ExperimentContext<'_>, quick_count: u64, full_count: u64) -> Vec<u64> {
     let order_count = context.pick_by_length(1, quick_count.max(context.seeds.len() as u64), full_count);
     (0..order_count).map(|nth| context.seeds[0] + nth).collect()
 }
@@ -547,98 +596,10 @@ fn eight_core_findings(
     ]
 }
 
-/// Returns the findings of CA-8: the same programs with the same inputs, arriving in different orders.
-pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let seeds = arrival_seeds(context, QUICK_ORDERS, 20.max(context.seeds.len() as u64));
-    let orders = seeds.len();
-    let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
-    let testbed = Testbed::load(context, EIGHT_CORES[0], SCALE.scale_of(context))?;
-    let policies = context.pick(
-        vec![PlacementSource::Default, PlacementSource::Dio],
-        vec![PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio],
-    );
-    let mut times_by_program: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
-    for &workload in &workloads {
-        context.report_progress(&format!("{}, {orders} orders of arrival", workload_name(workload)));
-        let programs = workload_jobs(workload, 2, 1);
-        let requests: Vec<(u64, PlacementSource)> =
-            seeds.iter().flat_map(|&seed| policies.iter().map(move |&source| (seed, source))).collect();
-        let slowdowns_by_run = context.run_all(&requests, |&(seed, source)| {
-            let jobs = shuffle_arrivals(&programs, seed);
-            let slowdowns = testbed.measure_slowdowns(source, &jobs, None, seed)?.slowdowns_by_job;
-            Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
-        })?;
-        for ((_, source), slowdowns) in requests.iter().zip(slowdowns_by_run) {
-            for (name, slowdown) in slowdowns {
-                times_by_program.entry((workload, name, *source)).or_default().push(slowdown);
-            }
-        }
-    }
-    let findings = findings_by_program(&seeds, &policies[1..], &times_by_program);
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64)).collect())
-}
-
 /// Returns a gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy that loses no
 /// more counts as 100 %, as in RM-4.
 fn percent_of_optimal_gain(gain: f64, optimal: f64) -> f64 {
     if optimal > 0.0 { 100.0 * gain / optimal } else { 100.0 * f64::from(u8::from(gain >= optimal)) }
-}
-
-fn deviation_percent(values: &[f64]) -> f64 {
-    let mean = mean(values);
-    100.0 * (values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / values.len() as f64).sqrt() / mean
-}
-
-fn findings_by_program(
-    seeds: &[u64],
-    policies: &[PlacementSource],
-    times_by_program: &BTreeMap<(usize, String, PlacementSource), Vec<f64>>,
-) -> Vec<Finding> {
-    let mut points = Vec::new();
-    let mut deviations: BTreeMap<PlacementSource, Vec<f64>> = BTreeMap::new();
-    let mut best_gains: BTreeMap<PlacementSource, f64> = BTreeMap::new();
-    let max_slowdown = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
-    for ((workload, name, source), values) in times_by_program {
-        let label = format!("{}, {name}", workload_name(*workload));
-        let deviation = deviation_percent(values);
-        deviations.entry(*source).or_default().push(deviation);
-        points.push(DataPoint::from_values(format!("run time over alone, {}", source.name()), label.clone(), values));
-        points.push(DataPoint::from_values(format!("deviation, {}, %", source.name()), label.clone(), [deviation]));
-        if *source != PlacementSource::Default {
-            let default_times = &times_by_program[&(*workload, name.clone(), PlacementSource::Default)];
-            let worst_case_gain = percent_above(max_slowdown(default_times), max_slowdown(values));
-            let best_gain = best_gains.entry(*source).or_insert(f64::NEG_INFINITY);
-            *best_gain = best_gain.max(worst_case_gain);
-            points.push(DataPoint::from_values(
-                format!("worst case over the default's, {}, %", source.name()),
-                label,
-                [worst_case_gain],
-            ));
-        }
-    }
-    let ratio =
-        |source: PlacementSource| 100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default]);
-    let single_seed_finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
-        let mut finding = Finding::new("CA-8", &title, paper, "%", target, &[(seeds[0], value)]);
-        finding.seeds = seeds.to_vec();
-        finding
-    };
-    let target = ResultTarget::AtMost { target: 50.0, paper_best: None };
-    let mut findings = Vec::new();
-    for &source in policies {
-        let name = source.name().to_uppercase();
-        let title =
-            format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
-        findings.push(single_seed_finding(title, "far lower", target, ratio(source)));
-        let title = format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(single_seed_finding(title, "up to 2x", ResultTarget::Shown, best_gains[&source]));
-    }
-    findings[0].points = points;
-    findings[0].note =
-        "Inputs are the same in all runs; the order of arrival and the frames differ. Deviations are means \
-                        over programs of standard deviation over mean."
-            .to_string();
-    findings
 }
 
 #[cfg(test)]
@@ -656,6 +617,15 @@ mod tests {
             ],
             [50.0, 0.0, 100.0]
         );
+    }
+
+    /// Does a restart put every job on the cache where the policy ran it, whatever cache the n-th arrival gets?
+    #[test]
+    fn restarted_jobs_start_on_the_caches_that_the_policy_chose() {
+        let (default_caches, chosen_caches) = ([0, 1, 0, 1].map(Some), [0, 0, 1, 1].map(Some));
+        assert_eq!(restart_order(&default_caches, &chosen_caches), [0, 2, 1, 3]);
+        assert_eq!(restart_order(&chosen_caches, &default_caches), [0, 2, 1, 3]);
+        assert_eq!(restart_order(&chosen_caches, &[0, 0, 0, 1].map(Some)), [0, 1, 3, 2]);
     }
 
     /// Do orders of arrival differ, and do they contain the same programs?

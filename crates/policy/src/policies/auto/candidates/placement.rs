@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{MAX_EXCHANGES, MIN_KEY_GAIN, PlanSearch};
 use crate::policies::auto::model::layout::SiteLayout;
+use crate::policies::auto::model::program_model::ProgramModel;
 use crate::policies::auto::model::score::{LayoutScore, score};
 
 /// Maximum number of layouts that the search by memory traffic scores.
@@ -15,11 +16,7 @@ impl PlanSearch<'_> {
     pub(super) fn separate_streams(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable_tasks = self.movable_tasks();
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let pressure_of = |at: usize| {
-            let program = self.problem.tasks[at].program.as_ref();
-            program.map_or(0.0, |model| model.cpu_demand * model.misses_at(bytes) / model.solo_cycles(bytes))
-        };
-        movable_tasks.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));
+        sort_by_weight(&mut movable_tasks, &self.miss_rates(bytes, bytes));
         // Each site keeps its present number of tasks.
         let mut remaining_seats = vec![0; self.problem.sites.len()];
         for &index in &movable_tasks {
@@ -42,24 +39,26 @@ impl PlanSearch<'_> {
         SiteLayout::without_partitions(self.problem, site_by_task, true)
     }
 
+    /// Returns the misses per cycle of each task with this space, at its solo speed on a cache of `cache_bytes`; 0 for
+    /// unknown tasks.
+    fn miss_rates(&self, bytes: f64, cache_bytes: f64) -> Vec<f64> {
+        let miss_rate =
+            |model: &ProgramModel| model.cpu_demand * model.misses_at(bytes) / model.solo_cycles(cache_bytes);
+        self.problem.tasks.iter().map(|task| task.program.as_ref().map_or(0.0, miss_rate)).collect()
+    }
+
     /// Evens out misses over the sites (DI): the heaviest task goes first, to the lightest site.
     pub(super) fn balance(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable_tasks = self.movable_tasks();
-        let weight_of = |at: usize| {
-            let problem_task = &self.problem.tasks[at];
-            let bytes = self.problem.sites[0].bytes;
-            problem_task
-                .program
-                .as_ref()
-                .map_or(0.0, |model| model.cpu_demand * model.misses_at(0.5 * bytes) / model.solo_cycles(bytes))
-        };
-        movable_tasks.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)).then(a.cmp(&b)));
+        let bytes = self.problem.sites[0].bytes;
+        let weights = self.miss_rates(0.5 * bytes, bytes);
+        sort_by_weight(&mut movable_tasks, &weights);
         let mut free_seats = self.seats_per_site();
         let mut load_by_site = vec![0.0; free_seats.len()];
         for index in self.problem.known_tasks().filter(|&index| !self.problem.can_move(index)) {
             if let Some(site) = default.site_by_task[index] {
                 free_seats[site] = free_seats[site].saturating_sub(1);
-                load_by_site[site] += weight_of(index);
+                load_by_site[site] += weights[index];
             }
         }
         let load_key = |site: usize, load: f64| {
@@ -74,7 +73,7 @@ impl PlanSearch<'_> {
         for index in movable_tasks {
             let Some((_, site)) = open_sites.pop_first() else { break };
             free_seats[site] -= 1;
-            load_by_site[site] += weight_of(index);
+            load_by_site[site] += weights[index];
             site_by_task[index] = Some(site);
             if free_seats[site] > 0 {
                 open_sites.insert(load_key(site, load_by_site[site]));
@@ -220,6 +219,11 @@ impl PlanSearch<'_> {
     fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
         tasks.into_iter().flatten().filter_map(|index| self.problem.tasks[index].cluster).collect()
     }
+}
+
+/// Sorts tasks by weight, the heaviest first, and equal ones by index.
+fn sort_by_weight(tasks: &mut [usize], weights: &[f64]) {
+    tasks.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
 }
 
 /// The placement during the search.

@@ -18,9 +18,10 @@ impl FieldError {
         FieldError { field: field.into(), found: found.to_string(), expected: expected.into() }
     }
 
-    /// Returns the same error, with `path` before the field.
+    /// Returns the same error, with `path` before the field; an empty field is the value at `path` itself.
     #[must_use]
     pub fn with_path_prefix(self, path: &str) -> Self {
-        FieldError { field: format!("{path}.{}", self.field), ..self }
+        let separator = if self.field.is_empty() { "" } else { "." };
+        FieldError { field: format!("{path}{separator}{}", self.field), ..self }
     }
 }

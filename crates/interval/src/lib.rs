@@ -19,6 +19,6 @@ mod smt;
 mod synthetic_trace;
 
 pub use machine::{
-    IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, MachineEvent, Options,
+    IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, Options,
 };
 pub use program::{Demand, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint, UnprefetchedRates};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use cachemate_core::{MachineSpec, RunLimit, SplitMix64};
-use cachemate_interval::{IntervalJob, IntervalMachine, IntervalMachineError, MachineEvent, Options, PhasedProgram};
-use cachemate_spec::{Distribution, EventSpec, IntervalSpec, Scenario, TimeSharingModel};
+use cachemate_interval::{IntervalJob, IntervalMachine, IntervalMachineError, Options, PhasedProgram};
+use cachemate_spec::{Distribution, IntervalSpec, Scenario, TimeSharingModel};
 
 /// The programs of a scenario: one per entry of `programs`, and one per part of each mix.
 #[derive(Clone, Debug, Default)]
@@ -45,22 +45,8 @@ fn engine_options(scenario: &Scenario, spec: &MachineSpec) -> Options {
         has_explicit_turns: interval_table.time_sharing == TimeSharingModel::Explicit,
         counter_noise: interval_table.counters,
         length_ns: length_ns(scenario.length, spec).map(|length| length + warm_up_ns),
-        events: interval_table.events.iter().filter_map(machine_event).collect(),
+        events: interval_table.events.clone(),
     }
-}
-
-/// Converts an event; `None` for one without a kind, which no checked scenario has.
-fn machine_event(event: &EventSpec) -> Option<(u64, MachineEvent)> {
-    let external_traffic = event.external_traffic.map(|traffic| MachineEvent::ExternalTraffic {
-        cache: traffic.cache,
-        lines_per_second: traffic.lines_per_second,
-    });
-    let cache_resizing =
-        event.resize_cache.map(|resize| MachineEvent::ShrinkCache { cache: resize.cache, to_share: resize.size_share });
-    let cpu_split = event.split_cpus.clone().map(|cpus| MachineEvent::SeparateCpus { cpus });
-    let cpu_offline = event.offline.map(|cpu| MachineEvent::Offline { cpu });
-    let cpu_online = event.online.map(|cpu| MachineEvent::Online { cpu });
-    Some((event.at_ns, external_traffic.or(cache_resizing).or(cpu_split).or(cpu_offline).or(cpu_online)?))
 }
 
 /// Returns all jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not

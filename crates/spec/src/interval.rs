@@ -1,6 +1,6 @@
 //! Options of a scenario for the interval machine: time sharing, counters, timed events, mixes by distribution.
 
-use cachemate_core::{CounterNoise, CpuSet, MachineSpec};
+use cachemate_core::{CounterNoise, FieldError, MachineEvent, MachineSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::SpecError;
@@ -48,44 +48,6 @@ pub enum Distribution {
     LogNormal(f64, f64),
 }
 
-/// An event of the machine; exactly one kind is given.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EventSpec {
-    /// Time of the event, from the start of the run.
-    pub at_ns: u64,
-    /// Programs outside the run fill lines of a cache from now on.
-    pub external_traffic: Option<ExternalTrafficSpec>,
-    /// A cache shrinks to a fraction of its full size.
-    pub resize_cache: Option<CacheResizeSpec>,
-    /// These CPUs no longer share their cache with others; the topology that policies see stays the same.
-    pub split_cpus: Option<CpuSet>,
-    /// The CPU with this number goes offline; its tasks move to CPUs that they may use, or wait if there is none.
-    pub offline: Option<u32>,
-    /// The CPU with this number comes online again.
-    pub online: Option<u32>,
-}
-
-/// Traffic of programs outside the run in one cache.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ExternalTrafficSpec {
-    /// The cache by its number among the contended caches.
-    pub cache: u32,
-    /// Lines filled per second; 0 ends the traffic.
-    pub lines_per_second: f64,
-}
-
-/// The new size of one cache.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CacheResizeSpec {
-    /// The cache by its number among the contended caches.
-    pub cache: u32,
-    /// Fraction of its full size from now on; greater than 0, at most 1.
-    pub size_share: f64,
-}
-
 /// Programs drawn by weight, one after the other.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -129,7 +91,7 @@ pub struct IntervalSpec {
     /// Factor by which phases that were measured on the cycle-level machine are stretched.
     pub phase_scale: f64,
     /// Events of the machine during the run, each at its own time.
-    pub events: Vec<EventSpec>,
+    pub events: Vec<MachineEvent>,
     /// Programs that are drawn, in addition to those that the scenario lists.
     pub mixes: Vec<MixSpec>,
 }
@@ -168,68 +130,16 @@ impl IntervalSpec {
             }
         }
         for (index, event) in self.events.iter().enumerate() {
-            event.check(&format!("interval.events[{index}]"), located, machine)?;
+            let located_error = |error: FieldError| {
+                let error = error.with_path_prefix(&format!("interval.events[{index}]"));
+                located.error_at(&error.field, error.found, error.expected)
+            };
+            event.check(machine).map_err(located_error)?;
         }
         self.mixes
             .iter()
             .enumerate()
             .try_for_each(|(index, mix)| mix.check(&format!("interval.mixes[{index}]"), located))
-    }
-}
-
-impl EventSpec {
-    fn check(&self, field_path: &str, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        let field_error = |field: &str, found: String, expected: String| {
-            Err(located.error_at(&format!("{field_path}.{field}"), found, expected))
-        };
-        let kinds = [
-            self.external_traffic.is_some(),
-            self.resize_cache.is_some(),
-            self.split_cpus.is_some(),
-            self.offline.is_some(),
-            self.online.is_some(),
-        ];
-        let kind_count = kinds.iter().filter(|is_given| **is_given).count();
-        if kind_count != 1 {
-            let expected = "exactly one of 'external_traffic', 'resize_cache', 'split_cpus', 'offline', 'online'";
-            return Err(located.error_at(field_path, format!("{kind_count} kinds of event"), expected));
-        }
-        let caches = machine.last_level_cache().map_or(0, |cache| machine.instance_count(cache));
-        let cpus = machine.cpus();
-        for (field, cache) in [
-            ("external_traffic.cache", self.external_traffic.map(|traffic| traffic.cache)),
-            ("resize_cache.cache", self.resize_cache.map(|shrink| shrink.cache)),
-        ] {
-            if let Some(cache) = cache.filter(|cache| *cache >= caches) {
-                let expected = format!("0 to {}, a contended cache of {}", caches.max(1) - 1, machine.name);
-                return field_error(field, cache.to_string(), expected);
-            }
-        }
-        for (field, cpu) in [("offline", self.offline), ("online", self.online)] {
-            if let Some(cpu) = cpu.filter(|cpu| *cpu >= cpus) {
-                return field_error(field, cpu.to_string(), format!("0 to {}, a CPU of {}", cpus - 1, machine.name));
-            }
-        }
-        if let Some(lines) = self.external_traffic.map(|traffic| traffic.lines_per_second)
-            && !(lines.is_finite() && lines >= 0.0)
-        {
-            return field_error("external_traffic.lines_per_second", lines.to_string(), "0 or more".to_string());
-        }
-        if let Some(share) = self.resize_cache.map(|shrink| shrink.size_share)
-            && !(share > 0.0 && share <= 1.0)
-        {
-            return field_error("resize_cache.size_share", share.to_string(), "more than 0, at most 1".to_string());
-        }
-        if let Some(split_cpus) = &self.split_cpus {
-            let cpus_per_cache =
-                machine.last_level_cache().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
-            let cache_numbers =
-                split_cpus.iter().map(|cpu| cpu / cpus_per_cache).collect::<std::collections::BTreeSet<_>>();
-            if split_cpus.iter().any(|cpu| cpu >= cpus) || cache_numbers.len() != 1 {
-                return field_error("split_cpus", format!("'{split_cpus}'"), "CPUs of one contended cache".to_string());
-            }
-        }
-        Ok(())
     }
 }
 

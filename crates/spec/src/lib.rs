@@ -20,7 +20,7 @@ mod scenario;
 
 pub use error::SpecError;
 pub use interval::{
-    CacheResizeSpec, Distribution, EventSpec, ExternalTrafficSpec, IntervalSpec, MixSpec, SimModel, TimeSharingModel,
+    Distribution, IntervalSpec, MixSpec, SimModel, TimeSharingModel,
     WeightedProgram,
 };
 pub use located_toml::{Located, parse_toml};

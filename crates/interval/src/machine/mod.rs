@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    AppliedPlan, Capabilities, ColorAssignment, CounterNoise, CpuSet, FieldError, GangSchedule, Goal, Machine,
+    AppliedPlan, CacheResize, Capabilities, ExternalTraffic, MachineEvent, ColorAssignment, CounterNoise, CpuSet, FieldError, GangSchedule, Goal, Machine,
     MachineError, MachineSpec, MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId,
     Topology, WayMasks, WindowEnd, WindowLength,
 };
@@ -73,41 +73,6 @@ impl IntervalJob {
     }
 }
 
-/// An event that changes the machine.
-#[derive(Clone, PartialEq, Debug)]
-pub enum MachineEvent {
-    /// Programs outside the run start to bring lines into a cache; a rate of 0 ends the traffic.
-    ExternalTraffic {
-        /// The cache's position among the contended ones.
-        cache: u32,
-        /// Lines brought in per second.
-        lines_per_second: f64,
-    },
-    /// A CPU goes offline; its tasks move.
-    Offline {
-        /// The CPU's number.
-        cpu: u32,
-    },
-    /// A CPU comes online again.
-    Online {
-        /// The CPU's number.
-        cpu: u32,
-    },
-    /// A cache shrinks to a share of its full size, as if another tool reserved ways of it.
-    ShrinkCache {
-        /// The cache's position among the contended ones.
-        cache: u32,
-        /// The remaining share, above 0 and at most 1.
-        to_share: f64,
-    },
-    /// These CPUs leave their cache and share another one of the same size. The topology does not show the change, as
-    /// on a host whose firmware or hypervisor misreports it.
-    SeparateCpus {
-        /// CPUs of one cache.
-        cpus: CpuSet,
-    },
-}
-
 /// Settings of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {
@@ -119,8 +84,8 @@ pub struct Options {
     pub counter_noise: CounterNoise,
     /// Nominal length of the run; `None` if it ends when no job is left.
     pub length_ns: Option<u64>,
-    /// Events of the machine with their nominal times in nanoseconds, in any order.
-    pub events: Vec<(u64, MachineEvent)>,
+    /// Events of the machine, in any order.
+    pub events: Vec<MachineEvent>,
 }
 
 impl Default for Options {
@@ -193,7 +158,7 @@ pub struct IntervalMachine {
     next_task: u32,
     next_process: u32,
     /// Events that have not been applied yet, by time.
-    events: Vec<(u64, MachineEvent)>,
+    events: Vec<MachineEvent>,
     external_slots: BTreeMap<u32, u32>,
     remaining_shares: BTreeMap<u32, f64>,
     plan: Plan,
@@ -225,11 +190,12 @@ impl IntervalMachine {
     pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<IntervalJob>) -> Result<Self, IntervalMachineError> {
         spec.check()?;
         let no_cache = || IntervalMachineError::NoCache(spec.name.clone());
-        let spare_count =
-            options.events.iter().filter(|(_, event)| matches!(event, MachineEvent::SeparateCpus { .. })).count();
+        let spare_count = options.events.iter().filter(|event| event.split_cpus.is_some()).count();
         let mut engine =
             IntervalEngine::with_spares(spec, options.has_explicit_turns, spare_count).ok_or_else(no_cache)?;
-        check_events(&options.events, spec, engine.cache_count())?;
+        for (index, event) in options.events.iter().enumerate() {
+            event.check(spec).map_err(|error| error.with_path_prefix(&format!("events[{index}]")))?;
+        }
         let mut running_jobs: Vec<RunningJob> = Vec::new();
         for job in jobs {
             let earlier_job = running_jobs.iter().find(|earlier| Arc::ptr_eq(&earlier.job.program, &job.program));
@@ -250,7 +216,7 @@ impl IntervalMachine {
             });
         }
         let mut events = options.events.clone();
-        events.sort_by_key(|(at, _)| *at);
+        events.sort_by_key(|event| event.at_ns);
         let topology = spec.topology();
         let mut machine = IntervalMachine {
             capabilities: capabilities::model_capabilities(spec, &topology),
@@ -327,8 +293,8 @@ impl IntervalMachine {
 
     /// Applies the events and starts the threads that are due. Returns whether tasks arrived.
     fn start_due_jobs(&mut self) -> bool {
-        while self.events.first().is_some_and(|(at, _)| *at <= self.now_ns) {
-            let (_, event) = self.events.remove(0);
+        while self.events.first().is_some_and(|event| event.at_ns <= self.now_ns) {
+            let event = self.events.remove(0);
             self.apply_event(&event);
         }
         let is_due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
@@ -394,35 +360,32 @@ impl IntervalMachine {
     }
 
     fn apply_event(&mut self, event: &MachineEvent) {
-        match *event {
-            MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => {
-                let is_online = matches!(event, MachineEvent::Online { .. });
-                self.engine.run_queues.set_online(cpu, is_online);
-                if let Some(cpu) = self.topology.cpus.iter_mut().find(|described| described.id.0 == cpu) {
-                    cpu.online = is_online;
-                }
+        for (cpu, is_online) in [(event.offline, false), (event.online, true)] {
+            let Some(cpu) = cpu else { continue };
+            self.engine.run_queues.set_online(cpu, is_online);
+            if let Some(cpu) = self.topology.cpus.iter_mut().find(|described| described.id.0 == cpu) {
+                cpu.online = is_online;
             }
-            MachineEvent::ExternalTraffic { cache, lines_per_second } => {
-                if let Some(slot) = self.external_slots.remove(&cache) {
-                    self.engine.remove_task(slot);
-                }
-                if lines_per_second > 0.0 {
-                    let (line_bytes, capacity_lines) =
-                        (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
-                    let stream = crate::closed_form::stream_phase(line_bytes, capacity_lines, 1.0);
-                    let program = self.engine.add_program(PhasedProgram::endless_program("outside", stream));
-                    let lines_per_cycle = lines_per_second / self.spec.hertz as f64;
-                    let slot = self.engine.start_external(program, cache as usize, lines_per_cycle);
-                    self.external_slots.insert(cache, slot);
-                }
+        }
+        if let Some(ExternalTraffic { cache, lines_per_second }) = event.external_traffic {
+            if let Some(slot) = self.external_slots.remove(&cache) {
+                self.engine.remove_task(slot);
             }
-            MachineEvent::SeparateCpus { ref cpus } => {
-                self.engine.move_to_spare_cache(cpus);
+            if lines_per_second > 0.0 {
+                let (line_bytes, capacity_lines) = (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
+                let stream = crate::closed_form::stream_phase(line_bytes, capacity_lines, 1.0);
+                let program = self.engine.add_program(PhasedProgram::endless_program("outside", stream));
+                let lines_per_cycle = lines_per_second / self.spec.hertz as f64;
+                let slot = self.engine.start_external(program, cache as usize, lines_per_cycle);
+                self.external_slots.insert(cache, slot);
             }
-            MachineEvent::ShrinkCache { cache, to_share } => {
-                self.remaining_shares.insert(cache, to_share);
-                self.divide_caches();
-            }
+        }
+        if let Some(cpus) = &event.split_cpus {
+            self.engine.move_to_spare_cache(cpus);
+        }
+        if let Some(CacheResize { cache, size_share }) = event.resize_cache {
+            self.remaining_shares.insert(cache, size_share);
+            self.divide_caches();
         }
     }
 
@@ -443,7 +406,7 @@ impl IntervalMachine {
             let late_arrival_ns = |job: &RunningJob| job.late_threads.map(|(_, _, at_ns)| at_ns);
             let arrivals = self.jobs.iter().flat_map(|job| [job.arrives_ns, late_arrival_ns(job)]);
             let next_arrival_ns = arrivals.flatten().min().unwrap_or(u64::MAX);
-            let next_event_ns = self.events.first().map_or(u64::MAX, |(at, _)| *at);
+            let next_event_ns = self.events.first().map_or(u64::MAX, |event| event.at_ns);
             let earliest_ns =
                 [window_end, next_arrival_ns, next_event_ns, self.next_move_end_ns(), self.next_probe_ns()]
                     .into_iter()
@@ -493,32 +456,6 @@ impl IntervalMachine {
         let has_work = self.jobs.iter().any(|job| job.live_threads > 0 || job.arrives_ns.is_some());
         has_reached_length || !has_work
     }
-}
-
-fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usize) -> Result<(), IntervalMachineError> {
-    let cpus_per_cache = spec.last_level_cache().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
-    for (index, (_, event)) in events.iter().enumerate() {
-        let (found, limit, subject) = match *event {
-            MachineEvent::SeparateCpus { ref cpus } => {
-                let are_on_one_cache =
-                    cpus.iter().all(|cpu| Some(cpu / cpus_per_cache) == cpus.first().map(|cpu| cpu / cpus_per_cache));
-                let last_cpu = cpus.iter().last().filter(|_| are_on_one_cache);
-                (last_cpu.unwrap_or(u32::MAX), spec.cpus(), "CPUs of one contended cache")
-            }
-            MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => (cpu, spec.cpus(), "a CPU of the machine"),
-            MachineEvent::ExternalTraffic { cache, .. } | MachineEvent::ShrinkCache { cache, .. } => {
-                (cache, caches as u32, "a contended cache")
-            }
-        };
-        let share = if let MachineEvent::ShrinkCache { to_share, .. } = event { *to_share } else { 1.0 };
-        let lines =
-            if let MachineEvent::ExternalTraffic { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
-        if found >= limit || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
-            let expected = format!("{subject} (0 to {}), a share above 0 up to 1, lines 0 or more", limit.max(1) - 1);
-            return Err(FieldError::new(format!("event {index}"), format!("{event:?}"), expected).into());
-        }
-    }
-    Ok(())
 }
 
 impl Machine for IntervalMachine {

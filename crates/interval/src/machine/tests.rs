@@ -170,11 +170,20 @@ fn arrivals_exits_and_restarts_end_windows_with_new_ids() {
 /// Do events take a CPU offline, start outside traffic that evicts lines, and shrink a cache?
 #[test]
 fn events_take_cpus_offline_start_traffic_and_shrink_caches() {
+    let traffic = |at_ns: u64, lines_per_second: f64| MachineEvent {
+        at_ns,
+        external_traffic: Some(ExternalTraffic { cache: 0, lines_per_second }),
+        ..MachineEvent::default()
+    };
     let events = vec![
-        (2_000_000_000, MachineEvent::ExternalTraffic { cache: 0, lines_per_second: 4e7 }),
-        (4_000_000_000, MachineEvent::ExternalTraffic { cache: 0, lines_per_second: 0.0 }),
-        (6_000_000_000, MachineEvent::ShrinkCache { cache: 0, to_share: 0.25 }),
-        (8_000_000_000, MachineEvent::Offline { cpu: 0 }),
+        traffic(2_000_000_000, 4e7),
+        traffic(4_000_000_000, 0.0),
+        MachineEvent {
+            at_ns: 6_000_000_000,
+            resize_cache: Some(CacheResize { cache: 0, size_share: 0.25 }),
+            ..MachineEvent::default()
+        },
+        MachineEvent { at_ns: 8_000_000_000, offline: Some(0), ..MachineEvent::default() },
     ];
     let pinned =
         IntervalJob { pinned: Some([0, 1].into_iter().collect()), ..sample_job("a", uniform_phase(50_000.0, 0.01)) };
@@ -192,7 +201,7 @@ fn events_take_cpus_offline_start_traffic_and_shrink_caches() {
     assert!(speeds[5] > 0.98 * speeds[1] && speeds[7] < 0.8 * speeds[1], "{speeds:?}");
     assert_eq!((cpus[1], cpus[9]), (0, 1));
     assert!(!machine.topology().cpus[0].online);
-    let bad_options = Options { events: vec![(0, MachineEvent::Offline { cpu: 99 })], ..exact_options() };
+    let bad_options = Options { events: vec![MachineEvent { offline: Some(99), ..MachineEvent::default() }], ..exact_options() };
     assert!(IntervalMachine::new(&sample_spec(), bad_options, Vec::new()).is_err());
 }
 

@@ -174,10 +174,7 @@ fn check_shares(
         }
     }
     for (&cache, &groups) in &way_group_counts {
-        let max_groups = capabilities.partitions_of(cache).find_map(|partition| match partition {
-            PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
-            PartitionSupport::Colors { .. } => None,
-        });
+        let max_groups = capabilities.partitions_of(cache).find_map(PartitionSupport::way_groups);
         if let Some(max_groups) = max_groups.filter(|&most| groups > most) {
             return Err(PlanError::InvalidShare(cache, format!("{groups} groups, expected at most {max_groups}")));
         }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, MachineSpec, Observation, Plan};
+use crate::{
+    AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, IndexSet, MachineSpec, Observation, PageMigration, Plan, Units,
+};
 
 /// Whether a machine has an ability, and if not, the reason and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -92,8 +94,8 @@ impl Ability {
     };
 }
 
-/// A way in which a cache can be partitioned.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+/// A way in which a cache can be partitioned, with its units.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub enum PartitionSupport {
     /// By page colors.
     Colors {
@@ -140,6 +142,55 @@ impl PartitionSupport {
             })
         });
         by_color.into_iter().chain(by_way).map(|partition| (cache.id, partition)).collect()
+    }
+
+    /// Returns the way to prefer: ways before colors, because ways need no copying. `None` without partitions.
+    pub fn preferred<'a>(partitions: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        partitions.copied().reduce(|a, b| if matches!(a, PartitionSupport::Ways { .. }) { a } else { b })
+    }
+
+    /// Returns the number of colors; `None` for a partition by ways.
+    pub fn colors(&self) -> Option<u32> {
+        match *self {
+            PartitionSupport::Colors { colors, .. } => Some(colors),
+            PartitionSupport::Ways { .. } => None,
+        }
+    }
+
+    /// Returns the maximum number of groups of ways; `None` for a partition by colors.
+    pub fn way_groups(&self) -> Option<u32> {
+        match *self {
+            PartitionSupport::Colors { .. } => None,
+            PartitionSupport::Ways { max_groups, .. } => Some(max_groups),
+        }
+    }
+
+    /// Returns the number of units of the whole cache.
+    pub fn units(&self) -> u32 {
+        match *self {
+            PartitionSupport::Colors { colors: units, .. } | PartitionSupport::Ways { ways: units, .. } => units,
+        }
+    }
+
+    /// Returns the minimum number of units of a group.
+    pub fn min_units(&self) -> u32 {
+        match *self {
+            PartitionSupport::Colors { .. } => 1,
+            PartitionSupport::Ways { min_ways, .. } => min_ways.max(1),
+        }
+    }
+
+    /// Returns the maximum number of groups, besides the class of service of ungrouped processes.
+    pub fn max_shares(&self) -> u32 {
+        self.way_groups().map_or(self.units(), |max_groups| max_groups.saturating_sub(1).min(self.units()))
+    }
+
+    /// Converts a set of units to ways or colors.
+    pub fn to_units(&self, units: IndexSet, migration: PageMigration) -> Units {
+        match self {
+            PartitionSupport::Colors { .. } => Units::Colors { allowed: units, migration },
+            PartitionSupport::Ways { .. } => Units::Ways { mask: units },
+        }
     }
 }
 
@@ -274,10 +325,7 @@ impl Capabilities {
 
     /// Returns the number of page colors of a cache; `None` if pages cannot be placed by color.
     pub fn colors_of(&self, cache: CacheId) -> Option<u32> {
-        self.partitions_of(cache).find_map(|partition| match partition {
-            PartitionSupport::Colors { colors, .. } => Some(*colors),
-            PartitionSupport::Ways { .. } => None,
-        })
+        self.partitions_of(cache).find_map(PartitionSupport::colors)
     }
 }
 

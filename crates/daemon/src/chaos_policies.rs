@@ -38,11 +38,11 @@ impl ShakePolicy {
     /// Assigns some processes to one half of the colors or the other. Colors apply to every cache of the level, so the
     /// first cache stands for all.
     fn draw_color_shares(&mut self, view: &View<'_>) -> Vec<CacheShare> {
-        let color_partition = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
-            PartitionSupport::Colors { colors, .. } => Some((*cache, *colors)),
-            PartitionSupport::Ways { .. } => None,
-        });
-        let Some((cache, colors)) = color_partition else { return Vec::new() };
+        let mut partitions = view.capabilities.partitions.iter();
+        let Some((cache, colors)) = partitions.find_map(|(cache, partition)| Some((*cache, partition.colors()?)))
+        else {
+            return Vec::new();
+        };
         let processes: std::collections::BTreeSet<ProcessId> = view.movable_tasks().map(|task| task.process).collect();
         let mut shares = Vec::new();
         for process in processes {

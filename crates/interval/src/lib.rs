@@ -18,7 +18,5 @@ mod sharing;
 mod smt;
 mod synthetic_trace;
 
-pub use machine::{
-    IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, Options,
-};
+pub use machine::{IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, Options};
 pub use program::{Demand, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint, UnprefetchedRates};

@@ -1,9 +1,9 @@
 //! The standard pipeline of a machine: all profilers that apply to the machine's last-level cache.
 
 use cachemate_core::{
-    CacheLevel, Capabilities, CoRunRowParameters, GuardConfig, MachineSpec, PartitionSupport, PhaseParameters,
-    PipelineConfig, PolicyConfig, PredictorConfig, ProfilerConfig, ReplacementModel, ShMapParameters, Topology,
-    TracedCache, WindowLength,
+    CacheLevel, Capabilities, CoRunRowParameters, GuardConfig, MachineSpec, PhaseParameters, PipelineConfig,
+    PolicyConfig, PredictorConfig, ProfilerConfig, ReplacementModel, ShMapParameters, Topology, TracedCache,
+    WindowLength,
 };
 
 /// Inputs of a standard pipeline besides the machine.
@@ -81,7 +81,7 @@ impl StandardPipeline {
             ProfilerConfig::PrimeProbe,
         ];
         if let Some((size_bytes, ways)) = last_level.and_then(|cache| Some((cache.size_bytes?, cache.ways?))) {
-            let colors = capabilities.partitions.iter().find_map(|(_, partition)| colors_of(partition)).unwrap_or(1);
+            let colors = capabilities.partitions.iter().find_map(|(_, partition)| partition.colors()).unwrap_or(1);
             let cache = TracedCache { level, size_bytes, colors, ways, points: colors.max(ways).max(16) };
             let line_bytes = last_level.and_then(|cache| cache.line_bytes).map_or(64, u64::from);
             let point_count = u64::from(cache.points);
@@ -120,11 +120,4 @@ pub fn with_size_sweeps(mut config: PipelineConfig, min_instructions: f64) -> Pi
         config.profilers.insert(position, ProfilerConfig::SizeSweep { cache, min_instructions });
     }
     config
-}
-
-fn colors_of(partition: &PartitionSupport) -> Option<u32> {
-    match partition {
-        PartitionSupport::Colors { colors, .. } => Some(*colors),
-        PartitionSupport::Ways { .. } => None,
-    }
 }

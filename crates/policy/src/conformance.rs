@@ -281,8 +281,8 @@ fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
 fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 16 };
     let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
-    let support = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
-    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, support.clone()?))).collect();
+    let support = [Some(ways), Some(colors), None][generator.draw_below(3) as usize];
+    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, support?))).collect();
     let support_of = |is_supported: bool| match is_supported {
         true => Support::Yes { note: None },
         false => Support::No { reason: "not on this machine".to_string(), remedy: None },

@@ -19,10 +19,7 @@ mod overrides;
 mod scenario;
 
 pub use error::SpecError;
-pub use interval::{
-    Distribution, IntervalSpec, MixSpec, SimModel, TimeSharingModel,
-    WeightedProgram,
-};
+pub use interval::{Distribution, IntervalSpec, MixSpec, SimModel, TimeSharingModel, WeightedProgram};
 pub use located_toml::{Located, parse_toml};
 pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names, parse_machine};
 pub use manage::{

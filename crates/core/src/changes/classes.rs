@@ -47,8 +47,7 @@ fn is_member(share: &CacheShare, task: &TaskState) -> bool {
 }
 
 fn find_mask_constraints(cache: CacheId, state: &MachineState, capabilities: &Capabilities) -> Option<MaskConstraints> {
-    let cache_partitions = capabilities.partitions.iter().filter(|(owner, _)| *owner == cache);
-    cache_partitions.into_iter().find_map(|(_, partition)| match *partition {
+    capabilities.partitions_of(cache).find_map(|partition| match *partition {
         PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. } => {
             let reserved_ways = state.reserved_ways.get(&cache).cloned().unwrap_or_default();
             Some(MaskConstraints { ways, min_ways: at_least, must_be_contiguous: contiguous, reserved_ways })

@@ -12,8 +12,8 @@ use super::cpuset_steps::{CpusetStep, cpuset_steps};
 use super::state::{TaskState, is_below};
 use super::{Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId, WayMasks};
 use crate::{
-    Ability, CacheId, CacheShare, Capabilities, CpuSet, GangSchedule, PageMigration, PartitionSupport, Plan, PlanItem,
-    ProcessId, RefusalReason, RefusedItem, ShareMember, Support, TaskId, Topology, Units,
+    Ability, CacheShare, Capabilities, CpuSet, GangSchedule, PageMigration, Plan, PlanItem, ProcessId, RefusalReason,
+    RefusedItem, ShareMember, Support, TaskId, Topology, Units,
 };
 
 /// The changes to make, and the items of the plan that are impossible.
@@ -342,7 +342,7 @@ impl ChangeListBuilder<'_> {
     fn resolve_colors(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
         let Units::Colors { allowed, migration: moving } = &share.units else { return None };
         let limits = &self.state.limits;
-        let message = if allowed.is_empty() || allowed.iter().last() >= color_count(self.capabilities, share.cache) {
+        let message = if allowed.is_empty() || allowed.iter().last() >= self.capabilities.colors_of(share.cache) {
             format!("colors {allowed}: none, or more than this machine has")
         } else if *moving == PageMigration::Lazy && limits.no_lazy_moving {
             "pages cannot be migrated on their next touch; migrating all pages is supported".to_string()
@@ -380,14 +380,6 @@ impl ChangeListBuilder<'_> {
             );
         }
     }
-}
-
-/// Returns the number of colors; `None` if the cache cannot be colored.
-fn color_count(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
-    capabilities.partitions.iter().find_map(|(partitioned_cache, partition)| match partition {
-        PartitionSupport::Colors { colors, .. } if *partitioned_cache == cache => Some(*colors),
-        _ => None,
-    })
 }
 
 fn items_or_whole_plan(items: Vec<PlanItem>) -> Vec<PlanItem> {

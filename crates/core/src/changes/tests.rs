@@ -21,8 +21,7 @@ fn sample_topology() -> Topology {
 fn sample_capabilities() -> Capabilities {
     let ways = PartitionSupport::Ways { ways: WAYS, min_ways: 1, contiguous: true, max_groups: 4 };
     let colors = PartitionSupport::Colors { colors: COLORS, page_bytes: 4096, page_migration_ns: 1.0 };
-    let partitions =
-        (0..2).flat_map(|index| [(CacheId(index), ways.clone()), (CacheId(index), colors.clone())]).collect();
+    let partitions = (0..2).flat_map(|index| [(CacheId(index), ways), (CacheId(index), colors)]).collect();
     Capabilities { abilities: BTreeMap::new(), partitions, min_window_ns: 1, min_slice_ns: None }
 }
 

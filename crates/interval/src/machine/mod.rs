@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    AppliedPlan, CacheResize, Capabilities, ExternalTraffic, MachineEvent, ColorAssignment, CounterNoise, CpuSet, FieldError, GangSchedule, Goal, Machine,
-    MachineError, MachineSpec, MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId,
-    Topology, WayMasks, WindowEnd, WindowLength,
+    AppliedPlan, CacheResize, Capabilities, ColorAssignment, CounterNoise, CpuSet, ExternalTraffic, FieldError,
+    GangSchedule, Goal, Machine, MachineError, MachineEvent, MachineSpec, MachineSpecError, Observation, Plan, ProbeId,
+    ProcessId, ServiceClassId, TaskId, Topology, WayMasks, WindowEnd, WindowLength,
 };
 
 pub use results::{IntervalResults, JobResults};

@@ -201,7 +201,8 @@ fn events_take_cpus_offline_start_traffic_and_shrink_caches() {
     assert!(speeds[5] > 0.98 * speeds[1] && speeds[7] < 0.8 * speeds[1], "{speeds:?}");
     assert_eq!((cpus[1], cpus[9]), (0, 1));
     assert!(!machine.topology().cpus[0].online);
-    let bad_options = Options { events: vec![MachineEvent { offline: Some(99), ..MachineEvent::default() }], ..exact_options() };
+    let bad_options =
+        Options { events: vec![MachineEvent { offline: Some(99), ..MachineEvent::default() }], ..exact_options() };
     assert!(IntervalMachine::new(&sample_spec(), bad_options, Vec::new()).is_err());
 }
 

@@ -6,10 +6,10 @@
 //! copying is charged like any other. Ways leave no trace, so it suffices to remove the shares.
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, Goal, GroupId, PageMigration, ProcessId, ShareMember, TaskSample, Topology, Units,
+    Cache, CacheId, CacheShare, Goal, GroupId, PageMigration, PartitionSupport, ProcessId, ShareMember, TaskSample,
+    Topology, Units,
 };
 
-use super::units::PartitionUnits;
 use crate::verifier::speeds::ProcessPhase;
 
 /// A process that uses this cache.
@@ -21,7 +21,7 @@ pub struct CacheProcess<'a> {
 
 impl CacheProcess<'_> {
     /// Returns the cache on which the process spent most of this window; `None` if it did not run.
-    pub fn home_cache(&self, caches: &[(&Cache, PartitionUnits)]) -> Option<CacheId> {
+    pub fn home_cache(&self, caches: &[(&Cache, PartitionSupport)]) -> Option<CacheId> {
         let time_on_cache = |cache: &Cache| -> u64 {
             let cpu_times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
             cpu_times.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
@@ -43,13 +43,13 @@ pub struct PartitionedCache<'a> {
     pub cache: &'a Cache,
     /// Largest cache between this one and memory, if any.
     pub outer_cache: Option<&'a Cache>,
-    pub partition_units: PartitionUnits,
+    pub partition_units: PartitionSupport,
     pub processes: Vec<CacheProcess<'a>>,
 }
 
 impl<'a> PartitionedCache<'a> {
     /// Builds the cache without processes.
-    pub fn new(cache: &'a Cache, partition_units: PartitionUnits, topology: &'a Topology) -> Self {
+    pub fn new(cache: &'a Cache, partition_units: PartitionSupport, topology: &'a Topology) -> Self {
         let outer_caches =
             topology.caches.iter().filter(|outer| outer.level > cache.level && cache.cpus.is_subset(&outer.cpus));
         let outer_cache = outer_caches.max_by_key(|outer| outer.size_bytes);
@@ -84,8 +84,8 @@ impl<'a> PartitionedCache<'a> {
     /// ways.
     pub fn undivided_shares(&self, migration: PageMigration) -> Vec<CacheShare> {
         match self.partition_units {
-            PartitionUnits::Ways { .. } => Vec::new(),
-            PartitionUnits::Colors { units, .. } => vec![CacheShare {
+            PartitionSupport::Ways { .. } => Vec::new(),
+            PartitionSupport::Colors { colors: units, .. } => vec![CacheShare {
                 group: GroupId(0),
                 members: self.processes.iter().map(|process| ShareMember::Process(process.process)).collect(),
                 cache: self.cache.id,

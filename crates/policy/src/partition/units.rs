@@ -9,74 +9,11 @@
 
 use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
-/// The units into which a cache can be partitioned, with the cost of a change.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum PartitionUnits {
-    /// Page colors: groups of cache sets; each page maps to one of them.
-    Colors {
-        /// Number of colors of the cache.
-        units: u32,
-        /// Size of a page in bytes.
-        page_bytes: u64,
-        /// Time to copy one page, in nanoseconds.
-        page_migration_ns: f64,
-    },
-    /// Ways, which hardware assigns by masks.
-    Ways {
-        /// Number of ways of the cache.
-        units: u32,
-        /// Minimum number of ways of a group.
-        min_units: u32,
-        /// Whether a group's ways must be contiguous.
-        is_contiguous: bool,
-        /// Maximum number of groups that the hardware distinguishes, including that of ungrouped processes.
-        max_groups: u32,
-    },
-}
-
-impl PartitionUnits {
-    /// Returns the units to use: ways before colors, because ways need no copying. `None` without partitions.
-    pub fn common_units<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
-        let partition_units = partitions.map(|partition| match *partition {
-            PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns } => {
-                PartitionUnits::Colors { units: colors, page_bytes, page_migration_ns: move_page_ns }
-            }
-            PartitionSupport::Ways { ways, min_ways: min_units, contiguous, max_groups } => {
-                PartitionUnits::Ways { units: ways, min_units, is_contiguous: contiguous, max_groups }
-            }
-        });
-        partition_units.reduce(|a, b| if matches!(a, PartitionUnits::Ways { .. }) { a } else { b })
-    }
-    /// Returns the number of units of the whole cache.
-    pub fn units(&self) -> u32 {
-        match *self {
-            PartitionUnits::Colors { units, .. } | PartitionUnits::Ways { units, .. } => units,
-        }
-    }
-    /// Returns the minimum number of units of a group.
-    pub fn min_units(&self) -> u32 {
-        match *self {
-            PartitionUnits::Colors { .. } => 1,
-            PartitionUnits::Ways { min_units, .. } => min_units.max(1),
-        }
-    }
-    /// Returns the maximum number of groups, besides the class of service of ungrouped processes.
-    pub fn max_groups(&self) -> u32 {
-        match *self {
-            PartitionUnits::Colors { units, .. } => units,
-            PartitionUnits::Ways { units, max_groups, .. } => max_groups.saturating_sub(1).min(units),
-        }
-    }
-    fn is_contiguous(&self) -> bool {
-        matches!(self, PartitionUnits::Ways { is_contiguous: true, .. })
-    }
-}
-
 /// Returns the units of each group. `current_units` may be empty sets, and `sizes` are the new numbers of units, which
 /// add up to at most the cache's units.
-pub fn assign(current_units: &[IndexSet], sizes: &[u32], partition_units: &PartitionUnits) -> Vec<IndexSet> {
+pub fn assign(current_units: &[IndexSet], sizes: &[u32], partition_units: &PartitionSupport) -> Vec<IndexSet> {
     debug_assert!(current_units.len() == sizes.len() && sizes.iter().sum::<u32>() <= partition_units.units());
-    if partition_units.is_contiguous() {
+    if matches!(partition_units, PartitionSupport::Ways { contiguous: true, .. }) {
         assign_side_by_side(current_units, sizes)
     } else {
         assign_keeping_units(current_units, sizes, partition_units.units())
@@ -131,16 +68,12 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 
 
 /// Returns the last-level caches that can be partitioned, with their units. Colors apply to all caches of the level, so
 /// only the first of these is returned.
-pub fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
-    let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
+pub fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionSupport)> {
+    let mut caches: Vec<(CacheId, PartitionSupport)> = Vec::new();
     for cache in view.topology.last_level_caches() {
-        let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-        let Some(partition_units) = PartitionUnits::common_units(partitions.map(|(_, partition)| partition)) else {
-            continue;
-        };
-        if !caches.iter().any(|(_, other_units)| {
-            matches!((other_units, partition_units), (PartitionUnits::Colors { .. }, PartitionUnits::Colors { .. }))
-        }) {
+        let Some(partition_units) = PartitionSupport::preferred(view.partitions_of(cache.id)) else { continue };
+        let has_colors = caches.iter().any(|(_, other_units)| other_units.colors().is_some());
+        if !has_colors || partition_units.colors().is_none() {
             caches.push((cache.id, partition_units));
         }
     }
@@ -152,8 +85,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const COLORS: PartitionUnits = PartitionUnits::Colors { units: 16, page_bytes: 4096, page_migration_ns: 7368.0 };
-    const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, min_units: 1, is_contiguous: true, max_groups: 8 };
+    const COLORS: PartitionSupport =
+        PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7368.0 };
+    const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 8 };
 
     fn parse_masks(masks: &[&str]) -> Vec<IndexSet> {
         masks.iter().map(|set| set.parse().unwrap()).collect()

@@ -25,18 +25,18 @@ mod trace_planner;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration, Plan, Policy,
-    ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Verification, View,
-    WindowLength,
+    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration, PartitionSupport,
+    Plan, Policy, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Verification,
+    View, WindowLength,
 };
 use serde::Deserialize;
 
-use super::static_partition::{MigrationMode, to_units};
+use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::demand_curve::DemandCurve;
 use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache};
 use crate::partition::speed_history::SpeedRecord;
-use crate::partition::units::{PartitionUnits, assign, pages_to_move};
+use crate::partition::units::{assign, pages_to_move};
 use crate::verifier::speeds::ProcessPhase;
 use ab_test::{AbTest, AbTestLengths};
 use allocate::{Allocation, AllocationLimits, Claimant, PartitionGroup, PartitionKind, SizingObjective, allocate};
@@ -177,15 +177,12 @@ impl CacheSizing {
         for cache_process in &mut processes {
             cache_process.phase = ProcessPhase::from_threads(&cache_process.tasks, view);
         }
-        let caches: Vec<(&Cache, PartitionUnits)> = view
+        let caches: Vec<(&Cache, PartitionSupport)> = view
             .topology
             .caches
             .iter()
             .filter(|cache| cache.last_level && cache.size_bytes.is_some())
-            .filter_map(|cache| {
-                let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-                Some((cache, PartitionUnits::common_units(partitions.map(|(_, partition)| partition))?))
-            })
+            .filter_map(|cache| Some((cache, PartitionSupport::preferred(view.partitions_of(cache.id))?)))
             .collect();
         self.home_caches.retain(|process, _| processes.iter().any(|cache_process| cache_process.process == *process));
         let mut domains: Vec<PartitionedCache<'a>> = caches
@@ -342,7 +339,7 @@ fn plan_shares(
         objective: parameters.objective,
         units: domain.partition_units.units(),
         min_units: domain.partition_units.min_units(),
-        max_groups: domain.partition_units.max_groups(),
+        max_groups: domain.partition_units.max_shares(),
         pool_max_slowdown: parameters.insensitive_below,
         // Only single-threaded programs can be distinguished by CPU. Lanes are used only if the machine keeps their
         // members from running together.
@@ -367,7 +364,7 @@ fn plan_shares(
         group: id_of_group(group),
         members: group.members.iter().map(|&index| ShareMember::Process(domain.processes[index].process)).collect(),
         cache: domain.cache.id,
-        units: to_units(units, &domain.partition_units, migration),
+        units: domain.partition_units.to_units(units, migration),
     };
     Some(allocation.groups.iter().zip(units).map(share_of_group).collect())
 }
@@ -530,7 +527,7 @@ impl SizingForecast<'_> {
     /// Returns the cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are
     /// unknown.
     fn copying_cost_ns(&self, shares: &[CacheShare]) -> f64 {
-        let PartitionUnits::Colors { page_migration_ns: move_page_ns, .. } = self.domain.partition_units else {
+        let PartitionSupport::Colors { page_migration_ns: move_page_ns, .. } = self.domain.partition_units else {
             return 0.0;
         };
         let mut pages = 0;

@@ -12,15 +12,15 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, Decision, GroupId, IndexSet, Plan, PlanItem, Policy, ProcessId, Reason,
-    ShareMember, TaskId, TaskSample, View, WindowLength,
+    CacheId, CacheShare, CounterEvent, Decision, GroupId, IndexSet, PartitionSupport, Plan, PlanItem, Policy,
+    ProcessId, Reason, ShareMember, TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
-use super::static_partition::{MigrationMode, to_units};
+use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
+use crate::partition::units::assign;
 use crate::partition::units::partitionable_caches;
-use crate::partition::units::{PartitionUnits, assign};
 use crate::work_metric::{WorkMetric, promised_work};
 
 /// Parameters of `service-level`, which the policy's page explains.
@@ -118,7 +118,7 @@ impl ServiceLevel {
         view: &View<'_>,
         tasks: &[&TaskSample],
         min_rate: f64,
-        partition_units: &PartitionUnits,
+        partition_units: &PartitionSupport,
         reasons: &mut Vec<Reason>,
     ) {
         let min_units = partition_units.min_units();
@@ -166,7 +166,7 @@ impl ServiceLevel {
         view: &View<'_>,
         process: ProcessId,
         cache: CacheId,
-        partition_units: &PartitionUnits,
+        partition_units: &PartitionSupport,
     ) -> Vec<CacheShare> {
         let is_unmovable =
             |process: ProcessId| view.observation.tasks.iter().any(|task| task.process == process && task.unmovable);
@@ -178,7 +178,7 @@ impl ServiceLevel {
         }
         let mut groups = vec![(SERVICE_GROUP, vec![ShareMember::Process(process)], self.units)];
         let remaining_units = partition_units.units() - self.units;
-        if !co_runners.is_empty() && remaining_units >= partition_units.min_units() && partition_units.max_groups() > 1
+        if !co_runners.is_empty() && remaining_units >= partition_units.min_units() && partition_units.max_shares() > 1
         {
             groups.push((CO_RUNNER_GROUP, co_runners, remaining_units));
         }
@@ -193,7 +193,7 @@ impl ServiceLevel {
             group,
             members,
             cache,
-            units: to_units(units, partition_units, self.parameters.page_migration.into()),
+            units: partition_units.to_units(units, self.parameters.page_migration.into()),
         };
         groups.into_iter().zip(units).map(build_share).collect()
     }

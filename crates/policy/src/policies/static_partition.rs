@@ -5,13 +5,12 @@
 
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,
-    ShareMember, TaskId, Units, View,
+    ShareMember, TaskId, View,
 };
 use serde::Deserialize;
 
 use super::default::Parameters as DefaultParameters;
 use super::{ParameterError, ParameterRange};
-use crate::partition::units::PartitionUnits;
 use crate::partition::units::partitionable_caches;
 
 /// The mode in which pages migrate to new colors, as in [`PageMigration`].
@@ -116,7 +115,7 @@ impl Policy for StaticPartition {
                     group: GroupId(number as u32),
                     members: vec![ShareMember::Process(process)],
                     cache,
-                    units: to_units(units, &partition_units, self.parameters.page_migration.into()),
+                    units: partition_units.to_units(units, self.parameters.page_migration.into()),
                 });
             }
         }
@@ -128,26 +127,18 @@ impl Policy for StaticPartition {
 ///
 /// If there are none, returns the first private cache that colors partition, because configured partitions need no
 /// forecast. Colors apply to every cache of a level, so the first cache represents all.
-fn partitionable_last_levels(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
+fn partitionable_last_levels(view: &View<'_>) -> Vec<(CacheId, PartitionSupport)> {
     let last_level_caches = partitionable_caches(view);
     if !last_level_caches.is_empty() {
         return last_level_caches;
     }
-    let is_colored =
-        |(_, partition): &&(CacheId, PartitionSupport)| matches!(partition, PartitionSupport::Colors { .. });
-    let colored_partition = view.capabilities.partitions.iter().find(is_colored);
-    colored_partition
-        .and_then(|(cache, partition)| Some((*cache, PartitionUnits::common_units(std::iter::once(partition))?)))
+    view.capabilities
+        .partitions
+        .iter()
+        .find(|(_, partition)| partition.colors().is_some())
+        .copied()
         .into_iter()
         .collect()
-}
-
-/// Converts a set of units to ways or colors, as the machine partitions the cache.
-pub(super) fn to_units(units: IndexSet, partition_units: &PartitionUnits, migration: PageMigration) -> Units {
-    match partition_units {
-        PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration },
-        PartitionUnits::Ways { .. } => Units::Ways { mask: units },
-    }
 }
 
 /// Builds the policy for the registry.

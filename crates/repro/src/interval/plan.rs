@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use cachemate_core::{
-    Ability, ActuationLimits, Forecast, Machine, MachineState, Observation, PartitionSupport, Plan, TaskId, TaskSample,
-    TaskState, TrackedObject, WindowRecord, derive_changes,
+    Ability, ActuationLimits, Forecast, Machine, MachineState, Observation, Plan, TaskId, TaskSample, TaskState,
+    TrackedObject, WindowRecord, derive_changes,
 };
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
@@ -207,10 +207,7 @@ fn initial_state(tasks: &[TaskSample], machine: &IntervalMachine) -> MachineStat
     let capabilities = machine.capabilities();
     let has_colors = capabilities.has_ability(Ability::Colors);
     let colors_by_process = live_tasks().filter(|_| has_colors).map(|task| (task.process, TrackedObject::new(None)));
-    let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
-        PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
-        PartitionSupport::Colors { .. } => None,
-    });
+    let groups = capabilities.partitions.iter().filter_map(|(_, partition)| partition.way_groups());
     MachineState {
         tasks: live_tasks().map(task_state).collect(),
         colors: colors_by_process.collect(),

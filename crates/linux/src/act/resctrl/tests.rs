@@ -70,7 +70,7 @@ fn the_guests_trees_are_read() {
     assert_eq!(guest.mount, Path::new("/mnt/rdt"));
     let ways = PartitionSupport::Ways { ways: 3, min_ways: 1, contiguous: true, max_groups: 8 };
     let caches: Vec<_> = guest.caches.iter().map(|divided| (divided.cache, divided.domain)).collect();
-    assert_eq!(guest.partitions(), [(caches[0].0, ways.clone()), (caches[1].0, ways)]);
+    assert_eq!(guest.partitions(), [(caches[0].0, ways), (caches[1].0, ways)]);
     assert_eq!(caches.iter().map(|(_, domain)| *domain).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(guest.caches[0].shared_with_io.to_string(), "2");
     let words = "at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups";
@@ -118,7 +118,7 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
         ]);
     let intel = find_resctrl(&tree).unwrap();
     let ways = PartitionSupport::Ways { ways: 11, min_ways: 2, contiguous: true, max_groups: 4 };
-    assert_eq!(intel.partitions(), [(CacheId(0), ways.clone()), (CacheId(1), ways)]);
+    assert_eq!(intel.partitions(), [(CacheId(0), ways), (CacheId(1), ways)]);
     assert_eq!(intel.monitored_caches, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
     assert!(
         intel.counted_events.has_occupancy

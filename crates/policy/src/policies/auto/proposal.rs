@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, VerificationMethod, View,
+    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, VerificationMethod,
+    View,
 };
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
@@ -20,7 +21,7 @@ use super::model::score::{LayoutScore, LayoutScorer, PlanObjective, forecast_spe
 use super::model::score_cache::{ErrorDraw, ScoreCache};
 use super::model::unmet_goals;
 use super::{Parameters, PolicyPart};
-use crate::partition::units::{PartitionUnits, pages_to_move};
+use crate::partition::units::pages_to_move;
 
 /// Divisor of the number of site scores that a decision may compute, if only newcomers are placed.
 const BRIEF_SEARCH_DIVISOR: u32 = 5;
@@ -385,7 +386,7 @@ impl PlanFinder<'_, '_> {
         for share in &plan.shares {
             let Units::Colors { allowed, .. } = &share.units else { continue };
             let site = problem.sites.iter().find(|site| site.cache == share.cache);
-            let Some(PartitionUnits::Colors { page_migration_ns: move_page_ns, .. }) =
+            let Some(PartitionSupport::Colors { page_migration_ns: move_page_ns, .. }) =
                 site.and_then(|site| site.partition_units)
             else {
                 continue;

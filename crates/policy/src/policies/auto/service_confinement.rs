@@ -15,13 +15,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, Plan, ProcessId, Reason, RowInterval, ServiceIdentity,
-    ShareMember, TaskId, TaskSample, Units, VerificationOutcome, View,
+    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, PartitionSupport, Plan, ProcessId, Reason, RowInterval,
+    ServiceIdentity, ShareMember, TaskId, TaskSample, Units, VerificationOutcome, View,
 };
 
 use super::evidence::probe_planner::are_probes_harmless;
 use super::evidence::service_pauses::is_promised;
-use crate::partition::units::PartitionUnits;
 use crate::service_losses::{ProbeRows, counts_of_tasks};
 
 /// Time for the cache to fill after a change of ways.
@@ -197,8 +196,9 @@ impl ServiceConfinements {
         let Some((cache, effect)) = rows.first().map(|row| row.cache).zip(self.largest_effect(view, rows)) else {
             return;
         };
-        let units = PartitionUnits::common_units(view.partitions_of(cache));
-        let Some(units) = units.filter(|units| matches!(units, PartitionUnits::Ways { .. }) && units.max_groups() > 0)
+        let units = PartitionSupport::preferred(view.partitions_of(cache));
+        let Some(units) =
+            units.filter(|units| matches!(units, PartitionSupport::Ways { .. }) && units.max_shares() > 0)
         else {
             return;
         };
@@ -265,7 +265,7 @@ impl ServiceConfinements {
         let effect = &confinement.effect;
         let speed = self.work.get(&effect.protected_service).and_then(|work| work.instr_per_cycle());
         let Some(speed) = speed.filter(|_| self.has_speeds() && !confinement.is_held) else { return true };
-        let Some(units) = PartitionUnits::common_units(view.partitions_of(cache)) else { return false };
+        let Some(units) = PartitionSupport::preferred(view.partitions_of(cache)) else { return false };
         let slowdown = effect.slowdown(speed);
         let (ways, (previous_ways, previous_speed)) = (confinement.ways, confinement.previous_step);
         let has_gained = speed >= previous_speed * (1.0 + MIN_STEP_GAIN);
@@ -356,7 +356,7 @@ fn group_of_cache(cache: CacheId) -> GroupId {
 mod tests {
     use super::*;
     use cachemate_core::test_support::{NullPredictor, ViewFixture, capabilities_fixture, last_level_caches};
-    use cachemate_core::{Ability, CacheLevel, Goal, PartitionSupport, Plan, TimeSpan, WindowLength};
+    use cachemate_core::{Ability, CacheLevel, Goal, Plan, TimeSpan, WindowLength};
 
     const SECOND_NS: u64 = 1_000_000_000;
 

@@ -1,9 +1,10 @@
 //! Space: partitions of a cache, from a small pool for tasks that need little to one partition for each process.
 
+use cachemate_core::PartitionSupport;
+
 use super::PlanComparator;
 use super::PlanSearch;
 use super::site::SiteTasks;
-use crate::partition::units::PartitionUnits;
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout, group_by_process};
 use crate::policies::auto::model::problem::PlanningProblem;
 use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
@@ -73,7 +74,7 @@ impl SiteTasks<'_> {
     /// Orders processes by their slowdown with the smallest share relative to the whole cache, smallest first.
     fn order_by_need(
         &self,
-        partition_units: &PartitionUnits,
+        partition_units: &PartitionSupport,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<usize> {
         let bytes = self.problem.sites[self.site].bytes;
@@ -94,12 +95,12 @@ impl SiteTasks<'_> {
     /// Puts the processes that need space least into a small partition, and all others into the rest.
     fn pooled_partitions(
         &self,
-        partition_units: &PartitionUnits,
+        partition_units: &PartitionSupport,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
         let ordered_processes = self.order_by_need(partition_units, processes);
         let (units, min_units) = (partition_units.units(), partition_units.min_units());
-        if partition_units.max_groups() < 2 || units < 2 * min_units {
+        if partition_units.max_shares() < 2 || units < 2 * min_units {
             return Vec::new();
         }
         let mut sizes: Vec<u32> = [min_units, 2 * min_units, units / 8, units / 4, units / 2].to_vec();
@@ -126,7 +127,7 @@ impl SiteTasks<'_> {
     /// partition.
     fn exclusive_partitions(
         &self,
-        partition_units: &PartitionUnits,
+        partition_units: &PartitionSupport,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
         let (units, min_units) = (partition_units.units(), partition_units.min_units());
@@ -155,7 +156,7 @@ impl SiteTasks<'_> {
                 groups.push(pool.iter().flat_map(|&index| processes[index].1.iter().copied()).collect());
             }
             let group_count = groups.len() as u32;
-            if group_count > partition_units.max_groups() || group_count * min_units > units {
+            if group_count > partition_units.max_shares() || group_count * min_units > units {
                 continue;
             }
             let claim_of = |tasks: &Vec<usize>| UnitClaim {
@@ -176,7 +177,7 @@ impl SiteTasks<'_> {
         &self,
         judge: &PlanComparator,
         rotation: Option<&GangRotation>,
-        partition_units: &PartitionUnits,
+        partition_units: &PartitionSupport,
         mut best: (f64, Vec<PartitionMembers>),
     ) -> Vec<PartitionMembers> {
         let mut step = (partition_units.units() / 8).max(1);

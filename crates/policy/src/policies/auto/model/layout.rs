@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, PageMigration, Plan, ProcessId, ShareMember, TaskId,
-    Units,
+    CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, PageMigration, PartitionSupport, Plan, ProcessId,
+    ShareMember, TaskId,
 };
 
 use super::decided_plan::drop_starving_schedules;
 use super::problem::{CpuSites, PlanningProblem, ProblemTask};
-use crate::partition::units::{PartitionUnits, assign};
+use crate::partition::units::assign;
 
 /// Tasks that share a partition of a cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -176,7 +176,7 @@ impl SiteLayout {
     ) {
         let (partitions, cache_site) = (&self.partitions[site], &problem.sites[site]);
         let Some(partition_units) = cache_site.partition_units.filter(|_| !partitions.is_empty()) else { return };
-        let uses_colors = matches!(partition_units, PartitionUnits::Colors { .. });
+        let uses_colors = matches!(partition_units, PartitionSupport::Colors { .. });
         let mut shares: Vec<(GroupId, Vec<ShareMember>, u32)> = Vec::new();
         for group in partitions.iter().filter(|group| !group.members.is_empty()) {
             let members = self.share_members(problem, group, uses_colors);
@@ -196,10 +196,7 @@ impl SiteLayout {
         for ((group, members, _), units) in
             shares.into_iter().zip(assign(&previous_units_by_share, &sizes, &partition_units))
         {
-            let units = match partition_units {
-                PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration },
-                PartitionUnits::Ways { .. } => Units::Ways { mask: units },
-            };
+            let units = partition_units.to_units(units, migration);
             plan.shares.push(CacheShare { group, members, cache: cache_site.cache, units });
         }
     }
@@ -273,7 +270,7 @@ mod tests {
 
     /// Two programs on one cache of eight colors, and another thread of the first program's process.
     fn problem_fixture(knows_thread: bool) -> PlanningProblem {
-        let partition_units = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, page_migration_ns: 1.0 });
+        let partition_units = Some(PartitionSupport::Colors { colors: 8, page_bytes: 4096, page_migration_ns: 1.0 });
         let mut tasks = vec![task_fixture(0, 0, 0.5), task_fixture(1, 0, 1.2), task_fixture(2, 0, 0.1)];
         tasks[2].process = ProcessId(0);
         if !knows_thread {

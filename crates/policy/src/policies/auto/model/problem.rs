@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
+use cachemate_core::{CacheId, CpuSet, PartitionSupport, ProcessId, TaskId, TaskSample, View};
 
 use super::bus::MemoryPathModel;
 use super::layout::SiteLayout;
@@ -10,7 +10,6 @@ use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRa
 use super::score::forecast_speeds;
 use super::score_cache::ErrorDraw;
 use crate::gang_quantum::cycles_per_ns;
-use crate::partition::units::PartitionUnits;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::speeds::SpeedTracker;
 use crate::work_metric::WorkMetric;
@@ -27,7 +26,7 @@ pub struct CacheSite {
     /// The memory node nearest to the site.
     pub memory_node: u32,
     pub bytes: f64,
-    pub partition_units: Option<PartitionUnits>,
+    pub partition_units: Option<PartitionSupport>,
 }
 
 /// A live task, identified by its position in the order of arrival.
@@ -83,7 +82,7 @@ pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
             package: cache.cpus.iter().find_map(find_cpu).map_or(0, |cpu| cpu.package),
             memory_node: cache.cpus.iter().find_map(find_cpu).map_or(0, |cpu| cpu.memory_node),
             bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
-            partition_units: PartitionUnits::common_units(view.partitions_of(cache.id)),
+            partition_units: PartitionSupport::preferred(view.partitions_of(cache.id)),
         })
     };
     caches.map(build_site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()

@@ -121,9 +121,8 @@ pub mod tests {
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
     use super::super::score::score_drawn;
     use super::*;
-    use crate::partition::units::PartitionUnits;
     use crate::policies::auto::candidates::{AllowedMechanisms, PlanSearch};
-    use cachemate_core::{CacheId, ProcessId, TaskId};
+    use cachemate_core::{CacheId, PartitionSupport, ProcessId, TaskId};
     use proptest::prelude::*;
 
     /// A site with this number of CPUs and eight ways for each.
@@ -135,7 +134,7 @@ pub mod tests {
             package: 0,
             memory_node: 0,
             bytes: CACHE,
-            partition_units: Some(PartitionUnits::Ways { units: 8, min_units: 1, is_contiguous: true, max_groups: 4 }),
+            partition_units: Some(PartitionSupport::Ways { ways: 8, min_ways: 1, contiguous: true, max_groups: 4 }),
         }
     }
 

@@ -170,7 +170,7 @@ fn fuzz_manifest(bytes: &[u8]) {
 }
 
 fn fuzz_matrix(bytes: &[u8]) {
-    cachemate_spec::parse_percent_matrix("fuzzed", &String::from_utf8_lossy(bytes)).ok();
+    cachemate_spec::parse_measured_matrix("fuzzed", &String::from_utf8_lossy(bytes)).ok();
 }
 
 /// Reads a journal's lines both as they are and with valid checksums, so that changes to a line reach the code behind

@@ -27,7 +27,6 @@ mod intensity_balancing;
 mod llc_placement;
 mod load_balance;
 pub mod matrix;
-pub mod measured_matrix;
 mod parameters;
 pub mod partition;
 pub mod placement;

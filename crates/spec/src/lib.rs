@@ -26,7 +26,7 @@ pub use manage::{
     BudgetConfig, BudgetServiceConfig, CpusetConfig, ManageConfig, ManageMode, RollbackSection, RuleAction, RuleConfig,
     ServiceFloorConfig, User, load_manage_config, parse_manage_config,
 };
-pub use matrix::{load_percent_matrix, parse_percent_matrix};
+pub use matrix::{load_measured_matrix, parse_measured_matrix};
 pub use scenario::{PolicyChoice, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};
 
 /// Files larger than this are not specifications.

@@ -1,10 +1,9 @@
 //! `cachemate plan`: assigns programs to caches, with reasons.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cachemate_core::{CacheId, CpuId, MachineSpec};
 use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
@@ -12,6 +11,7 @@ use cachemate_report::text::format_number;
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::plan::{PlannedRun, plan_under_policy};
 use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy};
+use cachemate_spec::load_measured_matrix;
 use cachemate_study::plan_result;
 use clap::Args;
 use serde::Serialize;
@@ -255,10 +255,11 @@ impl PlanArgs {
     }
 
     fn basis(&self, session: &Session) -> anyhow::Result<PlanBasis> {
-        let measured_slowdowns = self.slowdowns.as_deref().map(read_measured_matrix).transpose()?;
+        let measured_slowdowns =
+            self.slowdowns.as_ref().map(|path| load_measured_matrix(&path.display().to_string())).transpose()?;
         if let (Some(measured), None) = (&measured_slowdowns, &self.model) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
-            let load_costs = measured.pair_costs(&names)?;
+            let load_costs = PairCosts::from_slowdowns(measured.slowdowns_of(&names)?);
             return Ok(PlanBasis::Measured { names, costs: load_costs });
         }
         if self.programs.is_empty() {
@@ -268,12 +269,8 @@ impl PlanArgs {
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model, &self.timing)?;
         let names = prediction.program_names();
         let names: Vec<String> = names.iter().map(|name| name_without_number(name).to_string()).collect();
-        let evaluation_costs = measured_slowdowns.map(|measured| measured.pair_costs(&names)).transpose()?;
+        let measured_slowdowns = measured_slowdowns.map(|measured| measured.slowdowns_of(&names)).transpose()?;
+        let evaluation_costs = measured_slowdowns.map(PairCosts::from_slowdowns);
         Ok(PlanBasis::Predicted { prediction: Box::new(prediction), evaluation_costs })
     }
-}
-
-fn read_measured_matrix(path: &Path) -> anyhow::Result<MeasuredMatrix> {
-    let matrix = cachemate_spec::load_percent_matrix(&path.display().to_string())?;
-    Ok(MeasuredMatrix::try_from(&matrix)?)
 }

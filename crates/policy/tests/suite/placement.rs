@@ -2,10 +2,9 @@
 
 use cachemate_core::{CpuId, Estimate, Topology};
 use cachemate_policy::forecast_placement::place_by_forecast;
-use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::placement::{Placement, PlacementCost, PlacementError, cache_seats, place};
 use cachemate_policy::solvers::SolverMethod;
-use cachemate_spec::{load_topology, parse_percent_matrix};
+use cachemate_spec::{load_topology, parse_measured_matrix};
 
 const TABLE_1: &str = "\
 ,mcf,milc,gamess,namd
@@ -16,7 +15,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 
 fn sample_matrix() -> MeasuredMatrix {
-    MeasuredMatrix::try_from(&parse_percent_matrix("table 1", TABLE_1).unwrap()).unwrap()
+    parse_measured_matrix("table 1", TABLE_1).unwrap()
 }
 
 fn split_names(text: &str) -> Vec<String> {
@@ -25,7 +24,7 @@ fn split_names(text: &str) -> Vec<String> {
 
 fn place_on_machine(programs: &str, machine: &str) -> Placement {
     let names = split_names(programs);
-    let costs = sample_matrix().pair_costs(&names).unwrap();
+    let costs = PairCosts::from_slowdowns(sample_matrix().slowdowns_of(&names).unwrap());
     place(&names, &costs, &costs, &load_topology(machine).unwrap(), 1).unwrap()
 }
 
@@ -99,7 +98,7 @@ fn programs_get_their_own_cores_before_hardware_threads() {
 #[test]
 fn a_matrix_of_the_wrong_shape_is_rejected() {
     let topology = load_topology("xeon-x5365-4").unwrap();
-    let costs = sample_matrix().costs;
+    let costs = PairCosts::from_slowdowns(sample_matrix().slowdowns);
     assert!(place(&split_names("a b"), &costs, &costs, &topology, 1).is_err());
     let mut nan = costs.clone();
     nan.cost[1][2] = f64::NAN;
@@ -124,7 +123,7 @@ fn slowdowns_on_machine(topology: &Topology, cpus: &[CpuId]) -> Vec<Estimate> {
 
 fn place_on(topology: &Topology, programs: &str) -> Placement {
     let names = split_names(programs);
-    let costs = sample_matrix().pair_costs(&names).unwrap();
+    let costs = PairCosts::from_slowdowns(sample_matrix().slowdowns_of(&names).unwrap());
     let mut forecast = |cpus: &[CpuId]| Ok::<_, PlacementError>(slowdowns_on_machine(topology, cpus));
     place_by_forecast(&names, &costs, topology, 1, &mut forecast).unwrap()
 }

@@ -2,11 +2,10 @@
 
 use cachemate_core::{Fact, Profile};
 use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_policy::solvers::{self, Seats};
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, HeatMap, IntervalStyle, Series};
-use cachemate_spec::parse_percent_matrix;
+use cachemate_spec::parse_measured_matrix;
 
 use super::{TEN_PROGRAMS, program_jobs, program_names};
 use crate::corun::{CoRunBench, CoRunMatrix};
@@ -304,9 +303,9 @@ const PUBLISHED_SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.30
 
 /// Returns the findings of CA-3: is the published best schedule found, with the published mean?
 pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    let percent_table = parse_percent_matrix("CA Table 1", PUBLISHED_TABLE_1).map_err(failed("CA-3"))?;
-    let measured_table = MeasuredMatrix::try_from(&percent_table).map_err(failed("CA-3"))?;
-    let cost = &measured_table.costs.cost;
+    let measured_table = parse_measured_matrix("CA Table 1", PUBLISHED_TABLE_1).map_err(failed("CA-3"))?;
+    let costs = PairCosts::from_slowdowns(measured_table.slowdowns);
+    let cost = &costs.cost;
     let seats = Seats { cpus_per_cache: vec![2; 2] };
     let mean_percent = |total: f64| 100.0 * total / 4.0;
     let (best_assignment, worst_assignment) =
@@ -321,10 +320,8 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
         .max((mean_percent(worst_assignment.total) - PUBLISHED_SCHEDULES[0].1).abs());
     for (index, (mcf_partner, published_mean)) in PUBLISHED_SCHEDULES.into_iter().enumerate() {
         let other_pair: Vec<usize> = (1..4).filter(|&program| program != index + 1).collect();
-        let computed_mean = mean_percent(
-            measured_table.costs.mutual_cost(0, index + 1)
-                + measured_table.costs.mutual_cost(other_pair[0], other_pair[1]),
-        );
+        let computed_mean =
+            mean_percent(costs.mutual_cost(0, index + 1) + costs.mutual_cost(other_pair[0], other_pair[1]));
         max_deviation = max_deviation.max((computed_mean - published_mean).abs());
         points.push(DataPoint::from_values("mean slowdown", format!("mcf beside {mcf_partner}"), [computed_mean]));
     }

@@ -16,7 +16,7 @@ use cachemate_core::{CpuId, Estimate, MachineSpec};
 use cachemate_interval::PhasedProgram;
 use cachemate_interval::engine::{DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals};
 use cachemate_policy::forecast_placement::place_by_forecast;
-use cachemate_policy::matrix::{CostKind, PairCosts};
+use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::Placement;
 use cachemate_trace::{CmtReader, ProfileFile, TraceReader};
 use serde::{Deserialize, Serialize};
@@ -293,7 +293,7 @@ pub fn forecast_pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Resu
 /// Converts the values of forecasts to costs.
 pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
     let cost = pairs.iter().map(|row| row.iter().map(|estimate| estimate.value).collect()).collect();
-    PairCosts { kind: CostKind::Degradation, cost }
+    PairCosts::from_slowdowns(cost)
 }
 
 fn median(sorted: &[f64]) -> f64 {

@@ -24,9 +24,7 @@ pub use bundled_recordings::{
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
 pub use convert::{ConversionSummary, convert};
 pub use error::{FilePosition, TraceError};
-pub use formats::{
-    ChampSimReader, DinReader, Format, LackeyReader, OracleGeneralReader, RawU64Reader, open, open_input,
-};
+pub use formats::{Format, open, open_input};
 pub use names::unknown_name_error;
 pub use output::create_output;
 pub use profile_file::{

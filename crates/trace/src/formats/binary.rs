@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use super::text::BATCH_RECORDS;
-use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, TraceTotals};
+use super::import::{BATCH_RECORDS, ImportCounts, ImportReader, RecordSource};
+use crate::{AccessRecord, FilePosition, TraceError};
 
 /// Reads complete entries of `N` bytes.
 struct Entries<R, const N: usize> {
@@ -51,185 +51,94 @@ fn u64_of(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
 }
 
-macro_rules! binary_reader {
-    ($(#[$doc:meta])* $name:ident, $bytes:literal, $source:literal, $instructions:literal) => {
-        $(#[$doc])*
-        pub struct $name<R> {
-            entries: Entries<R, $bytes>,
-            header: TraceHeader,
-            records: u64,
-            /// Instructions up to the last record, and since then.
-            instructions: u64,
-            gap: u64,
-            totals: Option<TraceTotals>,
-        }
-        impl<R: Read> $name<R> {
-            /// Builds a reader; `file` is the input's name in errors.
-            pub fn new(input: R, file: impl Into<String>) -> Self {
-                $name {
-                    entries: Entries::new(input, file.into()),
-                    header: TraceHeader::for_import($source, $instructions),
-                    records: 0,
-                    instructions: 0,
-                    gap: 0,
-                    totals: None,
-                }
-            }
-            fn end_run(&mut self) {
-                self.totals = Some(TraceTotals {
-                    records: self.records,
-                    program_accesses: Some(self.records),
-                    instructions: $instructions.then_some(self.instructions + self.gap),
-                    ..TraceTotals::default()
-                });
-            }
-        }
-    };
+/// Byte addresses only, as little-endian u64: loads of unknown size, without instructions.
+pub struct RawU64Source<R>(Entries<R, 8>);
+
+/// Reads a [`RawU64Source`]; `file` is the input's name in errors.
+pub(super) fn raw_u64_reader<R: Read>(input: R, file: String) -> ImportReader<RawU64Source<R>> {
+    ImportReader::new(RawU64Source(Entries::new(input, file)), "u64", false)
 }
 
-binary_reader!(
-    /// Byte addresses only, as little-endian u64: loads of unknown size, without instructions.
-    RawU64Reader, 8, "u64", false
-);
-binary_reader!(
-    /// ChampSim's 64-byte instructions: nonzero source memory operands are loads and destination operands are stores,
-    /// both of unknown size.
-    ChampSimReader, 64, "champsim", true
-);
-/// libCacheSim's oracleGeneral: 24-byte requests (u32 time, u64 object, u32 size, i64 next access). An object counts as
-/// one line: its id, truncated to 58 bits, is the line number. If sizes differ, a curve over lines is wrong, so such a
-/// trace is rejected, unless the reader was created by [`OracleGeneralReader::with_any_object_size`].
-pub struct OracleGeneralReader<R> {
-    entries: Entries<R, 24>,
-    file: String,
-    header: TraceHeader,
-    records: u64,
-    requires_one_size: bool,
-    /// Size of the first object.
-    object_bytes: Option<u32>,
-    totals: Option<TraceTotals>,
-}
-
-impl<R: Read> OracleGeneralReader<R> {
-    /// Builds a reader that rejects objects of different sizes; `file` is the input's name in errors.
-    pub fn new(input: R, file: impl Into<String>) -> Self {
-        let file = file.into();
-        OracleGeneralReader {
-            entries: Entries::new(input, file.clone()),
-            file,
-            header: TraceHeader::for_import("oracle-general", false),
-            records: 0,
-            requires_one_size: true,
-            object_bytes: None,
-            totals: None,
-        }
+impl<R: Read + Send> RecordSource for RawU64Source<R> {
+    fn read_records(&mut self, _counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+        let record = |&bytes: &[u8; 8]| AccessRecord { address: u64::from_le_bytes(bytes), ..AccessRecord::default() };
+        batch.extend(self.0.read_entries()?.iter().map(record));
+        Ok(())
     }
-
-    /// Builds a reader that counts an object of any size as one line.
-    pub fn with_any_object_size(input: R, file: impl Into<String>) -> Self {
-        OracleGeneralReader { requires_one_size: false, ..Self::new(input, file) }
+    fn read_addresses(&mut self, _counts: &mut ImportCounts, batch: &mut Vec<u64>) -> Result<(), TraceError> {
+        batch.extend(self.0.read_entries()?.iter().map(|&bytes| u64::from_le_bytes(bytes)));
+        Ok(())
     }
 }
 
-impl<R: Read + Send> TraceReader for RawU64Reader<R> {
-    fn header(&self) -> &TraceHeader {
-        &self.header
-    }
-    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-        batch.clear();
-        let entries = self.entries.read_entries()?;
-        batch.extend(
-            entries.iter().map(|&bytes| AccessRecord { address: u64::from_le_bytes(bytes), ..AccessRecord::default() }),
-        );
-        self.records += batch.len() as u64;
-        if batch.is_empty() {
-            self.end_run();
-        }
-        Ok(!batch.is_empty())
-    }
-    fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
-        batch.clear();
-        batch.extend(self.entries.read_entries()?.iter().map(|&bytes| u64::from_le_bytes(bytes)));
-        self.records += batch.len() as u64;
-        if batch.is_empty() {
-            self.end_run();
-        }
-        Ok(!batch.is_empty())
-    }
-    fn totals(&self) -> Option<&TraceTotals> {
-        self.totals.as_ref()
-    }
+/// ChampSim's 64-byte instructions: nonzero source memory operands are loads and destination operands are stores, both of
+/// unknown size.
+pub struct ChampSimSource<R>(Entries<R, 64>);
+
+/// Reads a [`ChampSimSource`]; `file` is the input's name in errors.
+pub(super) fn champsim_reader<R: Read>(input: R, file: String) -> ImportReader<ChampSimSource<R>> {
+    ImportReader::new(ChampSimSource(Entries::new(input, file)), "champsim", true)
 }
 
-impl<R: Read + Send> TraceReader for ChampSimReader<R> {
-    fn header(&self) -> &TraceHeader {
-        &self.header
-    }
-    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-        batch.clear();
+impl<R: Read + Send> RecordSource for ChampSimSource<R> {
+    fn read_records(&mut self, counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+        counts.instructions.get_or_insert(0);
         // A batch of instructions without any access is skipped, because an empty batch would mean the end.
         while batch.is_empty() {
-            let entries = self.entries.read_entries()?;
+            let entries = self.0.read_entries()?;
             if entries.is_empty() {
-                self.end_run();
-                return Ok(false);
+                break;
             }
             for entry in entries {
-                self.gap += 1;
+                counts.count_instruction();
                 // ip 8, branch flags 2, registers 2 + 4, then two destinations and four sources.
                 for (index, operand) in entry[16..].chunks_exact(8).enumerate() {
                     let address = u64_of(operand);
                     if address != 0 {
-                        batch.push(AccessRecord { address, gap: self.gap, thread: 0, size: 0, store: index < 2 });
-                        self.instructions += self.gap;
-                        self.gap = 0;
+                        batch.push(counts.record_access(address, 0, index < 2));
                     }
                 }
             }
         }
-        self.records += batch.len() as u64;
-        Ok(true)
-    }
-    fn totals(&self) -> Option<&TraceTotals> {
-        self.totals.as_ref()
+        Ok(())
     }
 }
 
-impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
-    fn header(&self) -> &TraceHeader {
-        &self.header
-    }
-    fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-        batch.clear();
-        let start = self.entries.offset;
-        let entries = self.entries.read_entries()?;
-        if self.requires_one_size {
-            for (index, entry) in entries.iter().enumerate() {
-                let bytes = u64_of(&entry[12..16]) as u32;
-                let first_bytes = *self.object_bytes.get_or_insert(bytes);
-                if bytes != first_bytes {
-                    let position = FilePosition::Byte(start + (24 * index) as u64);
-                    let found = format!("an object of {bytes} bytes after one of {first_bytes}");
-                    let expected = "objects of one size, because each counts as one line; the format \
-                                    'oracle-general-unit' ignores sizes";
-                    return Err(TraceError::format_error(&self.file, position, found, expected));
-                }
+/// libCacheSim's oracleGeneral: 24-byte requests (u32 time, u64 object, u32 size, i64 next access). An object counts as
+/// one line: its id, truncated to 58 bits, is the line number. If sizes differ, a curve over lines is wrong.
+pub struct OracleGeneralSource<R> {
+    entries: Entries<R, 24>,
+    requires_one_size: bool,
+    /// Size of the first object.
+    object_bytes: Option<u32>,
+}
+
+/// Reads an [`OracleGeneralSource`]; `file` is the input's name in errors. Objects of different sizes are rejected if
+/// `requires_one_size`, and otherwise counted as one line each.
+pub(super) fn oracle_general_reader<R: Read>(
+    input: R,
+    file: String,
+    requires_one_size: bool,
+) -> ImportReader<OracleGeneralSource<R>> {
+    let entries = Entries::new(input, file);
+    ImportReader::new(OracleGeneralSource { entries, requires_one_size, object_bytes: None }, "oracle-general", false)
+}
+
+impl<R: Read + Send> RecordSource for OracleGeneralSource<R> {
+    fn read_records(&mut self, _counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+        let (start, file) = (self.entries.offset, self.entries.file.clone());
+        for (index, entry) in self.entries.read_entries()?.iter().enumerate() {
+            let bytes = u64_of(&entry[12..16]) as u32;
+            let first_bytes = *self.object_bytes.get_or_insert(bytes);
+            if self.requires_one_size && bytes != first_bytes {
+                let position = FilePosition::Byte(start + (24 * index) as u64);
+                let found = format!("an object of {bytes} bytes after one of {first_bytes}");
+                let expected = "objects of one size, because each counts as one line; the format 'oracle-general-unit' \
+                                ignores sizes";
+                return Err(TraceError::format_error(&file, position, found, expected));
             }
+            batch.push(AccessRecord { address: u64_of(&entry[4..12]) << 6, ..AccessRecord::default() });
         }
-        batch.extend(
-            entries.iter().map(|entry| AccessRecord { address: u64_of(&entry[4..12]) << 6, ..AccessRecord::default() }),
-        );
-        self.records += batch.len() as u64;
-        if batch.is_empty() {
-            self.totals = Some(TraceTotals {
-                records: self.records,
-                program_accesses: Some(self.records),
-                ..TraceTotals::default()
-            });
-        }
-        Ok(!batch.is_empty())
-    }
-    fn totals(&self) -> Option<&TraceTotals> {
-        self.totals.as_ref()
+        Ok(())
     }
 }

@@ -2,15 +2,15 @@
 
 mod binary;
 mod compression;
+mod import;
 mod lines;
 mod open;
 mod text;
 
 pub(crate) use compression::ZSTD_MAGIC;
+pub(crate) use text::lackey_reader;
 
-pub use binary::{ChampSimReader, OracleGeneralReader, RawU64Reader};
 pub use open::{Format, open, open_input};
-pub use text::{CsvReader, DinReader, DrMemTraceReader, LackeyReader};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::io::{BufReader, Read};
 use std::str::FromStr;
 
 use super::compression::{is_compressed, uncompressed_name, unpack};
-use super::{ChampSimReader, CsvReader, DinReader, DrMemTraceReader, LackeyReader, OracleGeneralReader, RawU64Reader};
+use super::{binary, text};
 use crate::cmt::FILE_MAGIC;
 use crate::{CmtReader, FilePosition, TraceError, TraceReader};
 
@@ -154,14 +154,14 @@ pub fn open_input(
     let file = file.to_string();
     Ok(match format {
         Format::Cmt => Box::new(CmtReader::new(BufReader::with_capacity(1 << 16, input), file)?),
-        Format::Lackey => Box::new(LackeyReader::new(input, file)),
-        Format::Din => Box::new(DinReader::new(input, file)),
-        Format::Csv => Box::new(CsvReader::new(input, file)),
-        Format::DrMemTrace => Box::new(DrMemTraceReader::new(input, file)),
-        Format::U64 => Box::new(RawU64Reader::new(input, file)),
-        Format::ChampSim => Box::new(ChampSimReader::new(input, file)),
-        Format::OracleGeneral => Box::new(OracleGeneralReader::new(input, file)),
-        Format::OracleGeneralUnit => Box::new(OracleGeneralReader::with_any_object_size(input, file)),
+        Format::Lackey => Box::new(text::lackey_reader(input, file)),
+        Format::Din => Box::new(text::din_reader(input, file)),
+        Format::Csv => Box::new(text::csv_reader(input, file)),
+        Format::DrMemTrace => Box::new(text::drmemtrace_reader(input, file)),
+        Format::U64 => Box::new(binary::raw_u64_reader(input, file)),
+        Format::ChampSim => Box::new(binary::champsim_reader(input, file)),
+        Format::OracleGeneral => Box::new(binary::oracle_general_reader(input, file, true)),
+        Format::OracleGeneralUnit => Box::new(binary::oracle_general_reader(input, file, false)),
     })
 }
 

@@ -2,11 +2,9 @@
 
 use std::io::Read;
 
+use super::import::{BATCH_RECORDS, ImportCounts, ImportReader, RecordSource};
 use super::lines::{LineReader, parse_hex, parse_size};
-use crate::{AccessRecord, TraceError, TraceHeader, TraceReader, TraceTotals};
-
-/// Number of records per batch of a text format or a foreign binary format.
-pub(super) const BATCH_RECORDS: usize = 1 << 14;
+use crate::{AccessRecord, TraceError};
 
 /// The content of one line of a text format.
 enum LineOutcome {
@@ -15,145 +13,77 @@ enum LineOutcome {
     Access { address: u64, size: u16, store: bool },
 }
 
-/// Counts that every text reader keeps.
-#[derive(Default)]
-struct TextCounts {
-    gap: u64,
-    instructions: u64,
-    records: u64,
+/// Parses one line, or returns the description of a valid one.
+type LineParser = fn(&[u8]) -> Result<LineOutcome, &'static str>;
+
+/// Lines of a text format.
+pub struct TextSource<R> {
+    lines: LineReader<R>,
+    parse_line: LineParser,
     has_ended: bool,
     /// Damage behind the records that were returned last.
     damage: Option<TraceError>,
 }
 
-impl TextCounts {
-    fn record_outcome(&mut self, outcome: LineOutcome, batch: &mut Vec<AccessRecord>) {
-        match outcome {
-            LineOutcome::Nothing => {}
-            LineOutcome::Instruction => {
-                self.gap += 1;
-                self.instructions += 1;
-            }
-            LineOutcome::Access { address, size, store } => {
-                batch.push(AccessRecord { address, gap: self.gap, thread: 0, size, store });
-                self.gap = 0;
-                self.records += 1;
-            }
-        }
+impl<R: Read> TextSource<R> {
+    fn new_reader(input: R, file: String, tool: &str, parse_line: LineParser) -> ImportReader<Self> {
+        let lines = LineReader::new(input, file);
+        ImportReader::new(TextSource { lines, parse_line, has_ended: false, damage: None }, tool, true)
     }
 
-    fn totals(&self) -> TraceTotals {
-        TraceTotals {
-            records: self.records,
-            program_accesses: Some(self.records),
-            // A trace without any instruction line does not count them.
-            instructions: (self.instructions > 0).then_some(self.instructions),
-            ..TraceTotals::default()
+    fn read_outcome(&mut self) -> Result<Option<LineOutcome>, TraceError> {
+        if !self.lines.read_line()? {
+            return Ok(None);
         }
+        (self.parse_line)(self.lines.line()).map_err(|expected| self.lines.line_error(expected)).map(Some)
     }
 }
 
-/// Fills `batch`. An error is returned after the records before it.
-fn fill<R: Read>(
-    lines: &mut LineReader<R>,
-    counts: &mut TextCounts,
-    batch: &mut Vec<AccessRecord>,
-    parse: impl Fn(&[u8]) -> Result<LineOutcome, &'static str>,
-) -> Result<bool, TraceError> {
-    batch.clear();
-    while !counts.has_ended && batch.len() < BATCH_RECORDS {
-        let outcome = match lines.read_line() {
-            Ok(true) => parse(lines.line()).map_err(|expected| lines.line_error(expected)).map(Some),
-            Ok(false) => Ok(None),
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(Some(outcome)) => counts.record_outcome(outcome, batch),
-            Ok(None) => counts.has_ended = true,
-            Err(error) => {
-                counts.has_ended = true;
-                counts.damage = Some(error);
-            }
-        }
-    }
-    match counts.damage.take_if(|_| batch.is_empty()) {
-        Some(damage) => Err(damage),
-        None => Ok(!batch.is_empty()),
-    }
-}
-
-macro_rules! text_reader {
-    ($(#[$doc:meta])* $name:ident, $source:literal, $parse:path) => {
-        $(#[$doc])*
-        pub struct $name<R> {
-            lines: LineReader<R>,
-            header: TraceHeader,
-            counts: TextCounts,
-            totals: Option<TraceTotals>,
-        }
-        impl<R: Read> $name<R> {
-            /// Builds a reader; `file` is the input's name in errors.
-            pub fn new(input: R, file: impl Into<String>) -> Self {
-                $name {
-                    lines: LineReader::new(input, file.into()),
-                    header: TraceHeader::for_import($source, true),
-                    counts: TextCounts::default(),
-                    totals: None,
+impl<R: Read + Send> RecordSource for TextSource<R> {
+    fn read_records(&mut self, counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+        while !self.has_ended && batch.len() < BATCH_RECORDS {
+            match self.read_outcome() {
+                Ok(Some(LineOutcome::Nothing)) => {}
+                Ok(Some(LineOutcome::Instruction)) => counts.count_instruction(),
+                Ok(Some(LineOutcome::Access { address, size, store })) => {
+                    batch.push(counts.record_access(address, size, store));
                 }
+                Ok(None) => self.has_ended = true,
+                Err(error) => (self.has_ended, self.damage) = (true, Some(error)),
             }
         }
-        impl<R: Read + Send> TraceReader for $name<R> {
-            fn header(&self) -> &TraceHeader {
-                &self.header
-            }
-            fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-                let has_more = fill(&mut self.lines, &mut self.counts, batch, $parse)?;
-                if !has_more {
-                    self.totals = Some(self.counts.totals());
-                }
-                Ok(has_more)
-            }
-            fn totals(&self) -> Option<&TraceTotals> {
-                self.totals.as_ref()
-            }
-        }
-    };
+        self.damage.take_if(|_| batch.is_empty()).map_or(Ok(()), Err)
+    }
 }
 
-text_reader!(
-    /// Lackey's lines: `I  04001000,3`, ` L 1ffe8,8`, ` S 1ffe8,8`, ` M 1ffe8,8` (a modify is one access, a store);
-    /// Valgrind's own messages (`==1234== ...`) are skipped.
-    LackeyReader,
-    "lackey",
-    parse_lackey_line
-);
-text_reader!(
-    /// Dinero's lines: a label (0 or r for a load, 1 or w for a store, 2 or i for an instruction), a hexadecimal
-    /// address, and optionally a hexadecimal size as in Dinero IV's extended form; the rest of the line is skipped.
-    DinReader,
-    "din",
-    parse_din_line
-);
+/// Reads lackey's lines: `I  04001000,3`, ` L 1ffe8,8`, ` S 1ffe8,8`, ` M 1ffe8,8` (a modify is one access, a store);
+/// Valgrind's own messages (`==1234== ...`) are skipped.
+pub(crate) fn lackey_reader<R: Read>(input: R, file: String) -> ImportReader<TextSource<R>> {
+    TextSource::new_reader(input, file, "lackey", parse_lackey_line)
+}
 
-text_reader!(
-    /// Lines of `address[,size[,kind]]`: the address in decimal or, after `0x`, in hexadecimal; the kind is `r`, `w` or
-    /// `i`, or the word. A line that begins with `address` is a header.
-    CsvReader,
-    "csv",
-    parse_csv_line
-);
-text_reader!(
-    /// The output of DynamoRIO's `drmemtrace -tool view`: `1 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400000`. Lines
-    /// without a memory reference or a fetch, such as markers, are skipped.
-    DrMemTraceReader,
-    "drmemtrace",
-    parse_drmemtrace_line
-);
+/// Reads Dinero's lines: a label (0 or r for a load, 1 or w for a store, 2 or i for an instruction), a hexadecimal
+/// address, and optionally a hexadecimal size as in Dinero IV's extended form; the rest of the line is skipped.
+pub(super) fn din_reader<R: Read>(input: R, file: String) -> ImportReader<TextSource<R>> {
+    TextSource::new_reader(input, file, "din", parse_din_line)
+}
 
-impl<R> LackeyReader<R> {
+/// Reads lines of `address[,size[,kind]]`: the address in decimal or, after `0x`, in hexadecimal; the kind is `r`, `w` or
+/// `i`, or the word. A line that begins with `address` is a header.
+pub(super) fn csv_reader<R: Read>(input: R, file: String) -> ImportReader<TextSource<R>> {
+    TextSource::new_reader(input, file, "csv", parse_csv_line)
+}
+
+/// Reads the output of DynamoRIO's `drmemtrace -tool view`: `1 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400000`. Lines
+/// without a memory reference or a fetch, such as markers, are skipped.
+pub(super) fn drmemtrace_reader<R: Read>(input: R, file: String) -> ImportReader<TextSource<R>> {
+    TextSource::new_reader(input, file, "drmemtrace", parse_drmemtrace_line)
+}
+
+impl<R> ImportReader<TextSource<R>> {
     /// Returns the input, for control.
     pub(crate) fn input_mut(&mut self) -> &mut R {
-        self.lines.input_mut()
+        self.source.lines.input_mut()
     }
 }
 

@@ -19,9 +19,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::{
-    AccessRecord, CmtWriter, L1Filter, LackeyReader, TraceError, TraceHeader, TraceReader, TraceTotals, create_output,
-};
+use crate::formats::lackey_reader;
+use crate::{AccessRecord, CmtWriter, L1Filter, TraceError, TraceHeader, TraceReader, TraceTotals, create_output};
 use chunks::{ChunkDecoder, PROCESS_SHIFT};
 use fifo::FifoReader;
 pub use valgrind::{RecorderTool, find_recorder_tool};
@@ -354,7 +353,7 @@ impl Recorder {
         writer: &mut CmtWriter<BufWriter<File>>,
         progress: &mut impl FnMut(RecordingProgress),
     ) -> Result<CaptureSummary, TraceError> {
-        let mut reader = LackeyReader::new(fifo, "lackey's output");
+        let mut reader = lackey_reader(fifo, "lackey's output".to_string());
         let (mut access_count, mut instructions) = (0u64, 0u64);
         let window_end = self.skip_accesses.saturating_add(self.max_accesses.unwrap_or(u64::MAX));
         let mut batch = Vec::new();

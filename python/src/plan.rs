@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Estimate, MachineSpec};
-use cachemate_policy::matrix::{CostKind, PairCosts};
+use cachemate_core::MachineSpec;
+use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self as models, SharedCache};
-use cachemate_report::PlanResult;
 use cachemate_report::text::{escape_controls, format_fixed, format_number, value_or_dash};
+use cachemate_report::{CostTable, PlanResult};
 use cachemate_repro::interval::forecast::{self, TimedProgram};
-use cachemate_study::{ProfileTarget, cost_table, cost_unit, pair_costs, plan_result, profile_for_target};
+use cachemate_study::{ProfileTarget, cost_table, pair_costs, plan_result, profile_for_target};
 use numpy::PyArray2;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -24,64 +24,48 @@ const INTERVAL_MODEL: &str = "interval";
 /// Predicted slowdown of each row's program when it shares the cache with the column's.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Matrix {
-    names: Vec<String>,
-    model: String,
-    costs: PairCosts,
-    /// 90 % intervals of the slowdowns; only the interval model has them.
-    intervals: Option<Vec<Vec<Estimate>>>,
+    table: CostTable,
 }
 
-impl Matrix {
-    fn interval_ends<'py>(
-        &self,
-        py: Python<'py>,
-        end: fn(&Estimate) -> f64,
-    ) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        let rows = self.intervals.as_ref().map(|rows| {
-            let row = |row: &Vec<Estimate>| row.iter().map(|estimate| 100.0 * end(estimate)).collect();
-            rows.iter().map(row).collect::<Vec<Vec<f64>>>()
-        });
-        rows.map(|rows| PyArray2::from_vec2(py, &rows).map_err(value_error)).transpose()
-    }
+fn to_array<'py>(py: Python<'py>, rows: &[Vec<Option<f64>>]) -> PyResult<Bound<'py, PyArray2<f64>>> {
+    let row = |row: &Vec<Option<f64>>| row.iter().map(|value| value.unwrap_or(f64::NAN)).collect();
+    PyArray2::from_vec2(py, &rows.iter().map(row).collect::<Vec<_>>()).map_err(value_error)
 }
 
 #[pymethods]
 impl Matrix {
     #[getter]
     fn names(&self) -> Vec<String> {
-        self.names.clone()
+        self.table.names.clone()
     }
 
     /// Square matrix of slowdowns by row and column; if the unit is `percent`, 28 means 28 % slower.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
-        let table = cost_table(&self.names, &self.model, &self.costs);
-        let rows: Vec<Vec<f64>> =
-            table.values.iter().map(|row| row.iter().map(|value| value.unwrap_or(f64::NAN)).collect()).collect();
-        PyArray2::from_vec2(py, &rows).map_err(value_error)
+        to_array(py, &self.table.values)
     }
 
     /// Lower ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn low<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.interval_ends(py, |estimate| estimate.low)
+        self.table.low.as_ref().map(|rows| to_array(py, rows)).transpose()
     }
 
     /// Upper ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn high<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.interval_ends(py, |estimate| estimate.high)
+        self.table.high.as_ref().map(|rows| to_array(py, rows)).transpose()
     }
 
     /// Unit of the values: `percent`, or `weight`, a cost without a unit of which more is worse.
     #[getter]
-    fn unit(&self) -> &'static str {
-        cost_unit(self.costs.kind)
+    fn unit(&self) -> &str {
+        &self.table.unit
     }
 
     #[getter]
     fn model(&self) -> &str {
-        &self.model
+        &self.table.model
     }
 
     /// Draws the matrix with Matplotlib into `ax`, or into new axes, and returns the axes.
@@ -91,26 +75,35 @@ impl Matrix {
     }
 
     fn __repr__(&self) -> String {
-        format!("<cachemate.Matrix of {} programs by {}>", self.names.len(), self.model)
+        format!("<cachemate.Matrix of {} programs by {}>", self.table.names.len(), self.table.model)
     }
 
     /// The same picture as in reports.
     fn _repr_svg_(&self) -> String {
-        let unit = if self.costs.kind == CostKind::Degradation { "slowdown in %" } else { "weight" };
-        let mut picture = cost_table(&self.names, &self.model, &self.costs).heat_map();
-        picture.title = format!("{unit}, by {}", self.model);
+        let unit = if self.table.unit == "percent" { "slowdown in %" } else { "weight" };
+        let mut picture = self.table.heat_map();
+        picture.title = format!("{unit}, by {}", self.table.model);
         picture.svg()
     }
 }
 
-/// Returns the machine, the predicted costs of programs on its shared cache and, for the interval model, their timing.
+/// The predicted costs of programs on the shared cache of a machine.
+struct PredictedCosts {
+    machine: MachineSpec,
+    costs: PairCosts,
+    matrix: Matrix,
+    /// Timing of the programs; only the interval model has it.
+    timed: Option<Vec<TimedProgram>>,
+}
+
+/// Predicts the costs of programs on the shared cache of a machine.
 fn costs_of(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
     machine: &str,
     model: &str,
     timing: &str,
-) -> PyResult<(MachineSpec, Matrix, Option<Vec<TimedProgram>>)> {
+) -> PyResult<PredictedCosts> {
     let machine = cachemate_spec::load_machine(machine).map_err(value_error)?;
     let names: Vec<String> = programs.iter().map(|program| escape_controls(&program.file.program)).collect();
     let uses_prior = match timing {
@@ -123,8 +116,8 @@ fn costs_of(
         let pairs = py.detach(|| forecast::forecast_pairs(&machine, &timed.iter().collect::<Vec<_>>()));
         let intervals = pairs.map_err(value_error)?;
         let costs = forecast::costs_of_pairs(&intervals);
-        let matrix = Matrix { names, model: model.to_string(), costs, intervals: Some(intervals) };
-        return Ok((machine, matrix, Some(timed)));
+        let matrix = Matrix { table: cost_table(&names, model, &costs, Some(&intervals)) };
+        return Ok(PredictedCosts { machine, costs, matrix, timed: Some(timed) });
     }
     let target = ProfileTarget::from_machine(&machine).map_err(value_error)?;
     let no_cache = || value_error(format!("machine '{}': found no data cache to share", machine.name));
@@ -139,7 +132,8 @@ fn costs_of(
         pair_costs(own_model.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
     });
     let costs = costs.map_err(value_error)?;
-    Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: None }, None))
+    let matrix = Matrix { table: cost_table(&names, model, &costs, None) };
+    Ok(PredictedCosts { machine, costs, matrix, timed: None })
 }
 
 /// Times programs as `cachemate predict` does; Ctrl-C ends the computation between two programs.
@@ -172,7 +166,7 @@ pub fn predict(
     model: &str,
     timing: &str,
 ) -> PyResult<Matrix> {
-    Ok(costs_of(py, &programs, machine, model, timing)?.1)
+    Ok(costs_of(py, &programs, machine, model, timing)?.matrix)
 }
 
 /// A placement of programs, its expected outcome, and the reasons.
@@ -262,16 +256,16 @@ pub fn plan(
     timing: &str,
     seed: u64,
 ) -> PyResult<Plan> {
-    let (machine, matrix, timed) = costs_of(py, &programs, machine, model, timing)?;
-    let Matrix { names, costs, .. } = &matrix;
+    let PredictedCosts { machine, costs, matrix, timed } = costs_of(py, &programs, machine, model, timing)?;
+    let names = &matrix.table.names;
     let placement = match timed {
         Some(timed) => {
             let timed: Vec<&TimedProgram> = timed.iter().collect();
-            let placed = py.detach(|| forecast::place_programs(&machine, names, costs, &timed, seed));
+            let placed = py.detach(|| forecast::place_programs(&machine, names, &costs, &timed, seed));
             placed.map_err(value_error)?
         }
-        None => place(names, costs, costs, &machine.topology(), seed).map_err(value_error)?,
+        None => place(names, &costs, &costs, &machine.topology(), seed).map_err(value_error)?,
     };
-    let shown = plan_result(&placement, &machine.name, model, matrix.costs.kind);
+    let shown = plan_result(&placement, &machine.name, model, costs.kind);
     Ok(Plan { placement, shown })
 }

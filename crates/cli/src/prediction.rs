@@ -154,15 +154,7 @@ impl Prediction {
 
     /// Returns the matrix of costs, with intervals if the model has them.
     pub fn matrix(&self) -> CostTable {
-        let interval_ends = |end: fn(&Estimate) -> f64| {
-            let estimates = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
-            self.intervals.as_ref().map(|rows| rows.iter().map(estimates).collect())
-        };
-        CostTable {
-            low: interval_ends(|estimate| estimate.low),
-            high: interval_ends(|estimate| estimate.high),
-            ..cost_table(&self.program_names(), self.model.name(), &self.costs)
-        }
+        cost_table(&self.program_names(), self.model.name(), &self.costs, self.intervals.as_deref())
     }
 
     /// Returns the source of each program's timing; `None` for schemes.

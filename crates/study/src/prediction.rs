@@ -1,6 +1,6 @@
 //! Predicts slowdowns and placements, in the form of results for tables, pictures and pages.
 
-use cachemate_core::{CpuSet, MachineSpec, Profile};
+use cachemate_core::{CpuSet, Estimate, MachineSpec, Profile};
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, PlacementCost};
 use cachemate_policy::schemes::{Scheme, SharedCache};
@@ -52,16 +52,22 @@ pub fn cost_unit(kind: CostKind) -> &'static str {
     }
 }
 
-/// Converts costs to the unit of results: slowdowns to percent; weights stay unchanged.
-pub fn cost_table(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
+/// Converts costs, and their intervals if the model has them, to the unit of results: slowdowns to percent; weights stay
+/// unchanged.
+pub fn cost_table(names: &[String], model: &str, costs: &PairCosts, intervals: Option<&[Vec<Estimate>]>) -> CostTable {
+    let interval_ends = |end: fn(&Estimate) -> f64| {
+        let estimates = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
+        intervals.map(|rows| rows.iter().map(estimates).collect())
+    };
     let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
     let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
     CostTable {
-        model: scheme.to_string(),
+        model: model.to_string(),
         unit: cost_unit(costs.kind).to_string(),
         names: names.to_vec(),
         values,
-        ..CostTable::default()
+        low: interval_ends(|estimate| estimate.low),
+        high: interval_ends(|estimate| estimate.high),
     }
 }
 

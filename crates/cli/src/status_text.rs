@@ -1,6 +1,8 @@
 //! Formats the daemon's status as text and tables.
 
-use cachemate_core::Estimate;
+use std::collections::BTreeMap;
+
+use cachemate_core::{Estimate, FactOrigin};
 use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_report::text::{
     escape_controls, format_count_of, format_fixed, format_names, format_number, format_size, value_or_dash,
@@ -276,6 +278,33 @@ pub struct ExplainJson {
 /// Maximum number of co-runners in an explanation; `--json` has all.
 const MAX_CO_RUNNERS: usize = 12;
 
+/// Maximum number of programs of which an explanation lists what is known; `--json` has all threads.
+const MAX_KNOWN_PROGRAMS: usize = 8;
+
+/// Lists what is known of each program, by its thread with the most facts.
+fn known_facts_text(tasks: &[TaskStatus]) -> String {
+    let mut best_known: BTreeMap<&str, &TaskStatus> = BTreeMap::new();
+    for task in tasks {
+        let known_best = best_known.entry(&task.name).or_insert(task);
+        if task.known.len() > known_best.known.len() {
+            *known_best = task;
+        }
+    }
+    let describe_origin = |origin: &FactOrigin| {
+        let age = origin.age_windows.map_or_else(String::new, |windows| match windows {
+            0 => ", in the last window".to_string(),
+            windows => format!(", {} before the last", format_count_of(windows, "window")),
+        });
+        format!("{} ({}{age})", origin.fact, origin.source.describe())
+    };
+    let program_line = |(name, task): (&str, &TaskStatus)| {
+        let origins: Vec<String> = task.known.iter().map(describe_origin).collect();
+        let facts = if origins.is_empty() { "nothing yet".to_string() } else { origins.join("; ") };
+        format!("known of {}: {facts}\n", escape_controls(name))
+    };
+    best_known.into_iter().take(MAX_KNOWN_PROGRAMS).map(program_line).collect()
+}
+
 /// Formats the explanation of one program or service.
 pub fn explain_text(explanation: &ExplainJson) -> String {
     let ExplainJson { services, tasks, promises: promised, co_runners, decisions, refused, conflicts, mode, .. } =
@@ -292,6 +321,7 @@ pub fn explain_text(explanation: &ExplainJson) -> String {
     if !co_runners.is_empty() {
         text.push_str(&format!("on the same cache: {}\n", format_names(co_runners, MAX_CO_RUNNERS)));
     }
+    text.push_str(&known_facts_text(tasks));
     let mut reasons: Vec<&String> = tasks.iter().flat_map(|task| &task.reasons).collect();
     reasons.dedup();
     match reasons.is_empty() {
@@ -312,6 +342,7 @@ pub fn explain_text(explanation: &ExplainJson) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_core::{Fact, FactSource, Profile, RateFacts};
     use cachemate_daemon::status::{GangStatus, ShareStatus};
 
     /// Are lines truncated at a terminal's width, and left whole in a pipe?
@@ -332,6 +363,32 @@ mod tests {
             text,
             "refused: probe 3: the task has exited\nplanned, but not made in mode observe: CPUs of a(1)\n"
         );
+    }
+
+    /// Does the explanation name what is known of each program, how it was measured and how long ago, by the thread of
+    /// which most is known?
+    #[test]
+    fn an_explanation_names_what_is_known_and_how_old_it_is() {
+        let rate = |value| Some(Fact::new(value, FactSource::Counters, 7));
+        let mut profile = Profile::default().with_rates(RateFacts {
+            observed_instr_per_cycle: rate(1.0),
+            observed_misses_per_kilo_instr: rate(3.0),
+            ..RateFacts::default()
+        });
+        profile.contention.intensity = Some(Fact::new(0.4, FactSource::StoredProfile, 7));
+        let thread =
+            |tid: i32, known: Vec<FactOrigin>| TaskStatus { tid, name: "redis".into(), known, ..TaskStatus::default() };
+        let tasks = vec![thread(1, Vec::new()), thread(2, profile.origins(7)), thread(3, Vec::new())];
+        let line = "known of redis: observed misses per kilo instr (counters, in the last window); observed instr per cycle \
+                    (counters, in the last window); intensity (an earlier run)\n";
+        assert_eq!(known_facts_text(&tasks), line);
+        let later = vec![
+            thread(1, profile.origins(10)[..1].to_vec()),
+            TaskStatus { name: "new".into(), ..TaskStatus::default() },
+        ];
+        let lines = "known of new: nothing yet\nknown of redis: observed misses per kilo instr (counters, 3 windows before \
+                     the last)\n";
+        assert_eq!(known_facts_text(&later), lines);
     }
 
     /// Do the status, top and the explanation word the state of a promise identically?

@@ -62,6 +62,27 @@ pub struct ConfidenceInterval {
     pub high: f64,
 }
 
+impl FactSource {
+    /// Returns the kind of evidence in words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            FactSource::Counters => "counters",
+            FactSource::StallCounters => "stall counters",
+            FactSource::CoRunRows => "intervals with other co-runners",
+            FactSource::MissTrace => "a log of misses",
+            FactSource::AccessSamples => "sampled accesses",
+            FactSource::ReuseSamples => "watched locations",
+            FactSource::SuperSets => "super sets",
+            FactSource::PrimeProbe => "a prime-and-probe measurement",
+            FactSource::Neighbor => "a calibrated neighbor",
+            FactSource::PhaseDetector => "phase detection",
+            FactSource::StoredProfile => "an earlier run",
+            FactSource::ExactTrace => "a recorded trace",
+            FactSource::Oracle => "the simulator",
+        }
+    }
+}
+
 impl<T> Fact<T> {
     /// Builds a value without an interval of its own.
     pub fn new(value: T, source: FactSource, window: u64) -> Self {
@@ -88,8 +109,21 @@ impl Fact<f64> {
     }
 }
 
+/// Where a fact comes from.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FactOrigin {
+    /// The quantity: the name of its field, in words.
+    pub fact: String,
+    /// The kind of evidence.
+    pub source: FactSource,
+    /// Age in windows; `None` if the fact was measured by another run.
+    pub age_windows: Option<u64>,
+}
+
 /// A field that holds facts, or a group of such fields.
 pub trait Facts {
+    /// Appends the origins of all facts. `field` is the field's name, and `window` the present window.
+    fn list_origins(&self, field: &str, window: u64, origins: &mut Vec<FactOrigin>);
     /// Copies the facts of `source` that are missing here.
     fn fill_missing(&mut self, source: &Self);
     /// Copies facts that were measured no earlier than the ones here, or that are missing here. A fact from a stored
@@ -100,6 +134,15 @@ pub trait Facts {
 }
 
 impl<T> Fact<T> {
+    fn origin(&self, field: &str, window: u64) -> FactOrigin {
+        let is_of_this_run = !matches!(self.source, FactSource::StoredProfile | FactSource::Oracle);
+        FactOrigin {
+            fact: field.replace('_', " "),
+            source: self.source,
+            age_windows: is_of_this_run.then(|| window.saturating_sub(self.window)),
+        }
+    }
+
     fn may_replace(&self, old_fact: &Self) -> bool {
         let is_stored = |fact: &Self| fact.source == FactSource::StoredProfile;
         !is_stored(self) && (is_stored(old_fact) || self.window >= old_fact.window)
@@ -107,6 +150,9 @@ impl<T> Fact<T> {
 }
 
 impl<T: Clone> Facts for Option<Fact<T>> {
+    fn list_origins(&self, field: &str, window: u64, origins: &mut Vec<FactOrigin>) {
+        origins.extend(self.iter().map(|fact| fact.origin(field, window)));
+    }
     fn fill_missing(&mut self, source: &Self) {
         if self.is_none() {
             self.clone_from(source);
@@ -127,6 +173,10 @@ impl<T: Clone> Facts for Option<Fact<T>> {
 }
 
 impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
+    fn list_origins(&self, field: &str, window: u64, origins: &mut Vec<FactOrigin>) {
+        let newest_fact = self.values().max_by_key(|fact| fact.window);
+        origins.extend(newest_fact.map(|fact| fact.origin(field, window)));
+    }
     fn fill_missing(&mut self, source: &Self) {
         for (key, fact) in source {
             self.entry(key.clone()).or_insert_with(|| fact.clone());
@@ -154,6 +204,9 @@ macro_rules! facts {
         pub struct $group { $($(#[$field_doc])* pub $field: $type,)* }
 
         impl $crate::Facts for $group {
+            fn list_origins(&self, _group: &str, window: u64, origins: &mut Vec<$crate::FactOrigin>) {
+                $($crate::Facts::list_origins(&self.$field, stringify!($field), window, origins);)*
+            }
             fn fill_missing(&mut self, from: &Self) {
                 $($crate::Facts::fill_missing(&mut self.$field, &from.$field);)*
             }

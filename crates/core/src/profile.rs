@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::fact::facts;
 use crate::{
-    CacheId, CacheLevel, Estimate, Fact, FactSource, Facts, Observation, Plan, ProcessId, SuperSetCount, TaskId, View,
+    CacheId, CacheLevel, Estimate, Fact, FactOrigin, FactSource, Facts, Observation, Plan, ProcessId, SuperSetCount,
+    TaskId, View,
 };
 
 /// A quantity by cache size in bytes, in ascending order of size; each point has its interval.
@@ -121,6 +122,13 @@ pub struct Profile {
 }
 
 impl Facts for Profile {
+    fn list_origins(&self, field: &str, window: u64, origins: &mut Vec<FactOrigin>) {
+        self.locality.list_origins(field, window, origins);
+        self.rates.list_origins(field, window, origins);
+        self.contention.list_origins(field, window, origins);
+        self.sharing.list_origins(field, window, origins);
+        self.phase.list_origins(field, window, origins);
+    }
     fn fill_missing(&mut self, source: &Self) {
         self.locality.fill_missing(&source.locality);
         self.rates.fill_missing(&source.rates);
@@ -145,6 +153,13 @@ impl Facts for Profile {
 }
 
 impl Profile {
+    /// Returns the origins of all facts in this window.
+    pub fn origins(&self, window: u64) -> Vec<FactOrigin> {
+        let mut origins = Vec::new();
+        self.list_origins("", window, &mut origins);
+        origins
+    }
+
     /// Returns the curve of misses at the level nearest to memory.
     pub fn misses_per_kilo_instr(&self) -> Option<&SizeCurve> {
         outermost_curve(&self.locality.misses_per_kilo_instr)

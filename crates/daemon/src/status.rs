@@ -5,8 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig,
-    ProbeResult, Profile, ReasonKind, RefusedItem, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, Estimate, FactOrigin, Observation, PendingItem, PlanError,
+    PlanItem, PredictorConfig, ProbeResult, Profile, ReasonKind, RefusedItem, TaskId, TaskSample, Topology, Units,
+    WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::{LiveMachine, OBSERVE_ONLY_REASON};
@@ -265,6 +266,9 @@ pub struct TaskStatus {
     pub max_slowdown: Option<f64>,
     /// Minimum work per second of each thread that its rule promises.
     pub min_rate: Option<f64>,
+    /// Measured quantities, each with its kind of evidence and its age.
+    #[serde(default)]
+    pub known: Vec<FactOrigin>,
     /// The last reasons that name it.
     pub reasons: Vec<String>,
 }
@@ -412,9 +416,9 @@ impl StatusTracker {
             .map(|task| (task.task, KernelThreadIds { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
             .collect();
         let identified_tasks = view.tasks.iter().filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
-        let elapsed_ns = record.observation.span.elapsed_ns;
+        let observation = &record.observation;
         self.status.tasks =
-            identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology, elapsed_ns)).collect();
+            identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology, observation)).collect();
         let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
         let is_refused_change = |refused: &&RefusedItem| {
@@ -555,12 +559,13 @@ impl StatusTracker {
         task: &TaskView<'_>,
         ids: KernelThreadIds,
         topology: &Topology,
-        elapsed_ns: u64,
+        observation: &Observation,
     ) -> TaskStatus {
         let TaskView { sample, profile, .. } = task;
         let contention = profile.map(|profile| profile.contention.clone()).unwrap_or_default();
         let cpu = sample.cpu.or(ids.last_cpu);
         let cache = cpu.and_then(|cpu| topology.last_level_cache_of(cpu));
+        let elapsed_ns = observation.span.elapsed_ns;
         let fill_bytes_per_second =
             cache.and_then(|cache| self.host_use.fill_bytes_per_second(sample, cache, elapsed_ns, &contention));
         TaskStatus {
@@ -587,6 +592,7 @@ impl StatusTracker {
             progress_unit: task.work_per_second.map(|(work, _)| work.describe().to_string()),
             max_slowdown: sample.goal.and_then(|goal| goal.max_slowdown),
             min_rate: sample.goal.and_then(|goal| goal.min_rate),
+            known: profile.map_or_else(Vec::new, |profile| profile.origins(observation.window)),
             reasons: self.reasons_by_task.get(&sample.task).cloned().unwrap_or_default(),
         }
     }

@@ -1,6 +1,8 @@
-//! Spellings of earlier drafts and their successors, so that an error can name the new spelling.
+//! Spellings of version 0.1.0 and their successors, so that an error can name the new spelling.
 //!
 //! Old spellings are rejected, never accepted: help, completions and files use one name for each thing.
+
+use std::sync::LazyLock;
 
 /// The place in which a spelling occurs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,9 +35,9 @@ pub struct RetiredSpelling {
     pub new: &'static str,
 }
 
-/// Returns all retired spellings, one for each line of the table: scope, old spelling, new spelling.
-pub fn retired_spellings() -> impl Iterator<Item = RetiredSpelling> {
-    include_str!("retired_spellings.tsv").lines().filter_map(|line| {
+/// The table, one spelling for each line: scope, old spelling, new spelling.
+static SPELLINGS: LazyLock<Vec<RetiredSpelling>> = LazyLock::new(|| {
+    let parse_line = |line: &'static str| {
         let mut cells = line.split('\t');
         let scope = match cells.next()? {
             "command" => SpellingScope::Command,
@@ -48,7 +50,13 @@ pub fn retired_spellings() -> impl Iterator<Item = RetiredSpelling> {
             _ => return None,
         };
         Some(RetiredSpelling { scope, old: cells.next()?, new: cells.next()? })
-    })
+    };
+    include_str!("retired_spellings.tsv").lines().filter_map(parse_line).collect()
+});
+
+/// Returns all retired spellings.
+pub fn retired_spellings() -> impl Iterator<Item = RetiredSpelling> {
+    SPELLINGS.iter().copied()
 }
 
 /// Returns the spelling that replaced `spelling`, or `None` if `spelling` was never valid there.

@@ -341,11 +341,8 @@ fn reload(
             None
         };
         // Nothing after this can fail, so the rules and the policy are replaced together or not at all.
-        let restored_objects = control_loop.machine.set_rules(
-            host::manage_rules(&config.rules),
-            host::cpuset_groups(&config),
-            is_acting,
-        )?;
+        let restored_objects =
+            control_loop.machine.set_rules(host::manage_rules(&config.rules), config.cpusets.clone(), is_acting)?;
         if let Some(actuation_lock) = new_lock {
             control_loop.machine.set_actuation_lock(actuation_lock);
         }

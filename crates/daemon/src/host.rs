@@ -14,7 +14,6 @@ use cachemate_core::{
 use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::budgets::SlowdownBudget;
 use cachemate_linux::act::colors;
-use cachemate_linux::act::cpusets::CpusetGroup;
 use cachemate_linux::act::gang_scheduler;
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::act::resctrl::{self, Resctrl};
@@ -34,9 +33,7 @@ use cachemate_pipeline::{
     Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, VerifiedPolicy, with_size_sweeps,
 };
 use cachemate_policy::policies;
-use cachemate_spec::{
-    BudgetConfig, CpusetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User,
-};
+use cachemate_spec::{BudgetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
 #[cfg(feature = "chaos")]
@@ -165,7 +162,7 @@ pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) ->
     let state_dir = run_options.state_dir.display().to_string();
     let options = LiveOptions {
         rules: run_options.rules.clone(),
-        cpusets: cpuset_groups(&run_options.config),
+        cpusets: run_options.config.cpusets.clone(),
         should_act,
         state_dir: run_options.state_dir.clone(),
         guardian: GuardianCommand {
@@ -303,12 +300,6 @@ pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
         },
     };
     rules.iter().map(build_rule).collect()
-}
-
-/// The confined cgroups in the machine's form.
-pub(crate) fn cpuset_groups(config: &ManageConfig) -> Vec<CpusetGroup> {
-    let cpuset_group = |cpuset: &CpusetConfig| CpusetGroup { cgroup: cpuset.cgroup.clone(), cpus: cpuset.cpus.clone() };
-    config.cpusets.iter().map(cpuset_group).collect()
 }
 
 /// The configured budgets in the machine's form.

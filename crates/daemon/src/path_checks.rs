@@ -110,7 +110,7 @@ fn check_output_file(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_spec::CpusetConfig;
+    use cachemate_core::CpusetGroup;
     use std::path::PathBuf;
 
     /// Is each unusable path reported with its field, and does a valid configuration pass without creating anything?
@@ -149,7 +149,7 @@ mod tests {
             let message = format!("{:#}", check_config(&config).unwrap_err());
             assert!(message.starts_with(field), "{field} {path}: {message}");
         }
-        let cpuset_config = |cpus: &str| CpusetConfig { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
+        let cpuset_config = |cpus: &str| CpusetGroup { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
         check_config(&ManageConfig { cpusets: vec![cpuset_config("0")], ..good.clone() }).unwrap();
         let far = ManageConfig { cpusets: vec![cpuset_config("0"), cpuset_config("0-8191")], ..good };
         let message = format!("{:#}", check_config(&far).unwrap_err());

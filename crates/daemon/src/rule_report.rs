@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cachemate_core::ServiceIdentity;
+use cachemate_core::{CpusetGroup, ServiceIdentity};
 use cachemate_linux::act::budgets::SlowdownBudget;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, find_rule_matches};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_report::text::{escape_controls, format_number};
-use cachemate_spec::{CpusetConfig, ManageConfig, RuleAction, RuleConfig, ServiceFloorConfig, User};
+use cachemate_spec::{ManageConfig, RuleAction, RuleConfig, ServiceFloorConfig, User};
 
 use crate::host;
 
@@ -101,7 +101,7 @@ fn named_programs<'a>(
     config: &ManageConfig,
     profiled_programs: impl Iterator<Item = &'a str>,
 ) -> Vec<(String, RuleConfig)> {
-    let cpuset_rule = |(index, cpuset): (usize, &CpusetConfig)| {
+    let cpuset_rule = |(index, cpuset): (usize, &CpusetGroup)| {
         let rule = RuleConfig { cgroup: Some(cpuset.cgroup.clone()), ..RuleConfig::default() };
         (format!("cpusets[{index}] ({}) to CPUs {}", describe_conditions(&rule), cpuset.cpus), rule)
     };

@@ -23,7 +23,7 @@ pub use interval::{Distribution, IntervalSpec, MixSpec, SimModel, TimeSharingMod
 pub use located_toml::{Located, parse_toml};
 pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names, parse_machine};
 pub use manage::{
-    BudgetConfig, BudgetServiceConfig, CpusetConfig, ManageConfig, ManageMode, RollbackSection, RuleAction, RuleConfig,
+    BudgetConfig, BudgetServiceConfig, ManageConfig, ManageMode, RollbackSection, RuleAction, RuleConfig,
     ServiceFloorConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_measured_matrix, parse_measured_matrix};

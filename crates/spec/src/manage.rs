@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_core::{CpuSet, Goal, ServiceKind, SpellingScope};
+use cachemate_core::{CpusetGroup, Goal, ServiceKind, SpellingScope};
 use serde::{Deserialize, Serialize};
 
 use crate::located_toml::Located;
@@ -49,7 +49,7 @@ pub struct ManageConfig {
     /// Rules in order; the first match decides.
     pub rules: Vec<RuleConfig>,
     /// Cgroups that are confined to some CPUs as a whole, including all their future processes.
-    pub cpusets: Vec<CpusetConfig>,
+    pub cpusets: Vec<CpusetGroup>,
     /// Minimum work per second of services, reported by their state; the first entry that names a service counts.
     pub service_floors: Vec<ServiceFloorConfig>,
     /// Slowdowns that several services share by weight.
@@ -99,16 +99,6 @@ pub enum ManageMode {
     Observe,
     /// The daemon also applies its plans.
     Act,
-}
-
-/// One cgroup and its CPUs.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CpusetConfig {
-    /// Path of the cgroup, as `/proc/PID/cgroup` shows it.
-    pub cgroup: String,
-    /// CPUs such as `0-3,8`.
-    pub cpus: CpuSet,
 }
 
 /// Settings of the roll-back.

@@ -40,10 +40,11 @@ pub type WayMasks = BTreeMap<CacheId, IndexSet>;
 
 /// A group of processes (a cgroup) that the operator confines to some CPUs, whatever the policy decides.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CpusetGroup {
     /// Path of the group, as `/proc/PID/cgroup` shows it.
     pub cgroup: String,
-    /// CPUs of the group's tasks; they run on no other CPU, whatever their affinity is.
+    /// CPUs of the group's tasks such as `0-3,8`; they run on no other CPU, whatever their affinity is.
     pub cpus: CpuSet,
 }
 

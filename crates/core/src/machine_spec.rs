@@ -396,6 +396,11 @@ impl MachineSpec {
         self.caches.iter().rfind(is_filled_by_misses)
     }
 
+    /// Returns the number of classes of service that every partitioned cache has, including the default one; at least 1.
+    pub fn class_count(&self) -> u32 {
+        self.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1).max(1)
+    }
+
     /// Returns the size of the largest data cache above the contended one, per core that shares it; 0 if there is none.
     pub fn private_bytes(&self) -> u64 {
         let contended_level = self.last_level_cache().map(|cache| cache.level);

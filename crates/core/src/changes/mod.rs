@@ -19,7 +19,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, CpuSet, GangSchedule, IndexSet, PageMigration, PlanItem, ProcessId, TaskId};
+use crate::{
+    CacheId, CpuSet, GangSchedule, IndexSet, PageMigration, PlanItem, ProcessId, RefusalReason, RefusedItem, TaskId,
+};
 
 pub use classes::{ServiceClass, ShareKey, assign_class_ids};
 pub use derive::{ChangeList, derive_changes};
@@ -161,6 +163,18 @@ pub struct Change {
     pub depends_on: Vec<ChangeId>,
     /// The change.
     pub kind: ChangeKind,
+}
+
+impl Change {
+    /// The first item of the plan that requests the change.
+    pub fn first_item(&self) -> PlanItem {
+        self.items.first().cloned().unwrap_or(PlanItem::Plan)
+    }
+
+    /// The refusal of the change after an attempt that failed.
+    pub fn failed(&self, error: impl std::fmt::Display) -> RefusedItem {
+        RefusedItem { item: self.first_item(), reason: RefusalReason::Failed, message: error.to_string() }
+    }
 }
 
 impl ChangeKind {

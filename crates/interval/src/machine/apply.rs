@@ -37,11 +37,6 @@ fn migrating_share(old_colors: &IndexSet, allowed_colors: &IndexSet) -> f64 {
     old_colors.iter().map(vacated_share).sum()
 }
 
-fn refused_item(change: &Change, message: &str) -> RefusedItem {
-    let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
-    RefusedItem { item, reason: RefusalReason::Failed, message: message.to_string() }
-}
-
 impl IntervalMachine {
     /// Applies the plan as far as possible.
     pub(super) fn apply_plan(&mut self, plan: &Plan) -> AppliedPlan {
@@ -97,21 +92,19 @@ impl IntervalMachine {
             (interval_task.process, TrackedObject { current: current_assignment, original: None })
         };
         let has_colors = self.spec.pages.colors.is_some();
-        let min_groups =
-            self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
         MachineState {
             tasks: self.live_tasks().map(task_state).collect(),
             classes: self.classes.clone(),
             colors: if has_colors { self.live_tasks().map(process_colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
             // Class 0 of the hardware is the default class of all tasks.
-            limits: ActuationLimits { max_classes: Some(min_groups.max(1) - 1), ..ActuationLimits::default() },
+            limits: ActuationLimits { max_classes: Some(self.spec.class_count() - 1), ..ActuationLimits::default() },
             ..MachineState::default()
         }
     }
 
     fn apply_change(&mut self, change: &Change) -> Result<(), RefusedItem> {
-        let refuse_exited = || refused_item(change, "the task has ended");
+        let refuse_exited = || change.failed("the task has ended");
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
@@ -143,7 +136,7 @@ impl IntervalMachine {
                 let index = self.gangs.partition_point(|active_schedule| active_schedule.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
             }
-            ChangeKind::Cpuset { .. } => return Err(refused_item(change, "this machine has no groups")),
+            ChangeKind::Cpuset { .. } => return Err(change.failed("this machine has no groups")),
         }
         Ok(())
     }
@@ -259,13 +252,9 @@ impl IntervalMachine {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied_plan = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
         for interval_task in self.live_tasks() {
-            let (task, queue_entry) = (interval_task.task, &self.engine.run_queues.tasks[interval_task.slot as usize]);
-            if queue_entry.allowed_cpus != all_cpus || self.plan.affinity.contains_key(&task) {
-                applied_plan.affinity.insert(task, queue_entry.allowed_cpus.clone());
-            }
-            if queue_entry.weight != 1.0 || self.plan.weights.contains_key(&task) {
-                applied_plan.weights.insert(task, queue_entry.weight);
-            }
+            let queue_entry = &self.engine.run_queues.tasks[interval_task.slot as usize];
+            let (cpus, weight) = (&queue_entry.allowed_cpus, queue_entry.weight);
+            applied_plan.record_task(interval_task.task, cpus, weight, &all_cpus, &self.plan);
         }
         applied_plan.probes = self.probes.iter().map(|active| active.probe.id).collect();
         for share in &self.plan.shares {

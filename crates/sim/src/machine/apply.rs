@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     ActiveShare, ActuationLimits, AppliedPlan, CacheShare, Change, ChangeKind, ColorAssignment, CpuId, CpuSet,
-    FieldError, GangSchedule, IndexSet, MachineState, PendingItem, Plan, PlanItem, RefusalReason, RefusedItem,
-    ServiceClassId, ShareMember, TaskId, TaskState, TrackedObject, Units, WayMasks, derive_changes, refused_items, run,
+    FieldError, GangSchedule, IndexSet, MachineState, PendingItem, Plan, PlanItem, RefusedItem, ServiceClassId,
+    ShareMember, TaskId, TaskState, TrackedObject, Units, WayMasks, derive_changes, refused_items, run,
 };
 
 use super::SimMachine;
@@ -14,11 +14,6 @@ use crate::os::queues::Slot;
 
 fn class_number(class: Option<ServiceClassId>) -> u8 {
     class.map_or(0, |class| class.0 as u8 + 1)
-}
-
-fn refused_item(change: &Change, error: &impl std::fmt::Display) -> RefusedItem {
-    let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
-    RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() }
 }
 
 impl SimMachine {
@@ -77,14 +72,15 @@ impl SimMachine {
             (self.process_id(process), TrackedObject { current: colors_now, original: None })
         };
         let has_colors = self.spec.pages.colors.is_some();
-        let class_count =
-            self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
         MachineState {
             tasks: live_tasks.iter().map(task_state).collect(),
             classes: self.classes.clone(),
             colors: if has_colors { processes.iter().map(tracked_colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
-            limits: ActuationLimits { max_classes: Some(class_count.clamp(1, 256) - 1), ..ActuationLimits::default() },
+            limits: ActuationLimits {
+                max_classes: Some(self.spec.class_count().min(256) - 1),
+                ..ActuationLimits::default()
+            },
             ..MachineState::default()
         }
     }
@@ -101,11 +97,11 @@ impl SimMachine {
                 self.system.dispatcher.set_weight(now, slot, *to);
             }
             ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
-                self.set_masks(*class, masks).map_err(|error| refused_item(change, &error))?;
+                self.set_masks(*class, masks).map_err(|error| change.failed(error))?;
                 self.classes.insert(*class, masks.clone());
             }
             ChangeKind::RemoveClass { class, .. } => {
-                self.set_masks(*class, &WayMasks::new()).map_err(|error| refused_item(change, &error))?;
+                self.set_masks(*class, &WayMasks::new()).map_err(|error| change.failed(error))?;
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
@@ -128,7 +124,7 @@ impl SimMachine {
                 let index = self.gangs.partition_point(|active_schedule| active_schedule.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
             }
-            ChangeKind::Cpuset { .. } => return Err(refused_item(change, &"this machine has no groups")),
+            ChangeKind::Cpuset { .. } => return Err(change.failed("this machine has no groups")),
         }
         Ok(())
     }
@@ -180,12 +176,7 @@ impl SimMachine {
         let mut applied_plan = AppliedPlan { penalties: self.penalties.clone(), ..AppliedPlan::default() };
         for (task, slot) in self.live_tasks() {
             let task_state = self.system.dispatcher.task(slot);
-            if task_state.allowed_cpus != all_cpus || self.plan.affinity.contains_key(&task) {
-                applied_plan.affinity.insert(task, task_state.allowed_cpus.clone());
-            }
-            if task_state.weight != 1.0 || self.plan.weights.contains_key(&task) {
-                applied_plan.weights.insert(task, task_state.weight);
-            }
+            applied_plan.record_task(task, &task_state.allowed_cpus, task_state.weight, &all_cpus, &self.plan);
         }
         applied_plan.gangs = self.gangs.clone();
         applied_plan.probes = self.active_probes();

@@ -123,7 +123,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         let steps = self.journaled_steps.get(&change.id).cloned().unwrap_or_default();
         let mut mismatch = None;
         for step in steps.into_iter().filter(|step| step.must_write) {
-            let item = first_item(change);
+            let item = change.first_item();
             if let Some(actual_state) = self.write(&item, &step)? {
                 let message =
                     format!("{:?}: asked for {:?}, the kernel made it {actual_state:?}", step.object, step.state);
@@ -152,7 +152,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     /// Journals the originals of this change together with those of all later ones that can already be read, so that
     /// the disk is synced once and not once for each change.
     fn journal_ahead(&mut self, change: &Change) -> Result<(), RefusedItem> {
-        let item = first_item(change);
+        let item = change.first_item();
         let (snapshot, host) = (self.snapshot, &mut self.context);
         let mut batch = Vec::new();
         for later_change in self.changes.iter().skip(change.id.0 as usize) {
@@ -204,16 +204,8 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         let originals = self.context.actuator.originals();
         let threads = self.snapshot.threads.iter().map(|(task, thread)| (*task, (thread.pid, thread.key))).collect();
         let rotation = build_rotation(schedule, &threads, &originals);
-        self.context.gangs.start(schedule, rotation).map_err(|error| {
-            let item = first_item(change);
-            RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() }
-        })
+        self.context.gangs.start(schedule, rotation).map_err(|error| change.failed(error))
     }
-}
-
-/// The first line of the plan that a change is for.
-fn first_item(change: &Change) -> PlanItem {
-    change.items.first().cloned().unwrap_or(PlanItem::Plan)
 }
 
 /// The steps of a change, and their journal entries.

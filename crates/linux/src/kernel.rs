@@ -16,6 +16,7 @@ use crate::safety::fence::Fence;
 
 pub mod group_dirs;
 pub mod group_moves;
+pub(crate) mod memory_map;
 pub mod process_events;
 pub mod scheduling;
 pub(crate) mod systemd_units;

@@ -1,7 +1,8 @@
 //! Tests placements from a matrix and a machine to a plan with reasons.
 
-use cachemate_core::{CpuId, Estimate, Topology};
+use cachemate_core::{CpuId, Estimate, MeasuredMatrix, Topology};
 use cachemate_policy::forecast_placement::place_by_forecast;
+use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::{Placement, PlacementCost, PlacementError, cache_seats, place};
 use cachemate_policy::solvers::SolverMethod;
 use cachemate_spec::{load_topology, parse_measured_matrix};

@@ -9,12 +9,12 @@ use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::timing::{is_slow, reload_cycles};
 
 use super::grouping::EvictionOracle;
+use crate::kernel::memory_map::MemoryMap;
 
 /// Pages of anonymous memory, each with its own frame, and none of them part of a huge page.
 #[derive(Debug)]
 pub struct PagePool {
-    start: *mut u8,
-    pages: usize,
+    map: MemoryMap,
 }
 
 impl PagePool {
@@ -23,28 +23,19 @@ impl PagePool {
     /// # Errors
     /// The kernel cannot map the memory.
     pub fn new(pages: usize) -> io::Result<Self> {
-        let bytes = pages * PAGE_BYTES;
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh mapping without any other reference.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags | libc::MAP_NORESERVE, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let pool = PagePool { start: start.cast(), pages };
-        // SAFETY: the mapping above; without the advice, one frame of 2 MiB would cover 512 pages of all colors. A
-        // kernel without huge pages refuses it and has none.
-        unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
+        // One frame of 2 MiB would cover 512 pages of all colors.
+        let pool = PagePool { map: MemoryMap::of_small_pages(pages * PAGE_BYTES)? };
         for page in 0..pages {
             // SAFETY: inside the mapping. Written, not read, because all pages that were only read share one frame of
             // zeros.
-            unsafe { pool.start.add(page * PAGE_BYTES).write_volatile(1) };
+            unsafe { pool.map.start().add(page * PAGE_BYTES).write_volatile(1) };
         }
         Ok(pool)
     }
 
     /// Number of pages.
     pub fn page_count(&self) -> usize {
-        self.pages
+        self.map.bytes() / PAGE_BYTES
     }
 
     /// Address of a page.
@@ -52,23 +43,16 @@ impl PagePool {
     /// # Panics
     /// There is no page `index`.
     pub fn page_address(&self, index: usize) -> *mut u8 {
-        assert!(index < self.pages, "page {index} of {}", self.pages);
+        assert!(index < self.page_count(), "page {index} of {}", self.page_count());
         // SAFETY: inside the mapping, as just asserted.
-        unsafe { self.start.add(index * PAGE_BYTES) }
+        unsafe { self.map.start().add(index * PAGE_BYTES) }
     }
 
     /// Frame numbers. Without CAP_SYS_ADMIN, the kernel reports 0 for every frame, which becomes `None`.
     pub fn read_frames(&self) -> Vec<Option<u64>> {
         let pagemap = cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap"));
-        let pages = read_present_pages(&pagemap, self.start as usize, self.pages);
+        let pages = read_present_pages(&pagemap, self.map.start() as usize, self.page_count());
         pages.into_iter().map(|page| Some(page?.frame)).collect()
-    }
-}
-
-impl Drop for PagePool {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new`, and no reference to it remains.
-        unsafe { libc::munmap(self.start.cast(), self.pages * PAGE_BYTES) };
     }
 }
 

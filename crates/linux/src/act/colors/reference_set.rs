@@ -6,7 +6,6 @@
 //! remembers colors by frame number; an entry is verified by one timing before it is used, because a host may give a
 //! guest frame other memory after it was free (free page reporting).
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -21,6 +20,7 @@ use rustix::fs::OFlags;
 use super::grouping::EvictionOracle;
 use super::pool::TimingOracle;
 use super::{ColorError, verification};
+use crate::kernel::memory_map::MemoryMap;
 
 /// The directory's path: in memory, so that the reference set is a set of frames.
 pub const BASE: &str = "/dev/shm/cachemate-color";
@@ -33,33 +33,6 @@ pub fn frames_per_color(ways: usize) -> usize {
 /// Additional candidate frames of each color; only the best frames are kept.
 const SPARE_FRAMES: usize = 8;
 
-/// A file mapped shared and readable until this value is dropped.
-#[derive(Debug)]
-struct MappedFile {
-    start: *mut u8,
-    bytes: usize,
-}
-
-impl MappedFile {
-    fn new(file: &File, bytes: usize, is_writable: bool) -> io::Result<Self> {
-        let prot = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: a fresh mapping of a file that is open.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        if start == libc::MAP_FAILED {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(MappedFile { start: start.cast(), bytes })
-        }
-    }
-}
-
-impl Drop for MappedFile {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`.
-        unsafe { libc::munmap(self.start.cast(), self.bytes) };
-    }
-}
-
 /// The reference set of this host, mapped and calibrated.
 #[derive(Debug)]
 pub struct LoadedReferenceSet {
@@ -69,7 +42,7 @@ pub struct LoadedReferenceSet {
     pub id: u64,
     /// Times of hits and misses when it was opened.
     pub calibration: Calibration,
-    _mapping: MappedFile,
+    _mapping: MemoryMap,
 }
 
 /// Opens and verifies the reference set in `base`.
@@ -129,7 +102,7 @@ pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let (mapping, id) = map_reference_set(base, name)?;
     // SAFETY: the result contains both the mapping and the reference set, so they are dropped together.
-    let reference_set = unsafe { ReferenceSet::new(mapping.start, mapping.bytes) };
+    let reference_set = unsafe { ReferenceSet::new(mapping.start(), mapping.bytes()) };
     let Some(mut reference_set) = reference_set else {
         return Err(ColorError::BadReferenceSet(
             base.join(name),
@@ -149,7 +122,7 @@ pub fn read_id(base: &Path) -> Result<u64, ColorError> {
     Ok(map_reference_set(base, REFERENCE_SET_FILE)?.1)
 }
 
-fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
+fn map_reference_set(base: &Path, name: &str) -> Result<(MemoryMap, u64), ColorError> {
     let path = base.join(name);
     let io_error = |source| ColorError::io_error(&path, source);
     let set_error = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
@@ -165,9 +138,9 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
             ReferenceSetHeader::PAGES
         )));
     }
-    let mapping = MappedFile::new(&file, bytes, false).map_err(io_error)?;
+    let mapping = MemoryMap::of_file(&file, bytes, false).map_err(io_error)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
-    let header_bytes = unsafe { std::slice::from_raw_parts(mapping.start, ReferenceSetHeader::BYTES) };
+    let header_bytes = unsafe { std::slice::from_raw_parts(mapping.start(), ReferenceSetHeader::BYTES) };
     let header = ReferenceSetHeader::from_bytes(header_bytes)
         .ok_or_else(|| set_error("no reference set of this version".to_string()))?;
     Ok((mapping, header.id))
@@ -187,12 +160,12 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
     file.set_len(0).map_err(io_error)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io_error)?;
-    let mapping = MappedFile::new(&file, pages * PAGE_BYTES, true).map_err(io_error)?;
+    let mapping = MemoryMap::of_file(&file, pages * PAGE_BYTES, true).map_err(io_error)?;
     let mut pages_by_color = vec![Vec::new(); colors];
     let mut unused_pages = Vec::new();
     for index in ReferenceSetHeader::PAGES..pages {
         // SAFETY: inside the mapping. Written, so that the page has a frame.
-        let page = unsafe { mapping.start.add(index * PAGE_BYTES) };
+        let page = unsafe { mapping.start().add(index * PAGE_BYTES) };
         // SAFETY: as above.
         unsafe { page.write_volatile(1) };
         if Instant::now() > classes.deadline {
@@ -203,7 +176,7 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
             None => unused_pages.push(index),
         }
     }
-    let page_at = |at: usize| mapping.start.wrapping_add(at * PAGE_BYTES).cast_const();
+    let page_at = |at: usize| mapping.start().wrapping_add(at * PAGE_BYTES).cast_const();
     let mut oracle = TimingOracle {
         page_address: &page_at,
         threshold_cycles: classes.threshold_cycles,
@@ -301,7 +274,7 @@ const LEDGER: &str = "ledger";
 /// Known colors of the host's frames: one byte each.
 #[derive(Debug)]
 pub struct FrameLedger {
-    mapping: MappedFile,
+    mapping: MemoryMap,
 }
 
 impl FrameLedger {
@@ -318,13 +291,13 @@ impl FrameLedger {
         if (file.metadata().map_err(io_error)?.len() as usize) < frame_count {
             file.set_len(frame_count as u64).map_err(io_error)?; // a hole: memory is taken only where frames are known
         }
-        Ok(FrameLedger { mapping: MappedFile::new(&file, frame_count, true).map_err(io_error)? })
+        Ok(FrameLedger { mapping: MemoryMap::of_file(&file, frame_count, true).map_err(io_error)? })
     }
 
     fn entry(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
         // SAFETY: inside the mapping, which is shared between processes: only ever accessed atomically.
-        ((frame as usize) < self.mapping.bytes)
-            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapping.start.add(frame as usize)) })
+        ((frame as usize) < self.mapping.bytes())
+            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapping.start().add(frame as usize)) })
     }
 
     /// Color of a frame, if it was ever classified.

@@ -6,6 +6,7 @@ use cachemate_core::CacheLevel;
 
 use super::*;
 use crate::fake_tests::FakeHost;
+use crate::kernel::memory_map::MemoryMap;
 use crate::sense::counters::EventUnavailable;
 
 const PAGE: usize = 4096;
@@ -23,25 +24,17 @@ fn fault_tracer() -> MissTracer {
 }
 
 /// Pages of this process that no one has touched.
-struct FreshPages {
-    start: usize,
-    pages: usize,
-}
+struct FreshPages(MemoryMap);
 
 impl FreshPages {
     fn new(pages: usize) -> Self {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh private mapping; its pages are small, so that every page faults by itself.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, protection, flags, -1, 0) };
-        assert_ne!(start, libc::MAP_FAILED);
-        // SAFETY: the advice concerns the mapping just made.
-        unsafe { libc::madvise(start, pages * PAGE, libc::MADV_NOHUGEPAGE) };
-        FreshPages { start: start as usize, pages }
+        FreshPages(MemoryMap::of_small_pages(pages * PAGE).unwrap())
     }
 
     /// Touches every page once, in an order that no sorting would give. Returns the addresses in this order.
     fn touch_all(&self) -> Vec<u64> {
-        let addresses = (0..self.pages).map(|index| self.start + index * 7 % self.pages * PAGE + index % 64 * 64);
+        let (start, pages) = (self.0.start() as usize, self.0.bytes() / PAGE);
+        let addresses = (0..pages).map(|index| start + index * 7 % pages * PAGE + index % 64 * 64);
         let touch = |address: usize| {
             // SAFETY: the address lies in our mapping.
             unsafe { std::ptr::write_volatile(address as *mut u8, 1) };
@@ -52,15 +45,8 @@ impl FreshPages {
 
     /// The addresses of a log that lie in these pages.
     fn touches_in(&self, log: &MissTraceLog) -> Vec<u64> {
-        let range = self.start as u64..(self.start + self.pages * PAGE) as u64;
+        let range = self.0.start() as u64..self.0.start() as u64 + self.0.bytes() as u64;
         log.addresses.iter().copied().filter(|address| range.contains(address)).collect()
-    }
-}
-
-impl Drop for FreshPages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` with this length.
-        unsafe { libc::munmap(self.start as *mut libc::c_void, self.pages * PAGE) };
     }
 }
 

@@ -21,6 +21,7 @@ use perf_event_open_sys as perf;
 
 use super::watch_candidates::{PageMap, WatchCandidates};
 use crate::kernel::Kernel;
+use crate::kernel::memory_map::MemoryMap;
 use crate::sense::events::open_event;
 
 const PAGE_BYTES: usize = 4096;
@@ -34,7 +35,7 @@ pub const DEBUG_REGISTERS: usize = 4;
 /// One watched word of one thread.
 struct Watchpoint {
     file: File,
-    ring: *mut u8,
+    ring: MemoryMap,
 }
 
 impl Watchpoint {
@@ -52,14 +53,9 @@ impl Watchpoint {
         attr.set_exclude_kernel(1);
         attr.set_exclude_hv(1);
         let file = open_event(attr, (tid, -1), None)?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh shared mapping of the event's own buffer: one control page and one page of records.
-        let ring =
-            unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE_BYTES, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        if ring == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let watchpoint = Watchpoint { file, ring: ring.cast() };
+        // One control page and one page of records.
+        let ring = MemoryMap::of_file(&file, 2 * PAGE_BYTES, true)?;
+        let watchpoint = Watchpoint { file, ring };
         // SAFETY: the call takes an integer and touches no memory of ours.
         if unsafe { perf::ioctls::REFRESH(watchpoint.file.as_raw_fd(), TOUCHES_PER_WORD) } < 0 {
             return Err(io::Error::last_os_error());
@@ -79,7 +75,7 @@ impl Watchpoint {
         // SAFETY: the first page is the kernel's control page, which lives as long as the mapping; the head is written
         // by the kernel and read once, with the fence that its documentation asks for.
         let head = unsafe {
-            let page = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
+            let page = self.ring.start().cast::<perf::bindings::perf_event_mmap_page>();
             (*ptr::addr_of!((*page).data_head).cast::<AtomicU64>()).load(Ordering::Relaxed)
         };
         fence(Ordering::Acquire);
@@ -89,7 +85,9 @@ impl Watchpoint {
         while offset + RECORD_BYTES <= (head as usize).min(PAGE_BYTES) {
             let mut record = [0u8; RECORD_BYTES];
             // SAFETY: `offset + RECORD_BYTES` lies within the page of records that the kernel has finished up to `head`.
-            unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE_BYTES + offset), record.as_mut_ptr(), RECORD_BYTES) };
+            unsafe {
+                ptr::copy_nonoverlapping(self.ring.start().add(PAGE_BYTES + offset), record.as_mut_ptr(), RECORD_BYTES)
+            };
             let record_type = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
             let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
             if record_type == perf::bindings::PERF_RECORD_SAMPLE {
@@ -98,13 +96,6 @@ impl Watchpoint {
             offset += size.max(8);
         }
         touch_times_ns
-    }
-}
-
-impl Drop for Watchpoint {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `arm` with this length and is not used after this.
-        unsafe { libc::munmap(self.ring.cast(), 2 * PAGE_BYTES) };
     }
 }
 

@@ -2,25 +2,20 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use perf_event_open_sys as perf;
 
 use super::records::unroll_ring;
+use crate::kernel::memory_map::MemoryMap;
 
 const PAGE_BYTES: usize = 4096;
 
 /// The mapped ring of one event; records are taken from it in the order in which the kernel wrote them.
 pub(crate) struct SampleRing {
-    start: *mut u8,
-    data_bytes: usize,
+    map: MemoryMap,
 }
-
-// SAFETY: the mapping belongs to this value alone and is only read through `&mut self`; the kernel does not care which
-// thread does so.
-unsafe impl Send for SampleRing {}
 
 impl SampleRing {
     /// Maps a ring of at least `bytes` bytes; the size is rounded up to a power of two.
@@ -29,18 +24,12 @@ impl SampleRing {
     /// The kernel's error: `EPERM` if the user may not lock so much memory (`kernel.perf_event_mlock_kb`).
     pub(crate) fn map(event: &File, bytes: usize) -> io::Result<Self> {
         let data_bytes = bytes.max(PAGE_BYTES).next_power_of_two();
-        let (length, protection) = (PAGE_BYTES + data_bytes, libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: a fresh shared mapping of the event's own buffer: one control page and a power of two of data pages.
-        let start = unsafe { libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, event.as_raw_fd(), 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(SampleRing { start: start.cast(), data_bytes })
+        Ok(SampleRing { map: MemoryMap::of_file(event, PAGE_BYTES + data_bytes, true)? })
     }
 
     /// The bytes that the kernel has written since the last call; their room is free again.
     pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
-        let control = self.start.cast::<perf::bindings::perf_event_mmap_page>();
+        let control = self.map.start().cast::<perf::bindings::perf_event_mmap_page>();
         // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
         // order, so that the records before it are whole; the tail is ours, and the kernel reads it.
         let (head, tail) = unsafe {
@@ -51,16 +40,10 @@ impl SampleRing {
         };
         let (tail_position, head_position) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
         // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
-        let ring_bytes = unsafe { std::slice::from_raw_parts(self.start.add(PAGE_BYTES), self.data_bytes) };
+        let ring_bytes =
+            unsafe { std::slice::from_raw_parts(self.map.start().add(PAGE_BYTES), self.map.bytes() - PAGE_BYTES) };
         let bytes = unroll_ring(ring_bytes, tail_position, head_position);
         tail.store(head_position, Ordering::Release);
         bytes
-    }
-}
-
-impl Drop for SampleRing {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `map` with this length and is not used after this.
-        unsafe { libc::munmap(self.start.cast(), PAGE_BYTES + self.data_bytes) };
     }
 }

@@ -25,3 +25,20 @@ pub(crate) fn standard_deviation(values: &[f64]) -> f64 {
     let sum_of_squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
     (sum_of_squares / (values.len() - 1) as f64).sqrt()
 }
+
+/// Returns `value` where `position`, which ascends over the points, reaches `target`: interpolated linearly between two
+/// points; that of the first point before it; `None` beyond the last.
+pub(crate) fn interpolate_at<P>(
+    points: &[P],
+    target: f64,
+    position: impl Fn(&P) -> f64,
+    value: impl Fn(&P) -> f64,
+) -> Option<f64> {
+    let next_index = points.partition_point(|point| position(point) < target);
+    let later_point = points.get(next_index)?;
+    let Some(earlier_point) = next_index.checked_sub(1).map(|index| &points[index]) else {
+        return Some(value(later_point));
+    };
+    let share = (target - position(earlier_point)) / (position(later_point) - position(earlier_point));
+    Some(value(earlier_point) + share * (value(later_point) - value(earlier_point)))
+}

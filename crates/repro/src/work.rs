@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, failed};
 use crate::rates::ProgramRates;
+use crate::statistics::interpolate_at;
 use crate::workload::Workload;
 
 /// Simulated cycles between two samples of all programs' progress.
@@ -181,21 +182,18 @@ fn find_progress(
     metric: impl Fn(&ProgressSample, &TaskProgress) -> f64,
     value: f64,
 ) -> Option<ProgressPoint> {
-    let job_steps = || samples.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
-    let later_index = job_steps().position(|(step, task)| metric(step, task) >= value)?;
-    let later_sample = job_steps().nth(later_index)?;
-    let earlier_sample = later_index.checked_sub(1).and_then(|index| job_steps().nth(index)).unwrap_or(later_sample);
-    let (low_value, high_value) = (metric(earlier_sample.0, earlier_sample.1), metric(later_sample.0, later_sample.1));
-    let share = if high_value > low_value { (value - low_value) / (high_value - low_value) } else { 1.0 };
-    let (earlier_point, later_point) =
-        (point_of_progress(earlier_sample.0, earlier_sample.1), point_of_progress(later_sample.0, later_sample.1));
-    let interpolate = |low: f64, high: f64| low + share * (high - low);
+    // A task is in the samples from its arrival on.
+    let samples = &samples[samples.partition_point(|step| step.tasks.len() <= task)..];
+    let interpolate = |value_of: fn(&ProgressPoint) -> f64| {
+        let position = |step: &ProgressSample| metric(step, &step.tasks[task]);
+        interpolate_at(samples, value, position, |step| value_of(&point_of_progress(step, &step.tasks[task])))
+    };
     Some(ProgressPoint {
-        cycle: interpolate(earlier_point.cycle, later_point.cycle),
-        instructions: interpolate(earlier_point.instructions, later_point.instructions),
-        misses: interpolate(earlier_point.misses, later_point.misses),
-        on_cpu_cycles: interpolate(earlier_point.on_cpu_cycles, later_point.on_cpu_cycles),
-        data_stall_cycles: interpolate(earlier_point.data_stall_cycles, later_point.data_stall_cycles),
+        cycle: interpolate(|point| point.cycle)?,
+        instructions: interpolate(|point| point.instructions)?,
+        misses: interpolate(|point| point.misses)?,
+        on_cpu_cycles: interpolate(|point| point.on_cpu_cycles)?,
+        data_stall_cycles: interpolate(|point| point.data_stall_cycles)?,
     })
 }
 

@@ -11,6 +11,7 @@ use cachemate_sim::machine::SimMachine;
 use serde::{Deserialize, Serialize};
 
 use crate::setup::{Workload, failed};
+use crate::statistics::interpolate_at;
 use crate::{ReproError, Result};
 
 /// The thesis's machine (Table 5.3), with the cores of chapter 4 (`cp`).
@@ -37,14 +38,7 @@ pub struct MissTimeline(pub Vec<MissTotals>);
 impl MissTimeline {
     /// Returns a total after this many instructions, interpolated linearly between windows; `None` beyond the end.
     fn interpolate_total(&self, instructions: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
-        let next_index = self.0.partition_point(|sums| sums.instructions < instructions);
-        let later_totals = self.0.get(next_index)?;
-        let Some(earlier_totals) = next_index.checked_sub(1).map(|at| self.0[at]) else {
-            return Some(value(later_totals));
-        };
-        let interpolated_share =
-            (instructions - earlier_totals.instructions) / (later_totals.instructions - earlier_totals.instructions);
-        Some(value(&earlier_totals) + interpolated_share * (value(later_totals) - value(&earlier_totals)))
+        interpolate_at(&self.0, instructions, |sums| sums.instructions, value)
     }
 
     fn rate_per_kilo_instr(&self, from_instr: f64, to_instr: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {

@@ -11,6 +11,7 @@ use super::setup::{
     ClusterCase, ClusterSetting, LOW_ACTIVATION, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
     adjusted_rand_index, cluster_maps, label_clusters, paper_programs, sharing_profiler,
 };
+use crate::statistics::interpolate_at;
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, least};
 
 const ENTRY_COUNTS: [usize; 3] = [128, 256, 512];
@@ -180,17 +181,6 @@ fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     work_by_second
 }
 
-fn work_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
-    let pair = curve.windows(2).find(|pair| pair[0].0 <= time && time <= pair[1].0)?;
-    let (earlier_point, later_point) = (pair[0], pair[1]);
-    let share = if later_point.0 > earlier_point.0 {
-        (time - earlier_point.0) / (later_point.0 - earlier_point.0)
-    } else {
-        0.0
-    };
-    Some(earlier_point.1 + share * (later_point.1 - earlier_point.1))
-}
-
 /// Returns the work under the automatic placement minus that of the default, in seconds of the default's work, by time
 /// since the policy started.
 fn measure_advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Vec<(f64, f64)>> {
@@ -204,7 +194,10 @@ fn measure_advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: 
     let default_work = cumulative_work(&setting.run_after_windows(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
     let Some(&(end_seconds, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
     let lead_by_second = |&(time, work_done): &(f64, f64)| {
-        Some((time, (work_done - work_at(&default_work, time)?) / work * end_seconds))
+        Some((
+            time,
+            (work_done - interpolate_at(&default_work, time, |point| point.0, |point| point.1)?) / work * end_seconds,
+        ))
     };
     Ok(automatic_work.iter().filter_map(lead_by_second).collect())
 }

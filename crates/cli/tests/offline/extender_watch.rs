@@ -192,15 +192,21 @@ pub fn post_request(address: &str, path: &str, body: &str) -> (u16, Value) {
 }
 
 pub fn send_request(address: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
+    exchange(&mut BufReader::new(TcpStream::connect(address).unwrap()), method, path, body)
+}
+
+/// One request over an open connection; status and response.
+pub fn exchange(connection: &mut BufReader<TcpStream>, method: &str, path: &str, body: &str) -> (u16, String) {
+    let stream = connection.get_mut();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_string())
+    let head: Vec<String> =
+        connection.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
+    let length = head.iter().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut answer = vec![0; length.unwrap()];
+    connection.read_exact(&mut answer).unwrap();
+    (head[0].split(' ').nth(1).unwrap().parse().unwrap(), String::from_utf8(answer).unwrap())
 }
 
 /// Scores of the nodes `a` and `b` for a pod with the profile `index`.

@@ -349,8 +349,9 @@ impl ProgramModel {
     }
 
     /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach. All
-    /// points move by the same share of their errors. If the count is above the curve, points of less space rise only
-    /// to the count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
+    /// points up to the next counted sizes move by the same share of their errors. If the count is above the curve, points
+    /// of less space rise only to the count, which bounds them from below: a stream, whose log ends early, misses as often
+    /// with any space.
     pub fn shift_within_error(&mut self, composed_bytes: f64, misses: f64) {
         let misses_deviation = misses - self.misses_at(composed_bytes);
         let error_on_side = |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
@@ -366,7 +367,12 @@ impl ProgramModel {
         let corrected_rate = self.misses_at(composed_bytes) + error_share * error;
         let lines_per_step = self.lines_per_step;
         let curve = self.curve_mut();
-        for (step, (rate, error)) in curve.misses.iter_mut().zip(&mut curve.errors).enumerate() {
+        // The count says nothing about errors beyond a counted size.
+        let is_counted = |step: &usize| curve.errors[*step] == (0.0, 0.0);
+        let first_step = (0..=low).rev().find(is_counted).unwrap_or(0);
+        let last_step = (low + 1..=STEPS).find(is_counted).unwrap_or(STEPS);
+        let points = curve.misses.iter_mut().zip(&mut curve.errors).enumerate();
+        for (step, (rate, error)) in points.take(last_step + 1).skip(first_step) {
             let shifted_rate = (*rate + error_share * error_on_side(error)).max(0.0);
             let bounds = (*rate - error.0, *rate + error.1);
             *rate = if misses_deviation > 0.0 && step <= low {

@@ -109,6 +109,20 @@ fn a_curve_passes_through_counts() {
     assert_eq!(program, reach);
 }
 
+/// Does a count on one side of a counted size correct the curve on that side only?
+#[test]
+fn a_counted_size_separates_the_errors_on_its_two_sides() {
+    let mut program = program_fixture(|bytes| 0.02 * (1.0 - 0.9 * bytes / CACHE));
+    program.curve_mut().errors.iter_mut().for_each(|error| *error = (0.002, 0.002));
+    program.pass_through(&[(0.5 * CACHE, 0.012)]);
+    for (counted_share, other_side) in [(0.25, STEPS / 2..=STEPS), (0.75, 0..=STEPS / 2)] {
+        let before = program.curve.misses.clone();
+        program.shift_within_error(counted_share * CACHE, program.misses_at(counted_share * CACHE) - 0.001);
+        assert!(program.misses_at(counted_share * CACHE) < before[(counted_share * STEPS as f64) as usize]);
+        assert_eq!(program.curve.misses[other_side.clone()], before[other_side]);
+    }
+}
+
 /// If more misses are counted than the log has at any size, does the curve pass through the count, and does its error
 /// cover both that the others depend on space like the logged ones and that they do not?
 #[test]

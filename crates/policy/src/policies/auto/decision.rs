@@ -3,7 +3,7 @@
 /// A plan is applied without a confirmation if its gain is at least this probable.
 const MIN_ADOPTION_PROBABILITY: f64 = 0.95;
 /// A plan whose gain is less probable than chance is only confirmed, and only if that is worth its cost.
-const MIN_LIKELY_PROBABILITY: f64 = 0.5;
+pub const MIN_LIKELY_PROBABILITY: f64 = 0.5;
 /// Error that the forecast itself adds to a gain, as one standard deviation, before any verdict.
 const FORECAST_ERROR: f64 = 0.02;
 /// Error of a large gain, as a share of it.
@@ -69,17 +69,44 @@ fn normal_probability(value: f64) -> f64 {
     0.5 * (1.0 + libm::erf(value / std::f64::consts::SQRT_2))
 }
 
-/// Forecast and measured gains of the latest changes.
-#[derive(Clone, Debug, Default)]
-pub struct ForecastRecord(Vec<(f64, f64)>);
+/// A change that was measured.
+#[derive(Clone, Debug)]
+pub struct MeasuredChange<C> {
+    /// Identifies the change for another forecast.
+    pub change: C,
+    /// Gain by the latest models that could forecast it.
+    pub forecast: f64,
+    pub measured_log_ratio: f64,
+}
 
-impl ForecastRecord {
+/// The latest measured changes.
+///
+/// Models learn from the counts of a change, and may be replaced. Errors of models that no longer exist say nothing about
+/// the next forecast, so changes are forecast again before each search.
+#[derive(Clone, Debug)]
+pub struct ForecastRecord<C>(Vec<MeasuredChange<C>>);
+
+impl<C> Default for ForecastRecord<C> {
+    fn default() -> Self {
+        ForecastRecord(Vec::new())
+    }
+}
+
+impl<C> ForecastRecord<C> {
     /// Records the outcome of a change.
-    pub fn record(&mut self, forecast: f64, measured_log_ratio: f64) {
+    pub fn record(&mut self, change: MeasuredChange<C>) {
         if self.0.len() == MAX_VERDICTS {
             self.0.remove(0);
         }
-        self.0.push((forecast, libm::expm1(measured_log_ratio)));
+        self.0.push(change);
+    }
+
+    /// Replaces the forecasts of changes by those of the present models. A change that these do not describe (`None`)
+    /// keeps its forecast.
+    pub fn forecast_again(&mut self, forecast_gain: impl Fn(&C) -> Option<f64>) {
+        for measured in &mut self.0 {
+            measured.forecast = forecast_gain(&measured.change).unwrap_or(measured.forecast);
+        }
     }
 
     /// Returns the errors of the forecasts, with two errors of [`FORECAST_ERROR`] in opposite directions before the first
@@ -87,7 +114,8 @@ impl ForecastRecord {
     /// and Winkler, Management Science 2006).
     pub fn forecast_error(&self) -> GainError {
         let prior = [-FORECAST_ERROR, FORECAST_ERROR].into_iter();
-        let errors: Vec<f64> = prior.chain(self.0.iter().map(|(forecast, measured)| measured - forecast)).collect();
+        let error_of = |change: &MeasuredChange<C>| libm::expm1(change.measured_log_ratio) - change.forecast;
+        let errors: Vec<f64> = prior.chain(self.0.iter().map(error_of)).collect();
         let bias = errors.iter().sum::<f64>() / errors.len() as f64;
         let squares = errors.iter().map(|error| (error - bias) * (error - bias)).sum::<f64>();
         GainError { bias, variance: squares / errors.len() as f64 }
@@ -143,6 +171,11 @@ pub fn decide(comparison: &CandidateComparison, min_gain: f64) -> CandidateVerdi
 mod tests {
     use super::*;
 
+    /// A change whose forecast was 5 %.
+    fn measured(measured_log_ratio: f64) -> MeasuredChange<()> {
+        MeasuredChange { change: (), forecast: 0.05, measured_log_ratio }
+    }
+
     const LIKELY_GAIN: CandidateComparison = CandidateComparison {
         is_in_force: false,
         meets_missed_goal: false,
@@ -189,7 +222,7 @@ mod tests {
     #[test]
     fn the_example_of_the_page_holds() {
         let mut record = ForecastRecord::default();
-        let decision = |record: &ForecastRecord, forecast: f64| {
+        let decision = |record: &ForecastRecord<()>, forecast: f64| {
             let gain = Gain::from_draws(forecast, &[forecast, forecast], record.forecast_error());
             let probability = gain.probability_of_gain(0.01);
             (
@@ -207,9 +240,9 @@ mod tests {
         };
         assert_eq!(decision(&record, 0.05), (96.0, CandidateVerdict::Adopt));
         assert_eq!(decision(&record, 0.03), (83.0, CandidateVerdict::Confirm));
-        (0..3).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
+        (0..3).for_each(|_| record.record(measured(libm::log1p(-0.05))));
         assert_eq!(decision(&record, 0.05), (35.0, CandidateVerdict::Confirm));
-        (0..2).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
+        (0..2).for_each(|_| record.record(measured(libm::log1p(-0.05))));
         assert_eq!(decision(&record, 0.05), (26.0, CandidateVerdict::Keep));
     }
 
@@ -236,17 +269,33 @@ mod tests {
     /// Do wrong forecasts widen the error of the next gain, and right ones narrow it? Is a constant error subtracted?
     #[test]
     fn wrong_forecasts_widen_the_error() {
-        let gain = |record: &ForecastRecord| Gain::from_draws(0.05, &[0.05, 0.05], record.forecast_error());
+        let gain = |record: &ForecastRecord<()>| Gain::from_draws(0.05, &[0.05, 0.05], record.forecast_error());
         let mut record = ForecastRecord::default();
         let fresh = gain(&record);
         assert!((fresh.standard_error - libm::sqrt(0.02 * 0.02 + 0.0125 * 0.0125)).abs() < 1e-12);
-        (0..20).for_each(|_| record.record(0.05, libm::log1p(0.05)));
+        (0..20).for_each(|_| record.record(measured(libm::log1p(0.05))));
         assert!(gain(&record).standard_error < fresh.standard_error);
-        (0..20).for_each(|index| record.record(0.05, libm::log1p(if index % 2 == 0 { -0.05 } else { 0.15 })));
+        (0..20).for_each(|index| record.record(measured(libm::log1p(if index % 2 == 0 { -0.05 } else { 0.15 }))));
         let wide = gain(&record).standard_error;
         assert!(wide > 0.09, "the record holds the last {MAX_VERDICTS}: {wide}");
         assert!(gain(&record).probability_of_gain(0.01) > 0.5);
-        (0..20).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
+        (0..20).for_each(|_| record.record(measured(libm::log1p(-0.05))));
         assert!(gain(&record).probability_of_gain(0.01) < 0.5, "{:?}", gain(&record));
+    }
+
+    /// Do errors of models that have been replaced stop counting, while those of changes that the present models do not
+    /// describe still count?
+    #[test]
+    fn errors_of_replaced_models_do_not_count() {
+        let mut record = ForecastRecord::default();
+        for change in ["same phases", "other phases"] {
+            record.record(MeasuredChange { change, forecast: 0.25, measured_log_ratio: libm::log1p(-0.05) });
+        }
+        let bias = |record: &ForecastRecord<&str>| libm::round(1e4 * record.forecast_error().bias) / 1e4;
+        assert_eq!(bias(&record), -0.15);
+        record.forecast_again(|change| (*change == "same phases").then_some(-0.05));
+        assert_eq!(bias(&record), -0.075);
+        record.forecast_again(|_| None);
+        assert_eq!(bias(&record), -0.075);
     }
 }

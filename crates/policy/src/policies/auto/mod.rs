@@ -28,9 +28,9 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use self::candidates::{AllowedMechanisms, Mechanism};
-use self::decision::ForecastRecord;
+use self::decision::{ForecastRecord, MeasuredChange};
 use self::evidence::probe_planner::{ProbeLimits, are_probes_harmless};
-use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
+use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, all_tasks, phases};
 use self::explain::ReportedForecasts;
 use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
@@ -38,7 +38,7 @@ use self::model::layout::SiteLayout;
 use self::model::problem::cache_sites;
 use self::model::problem_cache::{ProblemCache, ProblemOptions, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp};
 pub use self::model::score::PlanObjective;
-use self::proposal::{PlanFinder, Proposal, SearchResult};
+use self::proposal::{LayoutChange, PlanFinder, Proposal, SearchResult, forecast_gain_again};
 use self::service_confinement::ServiceConfinements;
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange};
@@ -159,10 +159,19 @@ struct Auto {
     evidence: TaskEvidence,
     lifecycle: Lifecycle,
     searches: SearchHistory,
-    forecast_record: ForecastRecord,
+    forecast_record: ForecastRecord<LayoutChange>,
+    open_change: Option<UnverifiedChange>,
     reported_forecasts: ReportedForecasts,
     partition_climb: PartitionClimb,
     confinements: ServiceConfinements,
+}
+
+/// The proposed change that has no verdict yet.
+struct UnverifiedChange {
+    change: LayoutChange,
+    plan_before: DecidedPlan,
+    /// Whether the new plan is more likely than not to gain.
+    is_likely: bool,
 }
 
 /// Single steps of the partitions in force, measured with the same tasks and phases.
@@ -170,8 +179,8 @@ struct Auto {
 struct PartitionClimb {
     /// Layouts that a step has improved.
     beaten_layouts: Vec<SiteLayout>,
-    /// The layout before the step or exploration that is being measured.
-    layout_before_step: Option<SiteLayout>,
+    /// Whether a step or an exploration is being measured.
+    is_open: bool,
     explorations: Explorations,
 }
 
@@ -196,15 +205,16 @@ impl Policy for Auto {
             (!self.parameters.includes(PolicyPart::Phases)).then(|| phases::merge_phases(view.profiles));
         let view = &View { profiles: merged_profiles.as_ref().unwrap_or(view.profiles), ..*view };
         self.evidence.curves.observe(view);
-        self.record_verdict(view);
-        self.confinements.observe_verdict(view);
         let mut reasons = Vec::new();
+        let restored_plan = self.record_verdict(view, &mut reasons);
+        self.confinements.observe_verdict(view);
         let can_confine = self.parameters.allowed_mechanisms(view).allows(Mechanism::Space);
         if can_confine && self.lifecycle.is_idle() {
             let pause = self.evidence.probe_planner.reported_pause(view);
             self.confinements.observe(view, pause, &mut reasons);
         }
-        let mut next_plan = DecidedPlan::from_previous(view.plan_to_keep(), view);
+        let plan_to_keep = restored_plan.as_ref().map_or(view.plan_to_keep(), |plan| &plan.0);
+        let mut next_plan = DecidedPlan::from_previous(plan_to_keep, view);
         let mut proposed_change = None;
         let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
         if is_counted {
@@ -247,34 +257,44 @@ impl Auto {
             lifecycle: Lifecycle::default(),
             searches: SearchHistory::default(),
             forecast_record: ForecastRecord::default(),
+            open_change: None,
             reported_forecasts: ReportedForecasts::default(),
             partition_climb: PartitionClimb::default(),
             confinements: ServiceConfinements::default(),
         }
     }
 
-    /// Learns from the verifier's verdict, if there is one.
-    fn record_verdict(&mut self, view: &View<'_>) {
-        let Some(ChangeVerdict { outcome, forecast, forecast_gain, measured, .. }) = view.verdicts.latest() else {
-            return;
-        };
-        if let Some(layout_before) = self.partition_climb.layout_before_step.take() {
+    /// Learns from the verifier's verdict, if there is one. Returns the plan to restore, if an unlikely gain can no longer be
+    /// confirmed.
+    fn record_verdict(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> Option<DecidedPlan> {
+        let ChangeVerdict { outcome, forecast, forecast_gain, measured, .. } = view.verdicts.latest()?;
+        let open_change = self.open_change.take();
+        let is_unconfirmed = *outcome == VerificationOutcome::Interrupted;
+        let restored_plan = open_change.as_ref().filter(|open| is_unconfirmed && !open.is_likely);
+        let restored_plan = restored_plan.map(|open| open.plan_before.clone());
+        let change = open_change.map(|open| open.change);
+        if std::mem::take(&mut self.partition_climb.is_open) {
             // A step is too small to say anything about forecasts of plans, and an exploration too uncertain.
             let explorations = &mut self.partition_climb.explorations;
             let is_exploration = std::mem::take(&mut explorations.is_open);
             explorations.failed_count += u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
             if *outcome == VerificationOutcome::NotSlower {
                 explorations.kept_count += u32::from(is_exploration);
-                self.partition_climb.beaten_layouts.push(layout_before);
+                self.partition_climb.beaten_layouts.extend(change.map(|change| change.layout_before));
             }
-        } else if let Some((gain, measured)) = forecast_gain.zip(*measured) {
-            self.forecast_record.record(gain, measured.log_ratio);
+        } else if let (Some(change), Some(forecast), Some(measured)) = (change, *forecast_gain, *measured) {
+            self.forecast_record.record(MeasuredChange { change, forecast, measured_log_ratio: measured.log_ratio });
         }
         self.lifecycle.forecast.clone_from(forecast);
         if !matches!(outcome, VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured) {
             self.lifecycle.measured_windows.restart(0);
         }
         self.lifecycle.advance(LifecycleEvent::Verdict(*outcome));
+        if restored_plan.is_some() {
+            let text = "the plan before is in force again, because it is likely to be faster".to_string();
+            reasons.push(Reason::new(view.live_tasks().map(|sample| sample.task).collect(), text, Vec::new()));
+        }
+        restored_plan
     }
 
     /// Handles a window in which events were counted: the state of the evidence, and a search if one is due. Writes the
@@ -310,7 +330,9 @@ impl Auto {
             self.lifecycle.forecast = None;
             self.evidence.arrivals.record_change(view.observation.window);
             self.partition_climb.beaten_layouts.clear();
-            self.release_changed_tasks(view, next_plan, reasons);
+            let window = view.observation.window;
+            let changed_tasks = self.searches.record_phases(view).into_iter().map(|task| (task, window));
+            self.evidence.phase_changed_at.extend(changed_tasks);
         }
         if event != LifecycleEvent::EvidenceComplete {
             return None;
@@ -354,20 +376,6 @@ impl Auto {
                 || unchanged_windows >= PATIENCE_WINDOWS)
     }
 
-    /// Releases the partitions and turns of tasks whose phases have changed.
-    fn release_changed_tasks(&mut self, view: &View<'_>, plan: &mut DecidedPlan, reasons: &mut Vec<Reason>) {
-        let changed_tasks = self.searches.record_phases(view);
-        let window = view.observation.window;
-        self.evidence.phase_changed_at.extend(changed_tasks.iter().map(|(task, _)| (*task, window)));
-        let live_tasks: Vec<_> =
-            changed_tasks.into_iter().filter_map(|(task, process)| Some((task, process?))).collect();
-        if phases::release_partitions(&mut plan.0, &live_tasks) {
-            let tasks = live_tasks.into_iter().map(|(task, _)| task).collect();
-            let text = "a new phase begins, and the partition or turns chosen for the last one end".to_string();
-            reasons.push(Reason::new(tasks, text, Vec::new()));
-        }
-    }
-
     /// Searches for a plan that is better than the one in force. If there is one to propose, it replaces `plan`, and
     /// the verification terms are returned.
     fn search(
@@ -384,6 +392,8 @@ impl Auto {
         let Some(input) = self.searches.prepare(view, &plan.0, &mut self.evidence, options) else {
             return no_better_plan;
         };
+        let (tasks, objective) = (all_tasks(view, &input.problem), self.parameters.objective);
+        self.forecast_record.forecast_again(|change| forecast_gain_again(&input, objective, &tasks, change));
         let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
         let finder = self.build_finder(view, plan);
         let SearchResult { current_forecast, proposal } = finder.find(&input, &mut reported_forecasts, reasons);
@@ -395,14 +405,14 @@ impl Auto {
         self.reported_forecasts = reported_forecasts;
         self.searches.store_results(input);
         self.lifecycle.forecast = Some(current_forecast.clone());
-        if let Some((exploration, layout_before)) = exploration {
+        if let Some(exploration) = exploration {
             let text = format!(
                 "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
                 100.0 * exploration.gain
             );
             reasons.push(Reason::new(Vec::new(), text, Vec::new()));
             self.partition_climb.beaten_layouts.clear();
-            self.partition_climb.layout_before_step = Some(layout_before);
+            self.partition_climb.is_open = true;
             self.partition_climb.explorations.is_open = true;
             let proposed_change = self.propose(exploration, current_forecast, plan);
             return (LifecycleEvent::PossibleStep, Some(proposed_change));
@@ -445,14 +455,14 @@ impl Auto {
             return None;
         }
         let last_search = self.searches.last_results.as_ref()?;
-        let (proposal, layout_before, current_forecast) = self.build_finder(view, plan).find_step(
+        let (proposal, current_forecast) = self.build_finder(view, plan).find_step(
             &last_search.problem,
             &last_search.score_cache,
             &self.partition_climb.beaten_layouts,
         )?;
         let text = format!("one unit is moved between partitions: {:+.1} % forecast", 100.0 * proposal.gain);
         reasons.push(Reason::new(Vec::new(), text, Vec::new()));
-        self.partition_climb.layout_before_step = Some(layout_before);
+        self.partition_climb.is_open = true;
         Some(self.propose(proposal, current_forecast, plan))
     }
 
@@ -463,7 +473,8 @@ impl Auto {
         current_forecast: Forecast,
         plan: &mut DecidedPlan,
     ) -> Box<ProposedChange> {
-        let Proposal { method, new_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
+        let Proposal { method, new_plan, speeds, goal_processes, gain, forecast, change, is_likely, .. } = proposal;
+        self.open_change = Some(UnverifiedChange { change, plan_before: plan.clone(), is_likely });
         self.lifecycle.measured_windows.restart(self.parameters.warmup_windows);
         self.lifecycle.forecast = Some(forecast.clone());
         *plan = new_plan;
@@ -494,11 +505,11 @@ mod tests {
     use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
     use cachemate_core::{
         CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId, IndexSet, Plan,
-        ProcessId, Profile, Profiles, ShareMember, TaskId, Units,
+        ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
     };
 
     /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
-    fn decide_window(policy: &mut Auto, window: u64, previous_plan: &Plan) -> Decision {
+    fn decide_window(policy: &mut Auto, window: u64, previous_plan: &Plan, verdicts: &dyn Verdicts) -> Decision {
         let (topology, can) =
             (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[Ability::Ways]));
         let mut observation = observation_fixture(window, 2);
@@ -510,34 +521,68 @@ mod tests {
         let profile = |id: u32| Profile { phase_number: 1 - id, ..Profile::default() };
         let profiles: Profiles = (0..2).map(|id| (TaskId(id), profile(id))).collect();
         let (topology, capabilities, observation, profiles) = (&topology, &can, &observation, &profiles);
-        let view = View {
-            topology,
-            capabilities,
-            observation,
-            profiles,
-            previous_plan,
-            predictor: &NullPredictor,
-            verdicts: &(),
-        };
+        let view =
+            View { topology, capabilities, observation, profiles, previous_plan, predictor: &NullPredictor, verdicts };
         policy.decide(&view)
     }
 
-    /// Does a task that changes phase lose its partition with a reason, while the other task keeps its own?
-    #[test]
-    fn a_change_of_phase_releases_the_partition() {
-        let share = |id: u32| CacheShare {
+    /// Returns a plan that gives these processes a share each.
+    fn divided_plan(processes: &[u32]) -> Plan {
+        let share = |&id: &u32| CacheShare {
             group: GroupId(id),
             cache: CacheId(0),
             members: vec![ShareMember::Process(ProcessId(id))],
             units: Units::Ways { mask: IndexSet::default() },
         };
-        let mut parts = Plan::idle(WindowLength::Time { ns: 1 });
-        parts.shares = vec![share(0), share(1)];
+        Plan { shares: processes.iter().map(share).collect(), ..Plan::idle(WindowLength::Time { ns: 1 }) }
+    }
+
+    /// Does a plan with partitions stay in force after a change of phase, until a search has another one?
+    #[test]
+    fn partitions_outlast_a_change_of_phase() {
+        let plan = divided_plan(&[0, 1]);
         let mut policy = Auto::new(Parameters::default(), 1);
         policy.searches.record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
-        let decision = decide_window(&mut policy, 2, &parts);
-        assert_eq!(decision.plan.shares, [share(1)]);
-        assert!(decision.reasons.iter().any(|reason| reason.tasks == [TaskId(0)]), "{:?}", decision.reasons);
-        assert_eq!(decide_window(&mut policy, 3, &parts).plan.shares.len(), 2, "it is released once");
+        assert_eq!(decide_window(&mut policy, 2, &plan, &()).plan.shares, plan.shares);
+        assert_eq!(policy.evidence.phase_changed_at, [(TaskId(0), 2)].into(), "the search waits for its new curve");
+    }
+
+    /// The verdict on a change that was not measured to its end.
+    struct InterruptedVerdict(ChangeVerdict);
+
+    impl Verdicts for InterruptedVerdict {
+        fn latest(&self) -> Option<&ChangeVerdict> {
+            Some(&self.0)
+        }
+        fn has_failed_plans(&self) -> bool {
+            false
+        }
+        fn excludes(&self, _: &Plan, _: &Plan, _: &View<'_>) -> bool {
+            false
+        }
+        fn is_paused(&self, _: u64) -> bool {
+            false
+        }
+    }
+
+    /// If a confirmation is interrupted, does a likely gain stay in force, while the plan before replaces an unlikely one?
+    #[test]
+    fn an_unlikely_gain_that_is_not_confirmed_ends() {
+        let (before, after) = (divided_plan(&[0]), divided_plan(&[0, 1]));
+        let verdict = InterruptedVerdict(ChangeVerdict {
+            outcome: VerificationOutcome::Interrupted,
+            plan: after.clone(),
+            forecast: None,
+            forecast_gain: Some(0.02),
+            measured: None,
+        });
+        for (is_likely, expected) in [(true, &after), (false, &before)] {
+            let mut policy = Auto::new(Parameters::default(), 1);
+            let layout = SiteLayout::default();
+            let change = LayoutChange { tasks: Vec::new(), layout_before: layout.clone(), layout_after: layout };
+            policy.open_change = Some(UnverifiedChange { change, plan_before: DecidedPlan(before.clone()), is_likely });
+            assert_eq!(decide_window(&mut policy, 2, &after, &verdict).plan.shares, expected.shares);
+            assert!(policy.open_change.is_none());
+        }
     }
 }

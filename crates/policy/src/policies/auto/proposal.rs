@@ -9,8 +9,11 @@ use cachemate_core::{
 };
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
-use super::decision::{CandidateComparison, CandidateVerdict, ForecastRecord, Gain, GainError, decide};
-use super::evidence::TaskEvidence;
+use super::decision::{
+    CandidateComparison, CandidateVerdict, ForecastRecord, Gain, GainError, MIN_LIKELY_PROBABILITY, decide,
+};
+use super::evidence::measured_sizes::CoRunners;
+use super::evidence::{TaskEvidence, all_tasks};
 use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
 use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
@@ -50,6 +53,17 @@ pub struct Proposal {
     pub gain: f64,
     /// Forecast of the new plan.
     pub forecast: Forecast,
+    pub change: LayoutChange,
+    /// Whether the change is more likely than not to gain.
+    pub is_likely: bool,
+}
+
+/// A change of layouts, with the tasks and phases for which it was forecast.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LayoutChange {
+    pub tasks: CoRunners,
+    pub layout_before: SiteLayout,
+    pub layout_after: SiteLayout,
 }
 
 /// The result of a search.
@@ -67,7 +81,7 @@ pub struct PlanFinder<'a, 'v> {
     pub view: &'a View<'v>,
     pub current_plan: &'a DecidedPlan,
     pub evidence: &'a TaskEvidence,
-    pub forecast_record: &'a ForecastRecord,
+    pub forecast_record: &'a ForecastRecord<LayoutChange>,
     pub has_time_to_confirm: bool,
 }
 
@@ -161,7 +175,8 @@ impl PlanFinder<'_, '_> {
             VerificationMethod::Monitoring
         };
         report.explain_change(method, &self.evidence.probe_planner, reported_forecasts, reasons);
-        Some(Proposal { method, goal_processes, ..proposal })
+        let is_likely = meets_missed_goal || probability >= MIN_LIKELY_PROBABILITY;
+        Some(Proposal { method, goal_processes, is_likely, ..proposal })
     }
 
     /// Returns whether the proposal only replaces partitions, without a goal, and can be confirmed by measurements.
@@ -193,12 +208,18 @@ impl PlanFinder<'_, '_> {
             goal_processes: Vec::new(),
             gain,
             forecast: self.forecast(problem, layout),
+            change: LayoutChange {
+                tasks: all_tasks(self.view, problem),
+                layout_before: current_layout.clone(),
+                layout_after: layout.clone(),
+            },
+            is_likely: false,
         }
     }
 
-    /// Returns the partitions that gain most if all curves lie as low as their errors allow, with the layout in force;
-    /// `None` if they gain too little in the mean. `keep_probability` is the probability of such curves.
-    pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<(Proposal, SiteLayout)> {
+    /// Returns the partitions that gain most if all curves lie as low as their errors allow; `None` if they gain too little
+    /// in the mean. `keep_probability` is the probability of such curves.
+    pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<Proposal> {
         let (problem, score_cache) = (&input.problem, &input.score_cache);
         let optimistic = input.optimistic.as_deref()?;
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
@@ -219,18 +240,17 @@ impl PlanFinder<'_, '_> {
             keep_probability * gain_in(optimistic, &optimistic_cache)
                 + (1.0 - keep_probability) * gain_in(problem, score_cache)
         })?;
-        (gain >= self.parameters.min_gain)
-            .then(|| (self.build_proposal(problem, &current_layout, &layout, gain), current_layout.clone()))
+        (gain >= self.parameters.min_gain).then(|| self.build_proposal(problem, &current_layout, &layout, gain))
     }
 
-    /// Returns the step of one unit between two partitions that is worth measuring most, with its layout and the
-    /// forecast of the plan in force. `None` if every step is beaten, on cooldown, or not worth it.
+    /// Returns the step of one unit between two partitions that is worth measuring most, with the forecast of the plan
+    /// in force. `None` if every step is beaten, on cooldown, or not worth it.
     pub fn find_step(
         &self,
         problem: &PlanningProblem,
         score_cache: &ScoreCache,
         beaten_layouts: &[SiteLayout],
-    ) -> Option<(Proposal, SiteLayout, Forecast)> {
+    ) -> Option<(Proposal, Forecast)> {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
@@ -252,7 +272,6 @@ impl PlanFinder<'_, '_> {
         self.is_worth_measuring(&gain).then(|| {
             (
                 self.build_proposal(problem, &current_layout, &layout, gain.forecast),
-                current_layout.clone(),
                 self.forecast(problem, &current_layout),
             )
         })
@@ -411,6 +430,24 @@ fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: Pl
         process_speeds.entry(problem_task.process).or_insert((priority, 0.0)).1 += speed.relative_speed;
     }
     process_speeds.into_iter().map(|(process, (priority, speed_sum))| (process, priority * speed_sum)).collect()
+}
+
+/// Returns the gain of a change by the models of this problem; `None` if they are those of other tasks or phases, or so
+/// many that another forecast takes too long.
+pub fn forecast_gain_again(
+    input: &SearchInput,
+    objective: PlanObjective,
+    tasks: &CoRunners,
+    change: &LayoutChange,
+) -> Option<f64> {
+    let problem = &input.problem;
+    let is_described = change.tasks == *tasks
+        && tasks.len() <= MAX_DRAWN_TASKS
+        && change.layout_before.partitions.len() == problem.sites.len();
+    let LayoutChange { layout_before, layout_after, .. } = change;
+    is_described.then(|| {
+        LayoutComparison::new(problem, &input.score_cache, objective, layout_before, layout_after).forecast_gain()
+    })
 }
 
 /// Two layouts of one problem, compared by the objective.

@@ -154,10 +154,15 @@ impl TaskEvidence {
     }
 }
 
+/// Returns all tasks, with their phases.
+pub fn all_tasks(view: &View<'_>, problem: &PlanningProblem) -> CoRunners {
+    problem.tasks.iter().map(|task| (task.task, phase_key(phases::current_phase(view, task.task)))).collect()
+}
+
 /// Returns the tasks on a site, with their phases.
 pub fn co_runners(view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout, site: usize) -> CoRunners {
-    let tasks = problem.tasks.iter().zip(&layout.site_by_task).filter(|(_, task_site)| **task_site == Some(site));
-    tasks.map(|(task, _)| (task.task, phase_key(phases::current_phase(view, task.task)))).collect()
+    let tasks = all_tasks(view, problem).into_iter().zip(&layout.site_by_task);
+    tasks.filter(|(_, task_site)| **task_site == Some(site)).map(|(task, _)| task).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Plan, ProcessId, TaskId, View};
+use cachemate_core::{Plan, TaskId, View};
 
 use super::layout::SiteLayout;
 use super::problem::{PlanningProblem, PriorObservations, cache_sites};
@@ -154,15 +154,14 @@ impl SearchHistory {
 
     /// Records the present phases, and returns the tasks of the last search whose phase has changed. The next search is
     /// due as soon as they are known again, or no longer waited for.
-    pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
+    pub fn record_phases(&mut self, view: &View<'_>) -> Vec<TaskId> {
         self.awaits_new_phase = true;
         let mut changed_tasks = Vec::new();
         for (task, searched_phase, is_known) in self.last_search.iter_mut().flat_map(|(stamp, _)| stamp) {
             let phase = current_phase(view, *task).0;
             if *searched_phase != phase {
                 (*searched_phase, *is_known) = (phase, false);
-                changed_tasks
-                    .push((*task, view.live_tasks().find(|sample| sample.task == *task).map(|sample| sample.process)));
+                changed_tasks.push(*task);
             }
         }
         changed_tasks

@@ -1,8 +1,9 @@
 # Slowdowns forecast from recordings against those on the modeled machine, for pairs of programs drawn by a seed; sourced by
 # lab/modeled.sh. Expects $binary, $out and $real_machine. LAB_PAIRS: how many, LAB_SEED: which. LAB_MEASURED: a stored
-# result whose slowdowns are used, so that no guest runs.
+# result whose slowdowns are used, so that no guest runs; but pairs whose slowed program is in LAB_REMEASURED are measured.
 # The measured program runs once on CPU 0; its co-runner starts again and again on CPU 1. The slowdown is that of cycles
-# per user instruction, so that it has no waiting for a CPU.
+# per user instruction, so that it has no waiting for a CPU. Each program also runs alone, each time on other page frames,
+# and the median run counts.
 
 # Name and command line each. The work of each is fixed, and the locale is the guest's, so that the guest runs what was
 # recorded.
@@ -62,7 +63,7 @@ forecast() {
     done <"$files/programs.tsv"
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --json "${names[@]}" >forecast.json)
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --timing prior --json "${names[@]}" >prior.json)
-    [ -n "${LAB_MEASURED:-}" ] || forecast_guest "$files"
+    [ -n "${LAB_MEASURED:-}" ] && [ -z "${LAB_REMEASURED:-}" ] || forecast_guest "$files"
     forecast_pairs "$files/forecast.json" >"$files/pairs.tsv"
     forecast_lines <"$files/pairs.tsv" >>"$out/results.tsv"
     # The same with curves of whole recordings and no solo run, which tells errors of the curve from those of the timing.
@@ -75,7 +76,7 @@ forecast_guest() {
     cut -f2 "$1/programs.tsv" >"$out/initramfs/lab/programs"
     # Beside others, the kernels repeat their passes within one process, because a new process would begin with new pages.
     sed 's/^\(lab-kernels [a-z]* [0-9]*\) [0-9]*$/\1 1000000000/' "$out/initramfs/lab/programs" >"$out/initramfs/lab/co-runners"
-    draw "${LAB_SEED:-1}" "${LAB_PAIRS:-60}" "${#names[@]}" >"$out/initramfs/lab/pairs"
+    draw "${LAB_SEED:-1}" "${LAB_PAIRS:-60}" "${#names[@]}" | forecast_measured "$1/programs.tsv" >"$out/initramfs/lab/pairs"
     mkdir -p "$out/initramfs/programs"
     cp "$1"/{text,load.sql,hash.pl} "$out/initramfs/programs/"
     with_programs "$out/initramfs/lab/programs"
@@ -85,8 +86,19 @@ forecast_guest() {
     phase_table "$out/forecast.truth.tsv" "$out/ran.tsv" >"$out/phases.tsv"
 }
 
-# forecast_pairs FORECAST: the columns of forecast_table; with LAB_MEASURED the first eight, which forecast_lines reads
-forecast_pairs() { if [ -n "${LAB_MEASURED:-}" ]; then forecast_stored "$1" "$LAB_MEASURED"; else forecast_table "$1"; fi; }
+# forecast_measured PROGRAMS: of drawn pairs, those that a guest measures
+forecast_measured() {
+    awk -F '\t' -v only="${LAB_REMEASURED:-}" '
+        FNR == NR { name[FNR - 1] = $1; next }
+        { split($0, pair, " ") }
+        only == "" || index(" " only " ", " " name[pair[1]] " ")' "$1" -
+}
+
+# forecast_pairs FORECAST: the columns of forecast_table; of stored pairs the first eight, which forecast_lines reads
+forecast_pairs() {
+    [ -z "${LAB_MEASURED:-}" ] || forecast_stored "$1" "$LAB_MEASURED" | grep -vE "^(${LAB_REMEASURED:+${LAB_REMEASURED// /|}})	" || true
+    [ -n "${LAB_MEASURED:-}" ] && [ -z "${LAB_REMEASURED:-}" ] || forecast_table "$1"
+}
 
 # forecast_stored FORECAST RESULT: forecasts beside the slowdowns that a stored result measured
 forecast_stored() {
@@ -109,11 +121,12 @@ END
 forecast_table() {
     python3 - "$1" "$out/phases.tsv" "$out/forecast.machine" <<'END'
 import json, sys
+from collections import defaultdict
 forecast = json.load(open(sys.argv[1]))
 matrix, programs = forecast["matrix"], forecast["programs"]
 config = dict(line.split(None, 1) for line in open(sys.argv[3]) if not line.startswith("#") and " " in line)
 miss_cycles = int(config["memory_cycles"]) - int(config["l3_cycles"])
-alone = {}
+alone = defaultdict(list)
 for line in open(sys.argv[2]):
     fields = line.rstrip("\n").split("\t")
     phase, number, seconds = fields[0], int(fields[1]), float(fields[3])
@@ -122,9 +135,10 @@ for line in open(sys.argv[2]):
     instructions, user, cycles, misses, others, _, _, bandwidth = map(float, fields[7:])
     run = dict(user=user, time=seconds * 2e9 / user, cycles=cycles / user, misses=misses / user, bandwidth=bandwidth / user)
     if phase == "alone":
-        alone[number] = run
+        alone[number].append(run)
     elif int(phase.split("-")[0]) == number and number in alone:
-        co_runner, solo = int(phase.split("-")[1]), alone[number]
+        by_cycles = sorted(alone[number], key=lambda run: run["cycles"])
+        co_runner, solo = int(phase.split("-")[1]), by_cycles[len(by_cycles) // 2]
         percent = lambda cycles: 100 * cycles / solo["cycles"]
         values = [matrix[key][number][co_runner] for key in ("values", "low", "high")]
         measured = percent(run["cycles"] - solo["cycles"])

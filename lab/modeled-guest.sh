@@ -205,7 +205,7 @@ phase_table() {
 # lab_command: the command that repeats this run.
 lab_command() {
     local variable
-    for variable in LAB_SCENARIOS LAB_FULL LAB_SEED LAB_PAIRS LAB_DEATHS LAB_MEASURED LAB_MACHINE LAB_KERNEL; do
+    for variable in LAB_SCENARIOS LAB_FULL LAB_SEED LAB_PAIRS LAB_DEATHS LAB_MEASURED LAB_REMEASURED LAB_MACHINE LAB_KERNEL; do
         [ -z "${!variable:-}" ] || printf "%s='%s' " "$variable" "${!variable}"
     done
     echo "make lab"

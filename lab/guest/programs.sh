@@ -1,10 +1,11 @@
 # Programs that lab-phase runs; sourced by init.
 
-# Programs of fixed work: each alone, after one run that fills the page cache, then each of /lab/pairs beside its co-runner.
+# Programs of fixed work: each that is measured alone three times, after one run that fills the page cache, then each of
+# /lab/pairs beside its co-runner.
 scenario_forecast() {
     mkdir -p /programs
-    for only in $(seq 0 $(($(wc -l </lab/programs) - 1))); do
-        for phase in first alone; do lab-phase "$phase" first:2 /sys/fs/cgroup "$only"; done
+    for only in $(cut -d' ' -f1 /lab/pairs | sort -nu); do
+        for phase in first alone alone alone; do lab-phase "$phase" first:2 /sys/fs/cgroup "$only"; done
     done
     while read -r program co_runner; do
         lab-phase "$program-$co_runner" first:2 /sys/fs/cgroup "$program" "$co_runner" </dev/null

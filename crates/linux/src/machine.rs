@@ -36,7 +36,8 @@ use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::restore::RestoredObject;
 use crate::sense::continuity::{ONLINE_CPUS_PATH, SuspendClock, refresh_online};
-use crate::sense::counters::{EventSurvey, ThreadCounters};
+use crate::sense::counter_table::{CounterTable, CpuUse};
+use crate::sense::counters::EventSurvey;
 use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::miss_trace::find_tracer;
 use crate::sense::probe_runner::ProbeRunner;
@@ -52,6 +53,9 @@ const RECOGNIZED_PROBE: ProbeId = ProbeId(u32::MAX);
 
 /// Windows between two checks of the profile of a long-lived program.
 const LEARNING_PERIOD: u64 = 10;
+
+/// Maximum time for which a window is not attended to.
+const MAX_WAIT: Duration = Duration::from_millis(100);
 
 /// Time between two heartbeats within a window, which may last longer than a watchdog's timeout.
 const HEARTBEAT_PERIOD: Duration = Duration::from_secs(1);
@@ -109,9 +113,8 @@ pub struct LiveMachine<K> {
     options: LiveOptions,
     topology: Topology,
     capabilities: Capabilities,
-    event_surveys: Vec<EventSurvey>,
     tasks: TaskTable,
-    counters: BTreeMap<ThreadKey, ThreadCounters>,
+    counters: CounterTable,
     previous_usage: BTreeMap<ThreadKey, ThreadUsage>,
     previous_progress: BTreeMap<ThreadKey, u64>,
     progress_sweep: ProgressSweep,
@@ -187,8 +190,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             topology,
             capabilities,
             tasks,
-            event_surveys,
-            counters: BTreeMap::new(),
+            counters: CounterTable::new(event_surveys),
             previous_usage: BTreeMap::new(),
             previous_progress: BTreeMap::new(),
             progress_sweep: ProgressSweep::default(),
@@ -358,7 +360,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if has_probed {
                 self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
             }
-            let max_wait = if has_probed { Duration::ZERO } else { remaining.min(Duration::from_millis(100)) };
+            let span_wait = self.counters.poll(self.window_start.elapsed(), self.window);
+            let max_wait = if has_probed { Duration::ZERO } else { MAX_WAIT.min(remaining).min(span_wait) };
             if let Some(start_request) = self.options.starts.wait_for_start(max_wait) {
                 self.place_start(start_request);
             }
@@ -384,12 +387,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&kernel);
         let new_threads: Vec<&ManagedThread> =
             self.tasks.tasks().into_iter().filter(|task| task.task >= first_new_task).collect();
-        for task in &new_threads {
-            // If the thread has exited or descriptors have run out, its counts are absent, never zero.
-            if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.event_surveys) {
-                self.counters.insert(task.thread, counters);
-            }
-        }
+        new_threads.iter().for_each(|task| self.counters.insert(task.thread));
         let renamed_tasks = self.tasks.renamed_tasks();
         let is_renamed = |task: &&ManagedThread| renamed_tasks.contains(&task.task) && task.task < first_new_task;
         let tasks_to_recognize = new_threads.iter().copied().chain(self.tasks.tasks().into_iter().filter(is_renamed));
@@ -442,7 +440,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.previous_progress.iter().filter_map(progress_since).collect()
     }
 
-    fn sample_tasks(&mut self) -> Vec<TaskSample> {
+    /// The tasks in the window that ends now and has lasted this long.
+    fn sample_tasks(&mut self, window: Duration) -> Vec<TaskSample> {
         let mut samples = Vec::new();
         let is_movable = |task: &&ManagedThread| !task.is_fixed && !task.has_exited;
         let movable_processes =
@@ -464,16 +463,17 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                     None => has_started_in_window.then_some(current_total),
                 }
             };
-            let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
+            let (ran_ns, switches) = (count_since(|usage| usage.ran_ns), count_since(|usage| usage.slices));
+            let cpu_use = ran_ns.zip(switches).map(|(ran_ns, switches)| CpuUse { switches, ran_ns });
+            let mut counts = self.counters.read(task.thread, cpu_use, window);
             for (event, count) in [
-                (CounterEvent::ContextSwitches, count_since(|usage| usage.slices)),
+                (CounterEvent::ContextSwitches, switches),
                 (CounterEvent::SystemCalls, count_since(|usage| usage.calls)),
                 (CounterEvent::PageFaults, count_since(|usage| Some(usage.faults))),
             ] {
                 counts.extend(count.map(|count| EventCount { event, count, enabled_share: 1.0 }));
             }
             counts.sort_by_key(|reading| reading.event);
-            let ran_ns = count_since(|usage| usage.ran_ns);
             samples.push(TaskSample {
                 task: task.task,
                 process: task.process,
@@ -495,7 +495,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         add_budget_goals(&self.budgets, &mut samples);
         self.previous_usage = self.tasks.tasks().iter().map(|task| (task.thread, task.usage)).collect();
-        self.counters.retain(|thread, _| self.previous_usage.contains_key(thread));
+        self.counters.begin_window(|thread| self.previous_usage.contains_key(thread));
         samples
     }
 
@@ -555,13 +555,14 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         }
         self.refresh_tasks()?;
         let now = Instant::now();
+        let elapsed = now - self.window_start;
         let span = TimeSpan {
             start_ns: (self.window_start - self.start_time).as_nanos() as u64,
-            elapsed_ns: (now - self.window_start).as_nanos() as u64,
+            elapsed_ns: elapsed.as_nanos() as u64,
             elapsed_cycles: None,
         };
         self.window_start = now;
-        let tasks = self.sample_tasks();
+        let tasks = self.sample_tasks(elapsed);
         self.tasks.drop_exited();
         let window = self.window_count;
         self.window_count += 1;

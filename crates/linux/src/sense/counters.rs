@@ -3,9 +3,9 @@
 //! Problem: many virtual machines expose no PMU, some expose one whose counters read a hard zero, and reading counters
 //! at every context switch costs a third of the machine. Method: [`survey`] opens each event on the calling thread and
 //! runs a loop that must miss; an event that cannot be opened, or does not count the loop's misses, is absent, with the
-//! reason. Counters are attached to each managed thread once and read once per window. Events are opened individually
-//! and not as a group, so that the kernel may multiplex them; the share of time in which each one counted is reported
-//! with the raw count.
+//! reason. Counters are attached to a managed thread for as long as [`super::counter_table`] allows. Events are opened
+//! individually and not as a group, so that the kernel may multiplex them; the share of time in which each one counted
+//! is reported with the raw count.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -94,7 +94,7 @@ fn check_event(event: CounterEvent, code: EventCode) -> Option<EventUnavailable>
     let fetched_lines = run_missing_loop();
     match counter.read_since_last() {
         Err(error) => Some(EventUnavailable::Refused(error.to_string())),
-        Ok((count, share)) => find_implausibility(event, count, share, fetched_lines),
+        Ok(total) => find_implausibility(event, total.count, total.counted_share(), fetched_lines),
     }
 }
 
@@ -155,15 +155,35 @@ impl ThreadCounters {
         Ok(ThreadCounters { counters })
     }
 
-    /// Counts since the last reading (or since attaching). A counter that fails is left out.
-    pub fn read(&mut self) -> Vec<EventCount> {
-        let read_event_count = |(event, counter): &mut (CounterEvent, PerfCounter)| {
-            let (count, counted_share) = counter.read_since_last().ok()?;
-            Some(EventCount { event: *event, count, enabled_share: counted_share })
+    /// Counts since the last reading (or since attaching), by event. A counter that fails is left out.
+    pub fn read(&mut self) -> Vec<CounterReading> {
+        let read_counter = |(event, counter): &mut (CounterEvent, PerfCounter)| {
+            Some(CounterReading { event: *event, total: counter.read_since_last().ok()? })
         };
-        let mut event_counts: Vec<EventCount> = self.counters.iter_mut().filter_map(read_event_count).collect();
-        event_counts.sort_by_key(|reading| reading.event);
-        event_counts
+        let mut readings: Vec<CounterReading> = self.counters.iter_mut().filter_map(read_counter).collect();
+        readings.sort_by_key(|reading| reading.event);
+        readings
+    }
+}
+
+/// One counter of a thread between two readings.
+#[derive(Clone, Copy, Debug)]
+pub struct CounterReading {
+    /// The counted event.
+    pub event: CounterEvent,
+    total: PerfReading,
+}
+
+impl CounterReading {
+    /// The count of a counter that was attached all the time.
+    pub fn event_count(&self) -> EventCount {
+        EventCount { event: self.event, count: self.total.count, enabled_share: self.total.counted_share() }
+    }
+
+    /// The count of a counter that was attached for some of the time in which the thread ran for `ran_ns`.
+    pub fn event_count_in(&self, ran_ns: u64) -> EventCount {
+        let enabled_share = if ran_ns == 0 { 0.0 } else { (self.total.running_ns as f64 / ran_ns as f64).min(1.0) };
+        EventCount { event: self.event, count: self.total.count, enabled_share }
     }
 }
 
@@ -207,6 +227,14 @@ struct PerfReading {
     running_ns: u64,
 }
 
+impl PerfReading {
+    /// The share of the enabled time in which the event was counted. It is 1 if the thread did not run at all, because its
+    /// count of zero is correct.
+    fn counted_share(&self) -> f64 {
+        if self.enabled_ns == 0 { 1.0 } else { (self.running_ns as f64 / self.enabled_ns as f64).min(1.0) }
+    }
+}
+
 impl PerfCounter {
     fn read_total(&mut self) -> io::Result<PerfReading> {
         let mut bytes = [0u8; 24];
@@ -216,15 +244,15 @@ impl PerfCounter {
         Ok(PerfReading { count: u64_at(0), enabled_ns: u64_at(1), running_ns: u64_at(2) })
     }
 
-    /// Count since the last call, and the share of the enabled time in which the event was counted. The share is 1 if the
-    /// thread did not run at all, because its count of zero is correct.
-    fn read_since_last(&mut self) -> io::Result<(u64, f64)> {
+    /// Count and times since the last call.
+    fn read_since_last(&mut self) -> io::Result<PerfReading> {
         let reading = self.read_total()?;
         let previous_reading = std::mem::replace(&mut self.last_reading, reading);
-        let enabled_ns = reading.enabled_ns.saturating_sub(previous_reading.enabled_ns);
-        let running_ns = reading.running_ns.saturating_sub(previous_reading.running_ns);
-        let share = if enabled_ns == 0 { 1.0 } else { running_ns as f64 / enabled_ns as f64 };
-        Ok((reading.count.saturating_sub(previous_reading.count), share.min(1.0)))
+        Ok(PerfReading {
+            count: reading.count.saturating_sub(previous_reading.count),
+            enabled_ns: reading.enabled_ns.saturating_sub(previous_reading.enabled_ns),
+            running_ns: reading.running_ns.saturating_sub(previous_reading.running_ns),
+        })
     }
 }
 
@@ -255,7 +283,7 @@ mod tests {
         assert!(surveyed.iter().all(|s| s.code.is_some() || s.absence_reason.is_some()));
         let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
         run_missing_loop();
-        let readings = counters.read();
+        let readings: Vec<EventCount> = counters.read().iter().map(CounterReading::event_count).collect();
         let working = surveyed.iter().filter(|s| s.absence_reason.is_none()).count();
         assert_eq!(readings.len(), working);
         assert!(readings.is_sorted_by_key(|reading| reading.event));

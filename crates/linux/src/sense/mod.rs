@@ -5,6 +5,7 @@ pub(crate) mod access_probe;
 pub mod births;
 pub mod capability_survey;
 pub(crate) mod continuity;
+pub(crate) mod counter_table;
 pub mod counters;
 pub mod cpu_load;
 pub mod events;

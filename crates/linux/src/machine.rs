@@ -356,11 +356,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Elapsed);
             }
             let start = Instant::now();
-            let has_probed = self.probe_credit_ns > 0.0 && self.run_probe_step();
+            let is_probe_next = self.probe_credit_ns > 0.0 && self.probe_runner.next_probe().is_some();
+            let span_wait = self.counters.poll(self.window_start.elapsed(), self.window, is_probe_next);
+            let has_probed = is_probe_next && self.run_probe_step();
             if has_probed {
                 self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
             }
-            let span_wait = self.counters.poll(self.window_start.elapsed(), self.window);
             let max_wait = if has_probed { Duration::ZERO } else { MAX_WAIT.min(remaining).min(span_wait) };
             if let Some(start_request) = self.options.starts.wait_for_start(max_wait) {
                 self.place_start(start_request);

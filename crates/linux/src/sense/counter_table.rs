@@ -54,7 +54,8 @@ enum CountingState {
 #[derive(Debug)]
 enum Span {
     Ahead,
-    Open(ThreadCounters),
+    /// Counters, and the time since the beginning of the window at which the span is to end.
+    Open(ThreadCounters, Duration),
     Over(Vec<CounterReading>),
 }
 
@@ -81,28 +82,30 @@ impl CounterTable {
         }
     }
 
-    /// Begins and ends the spans that are due after this part of a window. Returns the time until the next one is due.
-    pub(crate) fn poll(&mut self, elapsed: Duration, window: Duration) -> Duration {
+    /// Begins and ends the spans that are due after this part of a window. If a probe comes next, the other spans begin too,
+    /// because it may last for the rest of the window. Returns the time until the next one is due.
+    pub(crate) fn poll(&mut self, elapsed: Duration, window: Duration, is_probe_next: bool) -> Duration {
         let mut next_wait = window;
         for (thread, state) in &mut self.threads {
             let CountingState::InSpans { share, span } = state else { continue };
             let begin = window.mul_f64((1.0 - *share) * self.span_phase);
-            let end = begin + window.mul_f64(*share);
-            if matches!(span, Span::Ahead) && (begin..end).contains(&elapsed) {
-                let counters = ThreadCounters::attach(thread.tid, &self.event_surveys);
-                *span = counters.map_or_else(|_| Span::Over(Vec::new()), Span::Open);
+            if matches!(span, Span::Ahead) && (is_probe_next || elapsed >= begin) {
+                *span = match ThreadCounters::attach(thread.tid, &self.event_surveys) {
+                    Ok(counters) => Span::Open(counters, elapsed + window.mul_f64(*share)),
+                    Err(_) => Span::Over(Vec::new()),
+                };
             }
-            if let Span::Open(counters) = span
-                && elapsed >= end
+            if let Span::Open(counters, end) = span
+                && elapsed >= *end
             {
                 *span = Span::Over(counters.read());
             }
             let due = match span {
                 Span::Ahead => begin,
-                Span::Open(_) => end,
+                Span::Open(_, end) => *end,
                 Span::Over(_) => continue,
             };
-            next_wait = next_wait.min(due.checked_sub(elapsed).unwrap_or(window));
+            next_wait = next_wait.min(due.saturating_sub(elapsed));
         }
         next_wait
     }
@@ -116,7 +119,7 @@ impl CounterTable {
             CountingState::InSpans { span, .. } => {
                 let readings = match std::mem::replace(span, Span::Ahead) {
                     Span::Ahead => Vec::new(),
-                    Span::Open(mut counters) => counters.read(),
+                    Span::Open(mut counters, _) => counters.read(),
                     Span::Over(readings) => readings,
                 };
                 let count_in =
@@ -264,14 +267,13 @@ mod tests {
             let mut open_ns = 0;
             while start.elapsed() < WINDOW {
                 let since = start.elapsed();
-                let wait = table.poll(since, WINDOW).min(WINDOW - since);
-                let is_open = matches!(table.threads[&thread], CountingState::InSpans { span: Span::Open(_), .. });
+                let wait = table.poll(since, WINDOW, false).min(WINDOW - since);
+                let is_open = matches!(table.threads[&thread], CountingState::InSpans { span: Span::Open(..), .. });
                 std::thread::sleep(wait);
                 open_ns += if is_open { wait.as_nanos() as u64 } else { 0 };
             }
             let ran_ns = ran_ns() - ran_before;
             let counts = table.read(thread, Some(CpuUse { switches: 0, ran_ns }), WINDOW);
-            is_over.store(true, Ordering::Relaxed);
             let max_open_ns = WINDOW.as_nanos() as u64 / 4;
             assert!((1..=max_open_ns).contains(&open_ns), "{open_ns} ns, expected a quarter of the window at most");
             let [count] = counts[..] else { panic!("found {counts:?}, expected one count") };
@@ -279,6 +281,10 @@ mod tests {
             let ratio = count.count as f64 / count.enabled_share / ran_ns as f64;
             assert!((0.95..1.05).contains(&ratio), "{count:?} of {ran_ns} ns");
             assert!(matches!(table.threads[&thread], CountingState::Always(_)), "it no longer switches");
+            table.read(thread, Some(many_switches), WINDOW);
+            table.poll(Duration::ZERO, WINDOW, true);
+            assert_eq!(table.read(thread, Some(many_switches), WINDOW).len(), 1, "a probe lasted for the rest of the window");
+            is_over.store(true, Ordering::Relaxed);
         });
     }
 

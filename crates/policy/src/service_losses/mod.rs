@@ -675,7 +675,8 @@ fn service_speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(Wor
     let (ran_ns, work_sum) = metric_counts.fold((0, 0.0), |(run_ns, work), (ns, count)| (run_ns + ns, work + count));
     // One thread reports the work of all threads of its process.
     let ran_ns = if metric == WorkMetric::Reported { activity.ran_ns } else { ran_ns };
-    (ran_ns > 0 && work_sum > 0.0).then(|| (metric, work_sum * 1e9 / ran_ns as f64))
+    // The speed of threads that ran for less than half of the time is not that of the service.
+    (ran_ns > 0 && 2 * ran_ns >= activity.ran_ns && work_sum > 0.0).then(|| (metric, work_sum * 1e9 / ran_ns as f64))
 }
 
 fn busiest_profile<'p>(activity: &ServiceActivity<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{
     ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope, EventCount, EventCounts,
-    Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId, ProbeResult, Profile, Profiles, ServiceIdentity,
-    ServiceProfiles, TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
+    Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeResult, Profile, Profiles,
+    ServiceIdentity, ServiceProfiles, TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
@@ -356,9 +356,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Elapsed);
             }
             let start = Instant::now();
-            let is_probe_next = self.probe_credit_ns > 0.0 && self.probe_runner.next_probe().is_some();
-            let span_wait = self.counters.poll(self.window_start.elapsed(), self.window, is_probe_next);
-            let has_probed = is_probe_next && self.run_probe_step();
+            let next_probe = self.probe_runner.next_probe().filter(|_| self.probe_credit_ns > 0.0);
+            let is_row_next = next_probe.is_some_and(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. }));
+            let span_wait = self.counters.poll(self.window_start.elapsed(), self.window, is_row_next);
+            let has_probed = self.probe_credit_ns > 0.0 && self.run_probe_step();
             if has_probed {
                 self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
             }

@@ -82,14 +82,14 @@ impl CounterTable {
         }
     }
 
-    /// Begins and ends the spans that are due after this part of a window. If a probe comes next, the other spans begin too,
-    /// because it may last for the rest of the window. Returns the time until the next one is due.
-    pub(crate) fn poll(&mut self, elapsed: Duration, window: Duration, is_probe_next: bool) -> Duration {
+    /// Begins and ends the spans that are due after this part of a window. If a probe with rows comes next, the other spans
+    /// begin too, because it may last for the rest of the window. Returns the time until the next one is due.
+    pub(crate) fn poll(&mut self, elapsed: Duration, window: Duration, is_row_next: bool) -> Duration {
         let mut next_wait = window;
         for (thread, state) in &mut self.threads {
             let CountingState::InSpans { share, span } = state else { continue };
             let begin = window.mul_f64((1.0 - *share) * self.span_phase);
-            if matches!(span, Span::Ahead) && (is_probe_next || elapsed >= begin) {
+            if matches!(span, Span::Ahead) && (is_row_next || elapsed >= begin) {
                 *span = match ThreadCounters::attach(thread.tid, &self.event_surveys) {
                     Ok(counters) => Span::Open(counters, elapsed + window.mul_f64(*share)),
                     Err(_) => Span::Over(Vec::new()),
@@ -283,7 +283,11 @@ mod tests {
             assert!(matches!(table.threads[&thread], CountingState::Always(_)), "it no longer switches");
             table.read(thread, Some(many_switches), WINDOW);
             table.poll(Duration::ZERO, WINDOW, true);
-            assert_eq!(table.read(thread, Some(many_switches), WINDOW).len(), 1, "a probe lasted for the rest of the window");
+            assert_eq!(
+                table.read(thread, Some(many_switches), WINDOW).len(),
+                1,
+                "a probe lasted for the rest of the window"
+            );
             is_over.store(true, Ordering::Relaxed);
         });
     }

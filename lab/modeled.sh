@@ -83,6 +83,26 @@ speed_costs() {
         }'
 }
 
+# deaths_counted LOG: kills and what they changed, by the console of a guest that was stopped at its limit.
+deaths_counted() {
+    ! grep -aq 'LAB	end' "$1" || return 0
+    tr -d '\r' <"$1" | awk -v OFS='\t' '
+        /^# death / {
+            count++
+            restored += /: met \(/
+            sub(/.*\(/, "")
+            sub(/\).*/, "")
+            kinds = split($0, names, ", ")
+            for (i = 1; i <= kinds; i++) changed[names[i]]++
+        }
+        END {
+            if (!count) exit
+            for (kind in changed) { moments = moments gap kind " " changed[kind]; gap = ", " }
+            print "deaths.counted", "kills until the limit of time, restored", restored == count ? "met" : "FAIL", count, restored, "all"
+            print "deaths.moments", "deaths at which each kind of setting was changed", "note", "-", moments, "-"
+        }'
+}
+
 # The benches of the machine come first, because guests rely on them. Scenarios that are selected by name run without them,
 # unless `benches` is one of the names.
 benches() {
@@ -138,6 +158,7 @@ for name in $scenarios; do
         deaths | memory)
             if has_chaos; then
                 scenario "$name" 'lab-vm?packages=2'
+                [ "$name" = memory ] || deaths_counted "$out/deaths.log" >>"$out/results.tsv"
             else
                 printf '%s.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$name" "$NO_CHAOS" >>"$out/results.tsv"
             fi

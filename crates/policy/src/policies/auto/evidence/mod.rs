@@ -19,7 +19,7 @@ use self::measured_sizes::{CoRunners, MeasuredSizes, phase_key};
 use self::probe_planner::ProbePlanner;
 use self::speeds::SpeedTracker;
 use super::model::layout::SiteLayout;
-use super::model::problem::{CacheSite, CpuSites, PlanningProblem, cache_sites};
+use super::model::problem::{CacheSite, CpuSites, PlanningProblem, ProblemTask, cache_sites};
 
 /// Number of windows for which speeds must be known.
 pub const MIN_KNOWN_WINDOWS: u64 = 3;
@@ -156,13 +156,17 @@ impl TaskEvidence {
 
 /// Returns all tasks, with their phases.
 pub fn all_tasks(view: &View<'_>, problem: &PlanningProblem) -> CoRunners {
-    problem.tasks.iter().map(|task| (task.task, phase_key(phases::current_phase(view, task.task)))).collect()
+    with_phases(view, problem.tasks.iter())
 }
 
 /// Returns the tasks on a site, with their phases.
 pub fn co_runners(view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout, site: usize) -> CoRunners {
-    let tasks = all_tasks(view, problem).into_iter().zip(&layout.site_by_task);
-    tasks.filter(|(_, task_site)| **task_site == Some(site)).map(|(task, _)| task).collect()
+    let tasks = problem.tasks.iter().zip(&layout.site_by_task).filter(|(_, task_site)| **task_site == Some(site));
+    with_phases(view, tasks.map(|(task, _)| task))
+}
+
+fn with_phases<'t>(view: &View<'_>, tasks: impl Iterator<Item = &'t ProblemTask>) -> CoRunners {
+    tasks.map(|task| (task.task, phase_key(phases::current_phase(view, task.task)))).collect()
 }
 
 #[cfg(test)]

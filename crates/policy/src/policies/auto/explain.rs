@@ -9,11 +9,13 @@ use super::evidence::probe_planner::ProbePlanner;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::score::{ForecastSpeed, forecast_speeds};
+use super::model::score_cache::ScoreCache;
 use crate::reasons::named_number;
 
 /// A search for a better plan, and its result.
 pub struct SearchReport<'a> {
     pub problem: &'a PlanningProblem,
+    pub score_cache: &'a ScoreCache,
     pub candidates: &'a [CandidatePlan],
     pub best_candidate: &'a CandidatePlan,
     pub current_layout: &'a SiteLayout,
@@ -103,7 +105,7 @@ impl SearchReport<'_> {
         let reason = self.score_reason(probe_planner, text);
         let unchanged_report = (reason.text.clone(), reason.tasks.clone());
         let mut new_reasons = Vec::new();
-        let current_speeds = forecast_speeds(self.problem, &self.reported_layout());
+        let current_speeds = forecast_speeds(self.problem, &self.reported_layout(), self.score_cache);
         for index in self.problem.known_tasks() {
             let Some(current_speed) = current_speeds[index] else { continue };
             let (task, placement) =
@@ -164,10 +166,8 @@ impl SearchReport<'_> {
         );
         *reported_forecasts = ReportedForecasts::default();
         reasons.push(self.score_reason(probe_planner, text));
-        let (speeds_before, speeds_after) = (
-            forecast_speeds(self.problem, self.current_layout),
-            forecast_speeds(self.problem, &self.best_candidate.layout),
-        );
+        let [speeds_before, speeds_after] = [self.current_layout, &self.best_candidate.layout]
+            .map(|layout| forecast_speeds(self.problem, layout, self.score_cache));
         for index in self.problem.known_tasks() {
             if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index]) {
                 reasons.push(self.task_reason(index, old_speed, new_speed));
@@ -285,6 +285,7 @@ mod tests {
         let (gain, probability, singles) = (0.002, 0.3, &singles);
         let report = SearchReport {
             problem,
+            score_cache: &ScoreCache::default(),
             candidates: &candidates,
             best_candidate: best,
             current_layout,

@@ -94,16 +94,16 @@ impl PlanFinder<'_, '_> {
         reasons: &mut Vec<Reason>,
     ) -> SearchResult {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, &input.problem);
-        let current_forecast = self.forecast(&input.problem, &current_layout);
+        let current_forecast = self.forecast(&input.problem, &input.score_cache, &current_layout);
         SearchResult {
             current_forecast,
             proposal: self.choose_proposal(input, current_layout, reported_forecasts, reasons),
         }
     }
 
-    fn forecast(&self, problem: &PlanningProblem, layout: &SiteLayout) -> Forecast {
+    fn forecast(&self, problem: &PlanningProblem, score_cache: &ScoreCache, layout: &SiteLayout) -> Forecast {
         let references_of = |task: TaskId| self.evidence.speeds.observed_speed(task)?.references_per_instr;
-        forecast(problem, layout, references_of, self.seed)
+        forecast(problem, layout, score_cache, references_of, self.seed)
     }
 
     fn choose_proposal(
@@ -133,7 +133,7 @@ impl PlanFinder<'_, '_> {
             self.forecast_record.forecast_error(),
         );
         let probability = gain.probability_of_gain(self.parameters.min_gain);
-        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best_candidate.layout, reasons);
+        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best_candidate.layout, score_cache, reasons);
         let new_plan = self.build_plan(problem, &best_candidate.layout);
         let meets_missed_goal =
             unmet_goals::is_improvement(current_score.unmet_goals, best_candidate.score.unmet_goals);
@@ -150,6 +150,7 @@ impl PlanFinder<'_, '_> {
         );
         let report = SearchReport {
             problem,
+            score_cache,
             candidates: &candidates,
             best_candidate: &best_candidate,
             current_layout: &current_layout,
@@ -164,11 +165,12 @@ impl PlanFinder<'_, '_> {
             return None;
         }
         let goal_processes = if meets_missed_goal {
-            unmet_goals::improved_processes(problem, &current_layout, &best_candidate.layout)
+            unmet_goals::improved_processes(problem, &current_layout, &best_candidate.layout, score_cache)
         } else {
             Vec::new()
         };
-        let proposal = self.build_proposal(problem, &current_layout, &best_candidate.layout, gain.forecast);
+        let proposal =
+            self.build_proposal((problem, score_cache), &current_layout, &best_candidate.layout, gain.forecast);
         let method = if verdict == CandidateVerdict::Confirm || self.is_repartition(&proposal, &goal_processes) {
             VerificationMethod::Confirmation
         } else {
@@ -189,7 +191,7 @@ impl PlanFinder<'_, '_> {
     /// Builds the proposal of a confirmation of this layout.
     fn build_proposal(
         &self,
-        problem: &PlanningProblem,
+        (problem, score_cache): (&PlanningProblem, &ScoreCache),
         current_layout: &SiteLayout,
         layout: &SiteLayout,
         gain: f64,
@@ -204,10 +206,10 @@ impl PlanFinder<'_, '_> {
             method: VerificationMethod::Confirmation,
             new_plan: self.build_plan(problem, layout),
             pinned_plan: self.build_plan(problem, &pinned_layout),
-            speeds: weighted_speeds(problem, current_layout, self.parameters.objective),
+            speeds: weighted_speeds(problem, score_cache, current_layout, self.parameters.objective),
             goal_processes: Vec::new(),
             gain,
-            forecast: self.forecast(problem, layout),
+            forecast: self.forecast(problem, score_cache, layout),
             change: LayoutChange {
                 tasks: all_tasks(self.view, problem),
                 layout_before: current_layout.clone(),
@@ -240,7 +242,8 @@ impl PlanFinder<'_, '_> {
             keep_probability * gain_in(optimistic, &optimistic_cache)
                 + (1.0 - keep_probability) * gain_in(problem, score_cache)
         })?;
-        (gain >= self.parameters.min_gain).then(|| self.build_proposal(problem, &current_layout, &layout, gain))
+        (gain >= self.parameters.min_gain)
+            .then(|| self.build_proposal((problem, score_cache), &current_layout, &layout, gain))
     }
 
     /// Returns the step of one unit between two partitions that is worth measuring most, with the forecast of the plan
@@ -271,8 +274,8 @@ impl PlanFinder<'_, '_> {
         let gain = self.estimate_gain(problem, score_cache, &judge, &current_layout, &layout, GainError::default());
         self.is_worth_measuring(&gain).then(|| {
             (
-                self.build_proposal(problem, &current_layout, &layout, gain.forecast),
-                self.forecast(problem, &current_layout),
+                self.build_proposal((problem, score_cache), &current_layout, &layout, gain.forecast),
+                self.forecast(problem, score_cache, &current_layout),
             )
         })
     }
@@ -421,10 +424,15 @@ impl PlanFinder<'_, '_> {
 
 /// Returns the processes in the objective, with their speeds relative to solo under a layout, weighted as by the
 /// objective.
-fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
+fn weighted_speeds(
+    problem: &PlanningProblem,
+    score_cache: &ScoreCache,
+    layout: &SiteLayout,
+    objective: PlanObjective,
+) -> Vec<(ProcessId, f64)> {
     // The priority of each process, and the sum of its threads' speeds.
     let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
-    for (problem_task, speed) in problem.tasks.iter().zip(forecast_speeds(problem, layout)) {
+    for (problem_task, speed) in problem.tasks.iter().zip(forecast_speeds(problem, layout, score_cache)) {
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else { continue };
         let priority = if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
         process_speeds.entry(problem_task.process).or_insert((priority, 0.0)).1 += speed.relative_speed;
@@ -482,7 +490,7 @@ impl<'a> LayoutComparison<'a> {
 
     /// Returns the gain with curves and costs drawn from their error distributions.
     fn drawn_gain(&self, seed: u64) -> f64 {
-        let draw = self.problem.draw(seed);
+        let draw = self.score_cache.draw(self.problem, seed);
         match self.problem.bus {
             Some(_) => self.rescored_gain(&self.problem.with_errors(&draw)),
             None => self.gain_by_site(&draw),

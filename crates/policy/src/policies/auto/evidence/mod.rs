@@ -17,7 +17,7 @@ use self::arrivals::TaskArrivals;
 use self::curves::CurveChecks;
 use self::measured_sizes::{CoRunners, MeasuredSizes, phase_key};
 use self::probe_planner::ProbePlanner;
-use self::speeds::SpeedTracker;
+use self::speeds::{CurrentPhase, SpeedTracker};
 use super::model::layout::SiteLayout;
 use super::model::problem::{CacheSite, CpuSites, PlanningProblem, ProblemTask, cache_sites};
 
@@ -89,12 +89,9 @@ impl TaskEvidence {
                 );
             }
         }
-        for (site, cache_site) in problem.sites.iter().enumerate() {
-            let is_shared = layout.partitions[site].is_empty() && layout.rotations[site].is_none();
-            if !is_shared || cache_site.partition_units.is_none() {
-                continue;
-            }
-            let tasks = co_runners(view, problem, layout, site);
+        let can_divide = |site: usize| problem.sites[site].partition_units.is_some();
+        let is_shared = |site: usize| layout.partitions[site].is_empty() && layout.rotations[site].is_none();
+        for (_, tasks) in co_runners(view, problem, layout, |site| can_divide(site) && is_shared(site)) {
             for (task, _) in &tasks {
                 if let Some(count) = count_of(&self.speeds, *task) {
                     self.measured_sizes.record_shared(&tasks, *task, count);
@@ -156,17 +153,27 @@ impl TaskEvidence {
 
 /// Returns all tasks, with their phases.
 pub fn all_tasks(view: &View<'_>, problem: &PlanningProblem) -> CoRunners {
-    with_phases(view, problem.tasks.iter())
+    problem.tasks.iter().map(|task| with_phase(view, task)).collect()
 }
 
-/// Returns the tasks on a site, with their phases.
-pub fn co_runners(view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout, site: usize) -> CoRunners {
-    let tasks = problem.tasks.iter().zip(&layout.site_by_task).filter(|(_, task_site)| **task_site == Some(site));
-    with_phases(view, tasks.map(|(task, _)| task))
+/// Returns the tasks on each of the included sites, with their phases.
+pub fn co_runners(
+    view: &View<'_>,
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    is_included: impl Fn(usize) -> bool,
+) -> BTreeMap<usize, CoRunners> {
+    let mut tasks_by_site: BTreeMap<usize, CoRunners> = BTreeMap::new();
+    for (task, task_site) in problem.tasks.iter().zip(&layout.site_by_task) {
+        if let Some(site) = task_site.filter(|&site| is_included(site)) {
+            tasks_by_site.entry(site).or_default().push(with_phase(view, task));
+        }
+    }
+    tasks_by_site
 }
 
-fn with_phases<'t>(view: &View<'_>, tasks: impl Iterator<Item = &'t ProblemTask>) -> CoRunners {
-    tasks.map(|task| (task.task, phase_key(phases::current_phase(view, task.task)))).collect()
+fn with_phase(view: &View<'_>, task: &ProblemTask) -> (TaskId, CurrentPhase) {
+    (task.task, phase_key(phases::current_phase(view, task.task)))
 }
 
 #[cfg(test)]

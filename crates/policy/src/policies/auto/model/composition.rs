@@ -52,6 +52,7 @@ impl TaskPerformance {
     }
 }
 
+/// Largest number of rounds until occupancies and speeds agree; most converge earlier.
 const CO_RUN_ROUNDS: usize = 6;
 /// Number of rounds for gangs; it is smaller because each round computes many moments of a turn.
 const GANG_ROUNDS: usize = 3;

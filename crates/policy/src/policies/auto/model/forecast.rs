@@ -6,7 +6,8 @@ use cachemate_core::{Estimate, Forecast, ForecastModel, TaskForecast, TaskId};
 
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
-use super::score::{ForecastSpeed, forecast_speeds};
+use super::score::{ForecastSpeed, forecast_drawn_speeds, forecast_speeds};
+use super::score_cache::ScoreCache;
 
 /// Number of draws within the errors of curves and costs that an interval spans.
 const DRAW_COUNT: u64 = 4;
@@ -15,12 +16,14 @@ const DRAW_COUNT: u64 = 4;
 pub fn forecast(
     problem: &PlanningProblem,
     layout: &SiteLayout,
+    score_cache: &ScoreCache,
     references_per_instr: impl Fn(TaskId) -> Option<f64>,
     seed: u64,
 ) -> Forecast {
-    let central_speeds = forecast_speeds(problem, layout);
-    let drawn_speeds: Vec<_> =
-        (0..DRAW_COUNT).map(|draw| forecast_speeds(&problem.with_errors(&problem.draw(seed ^ draw)), layout)).collect();
+    let central_speeds = forecast_speeds(problem, layout, score_cache);
+    let forecast_draw =
+        |draw: u64| forecast_drawn_speeds(problem, layout, &score_cache.draw(problem, seed ^ draw), score_cache);
+    let drawn_speeds: Vec<_> = (0..DRAW_COUNT).map(forecast_draw).collect();
     let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
     // Misses and references of each site; `None` if those of a task are unknown.
     let mut counts_by_site: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
@@ -84,7 +87,7 @@ mod tests {
 
     fn forecast_with_references(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
         let layout = SiteLayout::without_partitions(problem, vec![Some(0); problem.tasks.len()], true);
-        forecast(problem, &layout, |_| references, 1)
+        forecast(problem, &layout, &ScoreCache::default(), |_| references, 1)
     }
 
     /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?

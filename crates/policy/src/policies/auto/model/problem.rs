@@ -8,7 +8,7 @@ use super::bus::MemoryPathModel;
 use super::layout::SiteLayout;
 use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
 use super::score::forecast_speeds;
-use super::score_cache::ErrorDraw;
+use super::score_cache::{ErrorDraw, ScoreCache};
 use crate::gang_quantum::cycles_per_ns;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::speeds::SpeedTracker;
@@ -239,7 +239,8 @@ impl PlanningProblem {
             return None;
         }
         let mut lowest = self.clone();
-        for (task, speed) in lowest.tasks.iter_mut().zip(forecast_speeds(self, current_layout)) {
+        for (task, speed) in lowest.tasks.iter_mut().zip(forecast_speeds(self, current_layout, &ScoreCache::default()))
+        {
             if let Some((program, speed)) = task.program.as_mut().zip(speed) {
                 *program = program.with_lowest_curve(speed.occupancy_bytes);
             }
@@ -324,7 +325,7 @@ impl PlanningProblem {
     /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
     /// not steady within their turns.
     pub fn calibrate(&mut self, current_layout: &SiteLayout, measured_misses_of: impl Fn(TaskId) -> Option<f64>) {
-        let forecasts = forecast_speeds(self, current_layout);
+        let forecasts = forecast_speeds(self, current_layout, &ScoreCache::default());
         for (index, forecast) in forecasts.into_iter().enumerate() {
             let Some((bytes, forecast_speed)) = self.partition_bytes(current_layout, index).zip(forecast) else {
                 continue;
@@ -349,7 +350,7 @@ impl PlanningProblem {
         current_layout: &SiteLayout,
         measured_cycles_of: impl Fn(TaskId) -> Option<f64>,
     ) {
-        let forecasts = forecast_speeds(self, current_layout);
+        let forecasts = forecast_speeds(self, current_layout, &ScoreCache::default());
         for (index, forecast) in forecasts.into_iter().enumerate() {
             let Some((_, forecast_speed)) = self.partition_bytes(current_layout, index).zip(forecast) else {
                 continue;
@@ -374,7 +375,7 @@ impl PlanningProblem {
         if !self.known_tasks().any(has_promised_rate) {
             return;
         }
-        let forecast = forecast_speeds(self, current_layout);
+        let forecast = forecast_speeds(self, current_layout, &ScoreCache::default());
         for (problem_task, speed) in self.tasks.iter_mut().zip(forecast) {
             let Some((program, speed)) = problem_task.program.as_mut().zip(speed) else { continue };
             let is_calibrated = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;

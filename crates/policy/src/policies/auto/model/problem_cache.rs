@@ -234,18 +234,14 @@ impl InputBuilder<'_, '_> {
             let points = sizes.points(problem_task.task, current_phase(self.view, problem_task.task));
             problem_task.program.iter_mut().for_each(|program| program.pass_through(&points));
         }
-        let mut shared_layout = SiteLayout::without_partitions(problem, layout.site_by_task.clone(), false);
-        let is_shared_now = |site: usize| layout.partitions[site].is_empty();
-        shared_layout
-            .site_by_task
-            .iter_mut()
-            .for_each(|task_site| *task_site = task_site.filter(|&site| !is_shared_now(site)));
-        let mut counts = BTreeMap::new();
-        for site in (0..problem.sites.len()).filter(|&site| !is_shared_now(site)) {
-            counts.extend(sizes.shared_misses(&co_runners(self.view, problem, &shared_layout, site)));
-        }
+        let is_divided_now = |site: usize| !layout.partitions[site].is_empty();
+        let divided_sites = co_runners(self.view, problem, layout, is_divided_now);
+        let mut counts: BTreeMap<TaskId, f64> =
+            divided_sites.values().flat_map(|tasks| sizes.shared_misses(tasks)).collect();
         counts.retain(|task, _| is_changed(*task));
         if !counts.is_empty() {
+            let divided_tasks = layout.site_by_task.iter().map(|site| site.filter(|&site| is_divided_now(site)));
+            let shared_layout = SiteLayout::without_partitions(problem, divided_tasks.collect(), false);
             problem.calibrate(&shared_layout, |task| counts.get(&task).copied());
         }
     }

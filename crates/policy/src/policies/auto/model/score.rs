@@ -311,9 +311,10 @@ impl SiteState<'_> {
         parts
     }
 
-    /// Returns the sums over the members.
-    pub fn score(&self) -> LayoutScore {
-        self.score_speeds(&self.speeds())
+    /// Returns the speeds of the members, and the sums over them.
+    fn forecast(&self) -> SiteForecast {
+        let speeds = self.speeds();
+        SiteForecast { score: self.score_speeds(&speeds), speeds }
     }
 
     fn score_speeds(&self, speeds: &[ForecastSpeed]) -> LayoutScore {
@@ -338,6 +339,14 @@ impl SiteState<'_> {
             if self.partitions.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
         score
     }
+}
+
+/// Forecast of the members of one site.
+#[derive(Clone, Debug)]
+pub struct SiteForecast {
+    pub score: LayoutScore,
+    /// Speeds, in the order of the members.
+    pub speeds: Vec<ForecastSpeed>,
 }
 
 /// A layout that is scored many times, with different programs each time.
@@ -384,12 +393,16 @@ impl<'a> LayoutScorer<'a> {
     }
 
     fn score(&self, site: usize, draw: &ErrorDraw, score_cache: &ScoreCache) -> LayoutScore {
-        let (problem, members, split_shares) = (self.problem, &self.members[site], &self.split_shares[site]);
-        if members.is_empty() {
+        if self.members[site].is_empty() {
             return LayoutScore::EMPTY;
         }
+        self.site_scorer(site).score(draw, score_cache)
+    }
+
+    fn site_scorer(&self, site: usize) -> SiteScorer<'_> {
+        let (problem, members, split_shares) = (self.problem, &self.members[site], &self.split_shares[site]);
         let (partitions, rotation) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
-        SiteScorer { problem, site, members, split_shares, partitions, rotation }.score(draw, score_cache)
+        SiteScorer { problem, site, members, split_shares, partitions, rotation }
     }
 }
 
@@ -447,12 +460,12 @@ pub struct SiteScorer<'a> {
 }
 
 impl SiteScorer<'_> {
-    /// Returns the cached score, or computes it.
+    /// Returns the stored score, or computes it.
     pub fn score(&self, draw: &ErrorDraw, score_cache: &ScoreCache) -> LayoutScore {
-        score_cache.score(self, draw, || self.compute(draw))
+        score_cache.read(self, draw, || self.compute(draw), |forecast| forecast.score)
     }
 
-    fn compute(&self, draw: &ErrorDraw) -> LayoutScore {
+    fn compute(&self, draw: &ErrorDraw) -> SiteForecast {
         let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
         programs.extend(self.members.iter().filter_map(|&index| self.problem.tasks[index].program.as_ref()));
         let mut drawn_programs: Vec<ProgramModel> =
@@ -476,7 +489,7 @@ impl SiteScorer<'_> {
             partitions: self.partitions,
             rotation: self.rotation,
         };
-        site_state.score()
+        site_state.forecast()
     }
 }
 
@@ -487,12 +500,41 @@ fn far_memory_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
 }
 
 /// Returns the speeds of all known tasks.
-pub fn forecast_speeds(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
+pub fn forecast_speeds(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    score_cache: &ScoreCache,
+) -> Vec<Option<ForecastSpeed>> {
+    forecast_drawn_speeds(problem, layout, &ErrorDraw::default(), score_cache)
+}
+
+/// Returns the speeds of all known tasks with drawn programs.
+pub fn forecast_drawn_speeds(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    draw: &ErrorDraw,
+    score_cache: &ScoreCache,
+) -> Vec<Option<ForecastSpeed>> {
     let mut task_speeds = vec![None; problem.tasks.len()];
-    for (_, members, speeds) in site_results(problem, layout) {
-        for (index, speed) in members.into_iter().zip(speeds) {
-            task_speeds[index] = Some(speed);
+    let mut write_speeds = |members: &[usize], speeds: &[ForecastSpeed]| {
+        members.iter().zip(speeds).for_each(|(&index, speed)| task_speeds[index] = Some(*speed));
+    };
+    if problem.bus.is_some() {
+        let drawn_problem = (!draw.0.is_empty()).then(|| problem.with_errors(draw));
+        for (_, members, speeds) in site_results(drawn_problem.as_ref().unwrap_or(problem), layout) {
+            write_speeds(&members, &speeds);
         }
+        return task_speeds;
+    }
+    let scorer = LayoutScorer::new(problem, layout);
+    for (site, members) in scorer.members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
+        let site_scorer = scorer.site_scorer(site);
+        score_cache.read(
+            &site_scorer,
+            draw,
+            || site_scorer.compute(draw),
+            |forecast| write_speeds(members, &forecast.speeds),
+        );
     }
     task_speeds
 }

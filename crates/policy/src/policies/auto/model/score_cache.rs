@@ -1,16 +1,17 @@
-//! Scores of single caches, stored under all their inputs.
+//! Forecasts and scores of single caches, stored under all their inputs.
 //!
 //! Problem: a search visits the same caches many times, and most caches stay the same from one decision to the next.
-//! Method: each program has a number that changes as soon as anything about the program changes. The score of a cache
+//! Method: each program has a number that changes as soon as anything about the program changes. The forecast of a cache
 //! is stored under the numbers of its tasks, their factors in a draw, the shares of partners on other caches,
-//! partitions and rotations. Properties: decisions are the same to the bit with and without stored scores; a score is
+//! partitions and rotations. Properties: decisions are the same to the bit with and without stored forecasts; one is
 //! dropped if two successive searches did not use it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::problem::{CacheSite, PlanningProblem};
-use super::score::{LayoutScore, SiteScorer};
+use super::score::{SiteForecast, SiteScorer};
 
 /// Factors of each task's misses and of their cost; empty if there are none.
 #[derive(Clone, Debug, Default)]
@@ -23,18 +24,20 @@ impl ErrorDraw {
     }
 }
 
-type ScoreByKey = BTreeMap<Vec<u64>, LayoutScore>;
+type ForecastByKey = BTreeMap<Vec<u64>, SiteForecast>;
 
-/// Stored scores; see the module's documentation. Each problem has its own; the default stores nothing.
+/// Stored forecasts; see the module's documentation. Each problem has its own; the default stores nothing.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
     /// Numbers of the programs, by position; `None` if nothing is stored.
     program_numbers: Option<Vec<u64>>,
     last_number: u64,
     sites: Vec<CacheSite>,
-    /// Scores used by the previous search, and by this one.
-    previous_scores: ScoreByKey,
-    current_scores: RefCell<ScoreByKey>,
+    /// Forecasts used by the previous search and not by this one, and those used by this one.
+    previous_forecasts: RefCell<ForecastByKey>,
+    current_forecasts: RefCell<ForecastByKey>,
+    /// Draws of the problem, by seed.
+    draws: RefCell<BTreeMap<u64, Arc<ErrorDraw>>>,
 }
 
 impl ScoreCache {
@@ -44,7 +47,7 @@ impl ScoreCache {
         ScoreCache::default().carry_over(problem, |_| None)
     }
 
-    /// Carries the scores over to the next problem. `unchanged_position` returns the earlier position of a task whose
+    /// Carries the forecasts over to the next problem. `unchanged_position` returns the earlier position of a task whose
     /// program has not changed.
     #[must_use]
     pub fn carry_over(self, problem: &PlanningProblem, unchanged_position: impl Fn(usize) -> Option<usize>) -> Self {
@@ -58,35 +61,44 @@ impl ScoreCache {
             })
         };
         let numbers = (0..problem.tasks.len()).map(assign_number).collect();
-        let previous_scores =
-            if self.sites == problem.sites { self.current_scores.into_inner() } else { ScoreByKey::new() };
+        let previous_forecasts = if self.sites == problem.sites { self.current_forecasts } else { RefCell::default() };
         ScoreCache {
             program_numbers: Some(numbers),
             last_number,
             sites: problem.sites.clone(),
-            previous_scores,
-            current_scores: RefCell::default(),
+            previous_forecasts,
+            current_forecasts: RefCell::default(),
+            draws: RefCell::default(),
         }
     }
 
-    /// Returns the stored score of a site, or computes it.
-    pub fn score(
+    /// Returns the stored draw of the problem with this seed, or makes it.
+    pub fn draw(&self, problem: &PlanningProblem, seed: u64) -> Arc<ErrorDraw> {
+        if self.program_numbers.is_none() {
+            return Arc::new(problem.draw(seed));
+        }
+        Arc::clone(self.draws.borrow_mut().entry(seed).or_insert_with(|| Arc::new(problem.draw(seed))))
+    }
+
+    /// Reads the stored forecast of a site, or computes and stores it first.
+    pub fn read<R>(
         &self,
         scorer: &SiteScorer<'_>,
         draw: &ErrorDraw,
-        compute: impl FnOnce() -> LayoutScore,
-    ) -> LayoutScore {
-        let Some(key) = self.score_key(scorer, draw) else { return compute() };
-        if let Some(score) = self.current_scores.borrow().get(&key) {
-            return *score;
+        compute: impl FnOnce() -> SiteForecast,
+        read: impl FnOnce(&SiteForecast) -> R,
+    ) -> R {
+        let Some(key) = self.forecast_key(scorer, draw) else { return read(&compute()) };
+        if let Some(forecast) = self.current_forecasts.borrow().get(&key) {
+            return read(forecast);
         }
-        let score = self.previous_scores.get(&key).copied().unwrap_or_else(compute);
-        self.current_scores.borrow_mut().insert(key, score);
-        score
+        let previous_forecast = self.previous_forecasts.borrow_mut().remove(&key);
+        let forecast = previous_forecast.unwrap_or_else(compute);
+        read(self.current_forecasts.borrow_mut().entry(key).or_insert(forecast))
     }
 
-    /// Returns the key of a score: all of its inputs, each list preceded by its length; `None` if nothing is stored.
-    fn score_key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
+    /// Returns the key of a forecast: all of its inputs, each list preceded by its length; `None` if nothing is stored.
+    fn forecast_key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
         let numbers = self.program_numbers.as_ref()?;
         let mut key = Vec::with_capacity(4 + 4 * scorer.members.len());
         key.extend([scorer.site as u64, scorer.members.len() as u64]);
@@ -119,7 +131,7 @@ pub mod tests {
     use super::super::problem::ProblemTask;
     use super::super::program_model::ProgramModel;
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
-    use super::super::score::score_drawn;
+    use super::super::score::{LayoutScore, score_drawn};
     use super::*;
     use crate::policies::auto::candidates::{AllowedMechanisms, PlanSearch};
     use cachemate_core::{CacheId, PartitionSupport, ProcessId, TaskId};
@@ -220,10 +232,11 @@ pub mod tests {
         let score_of = |problem: &PlanningProblem, score_cache: &ScoreCache| {
             let scorer =
                 SiteScorer { problem, site: 0, members: &[0], split_shares: &[1.0], partitions: &[], rotation: None };
-            score_cache.score(&scorer, &ErrorDraw::default(), || {
+            let compute = || {
                 call_count.set(call_count.get() + 1);
-                LayoutScore::EMPTY
-            });
+                SiteForecast { score: LayoutScore::EMPTY, speeds: Vec::new() }
+            };
+            score_cache.read(&scorer, &ErrorDraw::default(), compute, |_| ());
         };
         let score_cache = ScoreCache::new(&first);
         (0..3).for_each(|_| score_of(&first, &score_cache));
@@ -234,6 +247,9 @@ pub mod tests {
         score_of(&other_problem, &score_cache);
         assert_eq!(call_count.get(), 2, "another program");
         let score_cache = score_cache.carry_over(&other_problem, Some);
-        assert_eq!((score_cache.previous_scores.len(), score_cache.current_scores.borrow().len()), (1, 0));
+        assert_eq!(
+            (score_cache.previous_forecasts.borrow().len(), score_cache.current_forecasts.borrow().len()),
+            (1, 0)
+        );
     }
 }

@@ -11,6 +11,7 @@ use cachemate_core::{ProcessId, Reason, ReasonKind, TaskId};
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
 use super::score::{ForecastSpeed, forecast_speeds};
+use super::score_cache::ScoreCache;
 use crate::reasons::named_number;
 use crate::work_metric::WorkMetric;
 
@@ -37,8 +38,13 @@ pub fn is_improvement(current_shortfall: f64, new_shortfall: f64) -> bool {
 }
 
 /// Returns the processes that miss a goal by less under the new layout than under the old one.
-pub fn improved_processes(problem: &PlanningProblem, old: &SiteLayout, new: &SiteLayout) -> Vec<ProcessId> {
-    let (old_speeds, new_speeds) = (forecast_speeds(problem, old), forecast_speeds(problem, new));
+pub fn improved_processes(
+    problem: &PlanningProblem,
+    old: &SiteLayout,
+    new: &SiteLayout,
+    score_cache: &ScoreCache,
+) -> Vec<ProcessId> {
+    let [old_speeds, new_speeds] = [old, new].map(|layout| forecast_speeds(problem, layout, score_cache));
     let is_improved = |&index: &usize| {
         let program = problem.tasks[index].program.as_ref();
         let shortfall_at = |speed: Option<ForecastSpeed>| Some(speed?.goal_shortfall(program?));
@@ -64,14 +70,20 @@ enum GoalTarget {
 }
 
 /// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
-pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &SiteLayout, reasons: &mut Vec<Reason>) {
+pub fn explain_unmet(
+    problem: &PlanningProblem,
+    default: &SiteLayout,
+    best: &SiteLayout,
+    score_cache: &ScoreCache,
+    reasons: &mut Vec<Reason>,
+) {
     let has_goal =
         |&index: &usize| problem.tasks[index].program.as_ref().is_some_and(|program| program.goal.is_promised());
     if !problem.known_tasks().any(|index| has_goal(&index)) {
         return;
     }
-    let best_speeds = forecast_speeds(problem, best);
-    let payers = slowed_tasks(problem, &forecast_speeds(problem, default), &best_speeds);
+    let [default_speeds, best_speeds] = [default, best].map(|layout| forecast_speeds(problem, layout, score_cache));
+    let payers = slowed_tasks(problem, &default_speeds, &best_speeds);
     for (goal_index, unmet_goal) in find_unmet_goals(problem, &best_speeds).iter().enumerate() {
         let removal = if goal_index < MAX_REMOVAL_SEARCHES && unmet_goal.can_be_met_alone {
             Some(programs_to_remove(problem, best, unmet_goal))
@@ -137,7 +149,10 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal
     let process = problem.tasks[unmet_goal.task_index].process;
     let shortfall_without = |reduced_problem: &PlanningProblem| {
         let program = reduced_problem.tasks[unmet_goal.task_index].program.as_ref()?;
-        Some(forecast_speeds(reduced_problem, layout)[unmet_goal.task_index]?.goal_shortfall(program))
+        Some(
+            forecast_speeds(reduced_problem, layout, &ScoreCache::default())[unmet_goal.task_index]?
+                .goal_shortfall(program),
+        )
     };
     while removed_tasks.len() < MAX_REMOVED {
         let shares_site = |index: &usize| {
@@ -369,7 +384,7 @@ mod tests {
         let without_goals = tasks(None);
         let alone = 1e3 / without_goals.tasks[0].program.as_ref().unwrap().solo_cycles(CACHE);
         let over_alone = |problem: &PlanningProblem, layout: &SiteLayout| {
-            forecast_speeds(problem, layout)[0].unwrap().relative_speed
+            forecast_speeds(problem, layout, &ScoreCache::default())[0].unwrap().relative_speed
         };
         let (plans, best) = search_candidates(&without_goals);
         assert!(over_alone(&without_goals, &plans[best].layout) < 0.9, "without a goal, it stays beside the stream");
@@ -377,7 +392,7 @@ mod tests {
         let (plans, best) = search_candidates(&with_goals);
         assert!(over_alone(&with_goals, &plans[best].layout) >= 0.97);
         let mut reasons = Vec::new();
-        explain_unmet(&with_goals, &plans[0].layout, &plans[best].layout, &mut reasons);
+        explain_unmet(&with_goals, &plans[0].layout, &plans[best].layout, &ScoreCache::default(), &mut reasons);
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(
             reasons[0].text.starts_with("goals are met at the cost of {0}") && reasons[0].tasks == [TaskId(2)],
@@ -395,7 +410,7 @@ mod tests {
         let (free_plans, free_best) = search_candidates(&without_goal);
         assert_eq!(plans[best].layout, free_plans[free_best].layout);
         let mut reasons = Vec::new();
-        explain_unmet(&with_goal, &plans[0].layout, &plans[best].layout, &mut reasons);
+        explain_unmet(&with_goal, &plans[0].layout, &plans[best].layout, &ScoreCache::default(), &mut reasons);
         let text = &reasons[0].text;
         assert!(text.contains("min_rate") && text.contains("work reported"), "{text}");
         assert!(text.contains("even alone") && text.contains("only a lower goal"), "{text}");
@@ -425,8 +440,8 @@ mod tests {
             prop_assert!(plans.iter().all(|plan| plan.score.unmet_goals >= broken - 0.02), "others meet more");
             prop_assert!((score(&problem, &plans[best].layout, &ScoreCache::default()).unmet_goals - broken).abs() < 1e-9);
             let mut reasons = Vec::new();
-            explain_unmet(&problem, &plans[0].layout, &plans[best].layout, &mut reasons);
-            let plan_speeds = forecast_speeds(&problem, &plans[best].layout);
+            explain_unmet(&problem, &plans[0].layout, &plans[best].layout, &ScoreCache::default(), &mut reasons);
+            let plan_speeds = forecast_speeds(&problem, &plans[best].layout, &ScoreCache::default());
             for (at, problem_task) in problem.tasks.iter().enumerate() {
                 let (program, speed) = (problem_task.program.as_ref().unwrap(), plan_speeds[at].unwrap());
                 let rate = program.goal.min_rate.zip(speed.current_and_solo_rates(program));
@@ -446,7 +461,7 @@ mod tests {
                 let mut fewer = problem.clone();
                 left_out.iter().for_each(|&index| fewer.tasks[index].program = None);
                 let program = problem.tasks[unmet_goal.task_index].program.as_ref().unwrap();
-                let now = forecast_speeds(&fewer, &plans[best].layout)[unmet_goal.task_index].unwrap();
+                let now = forecast_speeds(&fewer, &plans[best].layout, &ScoreCache::default())[unmet_goal.task_index].unwrap();
                 prop_assert!(now.goal_shortfall(program) <= GOAL_TOLERANCE);
             }
         }

@@ -2,8 +2,8 @@
 //! source.
 //!
 //! Problem: a constant that no page lists can be tuned unnoticed. Method: every constant outside of tests is read
-//! from the sources, with the comment above it; a constant without a comment shares that of its predecessor.
-//! Properties: the table is derived from the code, so it cannot disagree with the code.
+//! from the sources, with the comment above it, which constants that follow at once share. Properties: the table is derived
+//! from the code, so it cannot disagree with the code; a constant without a comment is an error.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ struct PolicyConstant {
 /// Prints the table.
 ///
 /// # Errors
-/// A source file cannot be read.
+/// A source file cannot be read, or a constant has no comment.
 pub fn print(root: &Path) -> Result<(), String> {
     let tree = source_tree::read(root).map_err(|error| format!("constants: {error}"))?;
     println!("| constant | value | meaning | file |\n|---|---|---|---|");
@@ -33,6 +33,9 @@ pub fn print(root: &Path) -> Result<(), String> {
     };
     for file in tree.files.iter().filter(is_source) {
         for PolicyConstant { name, value, meaning } in read_constants(&file.text) {
+            if meaning.is_empty() {
+                return Err(format!("{}: {name}: found no comment, expected its meaning", file.path));
+            }
             println!("| `{name}` | {value} | {meaning} | {} |", file.path);
         }
     }
@@ -56,7 +59,10 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
         if !comment.is_empty() {
             meaning = std::mem::take(&mut comment).join(" ");
         }
-        constants.extend(numeric_constant(line, &meaning));
+        match numeric_constant(line, &meaning) {
+            Some(constant) => constants.push(constant),
+            None => meaning.clear(),
+        }
     }
     constants
 }
@@ -66,7 +72,7 @@ fn numeric_constant(line: &str, meaning: &str) -> Option<PolicyConstant> {
         line.split_once("const ").filter(|(prefix, _)| prefix.is_empty() || prefix.starts_with("pub"))?;
     let (name, type_and_value) = constant.split_once(": ")?;
     let (type_name, value) = type_and_value.strip_suffix(';')?.split_once(" = ")?;
-    let is_number = ["f64", "u32", "u64", "usize"].contains(&type_name);
+    let is_number = ["f64", "i32", "u32", "u64", "usize"].contains(&type_name);
     is_number.then(|| PolicyConstant {
         name: name.to_string(),
         value: value.replace('|', "\\|"),
@@ -78,7 +84,7 @@ fn numeric_constant(line: &str, meaning: &str) -> Option<PolicyConstant> {
 mod tests {
     use super::*;
 
-    /// Are constants read with the comment above them, shared by those that follow, and tests left out?
+    /// Are constants read with the comment above them, shared only by those that follow at once, and tests left out?
     #[test]
     fn constants_are_read_with_the_comment_above_them() {
         let text = "/// Longest wait\n/// in windows.\npub const WAIT: u64 = 2 * 3;\nconst PAUSE: f64 = 0.5;\n\
@@ -90,7 +96,7 @@ mod tests {
             meaning: meaning.to_string(),
         };
         let wait = "Longest wait in windows.";
-        let expected = [("WAIT", "2 * 3", wait), ("PAUSE", "0.5", wait), ("STEP", "4", "A name.")];
+        let expected = [("WAIT", "2 * 3", wait), ("PAUSE", "0.5", wait), ("STEP", "4", "")];
         assert_eq!(read_constants(text), expected.map(|(name, value, meaning)| policy_constant(name, value, meaning)));
     }
 }

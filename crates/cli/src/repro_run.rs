@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_report::Table;
-use cachemate_report::text::{format_count_of, format_number};
+use cachemate_report::text::{format_count_of, format_fixed, format_number};
 use cachemate_repro::confidence::{MAX_SEEDS, MIN_SEEDS};
 use cachemate_repro::store::{self, ExperimentCost, StoreMode};
 use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError, select_experiments};
@@ -216,13 +216,14 @@ impl CostPlan {
         let unknown_count = self.experiments.iter().filter(|experiment| experiment.left_cpu_hours.is_none()).count();
         let unknown_text = match unknown_count {
             0 => String::new(),
-            count => format!(", and {count} experiments of unknown cost"),
+            count => format!(", and {} of unknown cost", format_count_of(count as u64, "experiment")),
         };
         let seeds_text = format_count_of(self.seeds as u64, "seed");
         format!(
-            "{}\n{} form, {seeds_text}: {remaining_hours:.2} processor hours left{unknown_text}\n",
+            "{}\n{} form, {seeds_text}: {} processor hours left{unknown_text}\n",
             table.text(),
-            self.form
+            self.form,
+            format_fixed(remaining_hours, 2)
         )
     }
 }

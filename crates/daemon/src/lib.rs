@@ -27,7 +27,7 @@ pub mod programs;
 pub mod promise_status;
 pub mod rule_report;
 pub mod service_floors;
-mod service_profiles;
+pub mod service_profiles;
 pub mod service_status;
 mod service_watch;
 pub mod socket;

@@ -1,5 +1,5 @@
 //! Storage of the profiles of services' programs in a file of the state directory, so that the profiles outlive the
-//! daemon.
+//! daemon, and other hosts can use them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use cachemate_core::{ServiceProfiles, StoredServiceProfile};
 use serde::{Deserialize, Serialize};
 
 /// Name of the file in the state directory.
-const FILE_NAME: &str = "service-profiles.json";
+pub const FILE_NAME: &str = "service-profiles.json";
 /// Version of the file.
 const FORMAT: u32 = 1;
 /// Larger files are rejected, so that a malformed file cannot request unbounded memory.
@@ -41,23 +41,11 @@ impl ProfileStore {
     /// again.
     pub(crate) fn read(&self, report: &dyn Fn(&str)) -> ServiceProfiles {
         let mut service_profiles = ServiceProfiles::default();
-        match self.try_read() {
+        match read_stored_profiles(&self.path) {
             Ok(profiles) => service_profiles.restore(profiles),
             Err(error) => report(&format!("{}: {error}; learning profiles from scratch", self.path.display())),
         }
         service_profiles
-    }
-
-    fn try_read(&self) -> Result<Vec<StoredServiceProfile>, String> {
-        if cachemate_files::metadata_if_exists(&self.path).map_err(|error| error.to_string())?.is_none() {
-            return Ok(Vec::new());
-        }
-        let text = cachemate_files::read_text_limited(&self.path, MAX_FILE_BYTES).map_err(|error| error.to_string())?;
-        let file: ProfilesFile = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-        match file.format {
-            FORMAT => Ok(file.profiles),
-            found => Err(format!("found format {found}, expected {FORMAT}")),
-        }
     }
 
     /// Records whether there is something new, and writes it at most once a minute.
@@ -79,6 +67,22 @@ impl ProfileStore {
         if let Err(error) = encode_result.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
             report(&format!("{}: {error}; learned profiles are not stored", self.path.display()));
         }
+    }
+}
+
+/// Returns the profiles that a daemon stored in a file; none if the file does not exist.
+///
+/// # Errors
+/// The file cannot be read, is too large, or is not such a file.
+pub fn read_stored_profiles(path: &Path) -> Result<Vec<StoredServiceProfile>, String> {
+    if cachemate_files::metadata_if_exists(path).map_err(|error| error.to_string())?.is_none() {
+        return Ok(Vec::new());
+    }
+    let text = cachemate_files::read_text_limited(path, MAX_FILE_BYTES).map_err(|error| error.to_string())?;
+    let file: ProfilesFile = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    match file.format {
+        FORMAT => Ok(file.profiles),
+        found => Err(format!("found format {found}, expected {FORMAT}")),
     }
 }
 

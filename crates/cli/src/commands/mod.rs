@@ -27,6 +27,7 @@ mod page_color;
 mod plan;
 mod predict;
 mod profile;
+mod profile_export;
 mod record;
 mod replay;
 mod report;

@@ -9,8 +9,9 @@ use cachemate_report::text::{
 };
 use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
-use clap::Args;
+use clap::{Args, Subcommand};
 
+use super::profile_export::ProfileExport;
 use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
 use crate::exit::InterruptedError;
@@ -24,7 +25,10 @@ use crate::session::Session;
 /// NAME.profile.json or to the file given by -o; --json prints it instead. With -- CMD, standard output and the exit code are
 /// those of the program: the summary, or with --json and without -o the profile, goes to standard error.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct ProfileArgs {
+    #[command(subcommand)]
+    action: Option<ProfileAction>,
     /// A recording, a profile file or the name of a bundled recording
     #[arg(value_name = "FILE", required_unless_present = "command", conflicts_with = "command")]
     file: Option<String>,
@@ -46,8 +50,16 @@ pub struct ProfileArgs {
     command: Vec<String>,
 }
 
+#[derive(Subcommand)]
+enum ProfileAction {
+    Export(ProfileExport),
+}
+
 impl ProfileArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(ProfileAction::Export(export)) = &self.action {
+            return export.run(session);
+        }
         let machine = self.machine.as_deref().map(cachemate_spec::load_machine).transpose()?;
         let target = machine.as_ref().map(ProfileTarget::from_machine).transpose()?;
         let (program, completeness) = match &self.file {

@@ -1,6 +1,6 @@
 //! Makes programs for hours of nominal time, from solo runs on the cycle-level machine or from profile files.
 
-use cachemate_core::{CoreModel, MachineSpec};
+use cachemate_core::{CoreModel, Estimate, MachineSpec};
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint, UnprefetchedRates};
 use cachemate_sim::machine::SimOptions;
 use cachemate_trace::ProfileFile;
@@ -110,20 +110,32 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProg
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
 
+/// Returns misses per instruction by size in bytes, from the curve of a recording, or else from the facts about the
+/// deepest cache that a running program used.
+fn miss_points(file: &ProfileFile) -> Result<Vec<(f64, f64)>> {
+    let recorded_curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
+    let measured_curve = file.profile.locality.misses_per_kilo_instr.values().next_back();
+    let points: Vec<(u64, Estimate)> = match (recorded_curve, measured_curve) {
+        (Some(curve), _) => {
+            let points = curve.points.iter();
+            points.filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?))).collect()
+        }
+        (None, Some(curve)) => curve.value.clone(),
+        (None, None) => return Err(failed(&file.program)("no LRU curve of all threads in its profile")),
+    };
+    let per_instr = |(size_bytes, misses): (u64, Estimate)| (size_bytes as f64, misses.value / 1000.0);
+    let points: Vec<(f64, f64)> = points.into_iter().filter(|(bytes, _)| *bytes > 0).map(per_instr).collect();
+    if points.is_empty() {
+        return Err(failed(&file.program)("no instruction counts in its profile (cachemate record has them)"));
+    }
+    Ok(points)
+}
+
 /// Makes a program as [`from_file`] does, with a given timing.
 pub fn from_file_with(file: &ProfileFile, machine: &MachineSpec, prior: &TimingPrior) -> Result<PhasedProgram> {
     let profile_error = failed(&file.program);
-    let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
-    let curve = curve.ok_or_else(|| profile_error("no LRU curve of all threads in its profile"))?;
     let cache = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let known_points = curve.points.iter().filter_map(|point| {
-        let misses = point.misses_per_kilo_instr?.value / 1000.0;
-        (point.size_bytes > 0).then_some((point.size_bytes as f64, misses))
-    });
-    let known_points: Vec<(f64, f64)> = known_points.collect();
-    if known_points.is_empty() {
-        return Err(profile_error("no instruction counts in its profile (cachemate record has them)"));
-    }
+    let known_points = miss_points(file)?;
     let profile_references = file.profile.rates.llc_refs_per_mega_instr.as_ref().map(|refs| refs.value / 1e6);
     let file_references =
         file.records.zip(file.instructions).map(|(records, instr)| records as f64 / instr.max(1) as f64);

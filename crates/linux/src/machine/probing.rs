@@ -97,12 +97,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.gang_runners.stop_all();
         let kernel = self.kernel();
         let busy_tasks = self.tasks.tasks().into_iter().filter(|task| task.cpu.is_some()).map(|task| task.task);
+        let since_ticks = lock(&kernel).ticks_since_boot().ok();
         let placement = RowPlacement {
             cache,
             cpus: cpus.intersection(&online),
             participants: self.participants_on(&*lock(&kernel), &cpus),
             busy_tasks: busy_tasks.collect(),
             origin: self.start_time,
+            since_ticks,
         };
         let desired_states = placement.desired_states(probe);
         let journal_result = self.actuator.journal_originals(&*lock(&kernel), &desired_states);
@@ -233,4 +235,47 @@ fn read_participant(kernel: &dyn Kernel, task: &ManagedThread) -> Option<Partici
     let scheduling = kernel.scheduling(task.thread.tid).ok()?;
     let cpus = kernel.affinity(task.thread.tid).ok()?;
     Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
+}
+
+#[cfg(test)]
+mod tests {
+    use cachemate_core::test_support::{capabilities_fixture, last_level_caches};
+    use cachemate_core::{CacheLevel, CounterEvent, Machine, Plan, ProbeEvidence, ProbeId, WindowLength};
+
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use crate::faults_tests::sample_options;
+    use crate::machine::LiveOptions;
+    use crate::sense::counters::EventSurvey;
+    use crate::sense::events::EventCode;
+
+    /// Does a probe with rows come to its end in a live machine, and do all threads have their policy then?
+    #[test]
+    fn a_probe_with_rows_ends_and_leaves_the_policies_as_they_were() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LiveOptions { cpusets: Vec::new(), ..sample_options(dir.path()) };
+        let code = Some(EventCode { kind: 0, config: u64::MAX });
+        let events = [CounterEvent::Instructions, CounterEvent::Cycles];
+        let surveys = events.map(|event| EventSurvey { event, name: "none", code, absence_reason: None });
+        let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 20);
+        let host = FakeHost::with_threads(5..7);
+        let mut machine = LiveMachine::new(host, topology, capabilities_fixture(&[]), surveys.into(), options);
+        let policies = |machine: &LiveMachine<FakeHost>| {
+            machine.with_kernel(|host| [5, 6].map(|tid| host.scheduling(tid).unwrap().policy))
+        };
+        let policies_before = policies(&machine);
+        let tasks: Vec<TaskId> = machine.observe().unwrap().unwrap().tasks.iter().map(|task| task.task).collect();
+        let rows = vec![vec![tasks[0]], tasks.clone()];
+        let kind = ProbeKind::CoRunRows { cache: CacheId(0), rows, total_ns: 1_000_000, settle_ns: 0, boost: true };
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
+        plan.probes = vec![ProbeRequest { id: ProbeId(0), kind, budget_ns: 1 }];
+        let mut results = Vec::new();
+        while results.is_empty() {
+            assert!(machine.apply(&plan).unwrap().refused.is_empty());
+            results = machine.observe().unwrap().unwrap().probe_results;
+        }
+        let ProbeEvidence::Rows(intervals) = &results[0].evidence else { panic!("{results:?}") };
+        assert_eq!((intervals.len(), policies(&machine)), (2, policies_before));
+        machine.restore_all().unwrap();
+    }
 }

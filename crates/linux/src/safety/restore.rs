@@ -287,7 +287,10 @@ fn inheritance_failure(ancestor: &JournalObject, error: &io::Error) -> RestoredO
 
 /// Restores later threads of a journaled process or its descendants that inherited a mask, nice value or policy of
 /// ours.
-fn restore_inherited(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
+pub(crate) fn restore_inherited(
+    kernel: &dyn Kernel,
+    entries: &BTreeMap<JournalObject, JournalEntry>,
+) -> Vec<RestoredObject> {
     let mut restored_objects = Vec::new();
     let inherited_objects = collect_inherited(kernel, entries, &mut restored_objects);
     let Some((first_object, _)) = inherited_objects.values().flatten().next() else { return restored_objects };

@@ -3,10 +3,10 @@
 //! Problem: services that always run together cannot be separated by watching them. Method: while a row runs, all
 //! managed threads of the cache that are not in it wait as idle tasks. An idle task still gets a CPU that no other task
 //! wants, so a thread of ours with low weight spins on each CPU of the cache; a task of the row loses at most a tenth of
-//! its CPU to it. In a row with all tasks of the probe no thread waits, not even one that was born since the request; our
-//! threads only keep the CPUs awake, and have the lowest weight. The tasks of the row stay where the kernel puts them.
-//! Properties: every change is journaled first; no thread is stopped; all threads are restored when the last row ends. The
-//! counts are of the row's tasks only.
+//! its CPU to it. In a row with all tasks of the probe no thread waits: not one that was born since the request, nor one
+//! that inherited the idle policy from a waiting thread. Our threads then only keep the CPUs awake, and have the lowest
+//! weight. The tasks of the row stay where the kernel puts them. Properties: every change is journaled first; no thread is
+//! stopped; all threads are restored when the last row ends. The counts are of the row's tasks only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -22,6 +22,8 @@ use super::{Participant, ProbeRunner};
 use crate::act::desired_state::DesiredState;
 use crate::act::thread_rotation::set_turn_policy;
 use crate::kernel::{Kernel, lock};
+use crate::safety::journal::{JournalEntry, JournalObject};
+use crate::safety::restore::restore_inherited;
 use crate::sense::counters::RunningTotal;
 use crate::sense::probes::PinnedThread;
 
@@ -43,24 +45,47 @@ pub(crate) struct RowPlacement {
     pub(crate) busy_tasks: BTreeSet<TaskId>,
     /// Time from which the machine counts.
     pub(crate) origin: Instant,
+    /// Time before the first row, in clock ticks since the boot; `None` if the kernel does not report it.
+    pub(crate) since_ticks: Option<u64>,
 }
 
 impl RowPlacement {
     /// Everything that the rows will change, for the journal.
     pub(crate) fn desired_states(&self, probe: &ProbeRequest) -> Vec<DesiredState> {
-        let ProbeKind::CoRunRows { rows, .. } = &probe.kind else { return Vec::new() };
-        let waits = |participant: &&Participant| rows.iter().any(|row| !row.contains(&participant.task));
         let item = PlanItem::Probe(probe.id);
-        self.participants.iter().filter(waits).map(|participant| participant.waiting_state(&item)).collect()
+        self.pausable_participants(probe).map(|participant| participant.waiting_state(&item)).collect()
     }
 
-    /// Makes the threads of all tasks outside of the row wait, and the others run. Threads that have exited or that
-    /// others have changed are left alone.
-    fn set_row(&self, kernel: &dyn Kernel, runs: impl Fn(TaskId) -> bool) {
+    /// The participants that wait in one of the rows.
+    fn pausable_participants<'a>(&'a self, probe: &'a ProbeRequest) -> impl Iterator<Item = &'a Participant> {
+        let rows = if let ProbeKind::CoRunRows { rows, .. } = &probe.kind { rows.as_slice() } else { &[] };
+        self.participants.iter().filter(|participant| rows.iter().any(|row| !row.contains(&participant.task)))
+    }
+
+    /// Makes the threads of all tasks outside of the row wait, and the others run. `None` makes all run, and also the
+    /// threads that have inherited the policy of one that waited. Threads that have exited or that others have changed are
+    /// left alone.
+    fn set_row(&self, kernel: &dyn Kernel, probe: &ProbeRequest, row: Option<&[TaskId]>) {
         for Participant { task, thread, scheduling, .. } in &self.participants {
-            drop(set_turn_policy(kernel, *thread, scheduling, !runs(*task)));
+            drop(set_turn_policy(kernel, *thread, scheduling, waits(row, *task)));
+        }
+        if let (None, Some(since_ticks)) = (row, self.since_ticks) {
+            let entry_of = |participant: &Participant| {
+                let object = JournalObject::Policy { pid: participant.pid, thread: participant.thread };
+                let original = participant.scheduling.into();
+                let applied_states = vec![participant.scheduling.to_waiting().into()];
+                (object, JournalEntry { original, applied_states, since_ticks, follows_cpuset: false })
+            };
+            // The journal need not name the inheritors, because whoever restores the host finds them by their ancestors. One
+            // that cannot be restored here is restored after the window that lists it.
+            drop(restore_inherited(kernel, &self.pausable_participants(probe).map(entry_of).collect()));
         }
     }
+}
+
+/// Returns whether a task waits in a row; in `None`, none waits.
+fn waits(row: Option<&[TaskId]>, task: TaskId) -> bool {
+    row.is_some_and(|row| !row.contains(&task))
 }
 
 /// Counters of instructions and cycles of each task.
@@ -97,13 +122,13 @@ impl ProbeRunner {
             for (row, is_complete) in rows.iter().zip(complete_rows_of(rows)) {
                 let start = Instant::now();
                 nice.store(if is_complete { AWAKE_NICE } else { SPINNER_NICE }, Ordering::Relaxed);
-                let runs = runs_in_row(row, is_complete);
-                placement.set_row(&*lock(kernel), &runs);
+                let partial_row = (!is_complete).then_some(row.as_slice());
+                placement.set_row(&*lock(kernel), probe, partial_row);
                 std::thread::sleep(Duration::from_nanos(*settle_ns));
                 let (before, counted_since) = (counters.read(), Instant::now());
                 std::thread::sleep(Duration::from_nanos(*total_ns));
                 let (after, elapsed_ns) = (counters.read(), counted_since.elapsed().as_nanos() as u64);
-                for task in placement.busy_tasks.iter().filter(|task| !runs(**task)) {
+                for task in placement.busy_tasks.iter().filter(|task| waits(partial_row, **task)) {
                     *waited_ns.entry(*task).or_default() += start.elapsed().as_nanos() as u64;
                 }
                 let counts_of = |task: &TaskId| {
@@ -124,7 +149,7 @@ impl ProbeRunner {
                 });
             }
             is_over.store(true, Ordering::Relaxed);
-            placement.set_row(&*lock(kernel), |_| true);
+            placement.set_row(&*lock(kernel), probe, None);
             let spinner_ns: u64 = spinners.into_iter().map(|spinner| spinner.join().unwrap_or(0)).sum();
             (intervals, spinner_ns)
         });
@@ -137,11 +162,6 @@ impl ProbeRunner {
 
 fn complete_rows_of(rows: &[Vec<TaskId>]) -> Vec<bool> {
     complete_rows(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
-}
-
-/// Returns the function that decides whether a task runs in a row; all tasks run in a complete one.
-fn runs_in_row(row: &[TaskId], is_complete: bool) -> impl Fn(TaskId) -> bool + '_ {
-    move |task| is_complete || row.contains(&task)
 }
 
 /// Spins on a CPU at the nice value `nice` until `is_over` is set; returns the processor time. Without the right to lower the
@@ -168,15 +188,33 @@ mod tests {
     use super::*;
     use crate::fake_tests::FakeHost;
     use crate::kernel::LinuxHost;
-    use crate::kernel::scheduling::SchedParams;
+    use crate::kernel::scheduling::{IDLE, NORMAL, SchedParams};
     use crate::safety::guardian::restore_left_behind;
     use crate::safety::journal::{IntendedChange, Journal};
     use crate::sense::events::EventCode;
     use cachemate_core::ProbeId;
+    use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
 
     const PAUSED_PID: &str = "CACHEMATE_TEST_PAUSED_PID";
     const JOURNAL_DIR: &str = "CACHEMATE_TEST_JOURNAL";
+
+    fn probe_of(rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeRequest {
+        let kind = ProbeKind::CoRunRows { cache: CacheId(0), rows, total_ns, settle_ns: 0, boost: true };
+        ProbeRequest { id: ProbeId(1), kind, budget_ns: 1 }
+    }
+
+    fn placement_of(participants: Vec<Participant>, cpus: CpuSet, busy_tasks: &[TaskId]) -> RowPlacement {
+        let (origin, busy_tasks) = (Instant::now(), busy_tasks.iter().copied().collect());
+        let since_ticks = LinuxHost::new("/").ticks_since_boot().ok();
+        RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin, since_ticks }
+    }
+
+    /// A thread of the real host, as task 1.
+    fn participant_of(host: &LinuxHost, pid: i32) -> Participant {
+        let (thread, scheduling) = (host.stat(pid).unwrap().key, host.scheduling(pid).unwrap());
+        Participant { task: TaskId(1), pid, thread, scheduling, cpus: host.affinity(pid).unwrap() }
+    }
 
     /// Adds the threads 5, 6 and 7 to the host.
     fn add_participants(host: &FakeHost) -> Vec<Participant> {
@@ -196,17 +234,14 @@ mod tests {
         host.change_thread(7, |thread| thread.start_ticks += 1);
         // Our threads run on a CPU that this test may use.
         let cpus = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().into_iter().collect();
-        let busy_tasks = [TaskId(6)].into();
-        let placement = RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin: Instant::now() };
-        let rows = vec![vec![TaskId(5)]; 2];
-        let kind = ProbeKind::CoRunRows { cache: CacheId(0), rows, total_ns: 1_000_000, settle_ns: 0, boost: true };
-        let probe = ProbeRequest { id: ProbeId(1), kind, budget_ns: 1 };
+        let placement = placement_of(participants, cpus, &[TaskId(6)]);
+        let probe = probe_of(vec![vec![TaskId(5)]; 2], 1_000_000);
         let paused: Vec<i32> =
             placement.desired_states(&probe).iter().filter_map(|state| Some(state.object.owner()?.0)).collect();
         assert_eq!(paused, [6, 7]);
         let policies = |host: &FakeHost| [5, 6, 7].map(|tid| host.scheduling(tid).unwrap().to_string());
         let original = policies(&host);
-        placement.set_row(&host, |task| task == TaskId(5));
+        placement.set_row(&host, &probe, Some(&[TaskId(5)]));
         let waiting = policies(&host);
         assert!(waiting[1] != original[1] && waiting[0] == original[0] && waiting[2] == original[2], "{waiting:?}");
         let kernel = Mutex::new(host);
@@ -228,18 +263,50 @@ mod tests {
         let host = FakeHost::default();
         let participants = add_participants(&host);
         let policies = || [5, 6, 7].map(|tid| host.scheduling(tid).unwrap().policy);
-        let (cpus, busy_tasks) = (CpuSet::default(), BTreeSet::new());
-        let placement = RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin: Instant::now() };
-        let rows = [vec![TaskId(5)], vec![TaskId(5), TaskId(6)]];
-        let waits = |row: usize| {
-            placement.set_row(&host, runs_in_row(&rows[row], complete_rows_of(&rows)[row]));
-            policies()
+        let placement = placement_of(participants, CpuSet::default(), &[]);
+        let probe = probe_of(vec![vec![TaskId(5)], vec![TaskId(5), TaskId(6)]], 1);
+        placement.set_row(&host, &probe, Some(&[TaskId(5)]));
+        assert_eq!(policies(), [0, 5, 5]);
+        placement.set_row(&host, &probe, None);
+        assert_eq!(policies(), [0, 0, 0]);
+        assert_eq!(complete_rows_of(&[vec![TaskId(5)], vec![TaskId(5), TaskId(6)]]), [false, true]);
+        assert_eq!(complete_rows_of(&[vec![TaskId(5)], vec![TaskId(5)]]), [false, false], "all rows are equal");
+    }
+
+    /// Do children that a paused shell has started run in the row with all tasks, whereas a child that made itself an idle
+    /// task before the pause stays one?
+    #[test]
+    fn children_of_a_paused_program_run_in_a_row_with_all_tasks() {
+        let host = LinuxHost::new("/");
+        let script = "while read -r _; do sleep 60 & echo $!; done";
+        let mut command = Command::new("sh");
+        let shell = command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        let (mut requests, mut answers) = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
+        let mut start_child = || {
+            let mut pid = String::new();
+            writeln!(requests).unwrap();
+            answers.read_line(&mut pid).unwrap();
+            pid.trim().parse::<i32>().unwrap()
         };
-        assert_eq!(waits(0), [0, 5, 5]);
-        assert_eq!(waits(1), [0, 0, 0]);
-        let equal_rows = [vec![TaskId(5)], vec![TaskId(5)]];
-        placement.set_row(&host, runs_in_row(&equal_rows[1], complete_rows_of(&equal_rows)[1]));
-        assert_eq!(policies(), [0, 5, 5], "all rows are equal");
+        let idle_child = start_child();
+        host.set_policy(idle_child, IDLE).unwrap();
+        let birth_ticks = host.stat(idle_child).unwrap().key.start_ticks;
+        while host.ticks_since_boot().unwrap() <= birth_ticks {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let placement = placement_of(vec![participant_of(&host, shell.id() as i32)], CpuSet::default(), &[]);
+        let probe = probe_of(vec![vec![TaskId(2)], vec![TaskId(1), TaskId(2)]], 1);
+        placement.set_row(&host, &probe, Some(&[TaskId(2)]));
+        let child = start_child();
+        let policies = || [shell.id() as i32, child, idle_child].map(|pid| host.scheduling(pid).unwrap().policy);
+        let during_pause = policies();
+        placement.set_row(&host, &probe, None);
+        let after_pause = policies();
+        drop(requests);
+        shell.wait().unwrap();
+        Command::new("kill").args([child, idle_child].map(|pid| pid.to_string())).status().unwrap();
+        assert_eq!((during_pause, after_pause), ([IDLE; 3], [NORMAL, NORMAL, IDLE]));
     }
 
     /// If the process that pauses a program is killed during the pause, and no guardian lives: does the program go on,
@@ -285,19 +352,10 @@ mod tests {
     fn part_that_pauses_a_program() {
         let (Ok(pid), Some(dir)) = (std::env::var(PAUSED_PID), std::env::var_os(JOURNAL_DIR)) else { return };
         let (host, pid) = (LinuxHost::new("/"), pid.parse().unwrap());
-        let (thread, scheduling) = (host.stat(pid).unwrap().key, host.scheduling(pid).unwrap());
-        let cpus = host.affinity(pid).unwrap();
-        let participants = vec![Participant { task: TaskId(1), pid, thread, scheduling, cpus: cpus.clone() }];
-        let busy_tasks = [TaskId(1)].into();
-        let placement = RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin: Instant::now() };
-        let kind = ProbeKind::CoRunRows {
-            cache: CacheId(0),
-            rows: vec![Vec::new()],
-            total_ns: 100_000_000_000,
-            settle_ns: 0,
-            boost: true,
-        };
-        let probe = ProbeRequest { id: ProbeId(1), kind, budget_ns: 1 };
+        let participant = participant_of(&host, pid);
+        let (scheduling, cpus) = (participant.scheduling, participant.cpus.clone());
+        let placement = placement_of(vec![participant], cpus, &[TaskId(1)]);
+        let probe = probe_of(vec![Vec::new()], 100_000_000_000);
         let mut journal = Journal::create(dir.as_ref(), &host.boot_id().unwrap(), 0).unwrap();
         let intended_change = |desired_state: DesiredState| IntendedChange {
             object: desired_state.object,

@@ -389,7 +389,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&kernel);
         let new_threads: Vec<&ManagedThread> =
             self.tasks.tasks().into_iter().filter(|task| task.task >= first_new_task).collect();
-        new_threads.iter().for_each(|task| self.counters.insert(task.thread));
+        for task in &new_threads {
+            let cpu_use = task.usage.ran_ns.zip(task.usage.slices);
+            let cpu_use = cpu_use.map(|(ran_ns, switches)| CpuUse { switches, ran_ns });
+            // A clock tick lasts 10 ms.
+            let age = self.observation_ticks[2]
+                .map(|now| Duration::from_millis(10 * now.saturating_sub(task.thread.start_ticks)).max(self.window));
+            self.counters.insert(task.thread, cpu_use.zip(age));
+        }
         let renamed_tasks = self.tasks.renamed_tasks();
         let is_renamed = |task: &&ManagedThread| renamed_tasks.contains(&task.task) && task.task < first_new_task;
         let tasks_to_recognize = new_threads.iter().copied().chain(self.tasks.tasks().into_iter().filter(is_renamed));

@@ -6,8 +6,8 @@
 //! than a hundredth of its time is counted in one span of each window, which is as short as that limit requires. Spans
 //! begin in another part of each window, so that work whose rhythm is that of the windows is not always counted in the
 //! same state. Properties: counts stay raw, with the share of the thread's processor time in which they were counted; a
-//! thread that was not counted in a window has no counts, never zero. A new thread is counted all the time until its
-//! switches are known.
+//! thread that was not counted in a window has no counts, never zero. How long a new thread is counted in its first window
+//! follows from its switches since its start.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write, pipe};
@@ -75,10 +75,24 @@ impl CounterTable {
         CounterTable { event_surveys, switch_cost_ns, threads: BTreeMap::new(), span_phase: 0.0 }
     }
 
-    /// Counts a new thread from now on. If it has exited or descriptors have run out, its counts are absent, never zero.
-    pub(crate) fn insert(&mut self, thread: ThreadKey) {
-        if let Ok(counters) = ThreadCounters::attach(thread.tid, &self.event_surveys) {
-            self.threads.insert(thread, CountingState::Always(counters));
+    /// Counts a new thread from now on: all the time, unless its use of a CPU in the time before is known and shows that it
+    /// switches often.
+    pub(crate) fn insert(&mut self, thread: ThreadKey, earlier_use: Option<(CpuUse, Duration)>) {
+        let share_after =
+            |(cpu_use, time): (CpuUse, Duration)| find_share(cpu_use, self.switch_cost_ns, time.as_nanos() as f64);
+        self.set_share(thread, earlier_use.map_or(1.0, share_after));
+    }
+
+    /// Counts a thread from now on in this share of each window. If it has exited or descriptors have run out, its counts
+    /// are absent, never zero.
+    fn set_share(&mut self, thread: ThreadKey, share: f64) {
+        let state = if share < 1.0 {
+            Ok(CountingState::InSpans { share, span: Span::Ahead })
+        } else {
+            ThreadCounters::attach(thread.tid, &self.event_surveys).map(CountingState::Always)
+        };
+        if let Ok(state) = state {
+            self.threads.insert(thread, state);
         }
     }
 
@@ -129,10 +143,8 @@ impl CounterTable {
         };
         if let Some(cpu_use) = cpu_use {
             let share = find_share(cpu_use, self.switch_cost_ns, window.as_nanos() as f64);
-            match state {
-                CountingState::InSpans { .. } if share == 1.0 => self.insert(thread),
-                CountingState::Always(_) if share == 1.0 => {}
-                _ => *state = CountingState::InSpans { share, span: Span::Ahead },
+            if share < 1.0 || matches!(state, CountingState::InSpans { .. }) {
+                self.set_share(thread, share);
             }
         }
         counts
@@ -258,8 +270,10 @@ mod tests {
             let host = crate::kernel::LinuxHost::new("/");
             let ran_ns = || read_schedstat(&host, std::process::id() as i32, thread.tid).0.unwrap();
             let mut table = CounterTable { switch_cost_ns: 4_000.0, ..CounterTable::new(clock_survey()) };
-            table.insert(thread);
             let many_switches = CpuUse { switches: 1_600, ran_ns: 160_000_000 };
+            table.insert(thread, Some((many_switches, WINDOW)));
+            assert!(table.read(thread, None, WINDOW).is_empty(), "its earlier switches are known");
+            table.insert(thread, None);
             assert_eq!(table.read(thread, Some(many_switches), WINDOW).len(), 1, "a new thread is counted");
             table.begin_window(|_| true);
             assert!(table.read(thread, None, WINDOW).is_empty(), "no span has begun");

@@ -184,41 +184,33 @@ pub struct ChangeVerdict {
     pub measured: Option<MeasuredLogRatio>,
 }
 
-/// Verdicts of the verifier, as policies query them.
+/// Verdicts of the verifier, as policies query them. By default there are none.
 pub trait Verdicts {
     /// Returns the verdict reached since the last decision.
-    fn latest(&self) -> Option<&ChangeVerdict>;
-
-    /// Returns whether plans have failed, so that [`Verdicts::excludes`] may be true.
-    fn has_failed_plans(&self) -> bool;
-
-    /// Returns whether a plan is on cooldown, either itself or as the image of a failed plan on identical caches.
-    /// `replacement` is the plan that would replace it: if that is an image as well, only the failed plan itself is
-    /// excluded.
-    fn excludes(&self, plan: &Plan, replacement: &Plan, view: &View<'_>) -> bool;
-
-    /// Returns whether no plans are tried in this window because earlier ones failed.
-    fn is_paused(&self, window: u64) -> bool;
-}
-
-/// The absence of verdicts, for use without a verifier.
-impl Verdicts for () {
     fn latest(&self) -> Option<&ChangeVerdict> {
         None
     }
 
+    /// Returns whether plans have failed, so that [`Verdicts::excludes`] may be true.
     fn has_failed_plans(&self) -> bool {
         false
     }
 
-    fn excludes(&self, _: &Plan, _: &Plan, _: &View<'_>) -> bool {
+    /// Returns whether a plan is on cooldown, either itself or as the image of a failed plan on identical caches.
+    /// `replacement` is the plan that would replace it: if that is an image as well, only the failed plan itself is
+    /// excluded.
+    fn excludes(&self, _plan: &Plan, _replacement: &Plan, _view: &View<'_>) -> bool {
         false
     }
 
-    fn is_paused(&self, _: u64) -> bool {
+    /// Returns whether no plans are tried in this window because earlier ones failed.
+    fn is_paused(&self, _window: u64) -> bool {
         false
     }
 }
+
+/// The absence of verdicts, for use without a verifier.
+impl Verdicts for () {}
 
 /// A plan with its reasons, and the forecast on which the choice is based.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -554,15 +554,6 @@ mod tests {
         fn latest(&self) -> Option<&ChangeVerdict> {
             Some(&self.0)
         }
-        fn has_failed_plans(&self) -> bool {
-            false
-        }
-        fn excludes(&self, _: &Plan, _: &Plan, _: &View<'_>) -> bool {
-            false
-        }
-        fn is_paused(&self, _: u64) -> bool {
-            false
-        }
     }
 
     /// If a confirmation is interrupted, does a likely gain stay in force, while the plan before replaces an unlikely one?

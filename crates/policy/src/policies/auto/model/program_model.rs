@@ -349,9 +349,10 @@ impl ProgramModel {
     }
 
     /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach. All
-    /// points up to the next counted sizes move by the same share of their errors. If the count is above the curve, points
-    /// of less space rise only to the count, which bounds them from below: a stream, whose log ends early, misses as often
-    /// with any space.
+    /// points up to the next counted sizes move by the same share of their errors, but by no more than the count differs
+    /// from the curve. Each access has one reuse distance: if it misses contrary to the curve with one size, the curve is
+    /// wrong by at most that access with any other. If the count is above the curve, points of less space rise only to the
+    /// count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
     pub fn shift_within_error(&mut self, composed_bytes: f64, misses: f64) {
         let misses_deviation = misses - self.misses_at(composed_bytes);
         let error_on_side = |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
@@ -373,7 +374,11 @@ impl ProgramModel {
         let last_step = (low + 1..=STEPS).find(is_counted).unwrap_or(STEPS);
         let points = curve.misses.iter_mut().zip(&mut curve.errors).enumerate();
         for (step, (rate, error)) in points.take(last_step + 1).skip(first_step) {
-            let shifted_rate = (*rate + error_share * error_on_side(error)).max(0.0);
+            let max_shift = misses_deviation.abs();
+            let shift = error_share * error_on_side(error);
+            // Between the two points beside it, the curve passes through the count.
+            let shift = if step == low || step == low + 1 { shift } else { shift.clamp(-max_shift, max_shift) };
+            let shifted_rate = (*rate + shift).max(0.0);
             let bounds = (*rate - error.0, *rate + error.1);
             *rate = if misses_deviation > 0.0 && step <= low {
                 rate.max(corrected_rate.min(shifted_rate))

@@ -123,6 +123,28 @@ fn a_counted_size_separates_the_errors_on_its_two_sides() {
     }
 }
 
+/// Where the log did not reach, so that the curve's error is large, does a count within the log's reach move the curve by
+/// no more than it differs?
+#[test]
+fn a_count_moves_no_point_by_more_than_its_difference() {
+    let mut program = program_fixture(|bytes| 0.02 * (1.0 - 0.9 * bytes / CACHE));
+    let reach_step = STEPS / 4;
+    let rate_at_reach = program.curve.misses[reach_step];
+    let curve = program.curve_mut();
+    for (step, (rate, error)) in curve.misses.iter().zip(&mut curve.errors).enumerate() {
+        *error = if step > reach_step { (*rate, rate_at_reach - *rate) } else { (0.0005, 0.0005) };
+    }
+    for difference in [-0.0003, 0.0003] {
+        let mut shifted = program.clone();
+        let counted_bytes = reach_step as f64 * program.step_bytes;
+        shifted.shift_within_error(counted_bytes, rate_at_reach + difference);
+        for share in [0.25, 0.5, 0.75, 1.0] {
+            let moved = shifted.misses_at(share * CACHE) - program.misses_at(share * CACHE);
+            assert!((moved - difference).abs() < 1e-9, "{share}: {moved}");
+        }
+    }
+}
+
 /// If more misses are counted than the log has at any size, does the curve pass through the count, and does its error
 /// cover both that the others depend on space like the logged ones and that they do not?
 #[test]

@@ -6,10 +6,11 @@
 //! noise? If so, the objective is evaluated with significant changes only, and the change is kept only if the other
 //! processes gained more than that process lost.
 //!
-//! Programs report their own speeds, so their influence is bounded. A process's ratio counts as a halving or a doubling
-//! at most. One user's processes weigh no more than all others together. A process that is noisier than the others
-//! counts less in the mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that breaks more of
-//! them is worse, and one that restores some is better, whatever the other gains and losses.
+//! Programs report their own speeds, so their influence is bounded. A process's ratio counts as a halving or a
+//! doubling at most. One user's processes weigh no more than all others together. A process that is noisier than the
+//! others counts less in the mean, unless its change exceeds its own noise. Floors come first
+//! ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse, and one that restores some is
+//! better, whatever the other gains and losses.
 
 use cachemate_core::{CounterEvent, Goal, GuardObjective, ProcessId, TaskSample};
 
@@ -55,8 +56,13 @@ impl ProcessChange {
     /// Returns whether the change is larger than noise, with a bound that is corrected for the number of tested
     /// processes.
     pub fn exceeds_noise(&self, tested_processes: usize) -> bool {
+        self.log_ratio.abs() > self.noise_bound(tested_processes)
+    }
+
+    /// Returns the size up to which noise may explain a change.
+    fn noise_bound(&self, tested_processes: usize) -> f64 {
         let bound = student_bound(FALSE_ALARM_RATE / tested_processes.max(1) as f64, self.degrees_of_freedom);
-        self.log_ratio.abs() > bound * self.standard_error
+        bound * self.standard_error
     }
 }
 
@@ -136,12 +142,15 @@ fn significant_objective_value(changes: &[ProcessChange], objective: GuardObject
     }
 }
 
-/// Returns the mean over processes, its standard error and degrees of freedom (Welch 1947); noisier processes count
-/// less.
+/// Returns the mean over processes, its standard error and degrees of freedom (Welch 1947). Noisier processes count less,
+/// unless their changes, as far as they count, exceed their own noise: a certain gain must weigh as much as a certain loss.
 fn weighted_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     let errors: Vec<f64> = changes.iter().map(|change| change.standard_error).collect();
     let median_error = median(&errors);
     let precision_factor = |change: &ProcessChange| {
+        if change.clamped_log_ratio().abs() > change.noise_bound(changes.len()) {
+            return 1.0;
+        }
         let relative_error = change.standard_error / median_error;
         if relative_error.is_nan() { 1.0 } else { 1.0 / (1.0 + relative_error * relative_error) }
     };

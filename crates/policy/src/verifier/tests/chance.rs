@@ -1,4 +1,6 @@
+use super::super::verdict::{GoalChange, GuardVerdict, ProcessChange};
 use super::*;
+use crate::work_metric::WorkMetric;
 use cachemate_core::SplitMix64;
 
 /// Number of roll-backs in a thousand runs with one change each. Four programs each have independent noise of this
@@ -44,4 +46,32 @@ fn harmful_changes_are_noticed() {
         "found of 1000: all halved at 30 % noise {halved}, one halved at 5 % {one_of_four}, a tenth at 5 % {tenth}"
     );
     assert!(halved >= 900 && one_of_four >= 990 && tenth >= 900, "{halved} {one_of_four} {tenth}");
+}
+
+/// Does a gain of a noisy program make up for losses of others if it exceeds its own noise, and not otherwise? The changes
+/// are those of four programs of which one got most of a cache.
+#[test]
+fn a_certain_gain_of_a_noisy_program_counts_fully() {
+    let change = |id: u32, log_ratio: f64, standard_error: f64| ProcessChange {
+        process: ProcessId(id),
+        user: None,
+        metric: WorkMetric::Instructions,
+        priority: 1.0,
+        log_ratio,
+        standard_error,
+        degrees_of_freedom: 23.0,
+        goal_change: GoalChange::default(),
+    };
+    let is_worse = |noisy_error: f64| {
+        let changes = [
+            change(0, 0.006, 0.011),
+            change(1, 0.498, noisy_error),
+            change(2, -0.277, 0.019),
+            change(3, -0.013, 0.003),
+        ];
+        let config = GuardConfig::default();
+        GuardVerdict::from_changes(&changes, config.objective, config.min_loss).is_worse
+    };
+    assert!(!is_worse(0.089), "5.6 standard errors");
+    assert!(is_worse(0.3), "noise may explain the gain");
 }

@@ -196,8 +196,9 @@ impl<P> Verifier<P> {
         let history = self.history.get_or_insert_with(|| History::new(view));
         let is_measured = history.observe(view, config.trial_windows as usize, self.comparison);
         let comparison = self.comparison;
-        if is_measured {
-            self.end_interrupted_change(view, reasons);
+        // The policy may restore the plan before, so an interrupted change is no reference for later ones yet.
+        if is_measured && self.end_interrupted_change(view, reasons) {
+            return false;
         }
         let monitored_change = self.open_change.as_ref().map(|open| open.change.as_ref());
         let judge = Judge { config, is_guarded: self.guard.is_some(), monitored_change };
@@ -217,13 +218,17 @@ impl<P> Verifier<P> {
         false
     }
 
-    /// Ends the open change if tasks or phases have changed.
-    fn end_interrupted_change(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let Some(open_change) = &self.open_change else { return };
-        let Some(cause) = open_change.interruption_cause(view) else { return };
+    /// Ends the open change if tasks or phases have changed. Returns whether it did.
+    fn end_interrupted_change(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+        let Some((change, cause)) =
+            self.open_change.as_ref().and_then(|change| Some((change, change.interruption_cause(view)?)))
+        else {
+            return false;
+        };
         reasons.push(explain::explain_interruption(cause, view));
-        self.verdicts.latest = Some(open_change.kept_verdict(VerificationOutcome::Interrupted, None));
+        self.verdicts.latest = Some(change.kept_verdict(VerificationOutcome::Interrupted, None));
         self.open_change = None;
+        true
     }
 
     /// Keeps the state in force, and with it the monitored change.

@@ -148,6 +148,40 @@ fn an_arrival_ends_a_measurement() {
     }
 }
 
+/// If a change of phase ends a long confirmation, and the policy tries a worse plan at once, is that plan rolled back to the
+/// one before the confirmation, rather than to the unconfirmed one?
+#[test]
+fn an_interrupted_change_is_no_reference_for_the_next_one() {
+    struct RestlessPolicy {
+        is_open: bool,
+    }
+    impl Policy for RestlessPolicy {
+        fn decide(&mut self, view: &View<'_>) -> Decision {
+            let outcome = view.verdicts.latest().map(|verdict| verdict.outcome);
+            self.is_open &= outcome.is_none();
+            if view.observation.window == 10 || outcome == Some(VerificationOutcome::Interrupted) {
+                let plan = if outcome.is_none() { new_plan() } else { pinned_plan(&[(0, 1), (1, 3)]) };
+                self.is_open = true;
+                return propose(plan, VerificationMethod::Confirmation, Vec::new());
+            }
+            let verification = if self.is_open { Verification::Pending } else { Verification::BeforeAndAfter };
+            Decision { verification, ..Decision::new(view.plan_to_keep().clone(), Vec::new()) }
+        }
+    }
+    let policy = RestlessPolicy { is_open: false };
+    let decisions = run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
+        let is_worst = plan.affinity.get(&TaskId(0)) == Some(&[1].into_iter().collect());
+        let work = if is_worst { 500.0 } else { 1000.0 } + (window * 7919 % 13) as f64;
+        let phase = PhaseFacts { kind: Some(Fact::new(1, FactSource::Oracle, 0)) };
+        let profile = Profile { phase_number: u32::from(window >= 19), phase, ..Profile::default() };
+        let profiles = (0..2).map(|id| (TaskId(id), profile.clone())).collect();
+        ((0..2).map(|id| program_sample(id, None, work)).collect(), profiles)
+    });
+    assert_eq!(decisions[15].plan.affinity, new_plan().affinity);
+    assert_eq!(rollback_windows(&decisions).len(), 1);
+    assert_eq!(decisions[59].plan.affinity, idle_plan().affinity);
+}
+
 /// Does a plan that failed stay on cooldown, so that the guard refuses the same proposal and the policy can know it
 /// beforehand, whereas the roll-back of released turns pauses no policy?
 #[test]

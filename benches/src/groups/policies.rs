@@ -8,8 +8,9 @@
 
 use cachemate_core::test_support::{ViewFixture, capabilities_fixture, last_level_caches, observation_of};
 use cachemate_core::{
-    Ability, CacheLevel, Capabilities, CounterEvent, CpuId, Estimate, EventCounts, Fact, FactSource, ProcessId,
-    Profile, RateFacts, SplitMix64, StallCause, SuperSetCount, TaskId, TaskSample,
+    Ability, CacheLevel, Capabilities, ChangeVerdict, CounterEvent, CpuId, Decision, Estimate, EventCounts, Fact,
+    FactSource, Policy, ProcessId, Profile, RateFacts, SplitMix64, StallCause, SuperSetCount, TaskId, TaskSample,
+    Verdicts, Verification, VerificationOutcome, View,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
@@ -138,12 +139,14 @@ fn time_searches(size: HostSize, targets_ms: [Option<f64>; 2], rounds: usize) ->
         let (mut host, host_bytes) = retained_bytes(|| counted_host(size));
         (state, copy_ms) = (host_bytes, copy_ms.min(time_copy(host_bytes as usize)));
         let mut policy = policies::build("auto", "", 1).expect("the registry has it");
+        let mut verdict = KeptPlan(None);
         for (choice, times) in search_times.iter_mut().enumerate() {
             if choice == 1 {
                 add_task(&mut host);
             }
-            let (time, bytes) =
-                peak_bytes(|| (0..MAX_WINDOWS_UNTIL_SEARCH).find_map(|_| time_window(&mut host, policy.as_mut())));
+            let (time, bytes) = peak_bytes(|| {
+                (0..MAX_WINDOWS_UNTIL_SEARCH).find_map(|_| time_window(&mut host, policy.as_mut(), &mut verdict))
+            });
             peak = peak.max(bytes);
             times.extend(time);
         }
@@ -228,13 +231,36 @@ fn add_task(host: &mut ViewFixture) {
     host.observation.tasks.push(TaskSample { counts: draw_counts(&mut draws), ..task });
 }
 
+/// The verdict on the last proposed plan: it is kept, since nothing runs that could be measured.
+struct KeptPlan(Option<ChangeVerdict>);
+
+impl KeptPlan {
+    fn from_decision(decision: &Decision) -> Self {
+        let is_proposed = matches!(decision.verification, Verification::Proposed(_));
+        KeptPlan(is_proposed.then(|| ChangeVerdict {
+            outcome: VerificationOutcome::NotMeasured,
+            plan: decision.plan.clone(),
+            forecast: decision.forecast.clone(),
+            forecast_gain: None,
+            measured: None,
+        }))
+    }
+}
+
+impl Verdicts for KeptPlan {
+    fn latest(&self) -> Option<&ChangeVerdict> {
+        self.0.as_ref()
+    }
+}
+
 /// One window under the last decision; its CPU time in milliseconds if the policy searched for a plan.
-fn time_window(host: &mut ViewFixture, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
+fn time_window(host: &mut ViewFixture, policy: &mut dyn Policy, verdict: &mut KeptPlan) -> Option<f64> {
     host.observation.window += 1;
     host.observation.span.start_ns += host.observation.span.elapsed_ns;
     let start = BenchClock::Thread.now_s();
-    let decision = policy.decide(&host.view(&PREDICTOR));
+    let decision = policy.decide(&View { verdicts: verdict, ..host.view(&PREDICTOR) });
     let ms = 1e3 * (BenchClock::Thread.now_s() - start);
+    *verdict = KeptPlan::from_decision(&decision);
     host.previous_plan = decision.plan;
     (!decision.reasons.is_empty()).then_some(ms)
 }

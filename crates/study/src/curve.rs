@@ -1,5 +1,6 @@
 //! Miss-rate curves: one interface for several engines, and conversion of their output to results.
 
+use cachemate_core::Estimate;
 use cachemate_locality::sampled::SampledCurve;
 use cachemate_locality::stack::{ParallelStackDistances, StackDistances, StackError};
 use cachemate_report::{CurveCounts, CurvePoint};
@@ -30,10 +31,11 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
 }
 
-/// Returns the LRU curve of all threads of a program together, with half the width of each interval as its error.
-/// `None` if the file has no such curve.
+/// Returns the LRU curve of all threads of a program together, with half the width of each interval as its error: that of
+/// the recording, or else the one that was measured while the program ran. `None` if the file has no such curve.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
-    let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
+    let recorded_curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
+    let Some(curve) = recorded_curve else { return measured_curve(file) };
     let convert_point = |point: &cachemate_trace::StoredCurvePoint| {
         let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
         CurvePoint {
@@ -44,6 +46,20 @@ pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
         }
     };
     Some(curve.points.iter().map(convert_point).collect())
+}
+
+/// Returns the curve of the deepest cache that a running program used, from the facts of the profile; `None` if its misses
+/// by size or its references are unknown.
+fn measured_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
+    let curve = file.profile.locality.misses_per_kilo_instr.values().next_back()?;
+    let references = file.profile.rates.llc_refs_per_mega_instr?.value / 1000.0;
+    let convert_point = |&(bytes, misses): &(u64, Estimate)| CurvePoint {
+        bytes,
+        miss_ratio: misses.value / references,
+        mpki: Some(misses.value),
+        miss_ratio_error: Some((misses.high - misses.low) / 2.0 / references).filter(|error| *error > 0.0),
+    };
+    (references > 0.0).then(|| curve.value.iter().map(convert_point).collect())
 }
 
 /// Checks a line size.

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{
-    format_count, format_count_of, format_number, format_percent, format_size, value_or_dash,
+    escape_controls, format_count, format_count_of, format_number, format_percent, format_size, value_or_dash,
 };
 use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
 use clap::{Args, Subcommand};
 
-use super::profile_export::ProfileExport;
+use super::profile_export::{LIVE_SOURCE, ProfileExport};
 use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
 use crate::exit::InterruptedError;
@@ -140,13 +140,20 @@ fn profile_name(program: &str) -> String {
 fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
     let file = &program.file;
     let summary = program.summary();
-    let mut text = format!(
-        "{}: {} accesses that reached the cache{}, {} instructions\n",
-        program.name,
-        value_or_dash(file.records.map(format_count)),
-        file.accesses.map(|n| format!(" of {} by the program", format_count(n))).unwrap_or_default(),
-        value_or_dash(file.instructions.map(format_count)),
-    );
+    let mut text = match (file.source.kind.as_str(), file.records) {
+        (LIVE_SOURCE, None) => format!(
+            "{}: measured while it ran{}\n",
+            program.name,
+            file.source.from.as_deref().map(|host| format!(" on {}", escape_controls(host))).unwrap_or_default()
+        ),
+        (_, records) => format!(
+            "{}: {} accesses that reached the cache{}, {} instructions\n",
+            program.name,
+            value_or_dash(records.map(format_count)),
+            file.accesses.map(|n| format!(" of {} by the program", format_count(n))).unwrap_or_default(),
+            value_or_dash(file.instructions.map(format_count)),
+        ),
+    };
     let curve = program.curve();
     let has_mpki = curve.iter().all(|point| point.mpki.is_some());
     let points = curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect();

@@ -46,6 +46,8 @@ struct ExportJson {
     profiles: Vec<ProfileFile>,
 }
 
+/// Kind of the source of a profile that was measured while its program ran.
+pub const LIVE_SOURCE: &str = "live";
 /// Maximum number of services that an error names.
 const MAX_NAMED_SERVICES: usize = 12;
 
@@ -117,7 +119,7 @@ fn known_facts(stored: &StoredServiceProfile) -> String {
 fn profile_file(stored: &StoredServiceProfile, host: &str) -> ProfileFile {
     let source = ProfileSource {
         tool: format!("cachemate {}", env!("CARGO_PKG_VERSION")),
-        kind: "live".to_string(),
+        kind: LIVE_SOURCE.to_string(),
         from: Some(host.to_string()).filter(|host| !host.is_empty()),
         filter: None,
     };

@@ -13,10 +13,10 @@ fn write_state(dir: &Path, profile: &serde_json::Value) {
     std::fs::write(dir.join("state/service-profiles.json"), state.to_string()).unwrap();
 }
 
-/// Does a plan of an exported profile equal that of the profile from which it was stored? Does a wrong service name those
-/// that are stored, and is a file not overwritten?
+/// Does a forecast from an exported profile equal that from the profile that was stored, and is its curve shown? Does a wrong
+/// service name those that are stored, and is a file not overwritten?
 #[test]
-fn an_exported_profile_is_planned_like_its_original() {
+fn an_exported_profile_forecasts_like_its_original() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     let machine = "xeon-x5365-4";
@@ -27,6 +27,9 @@ fn an_exported_profile_is_planned_like_its_original() {
     write_state(at, &original["profile"]);
     let list = run(at, &["profile", "export", "unit/store", "--state-dir", "state"]).ok();
     assert!(list.out.contains("store.service-store.profile.json"), "{}", list.out);
+    let view = run(at, &["profile", "store.service-store.profile.json"]).ok();
+    let is_shown = |words: &str| view.out.contains(words);
+    assert!(is_shown("store: measured while it ran") && is_shown("misses per 1000 instructions"), "{}", view.out);
     let slowdowns = |file: &str| {
         let prediction = run(at, &["predict", file, recording, "--machine", machine, "--json"]).json();
         prediction["matrix"]["values"].clone()

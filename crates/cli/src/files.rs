@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use serde::Serialize;
 use tempfile::NamedTempFile;
 
 /// A temporary file in the directory of its final path; [`OutputFile::persist`] renames it.
@@ -85,6 +86,14 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
     let mut output = OutputFile::create(path, force)?;
     output.file().write_all(bytes).map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
     output.persist()
+}
+
+/// Writes a value to a file as JSON with a line end.
+pub fn write_json<T: Serialize>(path: &Path, value: &T, force: bool) -> anyhow::Result<()> {
+    let mut text =
+        serde_json::to_vec_pretty(value).with_context(|| format!("{}: cannot be written as JSON", path.display()))?;
+    text.push(b'\n');
+    write_file(path, &text, force)
 }
 
 /// Creates a directory; accepts one that exists and is not empty only with `force`.

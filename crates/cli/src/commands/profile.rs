@@ -15,7 +15,7 @@ use super::profile_export::{LIVE_SOURCE, ProfileExport};
 use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
 use crate::exit::InterruptedError;
-use crate::files::{refuse_existing, write_file};
+use crate::files::{refuse_existing, write_json};
 use crate::programs::{ProfiledInput, load_partial};
 use crate::session::Session;
 
@@ -75,9 +75,7 @@ impl ProfileArgs {
             (!self.json.json && !is_view).then(default_output)
         });
         if let Some(path) = &output {
-            let mut text = serde_json::to_vec_pretty(&program.file).context("cannot write the profile")?;
-            text.push(b'\n');
-            write_file(path, &text, self.force)?;
+            write_json(path, &program.file, self.force)?;
         }
         let cache_bytes = target.map(|target| target.size_bytes);
         let render_profile = || render(&program, cache_bytes, output.as_deref(), session);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use cachemate_core::{Facts, ServiceIdentity, StoredServiceProfile};
 use cachemate_daemon::paths;
 use cachemate_daemon::service_profiles::{FILE_NAME, read_stored_profiles};
@@ -14,7 +14,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::files::{refuse_existing, write_file};
+use crate::files::{refuse_existing, write_json};
 use crate::session::Session;
 
 /// Write what the daemon has measured of the programs of services as profile files
@@ -74,9 +74,7 @@ impl ProfileExport {
         file_paths.iter().try_for_each(|path| refuse_existing(path, self.force))?;
         let mut table = Table::from_header("service | program | known | file");
         for ((stored, file), path) in selected_profiles.iter().zip(&files).zip(&file_paths) {
-            let mut text = serde_json::to_vec_pretty(file).context("cannot write the profile")?;
-            text.push(b'\n');
-            write_file(path, &text, self.force)?;
+            write_json(path, file, self.force)?;
             table.add_row([
                 service_of(stored).to_string(),
                 stored.key.program.clone(),

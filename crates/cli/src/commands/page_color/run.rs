@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use cachemate_core::IndexSet;
 use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, color_mask};
 use cachemate_linux::act::colors::map::ColorMap;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::discover;
 use crate::args::ByteSize;
 use crate::exit::{ProgramExitCode, UsageError};
-use crate::files::write_file;
+use crate::files::write_json;
 use crate::session::Session;
 use cachemate_daemon::colored_program::{ColoredCommand, ColoredProgram, available_bytes};
 
@@ -98,8 +98,7 @@ impl ColorRunArgs {
             processes: program.agent_reports().into_iter().map(|(pid, agent)| ProcessReport { pid, agent }).collect(),
         };
         if let Some(path) = &self.report {
-            let text = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
-            write_file(path, (text + "\n").as_bytes(), true)?;
+            write_json(path, &report, true)?;
         }
         print_report(session, &report);
         if status == 0 { Ok(()) } else { bail!(ProgramExitCode(status)) }

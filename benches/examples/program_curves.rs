@@ -46,7 +46,8 @@ struct CurveSide {
 
 fn miss_rates(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn Error>> {
     let sizes = SIZES_KIB.map(|kib| kib << 10);
-    let curve = MissRateCurve::from_histogram(&stack.finish()?, instructions, 64, &sizes).ok_or("no instructions")?;
+    let curve = MissRateCurve::from_histogram(&stack.finish()?, instructions, 64, &sizes)
+        .ok_or("no instructions")?;
     Ok(curve.points().iter().map(|point| point.1).collect())
 }
 
@@ -54,7 +55,8 @@ fn miss_rates(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<
 /// filter.
 fn recorded_curve(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn Error>> {
     let mut reader = CmtReader::open(bundled_recording(name)?)?;
-    let (mut stack, mut lines, mut batch, mut passed) = (StackDistances::new(), Vec::new(), Vec::new(), 0);
+    let (mut stack, mut lines, mut batch, mut passed) =
+        (StackDistances::new(), Vec::new(), Vec::new(), 0);
     while reader.read_addresses(&mut batch)? {
         lines.clear();
         lines.extend(batch.iter().map(|address| address >> 6));
@@ -62,8 +64,10 @@ fn recorded_curve(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn
         stack.push(&lines)?;
     }
     let totals = reader.totals().ok_or("no totals")?;
-    let (instructions, accesses) =
-        totals.instructions.zip(totals.program_accesses).ok_or("instructions are not known")?;
+    let (instructions, accesses) = totals
+        .instructions
+        .zip(totals.program_accesses)
+        .ok_or("instructions are not known")?;
     let header = reader.header();
     let filter = header.filter.ok_or("not filtered")?;
     let side = CurveSide {
@@ -111,13 +115,27 @@ impl ProgramLines {
     }
 }
 
-fn simulated_curve(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<CurveSide, Box<dyn Error>> {
+fn simulated_curve(
+    name: &str,
+    skip: u64,
+    accesses: u64,
+    filter: L1Filter,
+) -> Result<CurveSide, Box<dyn Error>> {
     let geometry_of = |size, ways| CacheGeometry::from_bytes(size, 64, ways, 1);
-    let mut first = CacheSim::new(geometry_of(filter.size_bytes, filter.ways)?, Replacement::Lru)?;
+    let mut first = CacheSim::new(
+        geometry_of(filter.size_bytes, filter.ways)?,
+        Replacement::Lru,
+    )?;
     let mut code = CacheSim::new(geometry_of(16 << 10, 4)?, Replacement::Lru)?;
     let threads = build_program(name, 1, &Options::default())?.threads;
-    let mut lines =
-        ProgramLines { threads, batch: Vec::new(), data: Vec::new(), code: Vec::new(), at: 0, instructions: 0 };
+    let mut lines = ProgramLines {
+        threads,
+        batch: Vec::new(),
+        data: Vec::new(),
+        code: Vec::new(),
+        at: 0,
+        instructions: 0,
+    };
     let mut line_count = 0;
     while line_count < skip {
         lines.next();
@@ -158,9 +176,13 @@ fn print(name: &str, side: &CurveSide) {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let name_parts: Vec<String> = std::env::args().skip(1).collect();
-    let is_selected = |name: &str| name_parts.is_empty() || name_parts.iter().any(|name_part| name_part == name);
+    let is_selected =
+        |name: &str| name_parts.is_empty() || name_parts.iter().any(|name_part| name_part == name);
     let sizes: Vec<String> = SIZES_KIB.iter().map(|kib| format!("{kib} KiB")).collect();
-    println!("| program | instructions per access | past the filter | {} | code 16 KiB |", sizes.join(" | "));
+    println!(
+        "| program | instructions per access | past the filter | {} | code 16 KiB |",
+        sizes.join(" | ")
+    );
     println!("|---|---|---|{}---|", "---|".repeat(sizes.len()));
     for (recording, family) in FAMILIES {
         if !family.iter().any(|name| is_selected(name)) {
@@ -169,14 +191,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (side, skip, accesses, filter) = recorded_curve(recording)?;
         print(&format!("*{recording}*, recorded"), &side);
         for name in family.iter().filter(|name| is_selected(name)) {
-            assert!(programs().any(|spec| spec.name == *name), "a shipped program");
-            print(&format!("`{name}`"), &simulated_curve(name, skip, accesses, filter)?);
+            assert!(
+                programs().any(|spec| spec.name == *name),
+                "a shipped program"
+            );
+            print(
+                &format!("`{name}`"),
+                &simulated_curve(name, skip, accesses, filter)?,
+            );
         }
     }
     // Programs without a recorded relative run alone, over a window of the usual length.
     let is_related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
     for spec in programs().filter(|spec| !is_related(&spec.name) && is_selected(&spec.name)) {
-        print(&format!("`{}`", spec.name), &simulated_curve(&spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
+        print(
+            &format!("`{}`", spec.name),
+            &simulated_curve(&spec.name, 30_000_000, 30_000_000, L1Filter::default())?,
+        );
     }
     Ok(())
 }

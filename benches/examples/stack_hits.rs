@@ -44,14 +44,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| program | measured | simulated |");
     println!("|---|---|---|");
     for (name, measured) in MEASURED {
-        let mut thread = build_program(name, 1, &Options::default())?.threads.remove(0);
-        let mut first = CacheSim::new(CacheGeometry::from_bytes(32 << 10, 128, 4, 1)?, Replacement::Lru)?;
-        let (mut batch, mut lines, mut log, mut access_count) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let mut thread = build_program(name, 1, &Options::default())?
+            .threads
+            .remove(0);
+        let mut first = CacheSim::new(
+            CacheGeometry::from_bytes(32 << 10, 128, 4, 1)?,
+            Replacement::Lru,
+        )?;
+        let (mut batch, mut lines, mut log, mut access_count) =
+            (Vec::new(), Vec::new(), Vec::new(), 0);
         while access_count < SKIP || log.len() < LOG {
             batch.clear();
             lines.clear();
             thread.next_batch(&mut batch);
-            lines.extend(batch.iter().filter(|a| a.kind() == AccessKind::Load).map(|access| access.address() >> 7));
+            lines.extend(
+                batch
+                    .iter()
+                    .filter(|a| a.kind() == AccessKind::Load)
+                    .map(|access| access.address() >> 7),
+            );
             first.push_collecting(&lines, &mut log);
             access_count += batch.len();
             if access_count < SKIP {
@@ -61,8 +72,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (mut warm, mut full_log) = (StackDistances::new(), StackDistances::new());
         warm.push(&log[..LOG / 2])?;
         full_log.push(&log[..LOG])?;
-        let missed = full_log.finish()?.misses_at(STACK_LINES) - warm.finish()?.misses_at(STACK_LINES);
-        println!("| {name} | {measured} % | {:.0} % |", 100.0 - 100.0 * missed as f64 / (LOG / 2) as f64);
+        let missed =
+            full_log.finish()?.misses_at(STACK_LINES) - warm.finish()?.misses_at(STACK_LINES);
+        println!(
+            "| {name} | {measured} % | {:.0} % |",
+            100.0 - 100.0 * missed as f64 / (LOG / 2) as f64
+        );
     }
     Ok(())
 }

@@ -42,7 +42,13 @@ pub struct Contender<'a> {
 
 impl<'a> Contender<'a> {
     pub fn new(name: impl Into<String>, work: impl FnMut() -> u64 + 'a) -> Self {
-        Contender { name: name.into(), work: Box::new(work), against: None, max_bytes: None, min_millions: None }
+        Contender {
+            name: name.into(),
+            work: Box::new(work),
+            against: None,
+            max_bytes: None,
+            min_millions: None,
+        }
     }
     pub fn compare_with(mut self, baseline: usize, at_least: Option<f64>) -> Self {
         self.against = Some((baseline, at_least));
@@ -106,19 +112,30 @@ pub fn compare(
             seconds[at].push(clock.now_s() - start);
             peaks[at] = peak.max(peaks[at]);
             let earlier = results[at].replace(result);
-            assert!(earlier.is_none_or(|before| before == result), "{group} {input}: a result changed");
+            assert!(
+                earlier.is_none_or(|before| before == result),
+                "{group} {input}: a result changed"
+            );
         }
         eprintln!("{group} {input}: round {} of {rounds}", round + 1);
     }
     if same_result {
         for (result, contender) in results.iter().zip(&contenders) {
-            assert_eq!(*result, results[0], "{group} {input}: '{}' disagrees", contender.name);
+            assert_eq!(
+                *result, results[0],
+                "{group} {input}: '{}' disagrees",
+                contender.name
+            );
         }
     }
     let row = |at: usize| {
         let contender = &contenders[at];
         let ratios = contender.against.map(|(baseline, _)| {
-            let mut ratios: Vec<f64> = seconds[baseline].iter().zip(&seconds[at]).map(|(o, s)| o / s).collect();
+            let mut ratios: Vec<f64> = seconds[baseline]
+                .iter()
+                .zip(&seconds[at])
+                .map(|(o, s)| o / s)
+                .collect();
             ratios.sort_by(f64::total_cmp);
             ratios
         });
@@ -130,7 +147,9 @@ pub fn compare(
         let bars = [
             speed_ratio_bar.map(|bar| speed_ratio.is_some_and(|ratio| ratio >= bar)),
             contender.max_bytes.map(|limit| peaks[at] <= limit),
-            contender.min_millions.map(|minimum| millions_per_s >= minimum),
+            contender
+                .min_millions
+                .map(|minimum| millions_per_s >= minimum),
         ];
         ResultRow {
             group: group.into(),
@@ -138,7 +157,9 @@ pub fn compare(
             contender: contender.name.clone(),
             millions_per_s,
             millions_per_s_bar: contender.min_millions,
-            against: contender.against.map(|(baseline, _)| contenders[baseline].name.clone()),
+            against: contender
+                .against
+                .map(|(baseline, _)| contenders[baseline].name.clone()),
             speed_ratio,
             speed_ratio_bar,
             speed_ratio_range: ratios.map(|ratios| (ratios[0], ratios[ratios.len() - 1])),
@@ -163,8 +184,12 @@ pub fn print_table(rows: &[ResultRow]) {
         "group", "input", "contender", "M/s", "ratio", "(least-most)", "against", "peak MB"
     );
     for row in rows {
-        let ratio = row.speed_ratio.map_or(String::new(), |ratio| format!("{ratio:.2}x"));
-        let range = row.speed_ratio_range.map_or(String::new(), |(low, high)| format!("({low:.2}-{high:.2})"));
+        let ratio = row
+            .speed_ratio
+            .map_or(String::new(), |ratio| format!("{ratio:.2}x"));
+        let range = row
+            .speed_ratio_range
+            .map_or(String::new(), |(low, high)| format!("({low:.2}-{high:.2})"));
         let verdict = match (row.met, row.speed_ratio_bar, row.peak_bytes_bar) {
             (None, ..) => String::new(),
             (Some(met), ratio, bytes) => {
@@ -176,7 +201,11 @@ pub fn print_table(rows: &[ResultRow]) {
                 .into_iter()
                 .flatten()
                 .collect();
-                format!("  {} ({})", if met { "met" } else { "MISSED" }, targets.join(", "))
+                format!(
+                    "  {} ({})",
+                    if met { "met" } else { "MISSED" },
+                    targets.join(", ")
+                )
             }
         };
         println!(

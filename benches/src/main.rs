@@ -39,28 +39,53 @@ struct Arguments {
 fn parse_count(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 1000),
-        None => text.strip_suffix(['m', 'M']).map_or((text, 1), |digits| (digits, 1_000_000)),
+        None => text
+            .strip_suffix(['m', 'M'])
+            .map_or((text, 1), |digits| (digits, 1_000_000)),
     };
-    let count = digits.parse::<usize>().ok().and_then(|count| count.checked_mul(unit)).filter(|&count| count > 0);
-    count.ok_or_else(|| format!("found '{text}', expected a number above 0, as 500000, 500K or 20M"))
+    let count = digits
+        .parse::<usize>()
+        .ok()
+        .and_then(|count| count.checked_mul(unit))
+        .filter(|&count| count > 0);
+    count
+        .ok_or_else(|| format!("found '{text}', expected a number above 0, as 500000, 500K or 20M"))
 }
 
 fn parse_kind(text: &str) -> Result<TraceKind, String> {
-    KINDS.into_iter().find(|kind| kind.name() == text).ok_or_else(|| format!("no trace '{text}'"))
+    KINDS
+        .into_iter()
+        .find(|kind| kind.name() == text)
+        .ok_or_else(|| format!("no trace '{text}'"))
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
-        GROUPS.iter().for_each(|group| println!("{:<10} {}", group.name, group.about));
+        GROUPS
+            .iter()
+            .for_each(|group| println!("{:<10} {}", group.name, group.about));
         return ExitCode::SUCCESS;
     }
-    if let Some(unknown) = arguments.groups.iter().find(|name| GROUPS.iter().all(|group| group.name != **name)) {
-        eprintln!("no group '{unknown}'; there are {}", GROUPS.iter().map(|g| g.name).collect::<Vec<_>>().join(", "));
+    if let Some(unknown) = arguments
+        .groups
+        .iter()
+        .find(|name| GROUPS.iter().all(|group| group.name != **name))
+    {
+        eprintln!(
+            "no group '{unknown}'; there are {}",
+            GROUPS.iter().map(|g| g.name).collect::<Vec<_>>().join(", ")
+        );
         return ExitCode::from(2);
     }
-    let options = Options { accesses: arguments.accesses, rounds: arguments.rounds as usize, traces: arguments.traces };
-    let is_selected = |name: &str| arguments.groups.is_empty() || arguments.groups.iter().any(|group| group == name);
+    let options = Options {
+        accesses: arguments.accesses,
+        rounds: arguments.rounds as usize,
+        traces: arguments.traces,
+    };
+    let is_selected = |name: &str| {
+        arguments.groups.is_empty() || arguments.groups.iter().any(|group| group == name)
+    };
     let mut rows = Vec::new();
     for group in GROUPS.iter().filter(|group| is_selected(group.name)) {
         rows.extend((group.run)(&options));

@@ -34,7 +34,13 @@ pub struct Olken {
 
 impl Olken {
     pub fn new() -> Self {
-        Olken { last: HashMap::default(), tree: vec![0; 1 << 16], next: 1, counts: Vec::new(), cold: 0 }
+        Olken {
+            last: HashMap::default(),
+            tree: vec![0; 1 << 16],
+            next: 1,
+            counts: Vec::new(),
+            cold: 0,
+        }
     }
 
     pub fn push(&mut self, lines: &[u64]) {
@@ -76,7 +82,11 @@ impl Olken {
     }
 
     fn renumber(&mut self) {
-        let mut live: Vec<(u32, u64)> = self.last.iter().map(|(&line, &slot)| (slot, line)).collect();
+        let mut live: Vec<(u32, u64)> = self
+            .last
+            .iter()
+            .map(|(&line, &slot)| (slot, line))
+            .collect();
         live.sort_unstable();
         self.next = live.len() + 1;
         self.tree = vec![0; (live.len() * 4).max(1 << 16)];

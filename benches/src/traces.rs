@@ -39,7 +39,12 @@ impl TraceKind {
             TraceKind::Mixed => draw_mixed_lines(len),
         };
         if len == FULL_LEN {
-            assert_eq!(checksum(&lines), self.checksums().1, "{}: not the known trace", self.name());
+            assert_eq!(
+                checksum(&lines),
+                self.checksums().1,
+                "{}: not the known trace",
+                self.name()
+            );
         }
         lines
     }
@@ -67,7 +72,9 @@ impl TraceKind {
 /// XXH3-64 of line numbers as little-endian byte addresses.
 pub fn checksum(lines: &[u64]) -> u64 {
     let mut hasher = Xxh3::new();
-    lines.iter().for_each(|line| hasher.write(&(line * 64).to_le_bytes()));
+    lines
+        .iter()
+        .for_each(|line| hasher.write(&(line * 64).to_le_bytes()));
     hasher.finish()
 }
 
@@ -103,11 +110,13 @@ fn draw_mixed_lines(len: usize) -> Vec<u64> {
     const HOT: u64 = 468_750;
     let mut random = SplitMix64::new(3);
     (0..len)
-        .map(
-            |_| {
-                if draw_unit(&mut random) < 0.8 { random.draw_below(HOT) } else { HOT + random.draw_below(LINES - HOT) }
-            },
-        )
+        .map(|_| {
+            if draw_unit(&mut random) < 0.8 {
+                random.draw_below(HOT)
+            } else {
+                HOT + random.draw_below(LINES - HOT)
+            }
+        })
         .collect()
 }
 
@@ -119,7 +128,12 @@ mod tests {
     #[test]
     fn traces_have_the_known_checksums() {
         for kind in KINDS {
-            assert_eq!(checksum(&kind.generate_lines(100_000)), kind.checksums().0, "{}", kind.name());
+            assert_eq!(
+                checksum(&kind.generate_lines(100_000)),
+                kind.checksums().0,
+                "{}",
+                kind.name()
+            );
         }
     }
 }

@@ -44,23 +44,38 @@ fn name_version() {
         .ok()
         .or_else(|| git(&["describe", "--tags", "--always", "--abbrev=12"]).filter(|_| released));
     if released {
-        for file in ["HEAD", "logs/HEAD"].iter().filter_map(|file| git(&["rev-parse", "--git-path", file])) {
+        for file in ["HEAD", "logs/HEAD"]
+            .iter()
+            .filter_map(|file| git(&["rev-parse", "--git-path", file]))
+        {
             println!("cargo::rerun-if-changed={file}");
         }
     }
-    let commit = commit.filter(|commit| !commit.is_empty()).map_or(String::new(), |commit| format!(" ({commit})"));
+    let commit = commit
+        .filter(|commit| !commit.is_empty())
+        .map_or(String::new(), |commit| format!(" ({commit})"));
     println!("cargo::rustc-env=CACHEMATE_VERSION={version}{commit}");
 }
 
 fn git(args: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(args).output().ok().filter(|answer| answer.status.success())?;
+    let output = Command::new("git")
+        .args(args)
+        .output()
+        .ok()
+        .filter(|answer| answer.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_string())
 }
 
 /// Sets the fingerprint of the sources, which identifies the version to which a sweep's results belong. It is the
 /// same on every host that builds the same sources.
 fn fingerprint_sources() {
-    let (mut files, mut pending) = (Vec::new(), RESULTS_DEPEND_ON.iter().map(PathBuf::from).collect::<Vec<_>>());
+    let (mut files, mut pending) = (
+        Vec::new(),
+        RESULTS_DEPEND_ON
+            .iter()
+            .map(PathBuf::from)
+            .collect::<Vec<_>>(),
+    );
     while let Some(path) = pending.pop() {
         println!("cargo::rerun-if-changed={}", path.display());
         match std::fs::read_dir(&path) {

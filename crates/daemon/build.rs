@@ -14,22 +14,50 @@ fn main() {
     let read_variable = |name: &str| env::var(name).unwrap_or_default();
     let library = PathBuf::from(read_variable("OUT_DIR")).join("libcachemate_color.so");
     let mut compile_command = Command::new(read_variable("RUSTC"));
-    compile_command.args(["--edition", "2024", "--crate-name", "cachemate_color", "--crate-type", "cdylib"]);
-    compile_command.args(["-C", "opt-level=3", "-C", "panic=abort", "-C", "strip=debuginfo"]);
+    compile_command.args([
+        "--edition",
+        "2024",
+        "--crate-name",
+        "cachemate_color",
+        "--crate-type",
+        "cdylib",
+    ]);
+    compile_command.args([
+        "-C",
+        "opt-level=3",
+        "-C",
+        "panic=abort",
+        "-C",
+        "strip=debuginfo",
+    ]);
     // All symbols are bound at load time, because the handler's thread must not run the dynamic linker.
-    compile_command.args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-nostartfiles", "--cfg", "feature=\"preload\""]);
+    compile_command.args([
+        "-C",
+        "link-arg=-Wl,-z,now",
+        "-C",
+        "link-arg=-nostartfiles",
+        "--cfg",
+        "feature=\"preload\"",
+    ]);
     if read_variable("TARGET") != read_variable("HOST") {
         compile_command.args(["--target", &read_variable("TARGET")]);
     }
-    compile_command.arg(agent_dir.join("lib.rs")).arg("-o").arg(&library);
+    compile_command
+        .arg(agent_dir.join("lib.rs"))
+        .arg("-o")
+        .arg(&library);
     match compile_command.status() {
         Ok(status) if status.success() => {}
         Ok(status) => {
-            eprintln!("the agent of 'cachemate page-color run' was not built: {compile_command:?} ended with {status}");
+            eprintln!(
+                "the agent of 'cachemate page-color run' was not built: {compile_command:?} ended with {status}"
+            );
             exit(1);
         }
         Err(error) => {
-            eprintln!("the agent of 'cachemate page-color run' was not built: {compile_command:?}: {error}");
+            eprintln!(
+                "the agent of 'cachemate page-color run' was not built: {compile_command:?}: {error}"
+            );
             exit(1);
         }
     }

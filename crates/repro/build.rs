@@ -19,28 +19,46 @@ use sha2::{Digest, Sha256};
 const WITHOUT_INFLUENCE: [&str; 3] = ["cachemate-spec", "cachemate-report", "cachemate-files"];
 /// Modules of this crate that store runs or describe results, but simulate nothing. `recordings` counts only for runs
 /// of recorded programs.
-const OUTSIDE_RUNS: [&str; 6] = ["index", "lib", "recordings", "sources", "split_runs", "store"];
+const OUTSIDE_RUNS: [&str; 6] = [
+    "index",
+    "lib",
+    "recordings",
+    "sources",
+    "split_runs",
+    "store",
+];
 
 fn main() {
     let root = Path::new("../..");
     let workspace = Workspace::read(root);
     let rows = module_digests(root, &workspace);
-    let table: String = rows.iter().map(|(name, digest)| format!("    (\"{name}\", \"{digest}\"),\n")).collect();
+    let table: String = rows
+        .iter()
+        .map(|(name, digest)| format!("    (\"{name}\", \"{digest}\"),\n"))
+        .collect();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo names the directory"));
-    fs::write(out.join("sources.rs"), format!("&[\n{table}]\n")).expect("cargo's directory can be written to");
+    fs::write(out.join("sources.rs"), format!("&[\n{table}]\n"))
+        .expect("cargo's directory can be written to");
     for watched in ["build.rs", "src", "../../Cargo.lock"] {
         println!("cargo::rerun-if-changed={watched}");
     }
     for name in workspace.manifests.keys() {
-        println!("cargo::rerun-if-changed={}", source_dir(root, name).display());
+        println!(
+            "cargo::rerun-if-changed={}",
+            source_dir(root, name).display()
+        );
     }
 }
 
 /// Returns the digest of each module of this crate.
 pub fn module_digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
     let modules = read_modules(&source_dir(root, "cachemate-repro"));
-    let module_digest = |name: &String| source_digest(&reachable_modules(name, &modules), &modules, workspace);
-    modules.keys().map(|name| (name.clone(), module_digest(name))).collect()
+    let module_digest =
+        |name: &String| source_digest(&reachable_modules(name, &modules), &modules, workspace);
+    modules
+        .keys()
+        .map(|name| (name.clone(), module_digest(name)))
+        .collect()
 }
 
 /// Code of one module, with the names in the code.
@@ -74,8 +92,16 @@ fn files_with(extension: &str, dir: &Path) -> Vec<PathBuf> {
 fn read_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
     let mut modules: BTreeMap<String, ModuleCode> = BTreeMap::new();
     for (file, code) in parse_sources(src) {
-        let relative = file.strip_prefix(src).expect("a file below src").with_extension("");
-        let first = relative.iter().next().expect("a file has a name").to_string_lossy().into_owned();
+        let relative = file
+            .strip_prefix(src)
+            .expect("a file below src")
+            .with_extension("");
+        let first = relative
+            .iter()
+            .next()
+            .expect("a file has a name")
+            .to_string_lossy()
+            .into_owned();
         let module = modules.entry(first).or_default();
         collect(code, module);
     }
@@ -87,12 +113,17 @@ fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
     let (mut codes, mut tests) = (BTreeMap::new(), BTreeSet::new());
     for file in files_with("rs", src) {
         let text = fs::read_to_string(&file).expect("a source file can be read");
-        let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let tokens: TokenStream = text
+            .parse()
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let (code, test_modules) = strip_tests(tokens);
         let stem = file.file_stem().expect("a file has a name");
         let parent = file.parent().expect("a file lies in a directory");
-        let module_dir =
-            if ["lib", "main", "mod"].iter().any(|root| stem == *root) { parent.into() } else { parent.join(stem) };
+        let module_dir = if ["lib", "main", "mod"].iter().any(|root| stem == *root) {
+            parent.into()
+        } else {
+            parent.join(stem)
+        };
         for module in test_modules {
             tests.insert(module_dir.join(&module).with_extension("rs"));
             tests.insert(module_dir.join(&module));
@@ -115,8 +146,13 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
             continue;
         };
         let is_inner = is_mark(code.last(), '!') && is_mark(code.iter().nth_back(1), '#');
-        let is_attribute = group.delimiter() == Delimiter::Bracket && (is_inner || is_mark(code.last(), '#'));
-        let text = if is_attribute { group.stream().to_string().replace(' ', "") } else { String::new() };
+        let is_attribute =
+            group.delimiter() == Delimiter::Bracket && (is_inner || is_mark(code.last(), '#'));
+        let text = if is_attribute {
+            group.stream().to_string().replace(' ', "")
+        } else {
+            String::new()
+        };
         if text.starts_with("doc=") || text == "cfg(test)" {
             code.truncate(code.len() - if is_inner { 2 } else { 1 });
         }
@@ -125,7 +161,10 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
         } else if !text.starts_with("doc=") {
             let (inner, test_files) = strip_tests(group.stream());
             files.extend(test_files);
-            code.push(TokenTree::Group(proc_macro2::Group::new(group.delimiter(), inner)));
+            code.push(TokenTree::Group(proc_macro2::Group::new(
+                group.delimiter(),
+                inner,
+            )));
         }
     }
     (code.into_iter().collect(), files)
@@ -141,7 +180,10 @@ fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
             TokenTree::Punct(mark) if mark.as_char() == ';' => return path.or(last_word),
             TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket => {
                 let attribute = group.stream().to_string();
-                path = attribute.starts_with("path").then(|| attribute.split('"').nth(1).map(str::to_string)).flatten();
+                path = attribute
+                    .starts_with("path")
+                    .then(|| attribute.split('"').nth(1).map(str::to_string))
+                    .flatten();
             }
             other => last_word = Some(other.to_string()),
         }
@@ -155,13 +197,25 @@ fn collect(code: TokenStream, module: &mut ModuleCode) {
     let mut flat = Vec::new();
     flatten_into(code, &mut flat);
     for (index, word) in flat.iter().enumerate() {
-        let word_before = |steps: usize| index.checked_sub(steps).map_or("", |at| flat[at].as_str());
+        let word_before =
+            |steps: usize| index.checked_sub(steps).map_or("", |at| flat[at].as_str());
         if ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&word_before(1)) {
             module.items.insert(word.clone());
         }
-        if ["crate", "super"].contains(&word_before(3)) && word_before(2) == ":" && word_before(1) == ":" {
-            let names = if word == "{" { first_import_names(&flat[index..]) } else { vec![word.clone()] };
-            if word_before(3) == "crate" { module.paths.extend(names) } else { module.siblings.extend(names) }
+        if ["crate", "super"].contains(&word_before(3))
+            && word_before(2) == ":"
+            && word_before(1) == ":"
+        {
+            let names = if word == "{" {
+                first_import_names(&flat[index..])
+            } else {
+                vec![word.clone()]
+            };
+            if word_before(3) == "crate" {
+                module.paths.extend(names)
+            } else {
+                module.siblings.extend(names)
+            }
         }
         module.words.insert(word.clone());
     }
@@ -174,7 +228,9 @@ fn first_import_names(group: &[String]) -> Vec<String> {
         match word.as_str() {
             "{" => depth += 1,
             "}" => depth -= 1,
-            _ if depth == 1 && ["{", ","].contains(&group[index - 1].as_str()) => heads.push(word.clone()),
+            _ if depth == 1 && ["{", ","].contains(&group[index - 1].as_str()) => {
+                heads.push(word.clone())
+            }
             _ => {}
         }
         if depth == 0 {
@@ -210,13 +266,28 @@ fn reachable_modules(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTre
         if !reached.insert(name.clone()) {
             continue;
         }
-        let ModuleCode { paths, siblings, .. } = &modules[&name];
-        pending.extend(paths.iter().chain(siblings).filter(|path| modules.contains_key(*path)).cloned());
+        let ModuleCode {
+            paths, siblings, ..
+        } = &modules[&name];
+        pending.extend(
+            paths
+                .iter()
+                .chain(siblings)
+                .filter(|path| modules.contains_key(*path))
+                .cloned(),
+        );
         for path in paths.iter().filter(|path| !modules.contains_key(*path)) {
             let declares_path = |(_, module): &(&String, &ModuleCode)| module.items.contains(path);
-            let declaring: Vec<String> =
-                modules.iter().filter(declares_path).map(|(module, _)| module.clone()).collect();
-            pending.extend(if declaring.is_empty() { modules.keys().cloned().collect() } else { declaring });
+            let declaring: Vec<String> = modules
+                .iter()
+                .filter(declares_path)
+                .map(|(module, _)| module.clone())
+                .collect();
+            pending.extend(if declaring.is_empty() {
+                modules.keys().cloned().collect()
+            } else {
+                declaring
+            });
         }
         pending.retain(|module| !OUTSIDE_RUNS.contains(&module.as_str()));
     }
@@ -233,7 +304,9 @@ pub struct Workspace {
 }
 
 fn source_dir(root: &Path, name: &str) -> PathBuf {
-    root.join("crates").join(name.trim_start_matches("cachemate-")).join("src")
+    root.join("crates")
+        .join(name.trim_start_matches("cachemate-"))
+        .join("src")
 }
 
 impl Workspace {
@@ -241,28 +314,53 @@ impl Workspace {
         let mut manifests = BTreeMap::new();
         let mut pending = vec!["cachemate-repro".to_string()];
         while let Some(name) = pending.pop() {
-            let manifest = root.join("crates").join(name.trim_start_matches("cachemate-")).join("Cargo.toml");
+            let manifest = root
+                .join("crates")
+                .join(name.trim_start_matches("cachemate-"))
+                .join("Cargo.toml");
             let text = fs::read_to_string(&manifest).expect("a crate has a manifest");
             let dependencies: BTreeSet<String> = dependency_names(&text).into_iter().collect();
-            let is_new = |name: &&String| name.starts_with("cachemate-") && !WITHOUT_INFLUENCE.contains(&name.as_str());
-            pending.extend(dependencies.iter().filter(is_new).filter(|name| !manifests.contains_key(*name)).cloned());
+            let is_new = |name: &&String| {
+                name.starts_with("cachemate-") && !WITHOUT_INFLUENCE.contains(&name.as_str())
+            };
+            pending.extend(
+                dependencies
+                    .iter()
+                    .filter(is_new)
+                    .filter(|name| !manifests.contains_key(*name))
+                    .cloned(),
+            );
             manifests.insert(name, dependencies);
         }
         let read_crate_code = |name: &String| {
             let src = source_dir(root, name);
             // Tables that the code includes.
-            let tables =
-                files_with("toml", &src).into_iter().map(|file| fs::read_to_string(file).expect("a readable file"));
-            let code = parse_sources(&src).into_values().map(|tokens| tokens.to_string());
+            let tables = files_with("toml", &src)
+                .into_iter()
+                .map(|file| fs::read_to_string(file).expect("a readable file"));
+            let code = parse_sources(&src)
+                .into_values()
+                .map(|tokens| tokens.to_string());
             (name.clone(), code.chain(tables).collect::<String>())
         };
-        let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(read_crate_code).collect();
+        let codes = manifests
+            .keys()
+            .filter(|name| *name != "cachemate-repro")
+            .map(read_crate_code)
+            .collect();
         let lock = fs::read_to_string(root.join("Cargo.lock")).unwrap_or_default();
-        Workspace { codes, manifests, locked: read_lock(&lock) }
+        Workspace {
+            codes,
+            manifests,
+            locked: read_lock(&lock),
+        }
     }
 
     /// Crates and packages that are reachable from these names.
-    fn reachable_packages(&self, names: impl IntoIterator<Item = String>) -> (BTreeSet<String>, BTreeSet<String>) {
+    fn reachable_packages(
+        &self,
+        names: impl IntoIterator<Item = String>,
+    ) -> (BTreeSet<String>, BTreeSet<String>) {
         let (mut crates, mut packages) = (BTreeSet::new(), BTreeSet::new());
         let mut pending: Vec<String> = names.into_iter().collect();
         while let Some(name) = pending.pop() {
@@ -284,31 +382,69 @@ impl Workspace {
 
 /// Names in the manifest's table of dependencies.
 fn dependency_names(manifest: &str) -> Vec<String> {
-    let lines = manifest.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
-    let names = lines.take_while(|line| !line.starts_with('[')).filter_map(|line| line.split(['.', '=', ' ']).next());
-    names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_string).collect()
+    let lines = manifest
+        .lines()
+        .skip_while(|line| line.trim() != "[dependencies]")
+        .skip(1);
+    let names = lines
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split(['.', '=', ' ']).next());
+    names
+        .filter(|name| !name.is_empty() && !name.starts_with('#'))
+        .map(str::to_string)
+        .collect()
 }
 
 fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
     let mut packages: BTreeMap<String, BTreeSet<(String, Vec<String>)>> = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {
         let package_field = |name: &str| {
-            let line = package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
-            line.map_or(String::new(), |value| value.trim_end_matches('"').to_string())
+            let line = package
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
+            line.map_or(String::new(), |value| {
+                value.trim_end_matches('"').to_string()
+            })
         };
-        let listed = package.split("dependencies = [").nth(1).and_then(|list| list.split(']').next()).unwrap_or("");
-        let names = listed.split(',').map(|name| name.trim().trim_matches('"').split(' ').next().unwrap_or(""));
-        let dependencies = names.filter(|name| !name.is_empty()).map(str::to_string).collect();
-        packages.entry(package_field("name")).or_default().insert((package_field("version"), dependencies));
+        let listed = package
+            .split("dependencies = [")
+            .nth(1)
+            .and_then(|list| list.split(']').next())
+            .unwrap_or("");
+        let names = listed.split(',').map(|name| {
+            name.trim()
+                .trim_matches('"')
+                .split(' ')
+                .next()
+                .unwrap_or("")
+        });
+        let dependencies = names
+            .filter(|name| !name.is_empty())
+            .map(str::to_string)
+            .collect();
+        packages
+            .entry(package_field("name"))
+            .or_default()
+            .insert((package_field("version"), dependencies));
     }
     packages
 }
 
-fn source_digest(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCode>, workspace: &Workspace) -> String {
+fn source_digest(
+    reached: &BTreeSet<String>,
+    modules: &BTreeMap<String, ModuleCode>,
+    workspace: &Workspace,
+) -> String {
     let mut digest = Sha256::new();
-    let is_named_in_code =
-        |name: &String| reached.iter().any(|module| modules[module].words.contains(&name.replace('-', "_")));
-    let used_crates = workspace.manifests["cachemate-repro"].iter().filter(|name| is_named_in_code(name)).cloned();
+    let is_named_in_code = |name: &String| {
+        reached
+            .iter()
+            .any(|module| modules[module].words.contains(&name.replace('-', "_")))
+    };
+    let used_crates = workspace.manifests["cachemate-repro"]
+        .iter()
+        .filter(|name| is_named_in_code(name))
+        .cloned();
     let (crates, packages) = workspace.reachable_packages(used_crates);
     for module in reached {
         digest.update(format!("module {module}\n{}\n", modules[module].text));
@@ -317,18 +453,34 @@ fn source_digest(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCo
         digest.update(format!("crate {name}\n{}\n", workspace.codes[name]));
     }
     for name in &packages {
-        let versions = workspace.locked.get(name).into_iter().flatten().map(|(version, _)| version.as_str());
-        digest.update(format!("package {name} {}\n", versions.collect::<Vec<&str>>().join(" ")));
+        let versions = workspace
+            .locked
+            .get(name)
+            .into_iter()
+            .flatten()
+            .map(|(version, _)| version.as_str());
+        digest.update(format!(
+            "package {name} {}\n",
+            versions.collect::<Vec<&str>>().join(" ")
+        ));
     }
     digest.update(compiler_version());
-    digest.finalize().iter().take(16).fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes every digit");
-        text
-    })
+    digest
+        .finalize()
+        .iter()
+        .take(16)
+        .fold(String::new(), |mut text, byte| {
+            write!(text, "{byte:02x}").expect("a string takes every digit");
+            text
+        })
 }
 
 /// The compiler's version and commit.
 fn compiler_version() -> Vec<u8> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    Command::new(rustc).arg("-V").output().map(|answer| answer.stdout).unwrap_or_default()
+    Command::new(rustc)
+        .arg("-V")
+        .output()
+        .map(|answer| answer.stdout)
+        .unwrap_or_default()
 }

@@ -11,8 +11,12 @@ fn chosen_target() -> &'static FuzzTarget {
     CHOSEN.get_or_init(|| {
         let name = std::env::var("CACHEMATE_TARGET").unwrap_or_default();
         let known: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-        find_target(&name)
-            .unwrap_or_else(|| panic!("CACHEMATE_TARGET is '{name}', expected one of {}", known.join(", ")))
+        find_target(&name).unwrap_or_else(|| {
+            panic!(
+                "CACHEMATE_TARGET is '{name}', expected one of {}",
+                known.join(", ")
+            )
+        })
     })
 }
 

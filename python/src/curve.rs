@@ -5,8 +5,8 @@ use cachemate_report::CurveCounts;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_report::text::{format_number, format_size};
 use cachemate_study::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, default_sizes,
-    drop_filtered_sizes,
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts,
+    curve_counts_from_sample, default_sizes, drop_filtered_sizes,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -35,20 +35,51 @@ impl Curve {
     fn chart(&self) -> Chart {
         let points = &self.counts.curve;
         let has_mpki = points.iter().all(|point| point.mpki.is_some());
-        let (label, unit) =
-            if has_mpki { ("misses per 1000 instructions", "MPKI") } else { ("misses, % of accesses", "%") };
+        let (label, unit) = if has_mpki {
+            ("misses per 1000 instructions", "MPKI")
+        } else {
+            ("misses, % of accesses", "%")
+        };
         let shown_points = points.iter().map(|point| {
             let y = point.mpki.unwrap_or(100.0 * point.miss_ratio);
             // Both are the ratio in another unit.
-            let scale = if point.miss_ratio > 0.0 { y / point.miss_ratio } else { 0.0 };
-            let error_interval =
-                |error: f64| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale);
-            let title = Some(format!("{}: {} {unit} with {}", self.name, format_number(y), format_size(point.bytes)));
-            ChartPoint { x: point.bytes as f64, y, interval: point.miss_ratio_error.map(error_interval), title }
+            let scale = if point.miss_ratio > 0.0 {
+                y / point.miss_ratio
+            } else {
+                0.0
+            };
+            let error_interval = |error: f64| {
+                (
+                    (point.miss_ratio - error).max(0.0) * scale,
+                    (point.miss_ratio + error) * scale,
+                )
+            };
+            let title = Some(format!(
+                "{}: {} {unit} with {}",
+                self.name,
+                format_number(y),
+                format_size(point.bytes)
+            ));
+            ChartPoint {
+                x: point.bytes as f64,
+                y,
+                interval: point.miss_ratio_error.map(error_interval),
+                title,
+            }
         });
-        let series = Series { name: self.name.clone(), points: shown_points.collect(), ..Series::default() };
+        let series = Series {
+            name: self.name.clone(),
+            points: shown_points.collect(),
+            ..Series::default()
+        };
         let (x, y) = (Axis::bytes("cache to itself"), Axis::linear(label));
-        Chart { title: self.name.clone(), x, y, series: vec![series], ..Chart::default() }
+        Chart {
+            title: self.name.clone(),
+            x,
+            y,
+            series: vec![series],
+            ..Chart::default()
+        }
     }
 }
 
@@ -100,14 +131,25 @@ impl Curve {
     }
 
     fn __repr__(&self) -> String {
-        let CurveCounts { accesses, curve, .. } = &self.counts;
-        format!("<cachemate.Curve of {}: {} sizes, {accesses} accesses>", self.name, curve.len())
+        let CurveCounts {
+            accesses, curve, ..
+        } = &self.counts;
+        format!(
+            "<cachemate.Curve of {}: {} sizes, {accesses} accesses>",
+            self.name,
+            curve.len()
+        )
     }
 
     /// Draws the curve with Matplotlib into `ax`, or into new axes, and returns the axes.
     #[pyo3(signature = (ax = None))]
-    fn plot<'py>(slf: &Bound<'py, Self>, ax: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("cachemate.plotting")?.call_method1("curve", (slf, ax))
+    fn plot<'py>(
+        slf: &Bound<'py, Self>,
+        ax: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py()
+            .import("cachemate.plotting")?
+            .call_method1("curve", (slf, ax))
     }
 
     /// The same picture as in reports.
@@ -133,28 +175,44 @@ pub fn mrc(
     seed: u64,
     threads: Option<usize>,
 ) -> PyResult<Curve> {
-    let in_field = |field: &'static str| move |problem: String| PyValueError::new_err(format!("{field}: {problem}"));
+    let in_field = |field: &'static str| {
+        move |problem: String| PyValueError::new_err(format!("{field}: {problem}"))
+    };
     check_line_bytes(line_bytes).map_err(in_field("line_bytes"))?;
     if let Some(found) = threads.filter(|threads| !(1..=64).contains(threads)) {
-        return Err(in_field("threads")(format!("found {found}, expected 1 to 64")));
+        return Err(in_field("threads")(format!(
+            "found {found}, expected 1 to 64"
+        )));
     }
     let mut sizes = sizes.unwrap_or_else(default_sizes);
     sizes.sort_unstable();
     sizes.dedup();
     let mut reading = trace.read()?;
-    if let Some(filter_bytes) = drop_filtered_sizes(&mut sizes, &reading.header()).filter(|_| sizes.is_empty()) {
-        let problem = format!("found none of at least {filter_bytes} bytes, the size of the recorder's filter");
+    if let Some(filter_bytes) =
+        drop_filtered_sizes(&mut sizes, &reading.header()).filter(|_| sizes.is_empty())
+    {
+        let problem = format!(
+            "found none of at least {filter_bytes} bytes, the size of the recorder's filter"
+        );
         return Err(in_field("sizes")(problem));
     }
     let mut engine = match sample {
         Some(_) if !reading.burst_starts().is_empty() => {
-            return Err(in_field("sample")("found a recording in bursts, expected one without gaps".to_string()));
+            return Err(in_field("sample")(
+                "found a recording in bursts, expected one without gaps".to_string(),
+            ));
         }
         Some(rate) => {
             check_rate(rate).map_err(in_field("sample"))?;
-            CurveEngine::Sampled(Box::new(FixedRateSampler::new(rate, seed).map_err(value_error)?))
+            CurveEngine::Sampled(Box::new(
+                FixedRateSampler::new(rate, seed).map_err(value_error)?,
+            ))
         }
-        None => CurveEngine::Exact(DistanceEngine::new(threads, reading.expected(), &reading.burst_starts())),
+        None => CurveEngine::Exact(DistanceEngine::new(
+            threads,
+            reading.expected(),
+            &reading.burst_starts(),
+        )),
     };
     let shift = line_bytes.trailing_zeros();
     let mut batch = Vec::new();
@@ -162,13 +220,20 @@ pub fn mrc(
         py.detach(|| {
             batch.iter_mut().for_each(|address| *address >>= shift);
             match &mut engine {
-                CurveEngine::Exact(engine) => engine.push(&batch).map_err(|error| error.to_string()),
-                CurveEngine::Sampled(engine) => engine.push(&batch).map_err(|error| error.to_string()),
+                CurveEngine::Exact(engine) => {
+                    engine.push(&batch).map_err(|error| error.to_string())
+                }
+                CurveEngine::Sampled(engine) => {
+                    engine.push(&batch).map_err(|error| error.to_string())
+                }
             }
         })
         .map_err(value_error)?;
     }
-    let part_totals = PartTotals::from_totals(reading.totals().as_ref(), reading.header().instructions_known);
+    let part_totals = PartTotals::from_totals(
+        reading.totals().as_ref(),
+        reading.header().instructions_known,
+    );
     let counts = py.detach(|| match engine {
         CurveEngine::Exact(engine) => {
             let distances = engine.finish().map_err(|error| error.to_string())?;
@@ -176,12 +241,23 @@ pub fn mrc(
         }
         CurveEngine::Sampled(engine) => {
             let curve = engine.finish().map_err(|error| error.to_string())?;
-            Ok(curve_counts_from_sample(&curve, part_totals, &sizes, line_bytes))
+            Ok(curve_counts_from_sample(
+                &curve,
+                part_totals,
+                &sizes,
+                line_bytes,
+            ))
         }
     });
     let counts = counts.map_err(value_error)?;
     if counts.accesses == 0 {
-        return Err(value_error(format!("{}: found no accesses, expected at least one", trace.name)));
+        return Err(value_error(format!(
+            "{}: found no accesses, expected at least one",
+            trace.name
+        )));
     }
-    Ok(Curve { name: trace.name.clone(), counts })
+    Ok(Curve {
+        name: trace.name.clone(),
+        counts,
+    })
 }

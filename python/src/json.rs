@@ -22,8 +22,16 @@ pub fn from_text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>
 pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>, subject: &str) -> PyResult<T> {
     let py = value.py();
     let options = PyDict::new(py);
-    options.set_item("default", py.import("operator")?.call_method1("methodcaller", ("tolist",))?)?;
-    let text = py.import("json")?.call_method("dumps", (value,), Some(&options));
-    let text: String = text.map_err(|error| value_error(format!("{subject}: {error}")))?.extract()?;
+    options.set_item(
+        "default",
+        py.import("operator")?
+            .call_method1("methodcaller", ("tolist",))?,
+    )?;
+    let text = py
+        .import("json")?
+        .call_method("dumps", (value,), Some(&options));
+    let text: String = text
+        .map_err(|error| value_error(format!("{subject}: {error}")))?
+        .extract()?;
     serde_json::from_str(&text).map_err(|error| value_error(format!("{subject}: {error}")))
 }

@@ -17,7 +17,12 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-create_exception!(cachemate, CachemateError, PyException, "What went wrong, with the place: file, line or field.");
+create_exception!(
+    cachemate,
+    CachemateError,
+    PyException,
+    "What went wrong, with the place: file, line or field."
+);
 
 /// Converts an error of the libraries to a Python exception.
 fn value_error(error: impl std::fmt::Display) -> PyErr {
@@ -34,7 +39,9 @@ fn machines() -> Vec<&'static str> {
 #[pyfunction]
 fn models() -> Vec<&'static str> {
     let schemes = cachemate_policy::schemes::all_schemes();
-    std::iter::once("interval").chain(schemes.iter().map(|scheme| scheme.name())).collect()
+    std::iter::once("interval")
+        .chain(schemes.iter().map(|scheme| scheme.name()))
+        .collect()
 }
 
 #[pymodule]

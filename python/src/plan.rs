@@ -27,7 +27,10 @@ pub struct Matrix {
     table: CostTable,
 }
 
-fn to_array<'py>(py: Python<'py>, rows: &[Vec<Option<f64>>]) -> PyResult<Bound<'py, PyArray2<f64>>> {
+fn to_array<'py>(
+    py: Python<'py>,
+    rows: &[Vec<Option<f64>>],
+) -> PyResult<Bound<'py, PyArray2<f64>>> {
     let row = |row: &Vec<Option<f64>>| row.iter().map(|value| value.unwrap_or(f64::NAN)).collect();
     PyArray2::from_vec2(py, &rows.iter().map(row).collect::<Vec<_>>()).map_err(value_error)
 }
@@ -48,13 +51,21 @@ impl Matrix {
     /// Lower ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn low<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.table.low.as_ref().map(|rows| to_array(py, rows)).transpose()
+        self.table
+            .low
+            .as_ref()
+            .map(|rows| to_array(py, rows))
+            .transpose()
     }
 
     /// Upper ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn high<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.table.high.as_ref().map(|rows| to_array(py, rows)).transpose()
+        self.table
+            .high
+            .as_ref()
+            .map(|rows| to_array(py, rows))
+            .transpose()
     }
 
     /// Unit of the values: `percent`, or `weight`, a cost without a unit of which more is worse.
@@ -70,17 +81,30 @@ impl Matrix {
 
     /// Draws the matrix with Matplotlib into `ax`, or into new axes, and returns the axes.
     #[pyo3(signature = (ax = None))]
-    fn plot<'py>(slf: &Bound<'py, Self>, ax: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("cachemate.plotting")?.call_method1("matrix", (slf, ax))
+    fn plot<'py>(
+        slf: &Bound<'py, Self>,
+        ax: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py()
+            .import("cachemate.plotting")?
+            .call_method1("matrix", (slf, ax))
     }
 
     fn __repr__(&self) -> String {
-        format!("<cachemate.Matrix of {} programs by {}>", self.table.names.len(), self.table.model)
+        format!(
+            "<cachemate.Matrix of {} programs by {}>",
+            self.table.names.len(),
+            self.table.model
+        )
     }
 
     /// The same picture as in reports.
     fn _repr_svg_(&self) -> String {
-        let unit = if self.table.unit == "percent" { "slowdown in %" } else { "weight" };
+        let unit = if self.table.unit == "percent" {
+            "slowdown in %"
+        } else {
+            "weight"
+        };
         let mut picture = self.table.heat_map();
         picture.title = format!("{unit}, by {}", self.table.model);
         picture.svg()
@@ -105,25 +129,47 @@ fn costs_of(
     timing: &str,
 ) -> PyResult<PredictedCosts> {
     let machine = cachemate_spec::load_machine(machine).map_err(value_error)?;
-    let names: Vec<String> = programs.iter().map(|program| escape_controls(&program.file.program)).collect();
+    let names: Vec<String> = programs
+        .iter()
+        .map(|program| escape_controls(&program.file.program))
+        .collect();
     let uses_prior = match timing {
         "solo-run" => false,
         "prior" => true,
-        found => return Err(PyValueError::new_err(format!("timing: found '{found}', expected solo-run or prior"))),
+        found => {
+            return Err(PyValueError::new_err(format!(
+                "timing: found '{found}', expected solo-run or prior"
+            )));
+        }
     };
     if model == INTERVAL_MODEL {
         let timed = time_programs(py, programs, &machine, uses_prior)?;
-        let pairs = py.detach(|| forecast::forecast_pairs(&machine, &timed.iter().collect::<Vec<_>>()));
+        let pairs =
+            py.detach(|| forecast::forecast_pairs(&machine, &timed.iter().collect::<Vec<_>>()));
         let intervals = pairs.map_err(value_error)?;
         let costs = forecast::costs_of_pairs(&intervals);
-        let matrix = Matrix { table: cost_table(&names, model, &costs, Some(&intervals)) };
-        return Ok(PredictedCosts { machine, costs, matrix, timed: Some(timed) });
+        let matrix = Matrix {
+            table: cost_table(&names, model, &costs, Some(&intervals)),
+        };
+        return Ok(PredictedCosts {
+            machine,
+            costs,
+            matrix,
+            timed: Some(timed),
+        });
     }
     let target = ProfileTarget::from_machine(&machine).map_err(value_error)?;
-    let no_cache = || value_error(format!("machine '{}': found no data cache to share", machine.name));
+    let no_cache = || {
+        value_error(format!(
+            "machine '{}': found no data cache to share",
+            machine.name
+        ))
+    };
     let cache = SharedCache::from_machine(&machine).ok_or_else(no_cache)?;
-    let profiles =
-        programs.iter().map(|program| profile_for_target(&program.file, target)).collect::<Result<Vec<_>, _>>();
+    let profiles = programs
+        .iter()
+        .map(|program| profile_for_target(&program.file, target))
+        .collect::<Result<Vec<_>, _>>();
     let profiles = profiles.map_err(value_error)?;
     let costs = py.detach(|| {
         // The model is built here, because it cannot be sent to another thread.
@@ -132,8 +178,15 @@ fn costs_of(
         pair_costs(own_model.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
     });
     let costs = costs.map_err(value_error)?;
-    let matrix = Matrix { table: cost_table(&names, model, &costs, None) };
-    Ok(PredictedCosts { machine, costs, matrix, timed: None })
+    let matrix = Matrix {
+        table: cost_table(&names, model, &costs, None),
+    };
+    Ok(PredictedCosts {
+        machine,
+        costs,
+        matrix,
+        timed: None,
+    })
 }
 
 /// Times programs as `cachemate predict` does; Ctrl-C ends the computation between two programs.
@@ -146,7 +199,10 @@ fn time_programs(
     let mut timed = Vec::with_capacity(programs.len());
     for program in programs {
         py.check_signals()?;
-        let (file, recording) = (&program.file, program.recording.as_deref().filter(|_| !uses_prior));
+        let (file, recording) = (
+            &program.file,
+            program.recording.as_deref().filter(|_| !uses_prior),
+        );
         let timed_program = py.detach(|| match recording {
             Some(path) => TimedProgram::from_recording(path, file, machine),
             None => TimedProgram::from_profile(file, machine),
@@ -188,8 +244,22 @@ impl Plan {
     /// Expected outcomes of this plan, and of the best, the worst and random placements.
     #[getter]
     fn expected<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let Placement { plan, best, worst, random, .. } = &self.placement;
-        to_python(py, &BTreeMap::from([("plan", plan), ("best", best), ("worst", worst), ("random", random)]))
+        let Placement {
+            plan,
+            best,
+            worst,
+            random,
+            ..
+        } = &self.placement;
+        to_python(
+            py,
+            &BTreeMap::from([
+                ("plan", plan),
+                ("best", best),
+                ("worst", worst),
+                ("random", random),
+            ]),
+        )
     }
 
     /// Whether it is proved that no placement is better under this model.
@@ -211,7 +281,11 @@ impl Plan {
 
     fn __repr__(&self) -> String {
         let row = |program: &cachemate_policy::placement::PlacedProgram| {
-            format!("{} on CPU {}", escape_controls(&program.name), program.cpu.0)
+            format!(
+                "{} on CPU {}",
+                escape_controls(&program.name),
+                program.cpu.0
+            )
         };
         let rows: Vec<String> = self.placement.programs.iter().map(row).collect();
         format!("<cachemate.Plan: {}>", rows.join(", "))
@@ -220,20 +294,33 @@ impl Plan {
     /// The caches with their programs and the reasons.
     fn _repr_html_(&self) -> String {
         let is_percent = self.shown.unit == "percent";
-        let cost = |value: f64| if is_percent { format!("{} %", format_fixed(value, 1)) } else { format_number(value) };
+        let cost = |value: f64| {
+            if is_percent {
+                format!("{} %", format_fixed(value, 1))
+            } else {
+                format_number(value)
+            }
+        };
         let mut rows = String::new();
         for cache in &self.shown.caches {
             for program in &cache.programs {
                 let cpu = value_or_dash(program.cpu.map(|cpu| cpu.to_string()));
                 let slowdown = value_or_dash(program.slowdown.map(cost));
-                let cells = [&cache.cache, &cpu, &program.name, &slowdown, &program.reason].map(|text| escape(text));
+                let cells = [
+                    &cache.cache,
+                    &cpu,
+                    &program.name,
+                    &slowdown,
+                    &program.reason,
+                ]
+                .map(|text| escape(text));
                 rows.push_str(&format!("<tr><td>{}</td></tr>", cells.join("</td><td>")));
             }
         }
         let heads = ["cache", "CPU", "program", "slowdown", "reason"].join("</th><th>");
         let expected = &self.shown.expected;
-        let [plan, random, worst] =
-            [expected.plan, expected.random, expected.worst].map(|mean| value_or_dash(mean.map(cost)));
+        let [plan, random, worst] = [expected.plan, expected.random, expected.worst]
+            .map(|mean| value_or_dash(mean.map(cost)));
         format!(
             "<table><thead><tr><th>{heads}</th></tr></thead><tbody>{rows}</tbody></table>\
              <p>expected on average: {plan}; placed at random {random}; at worst {worst}</p>"
@@ -242,7 +329,9 @@ impl Plan {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 /// Plans which programs share a cache on a machine.
@@ -256,12 +345,18 @@ pub fn plan(
     timing: &str,
     seed: u64,
 ) -> PyResult<Plan> {
-    let PredictedCosts { machine, costs, matrix, timed } = costs_of(py, &programs, machine, model, timing)?;
+    let PredictedCosts {
+        machine,
+        costs,
+        matrix,
+        timed,
+    } = costs_of(py, &programs, machine, model, timing)?;
     let names = &matrix.table.names;
     let placement = match timed {
         Some(timed) => {
             let timed: Vec<&TimedProgram> = timed.iter().collect();
-            let placed = py.detach(|| forecast::place_programs(&machine, names, &costs, &timed, seed));
+            let placed =
+                py.detach(|| forecast::place_programs(&machine, names, &costs, &timed, seed));
             placed.map_err(value_error)?
         }
         None => place(names, &costs, &costs, &machine.topology(), seed).map_err(value_error)?,

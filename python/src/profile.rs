@@ -25,7 +25,10 @@ impl Profile {
     /// Reads a profile file that `cachemate profile` wrote.
     #[staticmethod]
     fn read(path: PathBuf) -> PyResult<Self> {
-        Ok(Profile { file: ProfileFile::read(path).map_err(value_error)?, recording: None })
+        Ok(Profile {
+            file: ProfileFile::read(path).map_err(value_error)?,
+            recording: None,
+        })
     }
 
     /// Writes a profile file; replaces an existing one only with `force`.
@@ -54,7 +57,11 @@ impl Profile {
     #[getter]
     fn curve(&self) -> Option<Curve> {
         let curve = whole_curve(&self.file)?;
-        let distances = self.file.histograms.iter().find(|histogram| histogram.kind == "stack-distance");
+        let distances = self
+            .file
+            .histograms
+            .iter()
+            .find(|histogram| histogram.kind == "stack-distance");
         let counts = CurveCounts {
             accesses: self.file.records.or(self.file.accesses)?,
             program_accesses: self.file.accesses,
@@ -62,7 +69,10 @@ impl Profile {
             cold: distances.map(|histogram| histogram.cold),
             curve,
         };
-        Some(Curve { name: self.file.program.clone(), counts })
+        Some(Curve {
+            name: self.file.program.clone(),
+            counts,
+        })
     }
 
     /// The content of the profile file as a dictionary.
@@ -78,19 +88,40 @@ impl Profile {
 /// Profiles a trace for the shared cache of a machine, or for a typical cache without a machine.
 #[pyfunction]
 #[pyo3(signature = (trace, machine = None, *, name = None))]
-pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Option<&str>) -> PyResult<Profile> {
-    let machine = machine.map(cachemate_spec::load_machine).transpose().map_err(value_error)?;
-    let target = machine.as_ref().map(ProfileTarget::from_machine).transpose().map_err(value_error)?;
+pub fn profile(
+    py: Python<'_>,
+    trace: &Trace,
+    machine: Option<&str>,
+    name: Option<&str>,
+) -> PyResult<Profile> {
+    let machine = machine
+        .map(cachemate_spec::load_machine)
+        .transpose()
+        .map_err(value_error)?;
+    let target = machine
+        .as_ref()
+        .map(ProfileTarget::from_machine)
+        .transpose()
+        .map_err(value_error)?;
     let mut reading = trace.read()?;
     let instructions_known = reading.header().instructions_known;
-    let profiling = ProfilePass::new(target, instructions_known, reading.expected(), &reading.burst_starts());
+    let profiling = ProfilePass::new(
+        target,
+        instructions_known,
+        reading.expected(),
+        &reading.burst_starts(),
+    );
     let mut profiling = profiling.map_err(value_error)?;
     let mut records = Vec::new();
     while reading.next_records(py, &mut records)? {
-        py.detach(|| profiling.push(&records)).map_err(value_error)?;
+        py.detach(|| profiling.push(&records))
+            .map_err(value_error)?;
     }
     let (header, totals) = (reading.header(), reading.totals());
     let name = name.unwrap_or(&trace.name);
     let profile = py.detach(|| profiling.finish(name, trace.from(), &header, totals.as_ref()));
-    Ok(Profile { file: profile.map_err(value_error)?, recording: trace.file() })
+    Ok(Profile {
+        file: profile.map_err(value_error)?,
+        recording: trace.file(),
+    })
 }

@@ -34,9 +34,15 @@ pub fn record(
     recorder.force = force;
     recorder.filter = match l1 {
         "none" => None,
-        filter => Some(L1Filter::parse(filter).map_err(|why| PyValueError::new_err(format!("l1: {why}")))?),
+        filter => Some(
+            L1Filter::parse(filter).map_err(|why| PyValueError::new_err(format!("l1: {why}")))?,
+        ),
     };
-    recorder.children = if follow_children { ChildProcesses::Follow } else { ChildProcesses::Ignore };
+    recorder.children = if follow_children {
+        ChildProcesses::Follow
+    } else {
+        ChildProcesses::Ignore
+    };
     let interrupt = AtomicBool::new(false);
     // The program gets Ctrl-C as well. Polling the interpreter between batches detects it without installing a handler.
     let recorded = py.detach(|| {
@@ -56,7 +62,9 @@ pub fn record(
         warn_in_python(note)?;
     }
     match recorded.recording_end {
-        RecordingEnd::Interrupted => return Err(pyo3::exceptions::PyKeyboardInterrupt::new_err(())),
+        RecordingEnd::Interrupted => {
+            return Err(pyo3::exceptions::PyKeyboardInterrupt::new_err(()));
+        }
         RecordingEnd::Exit(0) | RecordingEnd::AtMax => {}
         ended => warn_in_python(format!("the recorded program ended with {ended}"))?,
     }

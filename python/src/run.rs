@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use cachemate_core::{Decision, MachineSpec, Plan, Policy, PolicyConfig, Reason, View, WindowLength};
+use cachemate_core::{
+    Decision, MachineSpec, Plan, Policy, PolicyConfig, Reason, View, WindowLength,
+};
 use cachemate_pipeline::Pipeline;
 use cachemate_sim::results::RunResults;
 use cachemate_spec::Scenario;
@@ -54,12 +56,30 @@ struct PythonPolicy {
 
 impl Policy for PythonPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let &View { topology, capabilities, observation, profiles, previous_plan, .. } = view;
-        let view_json = ViewJson { topology, capabilities, observation, profiles, previous_plan };
+        let &View {
+            topology,
+            capabilities,
+            observation,
+            profiles,
+            previous_plan,
+            ..
+        } = view;
+        let view_json = ViewJson {
+            topology,
+            capabilities,
+            observation,
+            profiles,
+            previous_plan,
+        };
         let text = serde_json::to_string(&view_json).expect("run logs hold the same as JSON");
         // Sending fails if the caller has stopped the run, which then ends with this window.
-        let sent = self.events.send(RunEvent::DecisionRequested(text, previous_plan.window));
-        let decision = sent.ok().and_then(|()| self.decisions.recv().ok()).flatten();
+        let sent = self
+            .events
+            .send(RunEvent::DecisionRequested(text, previous_plan.window));
+        let decision = sent
+            .ok()
+            .and_then(|()| self.decisions.recv().ok())
+            .flatten();
         decision.unwrap_or_else(|| Decision::new(previous_plan.clone(), Vec::new()))
     }
 }
@@ -76,8 +96,13 @@ fn query_decision(
         return Ok(None);
     }
     let answer = answer.cast::<PyDict>().map_err(|_| {
-        let found = answer.get_type().name().map_or_else(|_| "something else".to_string(), |name| name.to_string());
-        PyTypeError::new_err(format!("the policy's answer: found {found}, expected a dictionary or None"))
+        let found = answer
+            .get_type()
+            .name()
+            .map_or_else(|_| "something else".to_string(), |name| name.to_string());
+        PyTypeError::new_err(format!(
+            "the policy's answer: found {found}, expected a dictionary or None"
+        ))
     })?;
     let idle_plan = to_python(py, &Plan::idle(window))?;
     let idle_plan = idle_plan.cast::<PyDict>()?;
@@ -86,7 +111,13 @@ fn query_decision(
         let name: String = key.extract()?;
         if name == "reasons" {
             let texts: Vec<String> = value.extract()?;
-            reasons = texts.into_iter().map(|text| Reason { text, ..Reason::default() }).collect();
+            reasons = texts
+                .into_iter()
+                .map(|text| Reason {
+                    text,
+                    ..Reason::default()
+                })
+                .collect();
         } else if idle_plan.contains(&key)? {
             idle_plan.set_item(key, value)?;
         } else {
@@ -97,7 +128,10 @@ fn query_decision(
             )));
         }
     }
-    Ok(Some(Decision::new(from_python(idle_plan.as_any(), "the policy's plan")?, reasons)))
+    Ok(Some(Decision::new(
+        from_python(idle_plan.as_any(), "the policy's plan")?,
+        reasons,
+    )))
 }
 
 /// A scenario, together with its run log.
@@ -127,16 +161,31 @@ impl ScenarioRun<'_> {
         let pipeline = match decisions {
             Some(decisions) => {
                 // Replay refuses this name, because the registry has no such policy.
-                config.policy = PolicyConfig { name: "python".into(), parameters: String::new(), ..config.policy };
-                Pipeline::with_policy(config, Box::new(PythonPolicy { events: events.clone(), decisions }))
+                config.policy = PolicyConfig {
+                    name: "python".into(),
+                    parameters: String::new(),
+                    ..config.policy
+                };
+                Pipeline::with_policy(
+                    config,
+                    Box::new(PythonPolicy {
+                        events: events.clone(),
+                        decisions,
+                    }),
+                )
             }
             None => Pipeline::build(config).map_err(|error| error_text(&error))?,
         };
         for evidence in pipeline.missing_evidence(&machine) {
             let _ = events.send(RunEvent::Missing(evidence.to_string()));
         }
-        let create = |path| RunLogWriter::create(path, self.force, &pipeline.build_run_header(&machine));
-        let mut log = self.log.map(create).transpose().map_err(|error| error_text(&error))?;
+        let create =
+            |path| RunLogWriter::create(path, self.force, &pipeline.build_run_header(&machine));
+        let mut log = self
+            .log
+            .map(create)
+            .transpose()
+            .map_err(|error| error_text(&error))?;
         machine.set_first_window(pipeline.config().first_window);
         let (mut windows, mut log_error) = (0, None);
         let outcome = pipeline.run(machine, |_, record| {
@@ -147,8 +196,14 @@ impl ScenarioRun<'_> {
         if let Some(error) = log_error {
             return Err(error.to_string());
         }
-        log.map_or(Ok(()), RunLogWriter::finish).map_err(|error| error_text(&error))?;
-        Ok((outcome.map_err(|error| error_text(&error))?.collect_results(), windows))
+        log.map_or(Ok(()), RunLogWriter::finish)
+            .map_err(|error| error_text(&error))?;
+        Ok((
+            outcome
+                .map_err(|error| error_text(&error))?
+                .collect_results(),
+            windows,
+        ))
     }
 }
 
@@ -176,10 +231,12 @@ fn follow(
                 PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)
             }
             Ok(RunEvent::DecisionRequested(view, window)) => match &policy {
-                Some((callable, decisions)) => query_decision(py, callable, &view, window).map(|decision| {
-                    // Sending fails if the run has ended, which the events report.
-                    let _ = decisions.send(decision);
-                }),
+                Some((callable, decisions)) => {
+                    query_decision(py, callable, &view, window).map(|decision| {
+                        // Sending fails if the run has ended, which the events report.
+                        let _ = decisions.send(decision);
+                    })
+                }
                 None => Ok(()),
             },
             Err(RecvTimeoutError::Timeout) => Ok(()),
@@ -216,7 +273,13 @@ pub fn simulate<'py>(
         scenario.policy.name = "default".to_string();
         scenario.policy.parameters.clear();
     }
-    let run = ScenarioRun { file: &file, scenario: &scenario, spec: &spec, log: log.as_deref(), force };
+    let run = ScenarioRun {
+        file: &file,
+        scenario: &scenario,
+        spec: &spec,
+        log: log.as_deref(),
+        force,
+    };
     let stop = AtomicBool::new(false);
     let (event_sender, events) = channel();
     let (policy, decisions) = match policy {
@@ -232,7 +295,9 @@ pub fn simulate<'py>(
         (followed, py.detach(|| run_thread.join()))
     });
     followed?;
-    let (results, windows) = outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(value_error)?;
+    let (results, windows) = outcome
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        .map_err(value_error)?;
     let result = to_python(py, &results)?;
     result.cast::<PyDict>()?.set_item("windows", windows)?;
     Ok(result)

@@ -36,12 +36,19 @@ impl RunLog {
     /// Topology, capabilities and pipeline.
     #[getter]
     fn header<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, RunLogReader::open(&self.path).map_err(value_error)?.header())
+        to_python(
+            py,
+            RunLogReader::open(&self.path)
+                .map_err(value_error)?
+                .header(),
+        )
     }
 
     /// Returns an iterator over the windows, from the first.
     fn __iter__(&self) -> PyResult<RunLogWindows> {
-        Ok(RunLogWindows { reader: Mutex::new(RunLogReader::open(&self.path).map_err(value_error)?) })
+        Ok(RunLogWindows {
+            reader: Mutex::new(RunLogReader::open(&self.path).map_err(value_error)?),
+        })
     }
 
     /// The services of each window, with slowdowns and causes, as dictionaries of `window`, `at_s` and `services`.
@@ -50,17 +57,34 @@ impl RunLog {
             let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
             let run = read_recording(log, "").map_err(|error| error.to_string())?;
             let window_services = |snapshot: Snapshot| {
-                let Snapshot { window, at_s, services, .. } = snapshot;
-                WindowServices { window, at_s, services }
+                let Snapshot {
+                    window,
+                    at_s,
+                    services,
+                    ..
+                } = snapshot;
+                WindowServices {
+                    window,
+                    at_s,
+                    services,
+                }
             };
-            Ok::<_, String>(run.snapshots.into_iter().map(window_services).collect::<Vec<_>>())
+            Ok::<_, String>(
+                run.snapshots
+                    .into_iter()
+                    .map(window_services)
+                    .collect::<Vec<_>>(),
+            )
         });
         to_python(py, &windows.map_err(value_error)?)
     }
 
     /// The dashboard with the recorded run, as one HTML file.
     fn page(&self, py: Python<'_>) -> PyResult<String> {
-        let name = self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name = self
+            .path
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let html = py.detach(|| {
             let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
             let run = read_recording(log, &name).map_err(|error| error.to_string())?;
@@ -87,7 +111,15 @@ impl RunLogWindows {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let record = py.detach(|| self.reader.lock().unwrap_or_else(PoisonError::into_inner).next_record());
-        record.map_err(value_error)?.map(|record| to_python(py, &record)).transpose()
+        let record = py.detach(|| {
+            self.reader
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .next_record()
+        });
+        record
+            .map_err(value_error)?
+            .map(|record| to_python(py, &record))
+            .transpose()
     }
 }

@@ -51,7 +51,10 @@ impl Sweep {
             py.check_signals()?;
             if let Some(task_result) = store.read(task.id).map_err(value_error)? {
                 let (id, point, result) = (task.id, &task.point, task_result.result.get());
-                rows.append(from_text(py, &format!("{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"))?)?;
+                rows.append(from_text(
+                    py,
+                    &format!("{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"),
+                )?)?;
             }
         }
         Ok(rows)
@@ -64,7 +67,11 @@ impl Sweep {
     /// The pictures of the sweep's report.
     fn _repr_html_(&self) -> PyResult<String> {
         let report = collect_report(&self.store()?).map_err(value_error)?;
-        let pictures: String = report.pictures.iter().map(|picture| picture.inline.as_str()).collect();
+        let pictures: String = report
+            .pictures
+            .iter()
+            .map(|picture| picture.inline.as_str())
+            .collect();
         Ok(format!("<style>{STYLE}</style>{pictures}"))
     }
 }

@@ -15,8 +15,14 @@ const PIECE: usize = 1 << 16;
 
 /// The source of the accesses.
 enum TraceSource {
-    Array { addresses: Py<PyArray1<u64>>, instructions: Option<Py<PyArray1<u64>>> },
-    File { path: String, format: Option<Format> },
+    Array {
+        addresses: Py<PyArray1<u64>>,
+        instructions: Option<Py<PyArray1<u64>>>,
+    },
+    File {
+        path: String,
+        format: Option<Format>,
+    },
 }
 
 /// The accesses of a program, in order.
@@ -34,33 +40,69 @@ impl Trace {
     /// instructions executed since access `i - 1`, including the one that makes access `i`.
     #[staticmethod]
     #[pyo3(signature = (addresses, *, instructions = None, name = "array"))]
-    fn from_numpy(addresses: &Bound<'_, PyAny>, instructions: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Self> {
+    fn from_numpy(
+        addresses: &Bound<'_, PyAny>,
+        instructions: Option<&Bound<'_, PyAny>>,
+        name: &str,
+    ) -> PyResult<Self> {
         let addresses = as_integers(addresses, "addresses")?;
-        let instructions = instructions.map(|array| as_integers(array, "instructions")).transpose()?;
+        let instructions = instructions
+            .map(|array| as_integers(array, "instructions"))
+            .transpose()?;
         let count = addresses.len();
-        if let Some(found) = instructions.as_ref().map(|array| array.len()).filter(|found| *found != count) {
-            let message = format!("instructions: found {found} values, expected {count}, one for each address");
+        if let Some(found) = instructions
+            .as_ref()
+            .map(|array| array.len())
+            .filter(|found| *found != count)
+        {
+            let message = format!(
+                "instructions: found {found} values, expected {count}, one for each address"
+            );
             return Err(PyValueError::new_err(message));
         }
-        let source =
-            TraceSource::Array { addresses: addresses.unbind(), instructions: instructions.map(Bound::unbind) };
-        Ok(Trace { source, name: name.to_string(), accesses: Some(count as u64) })
+        let source = TraceSource::Array {
+            addresses: addresses.unbind(),
+            instructions: instructions.map(Bound::unbind),
+        };
+        Ok(Trace {
+            source,
+            name: name.to_string(),
+            accesses: Some(count as u64),
+        })
     }
 
     /// Opens a file in any format that the command reads. Without `format`, content and name determine the format.
     #[staticmethod]
     #[pyo3(signature = (path, *, format = None, name = None))]
     pub fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
-        let format = format.map(|name| name.parse::<Format>().map_err(value_error)).transpose()?;
-        let path_text =
-            path.to_str().ok_or_else(|| value_error(format!("{}: expected a name in UTF-8", path.display())))?;
+        let format = format
+            .map(|name| name.parse::<Format>().map_err(value_error))
+            .transpose()?;
+        let path_text = path
+            .to_str()
+            .ok_or_else(|| value_error(format!("{}: expected a name in UTF-8", path.display())))?;
         let reader = cachemate_trace::open(path_text, format).map_err(value_error)?;
         let accesses = reader.totals().map(|totals| totals.records);
-        let file_name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let first_part =
-            || file_name.split('.').next().filter(|part| !part.is_empty()).unwrap_or(&file_name).to_string();
+        let file_name = path
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let first_part = || {
+            file_name
+                .split('.')
+                .next()
+                .filter(|part| !part.is_empty())
+                .unwrap_or(&file_name)
+                .to_string()
+        };
         let name = name.unwrap_or_else(first_part);
-        Ok(Trace { source: TraceSource::File { path: path_text.to_string(), format }, name, accesses })
+        Ok(Trace {
+            source: TraceSource::File {
+                path: path_text.to_string(),
+                format,
+            },
+            name,
+            accesses,
+        })
     }
 
     /// Number of accesses; `None` if it is unknown before the trace is read.
@@ -79,7 +121,10 @@ impl Trace {
         if let TraceSource::Array { addresses, .. } = &self.source {
             return Ok(addresses.bind(py).clone());
         }
-        let (mut addresses, mut batch) = (Vec::with_capacity(self.accesses.unwrap_or(0) as usize), Vec::new());
+        let (mut addresses, mut batch) = (
+            Vec::with_capacity(self.accesses.unwrap_or(0) as usize),
+            Vec::new(),
+        );
         let mut reading = self.read()?;
         while reading.next_addresses(py, &mut batch)? {
             addresses.extend_from_slice(&batch);
@@ -88,21 +133,30 @@ impl Trace {
     }
 
     fn __repr__(&self) -> String {
-        let count = self.accesses.map_or("unknown number of".to_string(), |count| count.to_string());
+        let count = self
+            .accesses
+            .map_or("unknown number of".to_string(), |count| count.to_string());
         format!("<cachemate.Trace {}: {count} accesses>", self.name)
     }
 }
 
 /// Views the given array as unsigned integers, without copying.
-fn as_integers<'py>(value: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
+fn as_integers<'py>(
+    value: &Bound<'py, PyAny>,
+    subject: &str,
+) -> PyResult<Bound<'py, PyArray1<u64>>> {
     let py = value.py();
     let Ok(array) = value.cast::<PyUntypedArray>() else {
         let found = value.get_type().name()?;
-        return Err(PyTypeError::new_err(format!("{subject}: found {found}, expected a NumPy array")));
+        return Err(PyTypeError::new_err(format!(
+            "{subject}: found {found}, expected a NumPy array"
+        )));
     };
     if array.ndim() != 1 {
         let found = array.ndim();
-        return Err(PyValueError::new_err(format!("{subject}: found {found} dimensions, expected one")));
+        return Err(PyValueError::new_err(format!(
+            "{subject}: found {found} dimensions, expected one"
+        )));
     }
     let dtype = array.dtype();
     if dtype.is_equiv_to(&numpy::dtype::<i64>(py)) {
@@ -110,7 +164,9 @@ fn as_integers<'py>(value: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<
     }
     if !dtype.is_equiv_to(&numpy::dtype::<u64>(py)) {
         let found = dtype.str()?;
-        return Err(PyTypeError::new_err(format!("{subject}: found values of {found}, expected uint64 or int64")));
+        return Err(PyTypeError::new_err(format!(
+            "{subject}: found values of {found}, expected uint64 or int64"
+        )));
     }
     Ok(value.clone().cast_into()?)
 }
@@ -129,11 +185,17 @@ impl Trace {
     pub fn read(&self) -> PyResult<TracePass<'_>> {
         let (reader, instructions) = match &self.source {
             TraceSource::Array { instructions, .. } => (None, instructions.as_ref().map(|_| 0)),
-            TraceSource::File { path, format } => {
-                (Some(cachemate_trace::open(path, *format).map_err(value_error)?), None)
-            }
+            TraceSource::File { path, format } => (
+                Some(cachemate_trace::open(path, *format).map_err(value_error)?),
+                None,
+            ),
         };
-        Ok(TracePass { trace: self, position: 0, reader, instructions })
+        Ok(TracePass {
+            trace: self,
+            position: 0,
+            reader,
+            instructions,
+        })
     }
 
     /// Path of the file that is read; `None` for an array.
@@ -158,9 +220,17 @@ impl TracePass<'_> {
     pub fn next_addresses(&mut self, py: Python<'_>, batch: &mut Vec<u64>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
-            return py.detach(|| reader.read_addresses(batch)).map_err(value_error);
+            return py
+                .detach(|| reader.read_addresses(batch))
+                .map_err(value_error);
         }
-        let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
+        let TraceSource::Array {
+            addresses,
+            instructions,
+        } = &self.trace.source
+        else {
+            return Ok(false);
+        };
         batch.clear();
         visit_chunk(addresses.bind(py), self.position, |part| batch.extend(part))?;
         self.count_gaps(py, instructions.as_ref())?;
@@ -169,17 +239,37 @@ impl TracePass<'_> {
     }
 
     /// Reads the next records; see [`TracePass::next_addresses`].
-    pub fn next_records(&mut self, py: Python<'_>, batch: &mut Vec<AccessRecord>) -> PyResult<bool> {
+    pub fn next_records(
+        &mut self,
+        py: Python<'_>,
+        batch: &mut Vec<AccessRecord>,
+    ) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
             return py.detach(|| reader.read_batch(batch)).map_err(value_error);
         }
-        let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
+        let TraceSource::Array {
+            addresses,
+            instructions,
+        } = &self.trace.source
+        else {
+            return Ok(false);
+        };
         batch.clear();
-        let record_at = |&address: &u64| AccessRecord { address, ..AccessRecord::default() };
-        visit_chunk(addresses.bind(py), self.position, |part| batch.extend(part.map(record_at)))?;
+        let record_at = |&address: &u64| AccessRecord {
+            address,
+            ..AccessRecord::default()
+        };
+        visit_chunk(addresses.bind(py), self.position, |part| {
+            batch.extend(part.map(record_at))
+        })?;
         if let Some(instructions) = instructions {
-            let gaps = |part: ArrayChunk<'_>| batch.iter_mut().zip(part).for_each(|(record, gap)| record.gap = *gap);
+            let gaps = |part: ArrayChunk<'_>| {
+                batch
+                    .iter_mut()
+                    .zip(part)
+                    .for_each(|(record, gap)| record.gap = *gap)
+            };
             visit_chunk(instructions.bind(py), self.position, gaps)?;
         }
         self.count_gaps(py, instructions.as_ref())?;
@@ -188,14 +278,20 @@ impl TracePass<'_> {
     }
 
     fn count_gaps(&mut self, py: Python<'_>, gaps: Option<&Py<PyArray1<u64>>>) -> PyResult<()> {
-        let (Some(sum), Some(gaps)) = (&mut self.instructions, gaps) else { return Ok(()) };
-        visit_chunk(gaps.bind(py), self.position, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
+        let (Some(sum), Some(gaps)) = (&mut self.instructions, gaps) else {
+            return Ok(());
+        };
+        visit_chunk(gaps.bind(py), self.position, |part| {
+            *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap))
+        })
     }
 
     /// Metadata of the trace.
     pub fn header(&self) -> TraceHeader {
         let of_array = || TraceHeader::for_import("array", self.instructions.is_some());
-        self.reader.as_ref().map_or_else(of_array, |reader| reader.header().clone())
+        self.reader
+            .as_ref()
+            .map_or_else(of_array, |reader| reader.header().clone())
     }
 
     /// Sums over the whole trace, available after the end of the pass; `None` if unknown.
@@ -204,14 +300,21 @@ impl TracePass<'_> {
             Some(reader) => reader.totals().cloned(),
             None => {
                 let (records, instructions) = (self.position as u64, self.instructions);
-                Some(TraceTotals { records, program_accesses: Some(records), instructions, ..TraceTotals::default() })
+                Some(TraceTotals {
+                    records,
+                    program_accesses: Some(records),
+                    instructions,
+                    ..TraceTotals::default()
+                })
             }
         }
     }
 
     /// First records of the recording's bursts; empty for a recording without gaps.
     pub fn burst_starts(&self) -> Vec<u64> {
-        self.totals().map(|totals| totals.bursts).unwrap_or_default()
+        self.totals()
+            .map(|totals| totals.bursts)
+            .unwrap_or_default()
     }
 
     /// Number of accesses of the whole trace; 0 if unknown.
@@ -223,7 +326,11 @@ impl TracePass<'_> {
 type ArrayChunk<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
 
 /// Calls `visit` on one piece of the array, while the interpreter's lock is held.
-fn visit_chunk(array: &Bound<'_, PyArray1<u64>>, start: usize, visit: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
+fn visit_chunk(
+    array: &Bound<'_, PyArray1<u64>>,
+    start: usize,
+    visit: impl FnOnce(ArrayChunk<'_>),
+) -> PyResult<()> {
     let borrowed = array.try_readonly().map_err(value_error)?;
     let elements = borrowed.as_array();
     // The array may have become shorter since the pass began.

@@ -36,7 +36,11 @@ pub fn move_to_front(lines: &[u64]) -> u64 {
 }
 
 fn simulate(simd: Simd, lines: &[u64]) -> u64 {
-    let shape = CacheGeometry { sets: SETS as u32, ways: WAYS as u32, slices: 1 };
+    let shape = CacheGeometry {
+        sets: SETS as u32,
+        ways: WAYS as u32,
+        slices: 1,
+    };
     let mut cache = CacheSim::with_simd(shape, Replacement::Lru, simd).expect("the shape is valid");
     cache.push(lines)
 }
@@ -58,7 +62,9 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let mut contenders = vec![Contender::new("move to front", || move_to_front(lines))];
         for simd in Simd::available() {
             let bar = (simd == Simd::detect_best()).then_some(1.0);
-            contenders.push(Contender::new(simd.name(), move || simulate(simd, lines)).compare_with(0, bar));
+            contenders.push(
+                Contender::new(simd.name(), move || simulate(simd, lines)).compare_with(0, bar),
+            );
         }
         rows.extend(compare(
             "cachesim",
@@ -85,7 +91,13 @@ mod tests {
             let lines = kind.generate_lines(400_000);
             assert_eq!(move_to_front(&lines), misses, "{}", kind.name());
             for simd in Simd::available() {
-                assert_eq!(simulate(simd, &lines), misses, "{} {}", kind.name(), simd.name());
+                assert_eq!(
+                    simulate(simd, &lines),
+                    misses,
+                    "{} {}",
+                    kind.name(),
+                    simd.name()
+                );
             }
         }
     }

@@ -35,10 +35,16 @@ fn draw_log(seed: u64) -> Vec<u64> {
 
 fn run(options: &Options) -> Vec<ResultRow> {
     let logs: Vec<Vec<u64>> = (0..LOGS as u64).map(draw_log).collect();
-    let sizes: Vec<u64> = (1..=COLORS).map(|colors| CACHE_BYTES * colors / COLORS).collect();
+    let sizes: Vec<u64> = (1..=COLORS)
+        .map(|colors| CACHE_BYTES * colors / COLORS)
+        .collect();
     let at_all = |curve: Option<MissRateCurve>| {
         let curve = curve.expect("a log with entries and instructions");
-        curve.points().iter().map(|&(_, rate)| rate as u64).sum::<u64>()
+        curve
+            .points()
+            .iter()
+            .map(|&(_, rate)| rate as u64)
+            .sum::<u64>()
     };
     let run_form = |form: fn(&MissLog<'_>, &[u64]) -> Option<MissRateCurve>| {
         let (logs, sizes) = (&logs, &sizes);
@@ -50,16 +56,29 @@ fn run(options: &Options) -> Vec<ResultRow> {
                 instructions: 4e6,
                 lost_accesses: None,
             };
-            logs.iter().map(|lines| at_all(form(&log_of(lines), sizes))).sum()
+            logs.iter()
+                .map(|lines| at_all(form(&log_of(lines), sizes)))
+                .sum()
         }
     };
-    let survival: fn(&MissLog<'_>, &[u64]) -> _ = |trace, sizes| survival_curve(trace, &LogCounts::default(), sizes);
+    let survival: fn(&MissLog<'_>, &[u64]) -> _ =
+        |trace, sizes| survival_curve(trace, &LogCounts::default(), sizes);
     let contenders = vec![
         Contender::new(
             "bounded stack (thesis)",
             run_form(|trace, sizes| trace_curve(trace, sizes, Warmup::Automatic, true)),
         ),
-        Contender::new("survival", run_form(survival)).compare_with(0, None).with_min_millions(Some(0.0002)),
+        Contender::new("survival", run_form(survival))
+            .compare_with(0, None)
+            .with_min_millions(Some(0.0002)),
     ];
-    compare("curve", "log of 163 840 entries", LOGS, options.rounds, BenchClock::Thread, false, contenders)
+    compare(
+        "curve",
+        "log of 163 840 entries",
+        LOGS,
+        options.rounds,
+        BenchClock::Thread,
+        false,
+        contenders,
+    )
 }

@@ -30,13 +30,28 @@ struct MachineCase {
 }
 
 const fn machine_case(machine: &'static str, contexts: u32) -> MachineCase {
-    MachineCase { machine, contexts, min_ratio: None, min_millions: None }
+    MachineCase {
+        machine,
+        contexts,
+        min_ratio: None,
+        min_millions: None,
+    }
 }
 
 const CASES: [MachineCase; 5] = [
-    MachineCase { min_ratio: Some(0.125), min_millions: Some(15.0), ..machine_case("niagara-2core", 8) },
-    MachineCase { min_millions: Some(8.0), ..machine_case("power5-2x2x2", 8) },
-    MachineCase { min_millions: Some(8.0), ..machine_case("opteron-2350", 8) },
+    MachineCase {
+        min_ratio: Some(0.125),
+        min_millions: Some(15.0),
+        ..machine_case("niagara-2core", 8)
+    },
+    MachineCase {
+        min_millions: Some(8.0),
+        ..machine_case("power5-2x2x2", 8)
+    },
+    MachineCase {
+        min_millions: Some(8.0),
+        ..machine_case("opteron-2350", 8)
+    },
     machine_case("xeon-x5365", 2),
     machine_case("epyc-7742", 64),
 ];
@@ -66,7 +81,8 @@ impl AccessSource for Player {
 }
 
 fn record(program: &str, seed: u64, min_accesses: usize) -> Vec<Access> {
-    let mut threads = kernels::build_threads(program, seed, &kernels::Options::default()).expect("a shipped program");
+    let mut threads = kernels::build_threads(program, seed, &kernels::Options::default())
+        .expect("a shipped program");
     let mut accesses = Vec::new();
     while accesses.len() < min_accesses {
         threads[0].next_batch(&mut accesses);
@@ -88,15 +104,25 @@ fn simulate(
     let mut hw = Hardware::new(spec, HwOptions::default()).expect("a shipped machine");
     let mut frames = FirstTouchFrames::default();
     for cpu in 0..contexts {
-        let player = Player { accesses: programs[cpu as usize % programs.len()].clone(), at: 0 };
-        hw.load(CpuId(cpu), HwThread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(player)), 0);
+        let player = Player {
+            accesses: programs[cpu as usize % programs.len()].clone(),
+            at: 0,
+        };
+        hw.load(
+            CpuId(cpu),
+            HwThread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(player)),
+            0,
+        );
     }
     let mut end = 0;
     loop {
         end += 2_000;
         let stop = hw.run(end, &mut frames);
         assert_eq!(stop, StopReason::Time);
-        let references = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
+        let references = |cpu| {
+            hw.thread(CpuId(cpu))
+                .map_or(0, |thread| thread.counters.levels[1].references)
+        };
         let reference_count: u64 = (0..contexts).map(references).sum();
         if reference_count >= min_accesses {
             return reference_count;
@@ -106,7 +132,8 @@ fn simulate(
 
 fn run(options: &Options) -> Vec<ResultRow> {
     let min_accesses = options.accesses / 4;
-    let record = |(at, name): (usize, &&str)| std::sync::Arc::new(record(name, at as u64, min_accesses / 4));
+    let record =
+        |(at, name): (usize, &&str)| std::sync::Arc::new(record(name, at as u64, min_accesses / 4));
     let programs: Vec<_> = PROGRAMS.iter().enumerate().map(record).collect();
     let mut rows = Vec::new();
     for case in CASES {
@@ -126,11 +153,24 @@ fn run(options: &Options) -> Vec<ResultRow> {
                 }
             }
         }
-        let machine = Contender::new("machine", || simulate(&spec, contexts, &programs, min_accesses as u64))
-            .compare_with(0, case.min_ratio)
-            .with_min_millions(case.min_millions);
-        let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
-        rows.extend(compare("machine", name, line_count, options.rounds, BenchClock::Thread, false, contenders));
+        let machine = Contender::new("machine", || {
+            simulate(&spec, contexts, &programs, min_accesses as u64)
+        })
+        .compare_with(0, case.min_ratio)
+        .with_min_millions(case.min_millions);
+        let contenders = vec![
+            Contender::new("move to front", || move_to_front(&lines)),
+            machine,
+        ];
+        rows.extend(compare(
+            "machine",
+            name,
+            line_count,
+            options.rounds,
+            BenchClock::Thread,
+            false,
+            contenders,
+        ));
     }
     rows.extend(flatness_rows(&programs, min_accesses, options));
     rows.extend(WHOLE.iter().flat_map(|name| whole_run(name, options)));
@@ -141,15 +181,26 @@ fn run(options: &Options) -> Vec<ResultRow> {
 fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
     let simulated_program = |cpu: u32| {
         let name = PROGRAMS[cpu as usize % PROGRAMS.len()];
-        let make_threads =
-            move |_| kernels::build_threads(name, u64::from(cpu), &kernels::Options::default()).expect("shipped");
+        let make_threads = move |_| {
+            kernels::build_threads(name, u64::from(cpu), &kernels::Options::default())
+                .expect("shipped")
+        };
         SimProgram::new(name, Box::new(make_threads))
     };
-    let sim = SimOptions { ends: Some(RunLimit::Cycles(cycles)), ..SimOptions::default() };
-    let mut machine =
-        SimMachine::new(spec, &sim, (0..spec.cpus()).map(simulated_program).collect()).expect("a shipped machine");
+    let sim = SimOptions {
+        ends: Some(RunLimit::Cycles(cycles)),
+        ..SimOptions::default()
+    };
+    let mut machine = SimMachine::new(
+        spec,
+        &sim,
+        (0..spec.cpus()).map(simulated_program).collect(),
+    )
+    .expect("a shipped machine");
     let results = run_alone(&mut machine).expect("programs that fit");
-    results.level_breakdown(cachemate_core::CacheLevel::L1Data).map_or(0, |level| level.references)
+    results
+        .level_breakdown(cachemate_core::CacheLevel::L1Data)
+        .map_or(0, |level| level.references)
 }
 
 fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
@@ -157,22 +208,39 @@ fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
     // Millions of accesses on machines of this size, enough for every program to have touched its whole working set.
     let cycles = options.accesses as u64 / 20;
     let reference_count = run_whole(&spec, cycles) as usize;
-    let contender = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).with_max_bytes(WHOLE_MAX_BYTES);
-    compare("machine", name, reference_count, options.rounds.min(2), BenchClock::Thread, false, vec![contender])
+    let contender = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles))
+        .with_max_bytes(WHOLE_MAX_BYTES);
+    compare(
+        "machine",
+        name,
+        reference_count,
+        options.rounds.min(2),
+        BenchClock::Thread,
+        false,
+        vec![contender],
+    )
 }
 
 /// The same number of accesses *per CPU* on few CPUs and on many, of the same two programs; otherwise the run on many
 /// CPUs would be measured cold. The run on few is repeated until both have the same total.
-fn flatness_rows(programs: &[std::sync::Arc<Vec<Access>>], min_accesses: usize, options: &Options) -> Vec<ResultRow> {
+fn flatness_rows(
+    programs: &[std::sync::Arc<Vec<Access>>],
+    min_accesses: usize,
+    options: &Options,
+) -> Vec<ResultRow> {
     let (name, cpus) = FLAT;
     let spec = super::shipped_machine(name);
     let of_every_cpu = min_accesses as u64 / 16;
-    let run_on_cpus = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
+    let run_on_cpus =
+        |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
     let times = cpus[1] / cpus[0];
-    let few_cpus =
-        Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run_on_cpus(cpus[0])).sum());
-    let many_cpus =
-        Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run_on_cpus(cpus[1])).compare_with(0, Some(0.5));
+    let few_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || {
+        (0..times).map(|_| run_on_cpus(cpus[0])).sum()
+    });
+    let many_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || {
+        run_on_cpus(cpus[1])
+    })
+    .compare_with(0, Some(0.5));
     let reference_count = (of_every_cpu * u64::from(cpus[1])) as usize;
     compare(
         "machine",

@@ -13,12 +13,17 @@ pub const GROUP: BenchGroup = BenchGroup {
 
 /// Sizes at which curves are compared: four per factor of two.
 fn compared_sizes() -> Vec<u64> {
-    (40..84).map(|index| libm::exp2(f64::from(index) / 4.0) as u64).collect()
+    (40..84)
+        .map(|index| libm::exp2(f64::from(index) / 4.0) as u64)
+        .collect()
 }
 
 fn sampled_curve(lines: &[u64]) -> SampledCurve {
     let mut sample = FixedRateSampler::new(0.01, 1).expect("a valid rate");
-    sample.push(lines).and_then(|()| sample.finish()).expect("the traces have fewer lines than the limit")
+    sample
+        .push(lines)
+        .and_then(|()| sample.finish())
+        .expect("the traces have fewer lines than the limit")
 }
 
 fn fixed_size(lines: &[u64]) -> SampledCurve {
@@ -33,8 +38,12 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let lines = &kind.generate_lines(options.accesses);
         let contenders = vec![
             Contender::new("olken", || olken_histogram(lines).accesses()),
-            Contender::new("1 % sampled", || sampled_curve(lines).sampled_accesses()).compare_with(0, Some(60.0)),
-            Contender::new("8192 lines sampled", || fixed_size(lines).sampled_accesses()).compare_with(0, None),
+            Contender::new("1 % sampled", || sampled_curve(lines).sampled_accesses())
+                .compare_with(0, Some(60.0)),
+            Contender::new("8192 lines sampled", || {
+                fixed_size(lines).sampled_accesses()
+            })
+            .compare_with(0, None),
         ];
         rows.extend(compare(
             "sampled",
@@ -46,14 +55,18 @@ fn run(options: &Options) -> Vec<ResultRow> {
             contenders,
         ));
         let truth = olken_histogram(lines);
-        for (name, curve) in [("1 %", sampled_curve(lines)), ("8192 lines", fixed_size(lines))] {
+        for (name, curve) in [
+            ("1 %", sampled_curve(lines)),
+            ("8192 lines", fixed_size(lines)),
+        ] {
             let errors = compared_sizes().into_iter().filter_map(|size| {
                 let exact = truth.misses_at(size) as f64 / truth.accesses() as f64;
                 Some((curve.find_point(size)?.miss_ratio - exact).abs())
             });
             let errors: Vec<f64> = errors.collect();
-            let bar =
-                curve.error_bar(&compared_sizes()).map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));
+            let bar = curve
+                .error_bar(&compared_sizes())
+                .map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));
             eprintln!(
                 "sampled {} {name}: mean error {:.4}, greatest {:.4}, mean half-width (95 %) {bar}",
                 kind.name(),

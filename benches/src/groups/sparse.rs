@@ -15,14 +15,32 @@ pub const GROUP: BenchGroup = BenchGroup {
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
-        let lines: &Vec<u64> = &kind.generate_lines(options.accesses).iter().map(|&line| mix_bits(line, 40)).collect();
-        let mut contenders = vec![Contender::new("olken", || fingerprint(&olken_histogram(lines)))];
+        let lines: &Vec<u64> = &kind
+            .generate_lines(options.accesses)
+            .iter()
+            .map(|&line| mix_bits(line, 40))
+            .collect();
+        let mut contenders = vec![Contender::new("olken", || {
+            fingerprint(&olken_histogram(lines))
+        })];
         for simd in Simd::available() {
             let bar = (simd == Simd::detect_best()).then_some(6.0);
             let work = move || fingerprint(&exact_histogram(simd, lines));
-            contenders.push(Contender::new(simd.name(), work).compare_with(0, bar).with_max_bytes(80_000_000));
+            contenders.push(
+                Contender::new(simd.name(), work)
+                    .compare_with(0, bar)
+                    .with_max_bytes(80_000_000),
+            );
         }
-        rows.extend(compare("sparse", kind.name(), lines.len(), options.rounds, BenchClock::Thread, true, contenders));
+        rows.extend(compare(
+            "sparse",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Thread,
+            true,
+            contenders,
+        ));
     }
     rows
 }

@@ -24,7 +24,12 @@ fn target_speedup(simd: Simd) -> Option<f64> {
 /// A number that represents a histogram: equal numbers mean equal histograms, except with a probability of 2^-64.
 pub fn fingerprint(histogram: &DistanceHistogram) -> u64 {
     let mut hashed_words = vec![histogram.cold_count()];
-    hashed_words.extend(histogram.counts().iter().flat_map(|&(distance, count)| [distance, count]));
+    hashed_words.extend(
+        histogram
+            .counts()
+            .iter()
+            .flat_map(|&(distance, count)| [distance, count]),
+    );
     crate::traces::checksum(&hashed_words)
 }
 
@@ -36,22 +41,37 @@ pub fn olken_histogram(lines: &[u64]) -> DistanceHistogram {
 
 pub fn exact_histogram(simd: Simd, lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::with_simd(simd);
-    engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
+    engine
+        .push(lines)
+        .and_then(|()| engine.finish())
+        .expect("the traces have fewer lines than the limit")
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = kind.generate_lines(options.accesses);
-        let mut contenders = vec![Contender::new("olken", || fingerprint(&olken_histogram(&lines)))];
+        let mut contenders = vec![Contender::new("olken", || {
+            fingerprint(&olken_histogram(&lines))
+        })];
         for simd in Simd::available() {
             let lines = &lines;
             let work = move || fingerprint(&exact_histogram(simd, lines));
             contenders.push(
-                Contender::new(simd.name(), work).compare_with(0, target_speedup(simd)).with_max_bytes(80_000_000),
+                Contender::new(simd.name(), work)
+                    .compare_with(0, target_speedup(simd))
+                    .with_max_bytes(80_000_000),
             );
         }
-        rows.extend(compare("stack", kind.name(), lines.len(), options.rounds, BenchClock::Thread, true, contenders));
+        rows.extend(compare(
+            "stack",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Thread,
+            true,
+            contenders,
+        ));
     }
     rows
 }

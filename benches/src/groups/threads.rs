@@ -15,7 +15,10 @@ pub const GROUP: BenchGroup = BenchGroup {
 
 fn count_on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
     let mut engine = ParallelStackDistances::new(threads);
-    engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
+    engine
+        .push(lines)
+        .and_then(|()| engine.finish())
+        .expect("the traces have fewer lines than the limit")
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
@@ -23,12 +26,22 @@ fn run(options: &Options) -> Vec<ResultRow> {
     for kind in &options.traces {
         let lines = &kind.generate_lines(options.accesses);
         let contenders = vec![
-            Contender::new("1 thread", || fingerprint(&exact_histogram(Simd::detect_best(), lines))),
+            Contender::new("1 thread", || {
+                fingerprint(&exact_histogram(Simd::detect_best(), lines))
+            }),
             Contender::new("2 threads", || fingerprint(&count_on_threads(2, lines)))
                 .compare_with(0, Some(1.5))
                 .with_max_bytes(80_000_000),
         ];
-        rows.extend(compare("threads", kind.name(), lines.len(), options.rounds, BenchClock::Wall, true, contenders));
+        rows.extend(compare(
+            "threads",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Wall,
+            true,
+            contenders,
+        ));
         report_balance(kind.name(), lines);
     }
     rows
@@ -42,7 +55,10 @@ fn report_balance(input: &str, lines: &[u64]) {
     let one_s = BenchClock::Thread.now_s() - start;
     let (caller, process) = (BenchClock::Thread.now_s(), BenchClock::Process.now_s());
     count_on_threads(2, lines);
-    let (find_s, both_s) = (BenchClock::Thread.now_s() - caller, BenchClock::Process.now_s() - process);
+    let (find_s, both_s) = (
+        BenchClock::Thread.now_s() - caller,
+        BenchClock::Process.now_s() - process,
+    );
     let count_s = both_s - find_s;
     eprintln!(
         "threads {input}: one thread {one_s:.3} s; of two, finding {find_s:.3} s, counting {count_s:.3} s of processor \

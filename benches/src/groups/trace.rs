@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use cachemate_trace::{
-    AccessRecord, CmtReader, CmtWriter, Recorder, RecorderTool, TraceHeader, TraceReader, TraceTotals,
-    find_recorder_tool,
+    AccessRecord, CmtReader, CmtWriter, Recorder, RecorderTool, TraceHeader, TraceReader,
+    TraceTotals, find_recorder_tool,
 };
 
 use super::{BenchGroup, Options};
@@ -29,10 +29,20 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let copy = || checksum(&lines.iter().map(|line| line * 64).collect::<Vec<u64>>());
         let contenders = vec![
             Contender::new("copy", copy),
-            Contender::new("cmt records", || read_records(&path)).compare_with(0, None).with_min_millions(Some(50.0)),
+            Contender::new("cmt records", || read_records(&path))
+                .compare_with(0, None)
+                .with_min_millions(Some(50.0)),
             Contender::new("cmt addresses", || read_addresses(&path)).compare_with(0, None),
         ];
-        rows.extend(compare("trace", kind.name(), lines.len(), options.rounds, BenchClock::Thread, false, contenders));
+        rows.extend(compare(
+            "trace",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Thread,
+            false,
+            contenders,
+        ));
     }
     rows.extend(recording_rows(dir.path(), options));
     rows
@@ -42,7 +52,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
 fn write(path: &Path, lines: &[u64]) {
     let out = std::fs::File::create(path).expect("a file in the temporary directory");
     let header = TraceHeader::for_import("bench", true);
-    let mut writer = CmtWriter::new(std::io::BufWriter::new(out), "bench", &header, 3).expect("a header that fits");
+    let mut writer = CmtWriter::new(std::io::BufWriter::new(out), "bench", &header, 3)
+        .expect("a header that fits");
     for (index, line) in lines.iter().enumerate() {
         let mixed = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
         let record = AccessRecord {
@@ -52,16 +63,22 @@ fn write(path: &Path, lines: &[u64]) {
             size: 1 << (mixed % 4),
             store: mixed.is_multiple_of(3),
         };
-        writer.push(&record).expect("room in the temporary directory");
+        writer
+            .push(&record)
+            .expect("room in the temporary directory");
     }
-    writer.finish(TraceTotals::default()).expect("room in the temporary directory");
+    writer
+        .finish(TraceTotals::default())
+        .expect("room in the temporary directory");
 }
 
 fn read_records(path: &Path) -> u64 {
     let mut reader = CmtReader::open(path).expect("the file just written");
     let (mut sum, mut batch) = (0u64, Vec::new());
     while reader.read_batch(&mut batch).expect("an undamaged file") {
-        sum = batch.iter().fold(sum, |sum, record| sum.wrapping_add(record.address ^ record.gap));
+        sum = batch.iter().fold(sum, |sum, record| {
+            sum.wrapping_add(record.address ^ record.gap)
+        });
     }
     sum
 }
@@ -69,8 +86,13 @@ fn read_records(path: &Path) -> u64 {
 fn read_addresses(path: &Path) -> u64 {
     let mut reader = CmtReader::open(path).expect("the file just written");
     let (mut sum, mut batch) = (0u64, Vec::new());
-    while reader.read_addresses(&mut batch).expect("an undamaged file") {
-        sum = batch.iter().fold(sum, |sum, &address| sum.wrapping_add(address));
+    while reader
+        .read_addresses(&mut batch)
+        .expect("an undamaged file")
+    {
+        sum = batch
+            .iter()
+            .fold(sum, |sum, &address| sum.wrapping_add(address));
     }
     sum
 }
@@ -85,11 +107,20 @@ fn recording_rows(dir: &Path, options: &Options) -> Vec<ResultRow> {
         }
     };
     let input = dir.join("in.txt");
-    let text: String = (0..500_000u64).map(|i| format!("{i} {}\n", i.wrapping_mul(2_654_435_761) % 10_000)).collect();
+    let text: String = (0..500_000u64)
+        .map(|i| format!("{i} {}\n", i.wrapping_mul(2_654_435_761) % 10_000))
+        .collect();
     std::fs::write(&input, &text).expect("room in the temporary directory");
-    let command = ["gzip".to_string(), "-c".to_string(), input.display().to_string()];
+    let command = [
+        "gzip".to_string(),
+        "-c".to_string(),
+        input.display().to_string(),
+    ];
     let run_native = || {
-        let status = Command::new(&command[0]).args(&command[1..]).stdout(Stdio::null()).status();
+        let status = Command::new(&command[0])
+            .args(&command[1..])
+            .stdout(Stdio::null())
+            .status();
         u64::from(status.is_ok_and(|status| status.success()))
     };
     let recorder = Recorder {
@@ -105,5 +136,13 @@ fn recording_rows(dir: &Path, options: &Options) -> Vec<ResultRow> {
         Contender::new("gzip", run_native),
         Contender::new("gzip recorded", run_recorded).compare_with(0, Some(1.0 / 30.0)),
     ];
-    compare("trace", "gzip (bytes)", text.len(), options.rounds, BenchClock::Wall, true, contenders)
+    compare(
+        "trace",
+        "gzip (bytes)",
+        text.len(),
+        options.rounds,
+        BenchClock::Wall,
+        true,
+        contenders,
+    )
 }

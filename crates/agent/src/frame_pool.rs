@@ -83,8 +83,14 @@ impl<'a> FramePool<'a> {
         let slot = self.first_slots[index];
         if slot == NO_SLOT {
             let (next_fresh, end) = match list {
-                FreeList::Empty => (&mut self.first_fresh_slots[0], self.next_slots.len() as u32 / 2),
-                FreeList::EmptyInFlight => (&mut self.first_fresh_slots[1], self.next_slots.len() as u32 / 2 * 2),
+                FreeList::Empty => (
+                    &mut self.first_fresh_slots[0],
+                    self.next_slots.len() as u32 / 2,
+                ),
+                FreeList::EmptyInFlight => (
+                    &mut self.first_fresh_slots[1],
+                    self.next_slots.len() as u32 / 2 * 2,
+                ),
                 _ => return None,
             };
             *next_fresh += 1;
@@ -106,7 +112,10 @@ impl<'a> FramePool<'a> {
 
     /// Number of frames of allowed colors.
     pub fn allowed_count(&self, mask: u64) -> u32 {
-        (0..MAX_COLORS).filter(|color| mask >> color & 1 == 1).map(|color| self.count(FreeList::Color(color))).sum()
+        (0..MAX_COLORS)
+            .filter(|color| mask >> color & 1 == 1)
+            .map(|color| self.count(FreeList::Color(color)))
+            .sum()
     }
 
     /// Number of all frames held.
@@ -151,11 +160,23 @@ mod tests {
         let mut free_slots: Vec<u32> = Vec::new();
         let mut seed = 9u64;
         for _ in 0..20_000 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let (step, which) = ((seed >> 40) % 4, (seed >> 50) as u32 % 8);
-            let empty = |slot| if slot < 150 { FreeList::Empty } else { FreeList::EmptyInFlight };
+            let empty = |slot| {
+                if slot < 150 {
+                    FreeList::Empty
+                } else {
+                    FreeList::EmptyInFlight
+                }
+            };
             match step {
-                0 => free_slots.extend(stock.pop(if which < 4 { FreeList::Empty } else { FreeList::EmptyInFlight })),
+                0 => free_slots.extend(stock.pop(if which < 4 {
+                    FreeList::Empty
+                } else {
+                    FreeList::EmptyInFlight
+                })),
                 1 => {
                     let mask = 1u64 << which;
                     if let Some((slot, color)) = stock.take_allowed(mask) {
@@ -168,7 +189,12 @@ mod tests {
                 2 => free_slots.extend(stock.take_any()),
                 _ => {
                     if let Some(slot) = free_slots.pop() {
-                        let lists = [FreeList::Color(which), FreeList::Unknown, FreeList::Unclassified, empty(slot)];
+                        let lists = [
+                            FreeList::Color(which),
+                            FreeList::Unknown,
+                            FreeList::Unclassified,
+                            empty(slot),
+                        ];
                         stock.push(lists[which as usize % 4], slot);
                     }
                 }
@@ -179,7 +205,8 @@ mod tests {
             assert_eq!(sorted.len(), free_slots.len(), "a slot was given twice");
             assert!(free_slots.iter().all(|&slot| slot < 300));
             let listed = stock.count(FreeList::Empty) + stock.count(FreeList::EmptyInFlight);
-            let empty = listed + 150 - stock.first_fresh_slots[0] + 300 - stock.first_fresh_slots[1];
+            let empty =
+                listed + 150 - stock.first_fresh_slots[0] + 300 - stock.first_fresh_slots[1];
             assert_eq!(free_slots.len() as u32 + stock.held_count() + empty, 300);
         }
     }
@@ -193,7 +220,8 @@ mod tests {
             let slot = stock.pop(FreeList::Empty).unwrap();
             stock.push(FreeList::Color(color), slot);
         }
-        let colors: Vec<u32> = core::iter::from_fn(|| stock.take_allowed(0b10_0110).map(|(_, color)| color)).collect();
+        let colors: Vec<u32> =
+            core::iter::from_fn(|| stock.take_allowed(0b10_0110).map(|(_, color)| color)).collect();
         assert_eq!(colors, [1, 2, 5, 1, 2, 5]);
     }
 }

@@ -177,7 +177,13 @@ impl Agent {
         (own_start, own_bytes): (u64, u64),
     ) -> Self {
         let max_hold = slot_links.len() as u64 / 2;
-        let counters = AgentCounters { mask, max_hold, own_start, own_bytes, ..AgentCounters::default() };
+        let counters = AgentCounters {
+            mask,
+            max_hold,
+            own_start,
+            own_bytes,
+            ..AgentCounters::default()
+        };
         Agent {
             files,
             reference_set,
@@ -216,7 +222,11 @@ impl Agent {
 
     /// Creates a separate table of descriptors and opens the remaining ones. Returns false if the agent cannot work.
     pub fn open_own_descriptors(&mut self) -> bool {
-        let mut kept_fds = [self.files.fault_fd, self.files.target_fd, self.files.status_fd];
+        let mut kept_fds = [
+            self.files.fault_fd,
+            self.files.target_fd,
+            self.files.status_fd,
+        ];
         kept_fds.sort_unstable();
         // SAFETY: no memory is passed; CLONE_FILES is 0x400. The agent must not keep inherited descriptors of the
         // program open, or the reader of a pipe would never see its end.
@@ -227,22 +237,40 @@ impl Agent {
             let mut range_start = 0;
             for fd in kept_fds {
                 if fd > range_start {
-                    sys::call(sys::CLOSE_RANGE, [range_start as usize, fd as usize - 1, 0, 0, 0, 0]);
+                    sys::call(
+                        sys::CLOSE_RANGE,
+                        [range_start as usize, fd as usize - 1, 0, 0, 0, 0],
+                    );
                 }
                 range_start = fd + 1;
             }
-            sys::call(sys::CLOSE_RANGE, [range_start as usize, u32::MAX as usize, 0, 0, 0, 0]);
+            sys::call(
+                sys::CLOSE_RANGE,
+                [range_start as usize, u32::MAX as usize, 0, 0, 0, 0],
+            );
             let path = b"/proc/self/pagemap\0";
-            self.files.pagemap_fd = sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
+            self.files.pagemap_fd =
+                sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
             let (exe, capacity) = (b"/proc/self/exe\0", self.program_path.len());
             sys::call(
                 sys::READLINK,
-                [exe.as_ptr() as usize, self.program_path.as_mut_ptr() as usize, capacity, 0, 0, 0],
+                [
+                    exe.as_ptr() as usize,
+                    self.program_path.as_mut_ptr() as usize,
+                    capacity,
+                    0,
+                    0,
+                    0,
+                ],
             );
         }
         // The half to which pages are moved must be a range whose missing pages the agent handles.
         let (half_slots, start) = (u64::from(self.frame_pool.half_slots()), self.region as u64);
-        if fault::register_range(self.files.fault_fd, start + half_slots * PAGE, half_slots * PAGE) < 0
+        if fault::register_range(
+            self.files.fault_fd,
+            start + half_slots * PAGE,
+            half_slots * PAGE,
+        ) < 0
             || self.files.pagemap_fd < 0
         {
             return false;
@@ -259,7 +287,12 @@ impl Agent {
             let mut poll_fd = [self.files.fault_fd as u64 | 1 << 32];
             let max_wait_ms = if has_more_work { 0 } else { TICK_MS as usize };
             // SAFETY: one pollfd: descriptor, POLLIN.
-            let ready_count = unsafe { sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, max_wait_ms, 0, 0, 0]) };
+            let ready_count = unsafe {
+                sys::call(
+                    sys::POLL,
+                    [poll_fd.as_mut_ptr() as usize, 1, max_wait_ms, 0, 0, 0],
+                )
+            };
             if ready_count > 0 && !self.read_messages() {
                 return;
             }
@@ -272,7 +305,12 @@ impl Agent {
         let mut messages = [[0u64; 4]; 16];
         let (fault_fd, bytes) = (self.files.fault_fd as usize, size_of_val(&messages));
         // SAFETY: the kernel writes at most that many bytes.
-        let read_bytes = unsafe { sys::call(sys::READ, [fault_fd, messages.as_mut_ptr() as usize, bytes, 0, 0, 0]) };
+        let read_bytes = unsafe {
+            sys::call(
+                sys::READ,
+                [fault_fd, messages.as_mut_ptr() as usize, bytes, 0, 0, 0],
+            )
+        };
         if read_bytes < 0 {
             return read_bytes == sys::EAGAIN || read_bytes == -4;
         }
@@ -290,7 +328,8 @@ impl Agent {
         match message[0] as u8 {
             fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
             fault::EVENT_REMOVE => {
-                self.removed_ranges.record(message[1], message[2], self.counters.turn);
+                self.removed_ranges
+                    .record(message[1], message[2], self.counters.turn);
                 self.record_unmapped(message[1], message[2]);
             }
             fault::EVENT_UNMAP => self.record_unmapped(message[1], message[2]),
@@ -299,16 +338,20 @@ impl Agent {
     }
 
     fn record_unmapped(&mut self, start: u64, end: u64) {
-        if let Some(in_flight_page) =
-            self.in_flight.as_mut().filter(|page_out| (start..end).contains(&page_out.address))
+        if let Some(in_flight_page) = self
+            .in_flight
+            .as_mut()
+            .filter(|page_out| (start..end).contains(&page_out.address))
         {
             in_flight_page.is_dropped = true;
         }
     }
 
     fn track_remap(&mut self, old_start: u64, new_start: u64, bytes: u64) {
-        if let Some(in_flight_page) =
-            self.in_flight.as_mut().filter(|page_out| (old_start..old_start + bytes).contains(&page_out.address))
+        if let Some(in_flight_page) = self
+            .in_flight
+            .as_mut()
+            .filter(|page_out| (old_start..old_start + bytes).contains(&page_out.address))
         {
             in_flight_page.address = in_flight_page.address - old_start + new_start;
         }
@@ -320,15 +363,25 @@ impl Agent {
         self.counters.faults += 1;
         self.scan_period_ns = MIN_SCAN_PERIOD_NS;
         let is_supplied = self.supply_page(page);
-        self.pages_ahead =
-            if page == self.last_fault_page + PAGE { (2 * self.pages_ahead).clamp(1, MAX_PAGES_AHEAD) } else { 0 };
+        self.pages_ahead = if page == self.last_fault_page + PAGE {
+            (2 * self.pages_ahead).clamp(1, MAX_PAGES_AHEAD)
+        } else {
+            0
+        };
         self.last_fault_page = page;
         if is_supplied {
             for _ in 0..self.pages_ahead {
                 // Only frames that are ready: the faulting page already has its frame, and its thread is running again.
                 let next_page = self.last_fault_page + PAGE;
-                let Some((slot, color)) = self.frame_pool.take_allowed(self.counters.mask) else { break };
-                if fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, next_page) < 0 {
+                let Some((slot, color)) = self.frame_pool.take_allowed(self.counters.mask) else {
+                    break;
+                };
+                if fault::move_page(
+                    self.files.fault_fd,
+                    self.slot_address(slot) as u64,
+                    next_page,
+                ) < 0
+                {
                     self.frame_pool.push(FreeList::Color(color), slot);
                     self.pages_ahead = 0;
                     break;
@@ -342,7 +395,11 @@ impl Agent {
     }
 
     fn release_slot(&mut self, slot: u32) {
-        let list = if slot < self.frame_pool.half_slots() { FreeList::Empty } else { FreeList::EmptyInFlight };
+        let list = if slot < self.frame_pool.half_slots() {
+            FreeList::Empty
+        } else {
+            FreeList::EmptyInFlight
+        };
         self.frame_pool.push(list, slot);
     }
 
@@ -360,14 +417,25 @@ impl Agent {
             slot_and_color = self.frame_pool.take_any().map(|slot| (slot, u32::MAX));
         }
         if let Some((slot, color)) = slot_and_color {
-            let move_status = fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
+            let move_status =
+                fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
             if move_status >= 0 {
                 self.release_slot(slot);
                 self.counters.fallback_frames += u64::from(is_fallback);
                 return true;
             }
-            self.frame_pool.push(if color == u32::MAX { FreeList::Unknown } else { FreeList::Color(color) }, slot);
-            if matches!(move_status, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
+            self.frame_pool.push(
+                if color == u32::MAX {
+                    FreeList::Unknown
+                } else {
+                    FreeList::Color(color)
+                },
+                slot,
+            );
+            if matches!(
+                move_status,
+                sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH
+            ) {
                 fault::wake_waiters(self.files.fault_fd, page); // present already, being removed, or to be requested again
                 return false;
             }
@@ -399,7 +467,11 @@ impl Agent {
         self.pagemap_entries[0] = 0;
         // SAFETY: the kernel writes at most that many bytes; callers ask for no more than there are entries.
         let read_bytes = unsafe { sys::call(sys::PREAD, args) };
-        if read_bytes < 0 { 0 } else { read_bytes as usize / 8 }
+        if read_bytes < 0 {
+            0
+        } else {
+            read_bytes as usize / 8
+        }
     }
 
     /// Does deferrable work: requests, new ranges, the frame pool, the count. Returns true if more work is pending.
@@ -411,13 +483,20 @@ impl Agent {
             self.apply_target(now_ns);
             self.write_status();
         }
-        if now_ns >= self.next_scan_ns || (handshake::is_ending() && !self.residency_scan.is_running) {
+        if now_ns >= self.next_scan_ns
+            || (handshake::is_ending() && !self.residency_scan.is_running)
+        {
             self.register_new_ranges();
             self.scan_period_ns = (2 * self.scan_period_ns).min(MAX_SCAN_PERIOD_NS);
             self.next_scan_ns = sys::now_ns() + self.scan_period_ns;
         }
-        if !self.residency_scan.is_running && (now_ns >= self.next_pass_ns || handshake::is_ending()) {
-            self.residency_scan = ResidencyScan { is_running: true, ..ResidencyScan::default() };
+        if !self.residency_scan.is_running
+            && (now_ns >= self.next_pass_ns || handshake::is_ending())
+        {
+            self.residency_scan = ResidencyScan {
+                is_running: true,
+                ..ResidencyScan::default()
+            };
         }
         let mut has_more = false;
         if self.frame_pool.allowed_count(self.counters.mask) < READY_FRAMES {
@@ -434,12 +513,24 @@ impl Agent {
 
     fn apply_target(&mut self, now_ns: u64) {
         let mut text = [0u8; TARGET_BYTES];
-        let args = [self.files.target_fd as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
+        let args = [
+            self.files.target_fd as usize,
+            text.as_mut_ptr() as usize,
+            text.len(),
+            0,
+            0,
+            0,
+        ];
         // SAFETY: the kernel writes at most that many bytes.
         let read_bytes = unsafe { sys::call(sys::PREAD, args) };
-        let all_colors_mask =
-            if self.reference_set.colors() == 64 { u64::MAX } else { (1 << self.reference_set.colors()) - 1 };
-        let Some((mask, must_move_all)) = parse_target(&text).filter(|_| read_bytes > 0) else { return };
+        let all_colors_mask = if self.reference_set.colors() == 64 {
+            u64::MAX
+        } else {
+            (1 << self.reference_set.colors()) - 1
+        };
+        let Some((mask, must_move_all)) = parse_target(&text).filter(|_| read_bytes > 0) else {
+            return;
+        };
         let mask = mask & all_colors_mask;
         if mask != 0 && (mask, must_move_all) != (self.counters.mask, self.must_move_all) {
             self.must_move_all = must_move_all;
@@ -453,9 +544,18 @@ impl Agent {
 
     /// Registers the ranges that the program has mapped since the last scan.
     fn register_new_ranges(&mut self) {
-        let program_len = self.program_path.iter().position(|&byte| byte == 0).unwrap_or(self.program_path.len());
+        let program_len = self
+            .program_path
+            .iter()
+            .position(|&byte| byte == 0)
+            .unwrap_or(self.program_path.len());
         let program = &self.program_path[..program_len];
-        read_ranges(&mut self.ranges, &[self.own_range], program, &mut self.buffer);
+        read_ranges(
+            &mut self.ranges,
+            &[self.own_range],
+            program,
+            &mut self.buffer,
+        );
         for range in self.ranges.as_slice() {
             // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
             fault::register_range(self.files.fault_fd, range.start, range.end - range.start);
@@ -485,7 +585,11 @@ impl Agent {
                 self.residency_scan.page = 0;
                 continue;
             }
-            self.count_pages(range, remaining.min(self.pagemap_entries.len() as u64) as usize, start_ns);
+            self.count_pages(
+                range,
+                remaining.min(self.pagemap_entries.len() as u64) as usize,
+                start_ns,
+            );
             now_ns = sys::now_ns();
         }
         self.residency_scan.spent_ns += now_ns - start_ns;
@@ -502,8 +606,8 @@ impl Agent {
             let page = first_page + index as u64 * PAGE;
             self.residency_scan.page = page + PAGE;
             // Bit 61: a page of a file, or a shared one, which the agent does not manage.
-            let Some(frame) =
-                parse_frame(self.pagemap_entries[index]).filter(|_| self.pagemap_entries[index] >> 61 & 1 == 0)
+            let Some(frame) = parse_frame(self.pagemap_entries[index])
+                .filter(|_| self.pagemap_entries[index] >> 61 & 1 == 0)
             else {
                 continue;
             };
@@ -512,7 +616,10 @@ impl Agent {
                 self.residency_scan.allowed_pages += 1;
                 continue;
             }
-            let is_moved = range.is_writable && self.must_move_all && !handshake::is_ending() && self.recolor(page);
+            let is_moved = range.is_writable
+                && self.must_move_all
+                && !handshake::is_ending()
+                && self.recolor(page);
             if is_moved {
                 self.residency_scan.allowed_pages += 1;
                 self.counters.recolor_done += 1;
@@ -533,11 +640,13 @@ impl Agent {
         self.counters.allowed_pages = self.residency_scan.allowed_pages;
         self.counters.other_pages = self.residency_scan.other_pages;
         self.counters.unknown_pages = self.residency_scan.unknown_pages;
-        self.counters.recolor_total =
-            self.counters.recolor_done + self.residency_scan.other_pages + self.residency_scan.unknown_pages;
+        self.counters.recolor_total = self.counters.recolor_done
+            + self.residency_scan.other_pages
+            + self.residency_scan.unknown_pages;
         self.counters.counts += 1;
         self.counters.count_ns += self.residency_scan.spent_ns;
-        self.next_pass_ns = now_ns + MIN_COUNT_PERIOD_NS.max(self.residency_scan.spent_ns * COUNT_TIME_DIVISOR);
+        self.next_pass_ns =
+            now_ns + MIN_COUNT_PERIOD_NS.max(self.residency_scan.spent_ns * COUNT_TIME_DIVISOR);
         self.residency_scan = ResidencyScan::default();
         if handshake::is_ending() {
             // At the start, the program's first pages move immediately.
@@ -550,7 +659,8 @@ impl Agent {
     /// Moves one present page to another frame while the program runs: out, copied, in. Whatever happens in between,
     /// the page is restored with its content, unless the program has just freed it.
     fn recolor(&mut self, page: u64) -> bool {
-        if !self.removed_ranges.may_take_out(page, self.counters.turn) || !handshake::try_acquire() {
+        if !self.removed_ranges.may_take_out(page, self.counters.turn) || !handshake::try_acquire()
+        {
             return false;
         }
         let is_done = self.recolor_in_flight(page);
@@ -560,25 +670,36 @@ impl Agent {
 
     fn recolor_in_flight(&mut self, page: u64) -> bool {
         let mask = self.counters.mask;
-        if self.frame_pool.allowed_count(mask) == 0 && !self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
+        if self.frame_pool.allowed_count(mask) == 0
+            && !self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES)
+        {
             return false;
         }
-        let Some((fresh_slot, color)) = self.frame_pool.take_allowed(mask) else { return false };
+        let Some((fresh_slot, color)) = self.frame_pool.take_allowed(mask) else {
+            return false;
+        };
         let Some(in_flight_slot) = self.frame_pool.pop(FreeList::EmptyInFlight) else {
             self.frame_pool.push(FreeList::Color(color), fresh_slot);
             return false;
         };
-        let (fresh_page, parked_page) = (self.slot_address(fresh_slot), self.slot_address(in_flight_slot));
+        let (fresh_page, parked_page) = (
+            self.slot_address(fresh_slot),
+            self.slot_address(in_flight_slot),
+        );
         let move_start_ns = sys::now_ns();
         if fault::move_page(self.files.fault_fd, page, parked_page as u64) < 0 {
             self.counters.busy_pages += 1;
-            self.frame_pool.push(FreeList::EmptyInFlight, in_flight_slot);
+            self.frame_pool
+                .push(FreeList::EmptyInFlight, in_flight_slot);
             self.frame_pool.push(FreeList::Color(color), fresh_slot);
             return false;
         }
         // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
         unsafe { sys::copy_page(parked_page, fresh_page) };
-        self.in_flight = Some(InFlightPage { address: page, is_dropped: false });
+        self.in_flight = Some(InFlightPage {
+            address: page,
+            is_dropped: false,
+        });
         let is_restored = self.restore_page(fresh_page as u64, parked_page as u64);
         // Counts only the time in which the program may wait, because finding a frame before and zeroing the old one
         // afterward delay no thread.
@@ -593,8 +714,13 @@ impl Agent {
         // SAFETY: as above; the program's data must not leak to the next user of the frame.
         unsafe { sys::zero_page(parked_page) };
         // The ledger's color is used here without a test, because it is verified before the frame is used.
-        let old_color = self.read_frame(parked_page as u64).and_then(|frame| self.recorded_color(frame));
-        self.frame_pool.push(old_color.map_or(FreeList::Unclassified, FreeList::Color), in_flight_slot);
+        let old_color = self
+            .read_frame(parked_page as u64)
+            .and_then(|frame| self.recorded_color(frame));
+        self.frame_pool.push(
+            old_color.map_or(FreeList::Unclassified, FreeList::Color),
+            in_flight_slot,
+        );
         is_restored
     }
 
@@ -602,7 +728,8 @@ impl Agent {
     /// whether the copy was moved in.
     fn restore_page(&mut self, copy: u64, original: u64) -> bool {
         for _ in 0..1_000_000 {
-            let Some(in_flight_page) = self.in_flight.filter(|page_out| !page_out.is_dropped) else {
+            let Some(in_flight_page) = self.in_flight.filter(|page_out| !page_out.is_dropped)
+            else {
                 self.in_flight = None;
                 return false;
             };
@@ -615,7 +742,9 @@ impl Agent {
                 sys::EAGAIN => {
                     let mut poll_fd = [self.files.fault_fd as u64 | 1 << 32];
                     // SAFETY: one pollfd.
-                    let ready_count = unsafe { sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, 1, 0, 0, 0]) };
+                    let ready_count = unsafe {
+                        sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, 1, 0, 0, 0])
+                    };
                     if ready_count > 0 {
                         self.handle_next_message();
                     }
@@ -625,7 +754,9 @@ impl Agent {
                 // content. If even this fails, the range no longer exists.
                 _ => {
                     self.in_flight = None;
-                    if fault::map_copied_page(self.files.fault_fd, original, in_flight_page.address) >= 0 {
+                    if fault::map_copied_page(self.files.fault_fd, original, in_flight_page.address)
+                        >= 0
+                    {
                         self.counters.copied_back += 1;
                     } else {
                         self.counters.lost_pages += 1;
@@ -644,7 +775,14 @@ impl Agent {
     /// again.
     fn handle_next_message(&mut self) {
         let mut message = [0u64; 4];
-        let args = [self.files.fault_fd as usize, message.as_mut_ptr() as usize, 32, 0, 0, 0];
+        let args = [
+            self.files.fault_fd as usize,
+            message.as_mut_ptr() as usize,
+            32,
+            0,
+            0,
+            0,
+        ];
         // SAFETY: the kernel writes one message.
         if unsafe { sys::call(sys::READ, args) } != 32 {
             return;
@@ -677,7 +815,14 @@ impl Agent {
                 }
             }
         }
-        let args = [self.files.status_fd as usize, self.buffer.as_ptr() as usize, position, 0, 0, 0];
+        let args = [
+            self.files.status_fd as usize,
+            self.buffer.as_ptr() as usize,
+            position,
+            0,
+            0,
+            0,
+        ];
         // SAFETY: the buffer's first bytes.
         unsafe { sys::call(sys::PWRITE, args) };
     }

@@ -21,7 +21,9 @@ pub fn finish_final_count() {
 
 /// Acquires the right to move a page out; refused while the program forks, because the child would find a missing page.
 pub fn try_acquire() -> bool {
-    IN_FLIGHT_FLAG.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    IN_FLIGHT_FLAG
+        .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+        .is_ok()
 }
 
 /// Releases the right that [`try_acquire`] gave. A newly forked child calls it as well, because it has its parent's

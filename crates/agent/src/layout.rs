@@ -47,7 +47,12 @@ impl ReferenceSetHeader {
     /// The bytes that [`ReferenceSetHeader::from_bytes`] reads.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        let words = [REFERENCE_SET_MAGIC, u64::from(self.colors), u64::from(self.frames_per_color), self.id];
+        let words = [
+            REFERENCE_SET_MAGIC,
+            u64::from(self.colors),
+            u64::from(self.frames_per_color),
+            self.id,
+        ];
         for (index, word) in words.iter().enumerate() {
             bytes[index * 8..index * 8 + 8].copy_from_slice(&word.to_le_bytes());
         }
@@ -56,13 +61,18 @@ impl ReferenceSetHeader {
 
     /// Parses a header; `None` if this is not a reference set, or one that this version cannot use.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let read_word = |index: usize| Some(u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?));
+        let read_word = |index: usize| {
+            Some(u64::from_le_bytes(
+                bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?,
+            ))
+        };
         let header = ReferenceSetHeader {
             colors: u32::try_from(read_word(1)?).ok()?,
             frames_per_color: u32::try_from(read_word(2)?).ok()?,
             id: read_word(3)?,
         };
-        let is_valid = (2..=MAX_COLORS).contains(&header.colors) && (4..=256).contains(&header.frames_per_color);
+        let is_valid = (2..=MAX_COLORS).contains(&header.colors)
+            && (4..=256).contains(&header.frames_per_color);
         (read_word(0)? == REFERENCE_SET_MAGIC && is_valid).then_some(header)
     }
 
@@ -130,7 +140,11 @@ mod tests {
         }
         let mut reordered = text;
         reordered.swap(15, 16);
-        assert_eq!(parse_target(&reordered), None, "two parts of one write in the other order");
+        assert_eq!(
+            parse_target(&reordered),
+            None,
+            "two parts of one write in the other order"
+        );
         assert_eq!(parse_target(b"00ff"), None);
         assert_eq!(parse_target(b"000000000000002Ga\n"), None);
         assert_eq!(parse_target(b"000000000000002a\n"), None);
@@ -139,10 +153,29 @@ mod tests {
     /// Is a header read as it was written, and anything else rejected?
     #[test]
     fn headers_are_read_as_written_and_others_rejected() {
-        let header = ReferenceSetHeader { colors: 32, frames_per_color: 24, id: 7 };
-        assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()), Some(header));
-        assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()[..31]), None);
-        assert_eq!(ReferenceSetHeader::from_bytes(&ReferenceSetHeader { colors: 65, ..header }.to_bytes()), None);
+        let header = ReferenceSetHeader {
+            colors: 32,
+            frames_per_color: 24,
+            id: 7,
+        };
+        assert_eq!(
+            ReferenceSetHeader::from_bytes(&header.to_bytes()),
+            Some(header)
+        );
+        assert_eq!(
+            ReferenceSetHeader::from_bytes(&header.to_bytes()[..31]),
+            None
+        );
+        assert_eq!(
+            ReferenceSetHeader::from_bytes(
+                &ReferenceSetHeader {
+                    colors: 65,
+                    ..header
+                }
+                .to_bytes()
+            ),
+            None
+        );
         assert_eq!(ReferenceSetHeader::from_bytes(&[0; 64]), None);
     }
 }

@@ -28,7 +28,12 @@ pub struct AddressRanges {
 impl Default for AddressRanges {
     fn default() -> Self {
         AddressRanges {
-            ranges: [AddressRange { start: 0, end: 0, is_writable: false, is_readable: false }; MAX_RANGES],
+            ranges: [AddressRange {
+                start: 0,
+                end: 0,
+                is_writable: false,
+                is_readable: false,
+            }; MAX_RANGES],
             count: 0,
         }
     }
@@ -60,13 +65,22 @@ struct MapsLine<'a> {
 
 /// Parses a line; `None` if it is malformed.
 fn parse_maps_line(line: &[u8]) -> Option<MapsLine<'_>> {
-    let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+    let mut words = line
+        .split(|&byte| byte == b' ')
+        .filter(|word| !word.is_empty());
     let mut addresses = words.next()?.split(|&byte| byte == b'-');
-    let (start, end) = (parse_hexadecimal(addresses.next()?)?, parse_hexadecimal(addresses.next()?)?);
+    let (start, end) = (
+        parse_hexadecimal(addresses.next()?)?,
+        parse_hexadecimal(addresses.next()?)?,
+    );
     let permissions = words.next()?;
     let (_offset, _device) = (words.next()?, words.next()?);
     let inode = words.next()?.iter().try_fold(0u64, |number, &digit| {
-        digit.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
+        digit.is_ascii_digit().then(|| {
+            number
+                .wrapping_mul(10)
+                .wrapping_add(u64::from(digit - b'0'))
+        })
     })?;
     let name = words.next().unwrap_or_default();
     let range = AddressRange {
@@ -75,7 +89,12 @@ fn parse_maps_line(line: &[u8]) -> Option<MapsLine<'_>> {
         is_writable: permissions.get(1) == Some(&b'w'),
         is_readable: permissions.first() == Some(&b'r'),
     };
-    Some(MapsLine { range, is_private: permissions.get(3) == Some(&b'p'), inode, name })
+    Some(MapsLine {
+        range,
+        is_private: permissions.get(3) == Some(&b'p'),
+        inode,
+        name,
+    })
 }
 
 /// Selects the program's own anonymous memory line by line, including the first thread's stack. It omits the kernel's
@@ -96,9 +115,11 @@ impl MappingFilter {
             self.is_program_file = !program.is_empty() && line.name == program;
             return None;
         }
-        let is_special = line.name == b"[heap]" || line.name == b"[stack]" || line.name.starts_with(b"[anon:");
+        let is_special =
+            line.name == b"[heap]" || line.name == b"[stack]" || line.name.starts_with(b"[anon:");
         let is_anonymous = line.name.is_empty() || is_special;
-        let is_library_data = line.name.is_empty() && line.range.start == self.file_end && !self.is_program_file;
+        let is_library_data =
+            line.name.is_empty() && line.range.start == self.file_end && !self.is_program_file;
         if is_library_data {
             self.file_end = line.range.end; // another part of the library's data may follow
         }
@@ -107,7 +128,12 @@ impl MappingFilter {
 }
 
 /// Reads all ranges, except those that overlap `excluded`.
-pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program: &[u8], buffer: &mut [u8]) {
+pub fn read_ranges(
+    ranges: &mut AddressRanges,
+    excluded: &[(u64, u64)],
+    program: &[u8],
+    buffer: &mut [u8],
+) {
     ranges.clear();
     let path = b"/proc/self/maps\0";
     // SAFETY: a path that ends with a zero.
@@ -120,16 +146,32 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
         let free_buffer = &mut buffer[filled_bytes..];
         // SAFETY: the kernel writes at most as many bytes as the buffer has left.
         let read_bytes = unsafe {
-            sys::call(sys::READ, [fd as usize, free_buffer.as_mut_ptr() as usize, free_buffer.len(), 0, 0, 0])
+            sys::call(
+                sys::READ,
+                [
+                    fd as usize,
+                    free_buffer.as_mut_ptr() as usize,
+                    free_buffer.len(),
+                    0,
+                    0,
+                    0,
+                ],
+            )
         };
         if read_bytes <= 0 {
             break;
         }
         filled_bytes += read_bytes as usize;
         let mut parsed_bytes = 0;
-        while let Some(length) = buffer[parsed_bytes..filled_bytes].iter().position(|&byte| byte == b'\n') {
-            if let Some(range) = mapping_filter.pick_range(&buffer[parsed_bytes..parsed_bytes + length], program)
-                && !excluded.iter().any(|&(start, end)| range.start < end && start < range.end)
+        while let Some(length) = buffer[parsed_bytes..filled_bytes]
+            .iter()
+            .position(|&byte| byte == b'\n')
+        {
+            if let Some(range) =
+                mapping_filter.pick_range(&buffer[parsed_bytes..parsed_bytes + length], program)
+                && !excluded
+                    .iter()
+                    .any(|&(start, end)| range.start < end && start < range.end)
             {
                 ranges.push(range);
             }
@@ -169,9 +211,21 @@ mod tests {
             b"7ffe00100000-7ffe00102000 r-xp 00000000 00:00 0   [vdso]",
         ];
         let mut picker = MappingFilter::default();
-        let picked: Vec<u64> =
-            text.iter().filter_map(|line| picker.pick_range(line, b"/usr/bin/prog")).map(|range| range.start).collect();
-        assert_eq!(picked, [0x65_2000, 0xe0_3000, 0x7f2_c66d_0000, 0x7f2_c66d_1000, 0x7ffe_0000_0000]);
+        let picked: Vec<u64> = text
+            .iter()
+            .filter_map(|line| picker.pick_range(line, b"/usr/bin/prog"))
+            .map(|range| range.start)
+            .collect();
+        assert_eq!(
+            picked,
+            [
+                0x65_2000,
+                0xe0_3000,
+                0x7f2_c66d_0000,
+                0x7f2_c66d_1000,
+                0x7ffe_0000_0000
+            ]
+        );
     }
 
     /// Does a scan of this process find a mapping that was just created, whatever the buffer's size?
@@ -181,9 +235,13 @@ mod tests {
         for bytes in [512, 4096, 65536] {
             let mut ranges = Box::new(AddressRanges::default());
             read_ranges(&mut ranges, &[], b"", &mut vec![0; bytes]);
-            let contains_mapping =
-                |range: &AddressRange| range.start <= fresh && fresh + (1 << 20) <= range.end && range.is_writable;
-            assert!(ranges.as_slice().iter().any(contains_mapping), "buffer of {bytes}");
+            let contains_mapping = |range: &AddressRange| {
+                range.start <= fresh && fresh + (1 << 20) <= range.end && range.is_writable
+            };
+            assert!(
+                ranges.as_slice().iter().any(contains_mapping),
+                "buffer of {bytes}"
+            );
             read_ranges(&mut ranges, &[(fresh, fresh + 1)], b"", &mut vec![0; bytes]);
             assert!(!ranges.as_slice().iter().any(contains_mapping));
         }

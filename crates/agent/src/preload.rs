@@ -28,7 +28,14 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let args = [address as usize, bytes, prot as usize, flags as usize, fd as isize as usize, offset as usize];
+    let args = [
+        address as usize,
+        bytes,
+        prot as usize,
+        flags as usize,
+        fd as isize as usize,
+        offset as usize,
+    ];
     // SAFETY: the caller's promise.
     let result = unsafe { sys::call(sys::MMAP, args) };
     if (-4095..0).contains(&result) {

@@ -21,7 +21,11 @@ pub struct RemovedRanges {
 
 impl Default for RemovedRanges {
     fn default() -> Self {
-        RemovedRanges { ranges: [(0, 0, 0); MAX_REMOVED_RANGES], next_index: 0, closed_until: 0 }
+        RemovedRanges {
+            ranges: [(0, 0, 0); MAX_REMOVED_RANGES],
+            next_index: 0,
+            closed_until: 0,
+        }
     }
 }
 
@@ -40,7 +44,10 @@ impl RemovedRanges {
     /// May the page be moved out briefly?
     pub fn may_take_out(&self, page: u64, turn: u64) -> bool {
         turn >= self.closed_until
-            && self.ranges.iter().all(|&(start, end, end_turn)| turn >= end_turn || page < start || page >= end)
+            && self
+                .ranges
+                .iter()
+                .all(|&(start, end, end_turn)| turn >= end_turn || page < start || page >= end)
     }
 }
 
@@ -54,12 +61,19 @@ mod tests {
     fn ranges_being_removed_are_left_alone() {
         let mut removed = RemovedRanges::default();
         removed.record(4096, 8192, 10);
-        assert!(!removed.may_take_out(4096, 11) && removed.may_take_out(8192, 11) && removed.may_take_out(0, 11));
+        assert!(
+            !removed.may_take_out(4096, 11)
+                && removed.may_take_out(8192, 11)
+                && removed.may_take_out(0, 11)
+        );
         assert!(removed.may_take_out(4096, 10 + EXCLUSION_TURNS));
         for index in 0..=MAX_REMOVED_RANGES as u64 {
             removed.record(index << 20, (index << 20) + 4096, 500);
         }
-        assert!(!removed.may_take_out(1 << 50, 501), "one range was forgotten, which may be any");
+        assert!(
+            !removed.may_take_out(1 << 50, 501),
+            "one range was forgotten, which may be any"
+        );
         assert!(removed.may_take_out(0, 500 + EXCLUSION_TURNS));
     }
 }

@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use crate::handler::{Agent, Files};
 use crate::handshake::{is_ending, release, request_final_count, try_acquire};
 use crate::layout::{
-    DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target, parse_target,
+    DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target,
+    parse_target,
 };
 use crate::sys::{self, decimal_digits, fault};
 use crate::timing::ReferenceSet;
@@ -83,7 +84,11 @@ extern "C" fn after_fork_in_child() {
 pub fn register_mapping(start: usize, bytes: usize) {
     let fd = REGISTRATION_FD.load(Ordering::Relaxed);
     if fd >= 0 && is_served_process() {
-        fault::register_range(fd as isize, start as u64, bytes.next_multiple_of(PAGE_BYTES) as u64);
+        fault::register_range(
+            fd as isize,
+            start as u64,
+            bytes.next_multiple_of(PAGE_BYTES) as u64,
+        );
     }
 }
 
@@ -111,7 +116,9 @@ impl PathBuffer {
 
 fn environment_variable(name: &str) -> Option<&'static [u8]> {
     let mut name_buffer = [0u8; 32];
-    name_buffer.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+    name_buffer
+        .get_mut(..name.len())?
+        .copy_from_slice(name.as_bytes());
     // SAFETY: a name that ends with a zero; the result is a string of the environment, which does not change before
     // `main`.
     unsafe {
@@ -122,7 +129,11 @@ fn environment_variable(name: &str) -> Option<&'static [u8]> {
 
 fn parse_decimal(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0u64, |number, &digit| {
-        digit.is_ascii_digit().then(|| number.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
+        digit.is_ascii_digit().then(|| {
+            number
+                .saturating_mul(10)
+                .saturating_add(u64::from(digit - b'0'))
+        })
     })
 }
 
@@ -130,7 +141,11 @@ fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, us
     let fd = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
     // SAFETY: no memory is passed. The end offset of a seekable file is its size.
     let file_bytes = unsafe { sys::call(8, [fd as usize, 0, 2, 0, 0, 0]) };
-    let start = if file_bytes > 0 { sys::map(file_bytes as usize, prot, 1 | flags, fd) } else { None };
+    let start = if file_bytes > 0 {
+        sys::map(file_bytes as usize, prot, 1 | flags, fd)
+    } else {
+        None
+    };
     // SAFETY: a descriptor of the agent.
     unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
     Some((start?, file_bytes as usize))
@@ -147,13 +162,28 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let pid_text = decimal_digits(pid as u64, &mut digit_buffer);
     let own_path = PathBuffer::new(&[dir, b"/", pid_text])?;
     // SAFETY: a path that ends with a zero; an existing directory is fine.
-    unsafe { sys::call(sys::MKDIR, [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
+    unsafe {
+        sys::call(
+            sys::MKDIR,
+            [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0],
+        )
+    };
     let create_flags = 0o100 | 2 | 0o1000;
     let status_fd = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create_flags)?;
     let report_refusal = |status_text: &str| {
         // SAFETY: the text's bytes.
         unsafe {
-            sys::call(sys::PWRITE, [status_fd as usize, status_text.as_ptr() as usize, status_text.len(), 0, 0, 0])
+            sys::call(
+                sys::PWRITE,
+                [
+                    status_fd as usize,
+                    status_text.as_ptr() as usize,
+                    status_text.len(),
+                    0,
+                    0,
+                    0,
+                ],
+            )
         };
         None
     };
@@ -162,9 +192,20 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let initial_target = format_target(mask, must_move_all);
     // SAFETY: the text's bytes.
     unsafe {
-        sys::call(sys::PWRITE, [target_fd as usize, initial_target.as_ptr() as usize, initial_target.len(), 0, 0, 0])
+        sys::call(
+            sys::PWRITE,
+            [
+                target_fd as usize,
+                initial_target.as_ptr() as usize,
+                initial_target.len(),
+                0,
+                0,
+                0,
+            ],
+        )
     };
-    let Some((set_start, set_bytes)) = map_file(&PathBuffer::new(&[dir, b"/reference-set"])?, 1, 0) else {
+    let Some((set_start, set_bytes)) = map_file(&PathBuffer::new(&[dir, b"/reference-set"])?, 1, 0)
+    else {
         return report_refusal("refused no reference set\n");
     };
     // SAFETY: the mapping just created, which is never unmapped.
@@ -178,7 +219,9 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     if !(0..50).any(|_| reference_set.calibrate().threshold_cycles().is_some()) {
         return report_refusal("refused hits and misses take about as long here\n");
     }
-    let Some((ledger, ledger_bytes)) = map_file(&PathBuffer::new(&[dir, b"/ledger"])?, READ_WRITE, 0) else {
+    let Some((ledger, ledger_bytes)) =
+        map_file(&PathBuffer::new(&[dir, b"/ledger"])?, READ_WRITE, 0)
+    else {
         return report_refusal("refused no ledger\n");
     };
     // SAFETY: no memory is passed.
@@ -192,11 +235,22 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let Some(memory) = AgentMemory::new(hold_pages) else {
         return report_refusal("refused no address space for the frames held\n");
     };
-    let files = Files { fault_fd, target_fd, status_fd, pagemap_fd: -1 };
+    let files = Files {
+        fault_fd,
+        target_fd,
+        status_fd,
+        pagemap_fd: -1,
+    };
     // SAFETY: parts of a fresh mapping, of these sizes and page-aligned, that lives as long as the process.
     unsafe {
-        let slot_links = core::slice::from_raw_parts_mut(memory.slot_links_start().cast::<u32>(), 2 * hold_pages);
-        let (region, own_range) = (memory.region(), (memory.start as u64, memory.bytes() as u64));
+        let slot_links = core::slice::from_raw_parts_mut(
+            memory.slot_links_start().cast::<u32>(),
+            2 * hold_pages,
+        );
+        let (region, own_range) = (
+            memory.region(),
+            (memory.start as u64, memory.bytes() as u64),
+        );
         let agent = memory.agent();
         agent.write(Agent::new(
             files,
@@ -222,8 +276,16 @@ impl AgentMemory {
     const AGENT_BYTES: usize = core::mem::size_of::<Agent>().next_multiple_of(PAGE_BYTES);
 
     fn new(hold_pages: usize) -> Option<Self> {
-        let mut memory = AgentMemory { start: core::ptr::null_mut(), hold_pages };
-        memory.start = sys::map(memory.bytes(), READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
+        let mut memory = AgentMemory {
+            start: core::ptr::null_mut(),
+            hold_pages,
+        };
+        memory.start = sys::map(
+            memory.bytes(),
+            READ_WRITE,
+            PRIVATE_ANONYMOUS | NORESERVE,
+            -1,
+        )?;
         // SAFETY: ranges of the agent's mapping. No child gets the frames, none of them is part of a huge page, and the
         // handler's stack is populated before the handler starts (MADV_POPULATE_WRITE).
         unsafe {
@@ -262,19 +324,29 @@ fn start_handler() -> Option<()> {
     let (agent, stack) = prepare()?;
     // A high number, because programs rely on low descriptors; this one is only for registering. SAFETY: no memory is
     // passed.
-    let registration_fd = unsafe { sys::call(sys::FCNTL, [agent.files().fault_fd as usize, 1030, 900, 0, 0, 0]) };
+    let registration_fd = unsafe {
+        sys::call(
+            sys::FCNTL,
+            [agent.files().fault_fd as usize, 1030, 900, 0, 0, 0],
+        )
+    };
     REGISTRATION_FD.store(registration_fd as i32, Ordering::Relaxed);
     let low_fds = *agent.files();
     let argument = core::ptr::from_mut(agent).cast();
     // SAFETY: attributes and signal sets fit in the buffers passed; the stack is part of the agent's mapping.
     let error_code = unsafe {
-        let (mut attributes, mut all_signals, mut previous_mask) = ([0u64; 16], [0u64; 16], [0u64; 16]);
+        let (mut attributes, mut all_signals, mut previous_mask) =
+            ([0u64; 16], [0u64; 16], [0u64; 16]);
         let attributes_ptr = attributes.as_mut_ptr().cast();
         pthread_attr_init(attributes_ptr);
         pthread_attr_setstack(attributes_ptr, stack.cast(), STACK_BYTES);
         pthread_attr_setdetachstate(attributes_ptr, 1);
         sigfillset(all_signals.as_mut_ptr().cast());
-        pthread_sigmask(2, all_signals.as_ptr().cast(), previous_mask.as_mut_ptr().cast());
+        pthread_sigmask(
+            2,
+            all_signals.as_ptr().cast(),
+            previous_mask.as_mut_ptr().cast(),
+        );
         let mut thread = 0;
         let error_code = pthread_create(&raw mut thread, attributes_ptr, run_handler, argument);
         pthread_sigmask(2, previous_mask.as_ptr().cast(), core::ptr::null_mut());
@@ -298,7 +370,10 @@ fn start_handler() -> Option<()> {
         mallopt(-4, 0);
         mallopt(-2, TOP_PAD_BYTES);
         mallopt(-1, c_int::MAX);
-        let (parent, child) = (Some(after_fork_in_parent as _), Some(after_fork_in_child as _));
+        let (parent, child) = (
+            Some(after_fork_in_parent as _),
+            Some(after_fork_in_child as _),
+        );
         __register_atfork(Some(before_fork), parent, child, core::ptr::null_mut());
         free(core::hint::black_box(malloc(1 << 20)));
     }
@@ -310,7 +385,10 @@ extern "C" fn run_handler(argument: *mut c_void) -> *mut c_void {
     let agent = unsafe { &mut *argument.cast::<Agent>() };
     if agent.open_own_descriptors() {
         // SAFETY: no memory is passed.
-        SERVED_PID.store(unsafe { sys::call(sys::GETPID, [0; 6]) } as i32, Ordering::Release);
+        SERVED_PID.store(
+            unsafe { sys::call(sys::GETPID, [0; 6]) } as i32,
+            Ordering::Release,
+        );
         IS_READY.store(true, Ordering::Release);
         agent.serve();
         SERVED_PID.store(0, Ordering::Release);

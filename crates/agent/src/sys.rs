@@ -94,7 +94,12 @@ pub unsafe fn copy_page(source: *const u8, target: *mut u8) {
     for index in 0..crate::layout::PAGE_BYTES / 8 {
         // SAFETY: the caller's promise. Volatile, because the compiler would otherwise turn the loop into a call to
         // `memcpy`.
-        unsafe { target.cast::<u64>().add(index).write_volatile(source.cast::<u64>().add(index).read_volatile()) };
+        unsafe {
+            target
+                .cast::<u64>()
+                .add(index)
+                .write_volatile(source.cast::<u64>().add(index).read_volatile())
+        };
     }
 }
 
@@ -139,7 +144,12 @@ pub mod fault {
 
     fn ioctl(fd: isize, request: usize, words: &mut [u64]) -> isize {
         // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
-        unsafe { call(IOCTL, [fd as usize, request, words.as_mut_ptr() as usize, 0, 0, 0]) }
+        unsafe {
+            call(
+                IOCTL,
+                [fd as usize, request, words.as_mut_ptr() as usize, 0, 0, 0],
+            )
+        }
     }
     /// Initializes the userfaultfd with these features; negative if the kernel lacks one, or the file is in use
     /// already.

@@ -44,7 +44,11 @@ unsafe fn load(address: *const u8) {
 ///
 /// # Safety
 /// All pages are mapped and readable for [`PAGE_BYTES`], and remain so.
-pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *const u8> + Clone, line: usize) -> u64 {
+pub unsafe fn reload_cycles(
+    target: *const u8,
+    pages: impl Iterator<Item = *const u8> + Clone,
+    line: usize,
+) -> u64 {
     let offset = line % LINES_PER_PAGE * LINE_BYTES;
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
     unsafe {
@@ -83,8 +87,11 @@ unsafe fn reload_each(
             pages.clone().for_each(|page| load(page.add(offset)));
         }
         for step in 0..BATCH_PAGES {
-            let index = (step.reverse_bits() >> (usize::BITS - BATCH_PAGES.ilog2())) ^ (line % BATCH_PAGES);
-            let Some(target) = targets.get(index) else { continue };
+            let index =
+                (step.reverse_bits() >> (usize::BITS - BATCH_PAGES.ilog2())) ^ (line % BATCH_PAGES);
+            let Some(target) = targets.get(index) else {
+                continue;
+            };
             load(target.add((offset + PAGE_BYTES / 2) % PAGE_BYTES));
             let start = read_cycle_counter();
             load(target.add(offset));
@@ -131,7 +138,9 @@ impl Votes {
     }
 
     fn is_settled(&self, bits: usize) -> bool {
-        self.0[..bits].iter().all(|votes| votes.abs() >= Self::MIN_VOTES)
+        self.0[..bits]
+            .iter()
+            .all(|votes| votes.abs() >= Self::MIN_VOTES)
     }
 
     fn decode_color(&self, bits: usize) -> u32 {
@@ -181,7 +190,8 @@ impl ReferenceSet {
         // SAFETY: the caller's promise.
         let content = unsafe { core::slice::from_raw_parts(file, bytes) };
         let header = ReferenceSetHeader::from_bytes(content)?;
-        let table = content.get(ReferenceSetHeader::BYTES..ReferenceSetHeader::BYTES + 4 * header.table_len())?;
+        let table = content
+            .get(ReferenceSetHeader::BYTES..ReferenceSetHeader::BYTES + 4 * header.table_len())?;
         let is_inside_file = |entry: &[u8]| {
             let page = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
             page >= ReferenceSetHeader::PAGES && (page + 1) * PAGE_BYTES <= bytes
@@ -213,27 +223,39 @@ impl ReferenceSet {
     fn page_address(&self, index: u32) -> *const u8 {
         // SAFETY: callers stay below colors * frames_per_color, and `new` has checked every entry of the table, which
         // begins at a multiple of four bytes of a page.
-        unsafe { self.file.add(self.page_numbers.add(index as usize).read() as usize * PAGE_BYTES) }
+        unsafe {
+            self.file
+                .add(self.page_numbers.add(index as usize).read() as usize * PAGE_BYTES)
+        }
     }
 
-    fn page_addresses(&self, colors: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
-        (colors.start * self.frames_per_color..colors.end * self.frames_per_color).map(|index| self.page_address(index))
+    fn page_addresses(
+        &self,
+        colors: core::ops::Range<u32>,
+    ) -> impl Iterator<Item = *const u8> + Clone + '_ {
+        (colors.start * self.frames_per_color..colors.end * self.frames_per_color)
+            .map(|index| self.page_address(index))
     }
 
     /// Measures the time of a hit and of a miss with the reference frames themselves. If they cannot be distinguished
     /// now, the previous threshold stays.
     pub fn calibrate(&mut self) -> Calibration {
-        let (mut hit_samples, mut miss_samples) = ([0; CALIBRATION_SAMPLES], [0; CALIBRATION_SAMPLES]);
+        let (mut hit_samples, mut miss_samples) =
+            ([0; CALIBRATION_SAMPLES], [0; CALIBRATION_SAMPLES]);
         for index in 0..CALIBRATION_SAMPLES {
             let color = index as u32 % self.colors;
             let other_color = (color + 1) % self.colors;
             let target = self.page_address(color * self.frames_per_color);
-            let own_pages = (color * self.frames_per_color + 1..(color + 1) * self.frames_per_color)
+            let own_pages = (color * self.frames_per_color + 1
+                ..(color + 1) * self.frames_per_color)
                 .map(|index| self.page_address(index));
             // SAFETY: pages of the reference set.
             unsafe {
-                hit_samples[index] =
-                    reload_cycles(target, self.page_addresses(other_color..other_color + 1), index * 7 + 1);
+                hit_samples[index] = reload_cycles(
+                    target,
+                    self.page_addresses(other_color..other_color + 1),
+                    index * 7 + 1,
+                );
                 miss_samples[index] = reload_cycles(target, own_pages, index * 7 + 1);
             }
         }
@@ -243,7 +265,9 @@ impl ReferenceSet {
             hit_cycles: hit_samples[CALIBRATION_SAMPLES / 2],
             miss_cycles: miss_samples[CALIBRATION_SAMPLES / 2],
         };
-        self.threshold_cycles = calibration.threshold_cycles().unwrap_or(self.threshold_cycles);
+        self.threshold_cycles = calibration
+            .threshold_cycles()
+            .unwrap_or(self.threshold_cycles);
         calibration
     }
 
@@ -251,7 +275,8 @@ impl ReferenceSet {
     /// would fill.
     pub fn map_frames(&self) {
         // SAFETY: pages of the reference set.
-        self.page_addresses(0..self.colors).for_each(|page| unsafe { load(page) });
+        self.page_addresses(0..self.colors)
+            .for_each(|page| unsafe { load(page) });
     }
 
     /// The reference frames of a color.
@@ -274,7 +299,9 @@ impl ReferenceSet {
             let cycles = unsafe {
                 reload_cycles(
                     page,
-                    reference_set.page_addresses(colors.clone()).filter(|evictor| *evictor != page),
+                    reference_set
+                        .page_addresses(colors.clone())
+                        .filter(|evictor| *evictor != page),
                     line_index,
                 )
             };
@@ -312,7 +339,9 @@ impl ReferenceSet {
                 }
             }
             // SAFETY: the caller's promise.
-            if unsafe { self.has_color(page, low) && !self.has_color(page, (low + 1) % self.colors) } {
+            if unsafe {
+                self.has_color(page, low) && !self.has_color(page, (low + 1) % self.colors)
+            } {
                 return Some(low);
             }
         }
@@ -327,7 +356,10 @@ impl ReferenceSet {
     /// # Safety
     /// The conditions of [`ReferenceSet::has_color`], for each page.
     pub unsafe fn classify_all(&mut self, pages: &[*const u8], colors: &mut [Option<u32>]) {
-        for (pages, colors) in pages.chunks(BATCH_PAGES).zip(colors.chunks_mut(BATCH_PAGES)) {
+        for (pages, colors) in pages
+            .chunks(BATCH_PAGES)
+            .zip(colors.chunks_mut(BATCH_PAGES))
+        {
             // SAFETY: the caller's promise.
             unsafe { self.classify_batch(pages, colors) };
         }
@@ -337,7 +369,10 @@ impl ReferenceSet {
         // For so few pages, testing each alone costs less.
         if pages.len() < 4 {
             // SAFETY: the caller's promise.
-            pages.iter().zip(page_colors).for_each(|(page, page_class)| *page_class = unsafe { self.classify(*page) });
+            pages
+                .iter()
+                .zip(page_colors)
+                .for_each(|(page, page_class)| *page_class = unsafe { self.classify(*page) });
             return;
         }
         let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;
@@ -355,21 +390,33 @@ impl ReferenceSet {
             }
         }
         for ((page, votes), page_color) in pages.iter().zip(votes).zip(page_colors) {
-            let color = Some(votes.decode_color(bits)).filter(|color| votes.is_settled(bits) && *color < self.colors);
+            let color = Some(votes.decode_color(bits))
+                .filter(|color| votes.is_settled(bits) && *color < self.colors);
             // SAFETY: as above.
             *page_color = color.or_else(|| unsafe { self.classify(*page) });
         }
     }
 
-    unsafe fn test_bit(&mut self, pages: &[*const u8], bit: usize, is_set: bool, votes: &mut [Votes]) {
+    unsafe fn test_bit(
+        &mut self,
+        pages: &[*const u8],
+        bit: usize,
+        is_set: bool,
+        votes: &mut [Votes],
+    ) {
         let reference_set = *self;
         self.line_index = self.line_index.wrapping_add(13);
-        let half_colors = (0..reference_set.colors).filter(|color| (color >> bit & 1 == 1) == is_set);
+        let half_colors =
+            (0..reference_set.colors).filter(|color| (color >> bit & 1 == 1) == is_set);
         let frames = half_colors.flat_map(|color| reference_set.page_addresses(color..color + 1));
         // SAFETY: the caller's promise.
         unsafe {
             reload_each(pages, frames, self.line_index, |page, taken_cycles| {
-                votes[page].record_traversal(bit, is_set, taken_cycles > reference_set.threshold_cycles);
+                votes[page].record_traversal(
+                    bit,
+                    is_set,
+                    taken_cycles > reference_set.threshold_cycles,
+                );
             });
         }
     }
@@ -382,7 +429,9 @@ mod tests {
     /// True in this number of 100 cases.
     fn percent_chance(mut state: u64) -> impl FnMut(u64) -> bool {
         move |percent| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % 100 < percent
         }
     }
@@ -399,7 +448,10 @@ mod tests {
                 chance(3)
             }));
         }
-        assert!(missed < 150 && mistaken < 20, "{missed} missed and {mistaken} mistaken of 10 000");
+        assert!(
+            missed < 150 && mistaken < 20,
+            "{missed} missed and {mistaken} mistaken of 10 000"
+        );
         assert!(trials < 80_000, "{trials} questions for 10 000 answers");
     }
 
@@ -423,13 +475,22 @@ mod tests {
             wrong += u32::from(votes.is_settled(5) && votes.decode_color(5) != color);
             strays += u32::from(stray.is_settled(5));
         }
-        assert!(settled > 9_500 && wrong < 10 && strays == 0, "{settled} settled, {wrong} wrong, {strays} strays");
+        assert!(
+            settled > 9_500 && wrong < 10 && strays == 0,
+            "{settled} settled, {wrong} wrong, {strays} strays"
+        );
     }
 
     /// Are hits and misses that are too close rejected, and is the threshold between the two?
     #[test]
     fn a_threshold_is_between_hits_and_misses_or_is_rejected() {
-        let calibrated = |hit_cycles, miss_cycles| Calibration { hit_cycles, miss_cycles }.threshold_cycles();
+        let calibrated = |hit_cycles, miss_cycles| {
+            Calibration {
+                hit_cycles,
+                miss_cycles,
+            }
+            .threshold_cycles()
+        };
         assert_eq!(calibrated(40, 120), Some(80));
         assert_eq!(calibrated(40, 50), None);
         assert_eq!(calibrated(40, 30), None);

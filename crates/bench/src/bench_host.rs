@@ -37,19 +37,57 @@ pub enum BenchVerdict {
 }
 
 impl BenchRow {
-    pub fn new(part: &'static str, subject: &str, target: &str, measured: String, verdict: BenchVerdict) -> Self {
-        BenchRow { part, what: subject.to_string(), target: target.to_string(), measured, verdict }
+    pub fn new(
+        part: &'static str,
+        subject: &str,
+        target: &str,
+        measured: String,
+        verdict: BenchVerdict,
+    ) -> Self {
+        BenchRow {
+            part,
+            what: subject.to_string(),
+            target: target.to_string(),
+            measured,
+            verdict,
+        }
     }
     pub fn skipped(part: &'static str, subject: &str, reason: String) -> Self {
         BenchRow::new(part, subject, "", reason, BenchVerdict::Skipped)
     }
     /// Rows of a part. An error becomes a skipped row, so that the other parts continue.
-    pub fn rows_or_skipped(part: &'static str, subject: &str, result: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
-        result.unwrap_or_else(|error| vec![BenchRow::skipped(part, subject, format!("failed: {error:#}"))])
+    pub fn rows_or_skipped(
+        part: &'static str,
+        subject: &str,
+        result: anyhow::Result<Vec<BenchRow>>,
+    ) -> Vec<BenchRow> {
+        result.unwrap_or_else(|error| {
+            vec![BenchRow::skipped(
+                part,
+                subject,
+                format!("failed: {error:#}"),
+            )]
+        })
     }
     /// A row with the verdict met or missed.
-    pub fn from_target(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
-        BenchRow::new(part, subject, target, measured, if is_met { BenchVerdict::Met } else { BenchVerdict::Missed })
+    pub fn from_target(
+        part: &'static str,
+        subject: &str,
+        target: &str,
+        measured: String,
+        is_met: bool,
+    ) -> Self {
+        BenchRow::new(
+            part,
+            subject,
+            target,
+            measured,
+            if is_met {
+                BenchVerdict::Met
+            } else {
+                BenchVerdict::Missed
+            },
+        )
     }
 }
 
@@ -92,14 +130,19 @@ impl BenchHost {
         let shared_before = self.measure_sharing();
         let outcome = sample();
         let shared_after = self.measure_sharing();
-        (shared_before.filter(|_| shared_before == shared_after), outcome)
+        (
+            shared_before.filter(|_| shared_before == shared_after),
+            outcome,
+        )
     }
 
     /// Sleeps for this time, or until the bench is interrupted.
     pub fn sleep_unless_stopped(&self, duration: Duration) {
         let wake_time = Instant::now() + duration;
         while Instant::now() < wake_time && !self.is_stopped() {
-            std::thread::sleep(Duration::from_millis(20).min(wake_time.saturating_duration_since(Instant::now())));
+            std::thread::sleep(
+                Duration::from_millis(20).min(wake_time.saturating_duration_since(Instant::now())),
+            );
         }
     }
 }
@@ -110,11 +153,19 @@ impl BenchHost {
 /// The command cannot be started, or fails.
 pub fn run_command(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     let command_text = command.display();
-    let spawn_result = Command::new(command).args(args).stdin(Stdio::null()).output();
-    let output =
-        spawn_result.with_context(|| format!("{command_text}: cannot be started (--cachemate sets another path)"))?;
+    let spawn_result = Command::new(command)
+        .args(args)
+        .stdin(Stdio::null())
+        .output();
+    let output = spawn_result.with_context(|| {
+        format!("{command_text}: cannot be started (--cachemate sets another path)")
+    })?;
     if !output.status.success() {
-        bail!("{command_text} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "{command_text} {}: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -33,7 +33,13 @@ struct GangArm {
 
 impl GangArm {
     fn median_rate(&self, program: usize) -> Option<f64> {
-        median(&self.rates.iter().map(|rates| rates[program]).collect::<Vec<_>>())
+        median(
+            &self
+                .rates
+                .iter()
+                .map(|rates| rates[program])
+                .collect::<Vec<_>>(),
+        )
     }
 }
 
@@ -51,8 +57,13 @@ struct GangArms {
 ///
 /// # Errors
 /// A program cannot be started, or the host cannot be managed.
-pub fn bench_rows(bench_host: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
-    let small_bytes = (bench_host.cache_bytes / 8).max(2 * bench_host.private_bytes).min(bench_host.cache_bytes / 2);
+pub fn bench_rows(
+    bench_host: &BenchHost,
+    host_survey: &HostSurvey,
+) -> anyhow::Result<Vec<BenchRow>> {
+    let small_bytes = (bench_host.cache_bytes / 8)
+        .max(2 * bench_host.private_bytes)
+        .min(bench_host.cache_bytes / 2);
     let large_bytes = bench_host.cache_bytes * 3;
     let programs = [
         ("chase-1", "chase", small_bytes),
@@ -76,7 +87,13 @@ pub fn bench_rows(bench_host: &BenchHost, host_survey: &HostSurvey) -> anyhow::R
     let mut is_managed_block = true;
     while !bench_host.is_stopped() && !is_complete(&arms) {
         if is_managed_block {
-            run_managed_block(bench_host, &mut live_loop, &actors, &mut arms, &mut forecast_slowdowns)?;
+            run_managed_block(
+                bench_host,
+                &mut live_loop,
+                &actors,
+                &mut arms,
+                &mut forecast_slowdowns,
+            )?;
         } else {
             live_loop.machine.restore_all()?;
             run_unmanaged_block(bench_host, &actors, &mut arms);
@@ -84,14 +101,22 @@ pub fn bench_rows(bench_host: &BenchHost, host_survey: &HostSurvey) -> anyhow::R
         is_managed_block = !is_managed_block;
     }
     live_loop.machine.restore_all()?;
-    Ok(gang_rows(&arms, &solo_rates, probing_time, forecast_slowdowns))
+    Ok(gang_rows(
+        &arms,
+        &solo_rates,
+        probing_time,
+        forecast_slowdowns,
+    ))
 }
 
 fn is_complete(arms: &GangArms) -> bool {
     let has_enough = |index: usize| {
-        arms.managed_arms[index].rates.len() >= MIN_SAMPLES && arms.unmanaged_arms[index].rates.len() >= MIN_SAMPLES
+        arms.managed_arms[index].rates.len() >= MIN_SAMPLES
+            && arms.unmanaged_arms[index].rates.len() >= MIN_SAMPLES
     };
-    has_enough(1) && (has_enough(0) || arms.managed_arms[0].rates.len() + arms.unmanaged_arms[0].rates.len() < 4)
+    has_enough(1)
+        && (has_enough(0)
+            || arms.managed_arms[0].rates.len() + arms.unmanaged_arms[0].rates.len() < 4)
 }
 
 /// Waits until all programs report work, because they first allocate their memory.
@@ -109,12 +134,18 @@ fn wait_until_working(bench_host: &BenchHost, actors: &[Actor]) {
 fn measure_solo_rates(bench_host: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
     let mut solo_rates = Vec::new();
     for actor in actors {
-        actors.iter().for_each(|other| other.set_running(other.pid() == actor.pid()));
+        actors
+            .iter()
+            .for_each(|other| other.set_running(other.pid() == actor.pid()));
         bench_host.sleep_unless_stopped(Duration::from_millis(300));
         let mut rates = Vec::new();
         for _ in 0..8 {
             let (sharing_state, rate) = bench_host.sample_between_ping_pongs(|| {
-                measure_rates(bench_host, std::slice::from_ref(actor), Duration::from_millis(400))[0]
+                measure_rates(
+                    bench_host,
+                    std::slice::from_ref(actor),
+                    Duration::from_millis(400),
+                )[0]
             });
             rates.extend(sharing_state.map(|_| rate));
         }
@@ -125,20 +156,32 @@ fn measure_solo_rates(bench_host: &BenchHost, actors: &[Actor]) -> Vec<Option<f6
 }
 
 fn measure_rates(bench_host: &BenchHost, actors: &[Actor], duration: Duration) -> Vec<f64> {
-    let (work_before, start) = (actors.iter().map(Actor::read_work).collect::<Vec<_>>(), Instant::now());
+    let (work_before, start) = (
+        actors.iter().map(Actor::read_work).collect::<Vec<_>>(),
+        Instant::now(),
+    );
     bench_host.sleep_unless_stopped(duration);
     let seconds = start.elapsed().as_secs_f64();
     actors
         .iter()
         .zip(work_before)
-        .map(|(actor, count_before)| actor.read_work().saturating_sub(count_before) as f64 / seconds)
+        .map(|(actor, count_before)| {
+            actor.read_work().saturating_sub(count_before) as f64 / seconds
+        })
         .collect()
 }
 
-fn open_control_loop(bench_host: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
+fn open_control_loop(
+    bench_host: &BenchHost,
+    host_survey: &HostSurvey,
+    actors: &[Actor],
+) -> anyhow::Result<LiveLoop> {
     let config = ManageConfig {
         mode: ManageMode::Act,
-        policy: Some(PolicyChoice { name: "intensity-gangs".to_string(), parameters: Default::default() }),
+        policy: Some(PolicyChoice {
+            name: "intensity-gangs".to_string(),
+            parameters: Default::default(),
+        }),
         window_ms: Some(1000),
         ..ManageConfig::default()
     };
@@ -161,7 +204,10 @@ fn open_control_loop(bench_host: &BenchHost, host_survey: &HostSurvey, actors: &
 }
 
 /// Runs until every program has been probed. Returns the time, or `None` if the deadline passed first.
-fn wait_until_probed(bench_host: &BenchHost, live_loop: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
+fn wait_until_probed(
+    bench_host: &BenchHost,
+    live_loop: &mut LiveLoop,
+) -> anyhow::Result<Option<Duration>> {
     let start = Instant::now();
     while start.elapsed() < MAX_LEARNING_TIME && !bench_host.is_stopped() {
         if live_loop.step()?.is_none() {
@@ -191,7 +237,10 @@ fn sample_programs<T>(
         let (counts_before, start) = (work_counts(actors), Instant::now());
         let out = step();
         let (counts_after, seconds) = (work_counts(actors), start.elapsed().as_secs_f64());
-        (std::array::from_fn(|index| (counts_after[index] - counts_before[index]) / seconds), out)
+        (
+            std::array::from_fn(|index| (counts_after[index] - counts_before[index]) / seconds),
+            out,
+        )
     });
     arms.unclear_count += usize::from(sharing_state.is_none());
     (sharing_state, rates, step_result)
@@ -205,9 +254,15 @@ fn run_managed_block(
     forecast_slowdowns: &mut (Option<f64>, Option<f64>),
 ) -> anyhow::Result<()> {
     for index in 0..BLOCK_SAMPLES {
-        let (sharing_state, rates, record) = sample_programs(bench_host, actors, arms, || live_loop.step());
+        let (sharing_state, rates, record) =
+            sample_programs(bench_host, actors, arms, || live_loop.step());
         let Some(record) = record? else { return Ok(()) };
-        for (name, value) in record.decision.reasons.iter().flat_map(|reason| &reason.numbers) {
+        for (name, value) in record
+            .decision
+            .reasons
+            .iter()
+            .flat_map(|reason| &reason.numbers)
+        {
             match name.as_str() {
                 "ungrouped_mean_slowdown" => forecast_slowdowns.0 = Some(*value),
                 "ganged_mean_slowdown" => forecast_slowdowns.1 = Some(*value),
@@ -226,8 +281,9 @@ fn run_managed_block(
 
 fn run_unmanaged_block(bench_host: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
     for index in 0..BLOCK_SAMPLES {
-        let (sharing_state, rates, ()) =
-            sample_programs(bench_host, actors, arms, || bench_host.sleep_unless_stopped(Duration::from_secs(1)));
+        let (sharing_state, rates, ()) = sample_programs(bench_host, actors, arms, || {
+            bench_host.sleep_unless_stopped(Duration::from_secs(1))
+        });
         if let Some(shared) = sharing_state.filter(|_| index > 0) {
             arms.unmanaged_arms[usize::from(shared)].rates.push(rates);
         }
@@ -244,17 +300,36 @@ fn gang_rows(
     forecast_slowdowns: (Option<f64>, Option<f64>),
 ) -> Vec<BenchRow> {
     let mut rows = Vec::new();
-    let measured = probing_time
-        .map_or("not all tasks were probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
-    rows.push(BenchRow::new("b", "until all tasks were probed", "", measured, BenchVerdict::Reported));
+    let measured = probing_time.map_or("not all tasks were probed in time".to_string(), |time| {
+        format!("{:.0} s", time.as_secs_f64())
+    });
+    rows.push(BenchRow::new(
+        "b",
+        "until all tasks were probed",
+        "",
+        measured,
+        BenchVerdict::Reported,
+    ));
     let sample_counts = |sharing_index: usize| {
-        (arms.managed_arms[sharing_index].rates.len(), arms.unmanaged_arms[sharing_index].rates.len())
+        (
+            arms.managed_arms[sharing_index].rates.len(),
+            arms.unmanaged_arms[sharing_index].rates.len(),
+        )
     };
     let gang_text = format!(
         "gangs in {} of {} windows while shared, {} of {} while split",
-        arms.gang_windows[1].0, arms.gang_windows[1].1, arms.gang_windows[0].0, arms.gang_windows[0].1
+        arms.gang_windows[1].0,
+        arms.gang_windows[1].1,
+        arms.gang_windows[0].0,
+        arms.gang_windows[0].1
     );
-    rows.push(BenchRow::new("b", "what the policy chose", "", gang_text, BenchVerdict::Reported));
+    rows.push(BenchRow::new(
+        "b",
+        "what the policy chose",
+        "",
+        gang_text,
+        BenchVerdict::Reported,
+    ));
     let (managed_count, unmanaged_count) = sample_counts(1);
     if managed_count < MIN_SAMPLES || unmanaged_count < MIN_SAMPLES {
         let reason = format!(
@@ -262,13 +337,14 @@ fn gang_rows(
             arms.unclear_count
         );
         rows.push(BenchRow::skipped("b", "gangs while shared", reason));
-    } else if let Some(reason) =
-        relative_speeds(arms, solo_rates, 1).and_then(|relative_rates| no_gain_reason(&relative_rates.1))
+    } else if let Some(reason) = relative_speeds(arms, solo_rates, 1)
+        .and_then(|relative_rates| no_gain_reason(&relative_rates.1))
     {
         rows.push(BenchRow::skipped("b", "gangs while shared", reason));
     } else if let Some(relative_rates) = relative_speeds(arms, solo_rates, 1) {
         let speed_sum = |arm: &[f64; 4], programs: [usize; 2]| arm[programs[0]] + arm[programs[1]];
-        let victim_speedup = speed_sum(&relative_rates.0, VICTIMS) / speed_sum(&relative_rates.1, VICTIMS);
+        let victim_speedup =
+            speed_sum(&relative_rates.0, VICTIMS) / speed_sum(&relative_rates.1, VICTIMS);
         rows.push(BenchRow::from_target(
             "b",
             "victims, against the default",
@@ -276,7 +352,8 @@ fn gang_rows(
             format!("{victim_speedup:.2}x"),
             victim_speedup >= 4.0,
         ));
-        let progress_ratio = (speed_sum(&relative_rates.0, VICTIMS) + speed_sum(&relative_rates.0, AGGRESSORS))
+        let progress_ratio = (speed_sum(&relative_rates.0, VICTIMS)
+            + speed_sum(&relative_rates.0, AGGRESSORS))
             / (speed_sum(&relative_rates.1, VICTIMS) + speed_sum(&relative_rates.1, AGGRESSORS));
         rows.push(BenchRow::from_target(
             "b",
@@ -314,8 +391,11 @@ fn gang_rows(
 /// The reason why no gain is possible: the streams do not slow down the chases under the default placement.
 fn no_gain_reason(unmanaged_speeds: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU, so each can reach at most half of its solo speed.
-    let retained_share =
-        VICTIMS.iter().map(|&victim| unmanaged_speeds[victim] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
+    let retained_share = VICTIMS
+        .iter()
+        .map(|&victim| unmanaged_speeds[victim] / 0.5)
+        .sum::<f64>()
+        / VICTIMS.len() as f64;
     (retained_share > 0.8).then(|| {
         format!(
             "left alone the victims keep {:.0} % of the speed of their turns: nothing is taken from them",
@@ -325,21 +405,42 @@ fn no_gain_reason(unmanaged_speeds: &[f64; 4]) -> Option<String> {
 }
 
 /// Speed of each program as a share of its solo speed: managed and unmanaged.
-fn relative_speeds(arms: &GangArms, solo_rates: &[Option<f64>], sharing_index: usize) -> Option<([f64; 4], [f64; 4])> {
+fn relative_speeds(
+    arms: &GangArms,
+    solo_rates: &[Option<f64>],
+    sharing_index: usize,
+) -> Option<([f64; 4], [f64; 4])> {
     let mut relative_rates = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
-        let solo_rate = solo_rates.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
-        relative_rates.0[program] = arms.managed_arms[sharing_index].median_rate(program)? / solo_rate;
-        relative_rates.1[program] = arms.unmanaged_arms[sharing_index].median_rate(program)? / solo_rate;
+        let solo_rate = solo_rates
+            .get(program)
+            .copied()
+            .flatten()
+            .filter(|rate| *rate > 0.0)?;
+        relative_rates.0[program] =
+            arms.managed_arms[sharing_index].median_rate(program)? / solo_rate;
+        relative_rates.1[program] =
+            arms.unmanaged_arms[sharing_index].median_rate(program)? / solo_rate;
     }
     Some(relative_rates)
 }
 
 /// Compares the forecast with the measurement. Each program runs half of the time, so 0.5 of its solo speed means no
 /// slowdown.
-fn forecast_row(relative_rates: &([f64; 4], [f64; 4]), forecast_slowdowns: (Option<f64>, Option<f64>)) -> BenchRow {
-    let mean_slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
-    let format_percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
+fn forecast_row(
+    relative_rates: &([f64; 4], [f64; 4]),
+    forecast_slowdowns: (Option<f64>, Option<f64>),
+) -> BenchRow {
+    let mean_slowdown = |shares: &[f64; 4]| {
+        shares
+            .iter()
+            .map(|share| 0.5 / share.max(1e-9) - 1.0)
+            .sum::<f64>()
+            / 4.0
+    };
+    let format_percent = |value: Option<f64>| {
+        value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value))
+    };
     let measured = format!(
         "left alone {} by forecast, {:.0} % measured; in gangs {}, {:.0} % measured",
         format_percent(forecast_slowdowns.0),
@@ -347,5 +448,11 @@ fn forecast_row(relative_rates: &([f64; 4], [f64; 4]), forecast_slowdowns: (Opti
         format_percent(forecast_slowdowns.1),
         100.0 * mean_slowdown(&relative_rates.0)
     );
-    BenchRow::new("b", "mean slowdown, forecast and measured", "", measured, BenchVerdict::Reported)
+    BenchRow::new(
+        "b",
+        "mean slowdown, forecast and measured",
+        "",
+        measured,
+        BenchVerdict::Reported,
+    )
 }

@@ -93,25 +93,64 @@ impl LiveBench {
         }
         let reported_bytes = usable_host.as_ref().map_or(0, |place| place.cache_bytes);
         let must_measure = is_selected(BenchPart::Ranking) || is_selected(BenchPart::Gangs);
-        let measured_bytes =
-            usable_host.as_ref().filter(|_| must_measure).and_then(|place| measure_cache(place, &mut rows));
+        let measured_bytes = usable_host
+            .as_ref()
+            .filter(|_| must_measure)
+            .and_then(|place| measure_cache(place, &mut rows));
         if let (Some(place), Some(bytes)) = (&mut usable_host, measured_bytes) {
             place.cache_bytes = bytes;
             // Probes take the cache's size from this topology as well.
-            for cache in host.topology.caches.iter_mut().filter(|cache| cache.last_level) {
+            for cache in host
+                .topology
+                .caches
+                .iter_mut()
+                .filter(|cache| cache.last_level)
+            {
                 cache.size_bytes = Some(bytes);
             }
         }
         if let Some(place) = &mut usable_host {
             let run_gangs = |place: &BenchHost| gangs::bench_rows(place, &host);
-            let until_gangs = if is_selected(BenchPart::Gangs) { 0.75 } else { 1.0 };
+            let until_gangs = if is_selected(BenchPart::Gangs) {
+                0.75
+            } else {
+                1.0
+            };
             // Each part with its title, the share of the time by which it ends, and its note.
             type RunPart<'a> = &'a dyn Fn(&BenchHost) -> anyhow::Result<Vec<BenchRow>>;
             let parts: [(BenchPart, &'static str, &str, f64, &str, RunPart<'_>); 5] = [
-                (BenchPart::Overhead, "c", "overhead", 1.0, "overhead", &overhead::bench_rows),
-                (BenchPart::Auto, "h", "auto", 1.0, "auto where there is nothing to gain", &auto::bench_rows),
-                (BenchPart::Ranking, "a", "intensity", 0.4, "intensity", &ranking::bench_rows),
-                (BenchPart::Colors, "d-g", "page colors", until_gangs, "page colors", &colors::bench_rows),
+                (
+                    BenchPart::Overhead,
+                    "c",
+                    "overhead",
+                    1.0,
+                    "overhead",
+                    &overhead::bench_rows,
+                ),
+                (
+                    BenchPart::Auto,
+                    "h",
+                    "auto",
+                    1.0,
+                    "auto where there is nothing to gain",
+                    &auto::bench_rows,
+                ),
+                (
+                    BenchPart::Ranking,
+                    "a",
+                    "intensity",
+                    0.4,
+                    "intensity",
+                    &ranking::bench_rows,
+                ),
+                (
+                    BenchPart::Colors,
+                    "d-g",
+                    "page colors",
+                    until_gangs,
+                    "page colors",
+                    &colors::bench_rows,
+                ),
                 (BenchPart::Gangs, "b", "gangs", 1.0, "gangs", &run_gangs),
             ];
             for (part, name, subject, time_share, note, run) in parts {
@@ -124,23 +163,41 @@ impl LiveBench {
         }
         rows.sort_by_key(|row| row.part);
         let report = LiveJson {
-            cpus: usable_host.as_ref().map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
+            cpus: usable_host
+                .as_ref()
+                .map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
             cache_bytes: reported_bytes,
             measured_cache_bytes: measured_bytes,
             seconds: start.elapsed().as_secs_f64(),
             rows,
         };
-        let output = if self.json { serde_json::to_string_pretty(&report)? + "\n" } else { render(&report) };
-        std::io::stdout().lock().write_all(output.as_bytes()).context("cannot write to standard output")
+        let output = if self.json {
+            serde_json::to_string_pretty(&report)? + "\n"
+        } else {
+            render(&report)
+        };
+        std::io::stdout()
+            .lock()
+            .write_all(output.as_bytes())
+            .context("cannot write to standard output")
     }
 
     fn find_command(&self) -> anyhow::Result<PathBuf> {
         let own_path = std::env::current_exe().context("this program's own file is not found")?;
-        let command = self.cachemate.clone().unwrap_or_else(|| own_path.with_file_name("cachemate"));
+        let command = self
+            .cachemate
+            .clone()
+            .unwrap_or_else(|| own_path.with_file_name("cachemate"));
         // The path is absolute, because the command is also started from other directories.
-        std::path::absolute(&command).ok().filter(|path| path.is_file()).with_context(|| {
-            format!("{}: is not there (make build makes it, --cachemate names another)", command.display())
-        })
+        std::path::absolute(&command)
+            .ok()
+            .filter(|path| path.is_file())
+            .with_context(|| {
+                format!(
+                    "{}: is not there (make build makes it, --cachemate names another)",
+                    command.display()
+                )
+            })
     }
 }
 
@@ -153,7 +210,10 @@ fn print_note(message: &str) {
 
 fn max_private_bytes(topology: &Topology) -> u64 {
     let private_caches = topology.caches.iter().filter(|cache| !cache.last_level);
-    private_caches.filter_map(|cache| cache.size_bytes).max().unwrap_or(0)
+    private_caches
+        .filter_map(|cache| cache.size_bytes)
+        .max()
+        .unwrap_or(0)
 }
 
 /// Measures the part of the last-level cache that a buffer can occupy; `None` if hits and misses cannot be
@@ -168,14 +228,23 @@ fn measure_cache(bench_host: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64
             None
         }
         Ok(prober) => {
-            let (bytes, reported_bytes) = (prober.cache_bytes().min(bench_host.cache_bytes), bench_host.cache_bytes);
+            let (bytes, reported_bytes) = (
+                prober.cache_bytes().min(bench_host.cache_bytes),
+                bench_host.cache_bytes,
+            );
             let format_size = cachemate_report::text::format_size;
             let measured = format!(
                 "{} (reported: {}); it determines the sizes of programs and probes",
                 format_size(bytes),
                 format_size(reported_bytes)
             );
-            rows.push(BenchRow::new("a-b", TITLE, "", measured, BenchVerdict::Reported));
+            rows.push(BenchRow::new(
+                "a-b",
+                TITLE,
+                "",
+                measured,
+                BenchVerdict::Reported,
+            ));
             Some(bytes)
         }
     }
@@ -184,10 +253,17 @@ fn measure_cache(bench_host: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64
 /// The first two CPUs on different cores that share a last-level cache, and the size of that cache.
 fn find_two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
     for cache in topology.last_level_caches() {
-        let mut cpus = topology.cpus.iter().filter(|cpu| cpu.online && cache.cpus.contains(cpu.id.0));
+        let mut cpus = topology
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.online && cache.cpus.contains(cpu.id.0));
         let Some(first) = cpus.next() else { continue };
-        if let Some(second) = cpus.find(|cpu| cpu.core != first.core || cpu.package != first.package) {
-            let cache_bytes = cache.size_bytes.ok_or("the kernel does not say how large the last-level cache is")?;
+        if let Some(second) =
+            cpus.find(|cpu| cpu.core != first.core || cpu.package != first.package)
+        {
+            let cache_bytes = cache
+                .size_bytes
+                .ok_or("the kernel does not say how large the last-level cache is")?;
             return Ok(((first.id, second.id), cache_bytes));
         }
     }

@@ -47,7 +47,11 @@ impl ProgressCounter {
             ),
             None => None,
         };
-        Ok(ProgressCounter { file, count: AtomicU64::new(0), stop })
+        Ok(ProgressCounter {
+            file,
+            count: AtomicU64::new(0),
+            stop,
+        })
     }
 
     /// Reports progress; returns false if the load must stop.
@@ -68,10 +72,15 @@ fn run_chase(lines: usize, progress: &ProgressCounter) {
     let mut cycle: Vec<u32> = (0..lines as u32).collect();
     let mut state = 1u64;
     for index in (1..lines).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         cycle.swap(index, ((state >> 33) % index as u64) as usize);
     }
-    cycle.iter().enumerate().for_each(|(index, &next)| memory[index * 8] = u64::from(next) * 8);
+    cycle
+        .iter()
+        .enumerate()
+        .for_each(|(index, &next)| memory[index * 8] = u64::from(next) * 8);
     drop(cycle);
     let mut position = 0usize;
     while progress.report_work(ACCESSES_PER_REPORT as u64) {
@@ -85,7 +94,10 @@ fn run_stream(lines: usize, progress: &ProgressCounter) {
     let memory = vec![1u64; lines * 8];
     let mut sum = 0u64;
     for chunk in memory.chunks(ACCESSES_PER_REPORT * 8).cycle() {
-        sum = chunk.iter().step_by(8).fold(sum, |sum, word| sum.wrapping_add(*word));
+        sum = chunk
+            .iter()
+            .step_by(8)
+            .fold(sum, |sum, word| sum.wrapping_add(*word));
         std::hint::black_box(sum);
         if !progress.report_work((chunk.len() / 8) as u64) {
             break;
@@ -108,7 +120,9 @@ fn run_counters(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
                 while done_count < target_count && !stop.load(Ordering::Relaxed) {
                     let batch_end = target_count.min(done_count + CHECK_INTERVAL);
                     for _ in done_count..batch_end {
-                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        state = state
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
                         let counter = &counters[(state >> 33) as usize % counters.len()][worker];
                         // A plain load and store suffice, because each counter has one writer; a page that moves must
                         // not lose the store.
@@ -120,9 +134,17 @@ fn run_counters(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
             });
         }
     });
-    let sum: u64 = counters.iter().flatten().map(|counter| counter.load(Ordering::Relaxed)).sum();
+    let sum: u64 = counters
+        .iter()
+        .flatten()
+        .map(|counter| counter.load(Ordering::Relaxed))
+        .sum();
     let additions = additions.into_inner();
-    if sum == additions { Ok(()) } else { bail!("{sum} of {additions} additions are left") }
+    if sum == additions {
+        Ok(())
+    } else {
+        bail!("{sum} of {additions} additions are left")
+    }
 }
 
 /// Computes in registers, without using caches or memory.
@@ -130,7 +152,8 @@ fn run_quiet(progress: &ProgressCounter) {
     let mut word = 1u64;
     while progress.report_work(ACCESSES_PER_REPORT as u64) {
         for _ in 0..ACCESSES_PER_REPORT * 16 {
-            word = std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+            word =
+                std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
         }
     }
 }

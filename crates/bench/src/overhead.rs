@@ -41,7 +41,13 @@ pub fn bench_rows(host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let title = format!("daemon's share of a CPU at {TASK_COUNT} tasks, 1 s windows");
     let overhead_row = |title: &str, cpu_share: Option<f64>| match cpu_share {
         None => BenchRow::skipped("c", title, "the daemon ended".to_string()),
-        Some(share) => BenchRow::from_target("c", title, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
+        Some(share) => BenchRow::from_target(
+            "c",
+            title,
+            "0.5 %",
+            format!("{:.3} %", 100.0 * share),
+            share < 0.005,
+        ),
     };
     let mut rows = vec![overhead_row(&title, measure_cpu_share(host, false)?)];
     rows.push(overhead_row(
@@ -59,37 +65,63 @@ fn measure_cpu_share(host: &BenchHost, has_page: bool) -> anyhow::Result<Option<
     let socket = host.work_dir.join("overhead.page");
     let socket_path = socket.to_string_lossy();
     let page_args = ["--dashboard", &*socket_path];
-    let daemon = BenchDaemon::start(host, "overhead", "overhead", if has_page { &page_args } else { &[] })?;
+    let daemon = BenchDaemon::start(
+        host,
+        "overhead",
+        "overhead",
+        if has_page { &page_args } else { &[] },
+    )?;
     daemon.wait_until_started(host);
-    let viewers: Vec<_> = (0..if has_page { VIEWER_COUNT } else { 0 }).filter_map(|_| spawn_viewer(&socket)).collect();
+    let viewers: Vec<_> = (0..if has_page { VIEWER_COUNT } else { 0 })
+        .filter_map(|_| spawn_viewer(&socket))
+        .collect();
     let (before_ns, start) = (daemon.cpu_time_ns(), Instant::now());
     host.sleep_unless_stopped(Duration::from_secs(MEASURED_S));
     let seconds = start.elapsed().as_secs_f64();
     let after_ns = daemon.cpu_time_ns();
     drop(daemon);
     // The viewers' streams end with the daemon.
-    let viewer_count = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
+    let viewer_count = viewers
+        .into_iter()
+        .filter_map(|viewer| viewer.join().ok())
+        .filter(|bytes| *bytes > 0)
+        .count();
     anyhow::ensure!(
         viewer_count == if has_page { VIEWER_COUNT } else { 0 },
         "{viewer_count} of {VIEWER_COUNT} viewers of the page received data"
     );
-    Ok(after_ns.zip(before_ns).map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns) as f64 / 1e9 / seconds))
+    Ok(after_ns
+        .zip(before_ns)
+        .map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns) as f64 / 1e9 / seconds))
 }
 
 /// Compares three daemons that observe the same programs: without a dashboard, with an unviewed one, and with a viewed one.
 fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
-    let title =
-        format!("daemon's share of a CPU observing {TASK_COUNT} tasks: with a page that {VIEWER_COUNT} look at");
+    let title = format!(
+        "daemon's share of a CPU observing {TASK_COUNT} tasks: with a page that {VIEWER_COUNT} look at"
+    );
     let start_daemon = |name: &str, has_page: bool| {
         let socket = host.work_dir.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
-        let args: &[&str] = if has_page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
+        let args: &[&str] = if has_page {
+            &["--observe-only", "--dashboard", &socket]
+        } else {
+            &["--observe-only"]
+        };
         BenchDaemon::start(host, "overhead", name, args)
     };
-    let daemons = [start_daemon("plain", false)?, start_daemon("unseen", true)?, start_daemon("seen", true)?];
-    daemons.iter().for_each(|daemon| daemon.wait_until_started(host));
+    let daemons = [
+        start_daemon("plain", false)?,
+        start_daemon("unseen", true)?,
+        start_daemon("seen", true)?,
+    ];
+    daemons
+        .iter()
+        .for_each(|daemon| daemon.wait_until_started(host));
     let socket = host.work_dir.join("seen.page");
-    let viewers: Vec<_> = (0..VIEWER_COUNT).filter_map(|_| spawn_viewer(&socket)).collect();
+    let viewers: Vec<_> = (0..VIEWER_COUNT)
+        .filter_map(|_| spawn_viewer(&socket))
+        .collect();
     let times_before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
     host.sleep_unless_stopped(Duration::from_secs(MEASURED_S));
@@ -97,11 +129,16 @@ fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     let shares: Vec<f64> = daemons
         .iter()
         .zip(times_before)
-        .filter_map(|(daemon, before)| Some(daemon.cpu_time_ns()?.saturating_sub(before?) as f64 / 1e9 / seconds))
+        .filter_map(|(daemon, before)| {
+            Some(daemon.cpu_time_ns()?.saturating_sub(before?) as f64 / 1e9 / seconds)
+        })
         .collect();
     drop(daemons);
     // The viewers' streams end with the daemon.
-    let bytes_by_viewer: Vec<usize> = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
+    let bytes_by_viewer: Vec<usize> = viewers
+        .into_iter()
+        .filter_map(|viewer| viewer.join().ok())
+        .collect();
     let [plain_share, unviewed_share, viewed_share] = shares[..] else {
         return Ok(BenchRow::skipped("c", &title, "a daemon ended".to_string()));
     };
@@ -109,10 +146,14 @@ fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
         return Ok(BenchRow::skipped(
             "c",
             &title,
-            format!("{} of {VIEWER_COUNT} viewers received data", bytes_by_viewer.len()),
+            format!(
+                "{} of {VIEWER_COUNT} viewers received data",
+                bytes_by_viewer.len()
+            ),
         ));
     }
-    let kibibytes = bytes_by_viewer.iter().sum::<usize>() as f64 / VIEWER_COUNT as f64 / seconds / 1024.0;
+    let kibibytes =
+        bytes_by_viewer.iter().sum::<usize>() as f64 / VIEWER_COUNT as f64 / seconds / 1024.0;
     let measured = format!(
         "{:.3} %; no viewer {:.3} %, no page {:.3} %: {:.2} and {:.2} times that; a viewer gets {kibibytes:.0} KiB a second",
         100.0 * viewed_share,
@@ -121,13 +162,21 @@ fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
         viewed_share / plain_share,
         unviewed_share / plain_share
     );
-    Ok(BenchRow::from_target("c", &title, "0.5 %", measured, viewed_share < 0.005))
+    Ok(BenchRow::from_target(
+        "c",
+        &title,
+        "0.5 %",
+        measured,
+        viewed_share < 0.005,
+    ))
 }
 
 /// Reads the stream of a dashboard, and counts its bytes.
 fn spawn_viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
     let mut stream = UnixStream::connect(socket).ok()?;
-    stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
+    stream
+        .write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .ok()?;
     Some(std::thread::spawn(move || {
         let (mut buffer, mut bytes) = ([0u8; 1 << 16], 0);
         while let Ok(read @ 1..) = stream.read(&mut buffer) {
@@ -141,7 +190,10 @@ fn spawn_viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usiz
 fn neutral_load_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     const TITLE: &str = "throughput of a neutral load, managed against unmanaged";
     let cpus = [host.cpus.0, host.cpus.1];
-    let actors = [Actor::start_own(host, "quiet-1", "quiet", 0)?, Actor::start_own(host, "quiet-2", "quiet", 0)?];
+    let actors = [
+        Actor::start_own(host, "quiet-1", "quiet", 0)?,
+        Actor::start_own(host, "quiet-2", "quiet", 0)?,
+    ];
     for (actor, cpu) in actors.iter().zip(cpus) {
         actor.set_affinity(&[cpu])?;
     }
@@ -152,14 +204,24 @@ fn neutral_load_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
         None => BenchRow::skipped("c", TITLE, "no round came to its end".to_string()),
         Some(ratio) => {
             let measured = describe_ratios(&managed_ratios, &control_ratios);
-            BenchRow::from_target("c", TITLE, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
+            BenchRow::from_target(
+                "c",
+                TITLE,
+                "within 1 %",
+                measured,
+                (0.99..=1.01).contains(&ratio),
+            )
         }
     })
 }
 
 /// For each round, the ratio of the programs' work with the daemon to that without it, and the control ratio between
 /// the two blocks without it.
-pub fn measure_pairs(host: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
+pub fn measure_pairs(
+    host: &BenchHost,
+    actors: &[Actor],
+    daemon: &BenchDaemon,
+) -> (Vec<f64>, Vec<f64>) {
     let (mut managed_ratios, mut control_ratios) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut rates = [0.0; 3];
@@ -170,7 +232,11 @@ pub fn measure_pairs(host: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -
             let work_before: u64 = actors.iter().map(Actor::read_work).sum();
             let start = Instant::now();
             host.sleep_unless_stopped(BLOCK_TIME);
-            let work = actors.iter().map(Actor::read_work).sum::<u64>().saturating_sub(work_before) as f64;
+            let work = actors
+                .iter()
+                .map(Actor::read_work)
+                .sum::<u64>()
+                .saturating_sub(work_before) as f64;
             rates[arm] = work / start.elapsed().as_secs_f64();
         }
         if host.is_stopped() {
@@ -200,7 +266,12 @@ pub fn describe_ratios(managed_ratios: &[f64], control_ratios: &[f64]) -> String
 /// First and third quartile of the values.
 fn quartiles(values: &[f64]) -> (f64, f64) {
     let sorted = sorted(values);
-    let quartile_at = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
+    let quartile_at = |share: usize| {
+        sorted
+            .get(share * (sorted.len().max(1) - 1) / 4)
+            .copied()
+            .unwrap_or(f64::NAN)
+    };
     (quartile_at(1), quartile_at(3))
 }
 
@@ -214,9 +285,15 @@ impl SleeperGroup {
             "trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASK_COUNT} ]; do sleep 10000 & i=$((i+1)); done; wait"
         );
         let mut command = Command::new("sh");
-        command.args(["-c", &script]).stdin(Stdio::null()).process_group(0).current_dir(&host.work_dir);
+        command
+            .args(["-c", &script])
+            .stdin(Stdio::null())
+            .process_group(0)
+            .current_dir(&host.work_dir);
         end_with_parent(&mut command, Signal::TERM);
-        Ok(SleeperGroup(command.spawn().context("sh cannot be started")?))
+        Ok(SleeperGroup(
+            command.spawn().context("sh cannot be started")?,
+        ))
     }
 }
 
@@ -235,14 +312,29 @@ pub struct BenchDaemon(Child);
 
 impl BenchDaemon {
     /// Starts a daemon with its own state directory and socket, named after `name`.
-    pub fn start(host: &BenchHost, config: &str, name: &str, extra_args: &[&str]) -> anyhow::Result<Self> {
+    pub fn start(
+        host: &BenchHost,
+        config: &str,
+        name: &str,
+        extra_args: &[&str],
+    ) -> anyhow::Result<Self> {
         let dir = &host.work_dir;
         let mut command = Command::new(&host.command);
-        command.args(["--quiet", "manage", "--config"]).arg(dir.join(format!("{config}.toml")));
-        command.arg("--state-dir").arg(dir.join(format!("{name}-state"))).args(extra_args);
-        command.arg("--socket").arg(dir.join(format!("{name}.sock"))).stdin(Stdio::null());
+        command
+            .args(["--quiet", "manage", "--config"])
+            .arg(dir.join(format!("{config}.toml")));
+        command
+            .arg("--state-dir")
+            .arg(dir.join(format!("{name}-state")))
+            .args(extra_args);
+        command
+            .arg("--socket")
+            .arg(dir.join(format!("{name}.sock")))
+            .stdin(Stdio::null());
         end_with_parent(&mut command, Signal::TERM);
-        Ok(BenchDaemon(command.spawn().context("the daemon cannot be started")?))
+        Ok(BenchDaemon(
+            command.spawn().context("the daemon cannot be started")?,
+        ))
     }
 
     /// CPU time of all the daemon's threads in nanoseconds. Clock ticks would be too coarse: one is 0.03 % of the
@@ -251,7 +343,11 @@ impl BenchDaemon {
         let mut sum = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id())).ok()? {
             let schedstat = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-            sum += schedstat.split_ascii_whitespace().next()?.parse::<u64>().ok()?;
+            sum += schedstat
+                .split_ascii_whitespace()
+                .next()?
+                .parse::<u64>()
+                .ok()?;
         }
         Some(sum)
     }
@@ -263,7 +359,10 @@ impl BenchDaemon {
         while start.elapsed() < START_TIMEOUT && !host.is_stopped() {
             host.sleep_unless_stopped(Duration::from_millis(1500));
             let current_ns = self.cpu_time_ns();
-            if current_ns.zip(previous_ns).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
+            if current_ns
+                .zip(previous_ns)
+                .is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000)
+            {
                 break;
             }
             previous_ns = current_ns;

@@ -30,8 +30,14 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("bzip2", "bzip2 -9 -c text.txt"),
     ("xz", "xz -6 -c text.txt"),
     ("sort", "sort --parallel=1 -S 64M -k3 numbers.txt"),
-    ("gawk", "awk '{for(i=1;i<=NF;i++)c[$i]++} END{for(w in c)print w,c[w]}' text.txt"),
-    ("perl", "perl -ne 'push @{$p{$_}}, $. for split; END{print scalar keys %p}' text.txt"),
+    (
+        "gawk",
+        "awk '{for(i=1;i<=NF;i++)c[$i]++} END{for(w in c)print w,c[w]}' text.txt",
+    ),
+    (
+        "perl",
+        "perl -ne 'push @{$p{$_}}, $. for split; END{print scalar keys %p}' text.txt",
+    ),
     (
         "python3",
         "python3 -S -c 'p={}\nfor n,l in enumerate(open(\"text.txt\")):\n for w in l.split(): p.setdefault(w,[]).append(n)\nprint(len(p))'",
@@ -40,7 +46,10 @@ const PROGRAMS: &[(&str, &str)] = &[
         "sqlite3",
         "sqlite3 -bail :memory: 'create table t(a,b); with recursive n(i) as (select 1 union all select i+1 from n where i<200000) insert into t select i*7919%200003, i%977 from n; create index x on t(a); select b,count(*),sum(a) from t group by b;'",
     ),
-    ("openssl", "openssl enc -aes-256-cbc -pbkdf2 -k x -in text.txt"),
+    (
+        "openssl",
+        "openssl enc -aes-256-cbc -pbkdf2 -k x -in text.txt",
+    ),
 ];
 
 /// Measurements of one program.
@@ -78,7 +87,12 @@ pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         }
         let actor = Actor::start_shell(bench_host, name, line)?;
         let misses_per_second = recorded_miss_rate(bench_host, name)?;
-        programs.push(measure_program(bench_host, &mut prober, &actor, misses_per_second)?);
+        programs.push(measure_program(
+            bench_host,
+            &mut prober,
+            &actor,
+            misses_per_second,
+        )?);
     }
     // Buffers of an eighth of the cache, of three times the cache, and none: the misses follow from the sizes.
     let own_loads = [
@@ -89,7 +103,12 @@ pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     for (name, kind, bytes, millions) in own_loads {
         if !bench_host.is_stopped() {
             let actor = Actor::start_own(bench_host, name, kind, bytes)?;
-            programs.push(measure_program(bench_host, &mut prober, &actor, millions * 1e6)?);
+            programs.push(measure_program(
+                bench_host,
+                &mut prober,
+                &actor,
+                millions * 1e6,
+            )?);
         }
     }
     Ok(ranking_rows(&programs))
@@ -104,17 +123,24 @@ pub fn is_installed(tool: &str) -> bool {
 pub fn write_inputs(bench_host: &BenchHost) -> anyhow::Result<()> {
     let mut state = 1u64;
     let mut draw = |bound: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % bound
     };
     let mut text = String::new();
     while text.len() < 6 << 20 {
         let limit = 1 + draw(20_000);
         let word = draw(limit);
-        text.push_str(&format!("w{word:x}{}", if draw(12) == 0 { "\n" } else { " " }));
+        text.push_str(&format!(
+            "w{word:x}{}",
+            if draw(12) == 0 { "\n" } else { " " }
+        ));
     }
     std::fs::write(bench_host.work_dir.join("text.txt"), text)?;
-    let rows: String = (0..200_000).map(|row| format!("{}\t{}\trow {row}\n", draw(1 << 31), draw(977))).collect();
+    let rows: String = (0..200_000)
+        .map(|row| format!("{}\t{}\trow {row}\n", draw(1 << 31), draw(977)))
+        .collect();
     std::fs::write(bench_host.work_dir.join("numbers.txt"), rows)?;
     Ok(())
 }
@@ -123,13 +149,39 @@ pub fn write_inputs(bench_host: &BenchHost) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The shipped command fails to make the profile.
-pub fn recorded_curve(bench_host: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
+pub fn recorded_curve(
+    bench_host: &BenchHost,
+    name: &str,
+) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
     let path = bench_host.work_dir.join(format!("{name}.profile.json"));
-    run_command(&bench_host.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
+    run_command(
+        &bench_host.command,
+        &[
+            "--quiet",
+            "profile",
+            name,
+            "--force",
+            "-o",
+            &path.to_string_lossy(),
+        ],
+    )?;
     let file = ProfileFile::read(&path)?;
-    let all_threads = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
-    let points = all_threads.map(|curve| curve.points.as_slice()).unwrap_or_default();
-    Ok(points.iter().map(|point| (point.size_bytes, point.misses_per_kilo_instr.map(|mpki| mpki.value))).collect())
+    let all_threads = file
+        .curves
+        .iter()
+        .find(|curve| curve.thread.is_none() && curve.policy == "lru");
+    let points = all_threads
+        .map(|curve| curve.points.as_slice())
+        .unwrap_or_default();
+    Ok(points
+        .iter()
+        .map(|point| {
+            (
+                point.size_bytes,
+                point.misses_per_kilo_instr.map(|mpki| mpki.value),
+            )
+        })
+        .collect())
 }
 
 /// Misses per second on a quarter of this host's cache: recorded misses per instruction, times the instruction rate
@@ -137,7 +189,9 @@ pub fn recorded_curve(bench_host: &BenchHost, name: &str) -> anyhow::Result<Vec<
 fn recorded_miss_rate(bench_host: &BenchHost, name: &str) -> anyhow::Result<f64> {
     let quarter_bytes = bench_host.cache_bytes / 4;
     let curve = recorded_curve(bench_host, name)?;
-    let nearest_point = curve.iter().min_by_key(|(bytes, _)| bytes.abs_diff(quarter_bytes));
+    let nearest_point = curve
+        .iter()
+        .min_by_key(|(bytes, _)| bytes.abs_diff(quarter_bytes));
     let misses_per_instr = nearest_point.and_then(|(_, mpki)| *mpki).unwrap_or(0.0) / 1000.0;
     Ok(misses_per_instr / (1.0 / INSTR_PER_NS + misses_per_instr * MISS_NS) * 1e9)
 }
@@ -152,18 +206,30 @@ fn measure_program(
     bench_host.sleep_unless_stopped(Duration::from_millis(700));
     let start = Instant::now();
     let mut shares_by_sharing: [[Vec<f64>; 2]; 2] = Default::default(); // [shared][beside]
-    while shares_by_sharing[1][1].len() < SAMPLE_COUNT && start.elapsed() < MAX_PROGRAM_TIME && !bench_host.is_stopped()
+    while shares_by_sharing[1][1].len() < SAMPLE_COUNT
+        && start.elapsed() < MAX_PROGRAM_TIME
+        && !bench_host.is_stopped()
     {
         let (sharing_state, samples) = bench_host.sample_between_ping_pongs(|| {
-            let Ok(_pinned_thread) = PinnedThread::new(bench_host.cpus.0) else { return Vec::new() };
+            let Ok(_pinned_thread) = PinnedThread::new(bench_host.cpus.0) else {
+                return Vec::new();
+            };
             let mut samples = Vec::new();
-            for (is_running, is_counted) in
-                [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
-            {
+            for (is_running, is_counted) in [
+                (false, true),
+                (false, true),
+                (true, false),
+                (true, true),
+                (true, true),
+                (false, true),
+            ] {
                 actor.set_running(is_running);
                 let sample = prober.sample(wait_time(Some(bench_host.cache_bytes)));
                 if is_counted {
-                    samples.push((is_running, f64::from(sample.missed) / f64::from(sample.reloads)));
+                    samples.push((
+                        is_running,
+                        f64::from(sample.missed) / f64::from(sample.reloads),
+                    ));
                 }
             }
             actor.set_running(true);
@@ -175,14 +241,16 @@ fn measure_program(
             }
         }
     }
-    let mean_difference = |side: &[Vec<f64>; 2]| Some(trimmed_mean(&side[1])? - trimmed_mean(&side[0])?);
+    let mean_difference =
+        |side: &[Vec<f64>; 2]| Some(trimmed_mean(&side[1])? - trimmed_mean(&side[0])?);
     Ok(RankedProgram {
         name: actor.name.clone(),
         misses_per_second,
         shared_intensity: mean_difference(&shares_by_sharing[1])
             .filter(|_| shares_by_sharing[1][1].len() >= SAMPLE_COUNT / 2),
         paused_evicted_share: trimmed_mean(&shares_by_sharing[1][0]),
-        split_intensity: mean_difference(&shares_by_sharing[0]).filter(|_| shares_by_sharing[0][1].len() >= 4),
+        split_intensity: mean_difference(&shares_by_sharing[0])
+            .filter(|_| shares_by_sharing[0][1].len() >= 4),
         sample_count: shares_by_sharing[1][1].len(),
     })
 }
@@ -193,13 +261,15 @@ fn trimmed_mean(values: &[f64]) -> Option<f64> {
     sorted.sort_by(f64::total_cmp);
     let trimmed_count = sorted.len() / 5;
     let middle_values = &sorted[trimmed_count..sorted.len() - trimmed_count];
-    (!middle_values.is_empty()).then(|| middle_values.iter().sum::<f64>() / middle_values.len() as f64)
+    (!middle_values.is_empty())
+        .then(|| middle_values.iter().sum::<f64>() / middle_values.len() as f64)
 }
 
 fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
     let mut rows = Vec::new();
     for program in programs {
-        let format_number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.3}"));
+        let format_number =
+            |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.3}"));
         let measured = format!(
             "shared {} ({} samples, {} evicted without it), split {}; recorded {:.1} M misses/s",
             format_number(program.shared_intensity),
@@ -208,9 +278,17 @@ fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
             format_number(program.split_intensity),
             program.misses_per_second / 1e6
         );
-        rows.push(BenchRow::new("a", &format!("intensity of {}", program.name), "", measured, BenchVerdict::Reported));
+        rows.push(BenchRow::new(
+            "a",
+            &format!("intensity of {}", program.name),
+            "",
+            measured,
+            BenchVerdict::Reported,
+        ));
     }
-    let control = programs.iter().find(|program| program.name == CONTROL_PROGRAM);
+    let control = programs
+        .iter()
+        .find(|program| program.name == CONTROL_PROGRAM);
     if let Some((added_share, paused_share)) =
         control.and_then(|stream| Some((stream.shared_intensity?, stream.paused_evicted_share?)))
         && added_share < MIN_CONTROL_SHARE
@@ -219,16 +297,25 @@ fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
             "a stream over three times the cache adds {added_share:.3} to what is gone without it ({paused_share:.3}): other tenants of the \
              host empty the cache first, or the CPUs do not share what they seem to share"
         );
-        rows.push(BenchRow::skipped("a", "programs in order of their misses", reason));
+        rows.push(BenchRow::skipped(
+            "a",
+            "programs in order of their misses",
+            reason,
+        ));
         return rows;
     }
-    let rate_pairs: Vec<(f64, f64)> =
-        programs.iter().filter_map(|p| Some((p.misses_per_second, p.shared_intensity?))).collect();
+    let rate_pairs: Vec<(f64, f64)> = programs
+        .iter()
+        .filter_map(|p| Some((p.misses_per_second, p.shared_intensity?)))
+        .collect();
     rows.push(if rate_pairs.len() < 10 {
         BenchRow::skipped(
             "a",
             "rank correlation",
-            format!("{} programs had enough samples while sharing, of 10", rate_pairs.len()),
+            format!(
+                "{} programs had enough samples while sharing, of 10",
+                rate_pairs.len()
+            ),
         )
     } else {
         let value = spearman(&rate_pairs);
@@ -247,16 +334,33 @@ fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
         .map(|(many, few)| many.1 > few.1)
         .collect();
     rows.push(match order_matches.len() {
-        0 => BenchRow::skipped("a", "pairs far apart", "no program misses that often on this host's cache".to_string()),
+        0 => BenchRow::skipped(
+            "a",
+            "pairs far apart",
+            "no program misses that often on this host's cache".to_string(),
+        ),
         pairs => {
             let share = order_matches.iter().filter(|right| **right).count() as f64 / pairs as f64;
             let measured = format!("{:.0} % of {pairs} pairs", 100.0 * share);
-            BenchRow::from_target("a", "pairs far apart in order", "95 %", measured, share >= 0.95)
+            BenchRow::from_target(
+                "a",
+                "pairs far apart in order",
+                "95 %",
+                measured,
+                share >= 0.95,
+            )
         }
     });
-    let split_effects: Vec<f64> = programs.iter().filter_map(|program| Some(program.split_intensity?.abs())).collect();
+    let split_effects: Vec<f64> = programs
+        .iter()
+        .filter_map(|program| Some(program.split_intensity?.abs()))
+        .collect();
     rows.push(match median(&split_effects) {
-        None => BenchRow::skipped("a", "near zero while split", "the CPUs were never seen apart".to_string()),
+        None => BenchRow::skipped(
+            "a",
+            "near zero while split",
+            "the CPUs were never seen apart".to_string(),
+        ),
         Some(median_effect) => BenchRow::from_target(
             "a",
             "near zero while split (median)",
@@ -278,14 +382,21 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
         };
         values.iter().map(rank).collect()
     };
-    let (a, b) = (mean_ranks(pairs.iter().map(|p| p.0).collect()), mean_ranks(pairs.iter().map(|p| p.1).collect()));
+    let (a, b) = (
+        mean_ranks(pairs.iter().map(|p| p.0).collect()),
+        mean_ranks(pairs.iter().map(|p| p.1).collect()),
+    );
     let mean = (pairs.len() as f64 + 1.0) / 2.0;
     let sum_over_pairs = |metric: &dyn Fn(usize) -> f64| (0..pairs.len()).map(metric).sum::<f64>();
     let covariance = sum_over_pairs(&|index| (a[index] - mean) * (b[index] - mean));
     let deviation_product = (sum_over_pairs(&|index| (a[index] - mean).powi(2))
         * sum_over_pairs(&|index| (b[index] - mean).powi(2)))
     .sqrt();
-    if deviation_product > 0.0 { covariance / deviation_product } else { 0.0 }
+    if deviation_product > 0.0 {
+        covariance / deviation_product
+    } else {
+        0.0
+    }
 }
 
 #[cfg(test)]

@@ -45,12 +45,16 @@ pub struct ApiServerArgs {
 impl ApiServerArgs {
     /// The server, if one is named.
     pub fn open(&self) -> anyhow::Result<Option<ApiServer>> {
-        let Some(url) = &self.api_server else { return Ok(None) };
+        let Some(url) = &self.api_server else {
+            return Ok(None);
+        };
         let server = match url.as_str() {
             "in-cluster" => ApiServer::in_cluster(),
             url => ApiServer::new(url, self.ca_file.as_deref(), self.token_file.clone()),
         };
-        Ok(Some(server.map_err(|error| UsageError(format!("--api-server: {error:#}")))?))
+        Ok(Some(server.map_err(|error| {
+            UsageError(format!("--api-server: {error:#}"))
+        })?))
     }
 }
 
@@ -67,28 +71,65 @@ pub struct ApiServer {
 impl ApiServer {
     /// Returns the server that a pod finds in its environment.
     pub fn in_cluster() -> anyhow::Result<Self> {
-        let env_variable = |name: &str| std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"));
-        let (host, port) = (env_variable("KUBERNETES_SERVICE_HOST")?, env_variable("KUBERNETES_SERVICE_PORT")?);
-        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let env_variable = |name: &str| {
+            std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"))
+        };
+        let (host, port) = (
+            env_variable("KUBERNETES_SERVICE_HOST")?,
+            env_variable("KUBERNETES_SERVICE_PORT")?,
+        );
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host
+        };
         let dir = Path::new(SERVICE_ACCOUNT_DIR);
-        Self::new(&format!("https://{host}:{port}"), Some(&dir.join("ca.crt")), Some(dir.join("token")))
+        Self::new(
+            &format!("https://{host}:{port}"),
+            Some(&dir.join("ca.crt")),
+            Some(dir.join("token")),
+        )
     }
 
     /// Builds a server by its URL.
-    pub fn new(url: &str, ca_file: Option<&Path>, token_file: Option<PathBuf>) -> anyhow::Result<Self> {
-        let url_problem = || format!("found '{url}', expected https://HOST:PORT, http://HOST:PORT or in-cluster");
+    pub fn new(
+        url: &str,
+        ca_file: Option<&Path>,
+        token_file: Option<PathBuf>,
+    ) -> anyhow::Result<Self> {
+        let url_problem =
+            || format!("found '{url}', expected https://HOST:PORT, http://HOST:PORT or in-cluster");
         let (scheme, address) = url.split_once("://").with_context(url_problem)?;
-        let (host, port) = address.trim_end_matches('/').rsplit_once(':').with_context(url_problem)?;
+        let (host, port) = address
+            .trim_end_matches('/')
+            .rsplit_once(':')
+            .with_context(url_problem)?;
         let port = port.parse().ok().with_context(url_problem)?;
-        ensure!(!host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'), url_problem());
+        ensure!(
+            !host.is_empty()
+                && host
+                    .bytes()
+                    .all(|byte| byte.is_ascii_graphic() && byte != b'/'),
+            url_problem()
+        );
         let tls = match (scheme, ca_file) {
             ("http", _) => None,
             ("https", Some(file)) => Some(Arc::new(tls_config(file)?)),
-            ("https", None) => bail!("--ca-file: expected the certificate of the server's authority"),
+            ("https", None) => {
+                bail!("--ca-file: expected the certificate of the server's authority")
+            }
             _ => bail!(url_problem()),
         };
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
-        Ok(ApiServer { host, port, tls, token_file })
+        let host = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_string();
+        Ok(ApiServer {
+            host,
+            port,
+            tls,
+            token_file,
+        })
     }
 
     /// Requests a path. `read_deadline` applies to every read of the response.
@@ -113,7 +154,10 @@ impl ApiServer {
             None => Box::new(stream),
             Some(config) => {
                 let name = ServerName::try_from(self.host.clone())?;
-                Box::new(StreamOwned::new(ClientConnection::new(Arc::clone(config), name)?, stream))
+                Box::new(StreamOwned::new(
+                    ClientConnection::new(Arc::clone(config), name)?,
+                    stream,
+                ))
             }
         };
         let mut head = format!(
@@ -124,11 +168,18 @@ impl ApiServer {
         if let Some(file) = &self.token_file {
             let token = crate::files::read_text(file, MAX_SECRET_BYTES)?;
             let token = token.trim();
-            ensure!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{}: not a token", file.display());
+            ensure!(
+                token.bytes().all(|byte| byte.is_ascii_graphic()),
+                "{}: not a token",
+                file.display()
+            );
             head.push_str(&format!("authorization: Bearer {token}\r\n"));
         }
         if let Some((content_type, text)) = body {
-            head.push_str(&format!("content-type: {content_type}\r\ncontent-length: {}\r\n", text.len()));
+            head.push_str(&format!(
+                "content-type: {content_type}\r\ncontent-length: {}\r\n",
+                text.len()
+            ));
         }
         head.push_str("\r\n");
         head.push_str(body.map_or("", |(_, text)| text));
@@ -148,9 +199,13 @@ fn tls_config(ca_file: &Path) -> anyhow::Result<ClientConfig> {
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
         roots.add(certificate.with_context(|| format!("{name}: expected certificates in PEM"))?)?;
     }
-    ensure!(!roots.is_empty(), "{name}: found no certificate, expected one or more");
+    ensure!(
+        !roots.is_empty(),
+        "{name}: found no certificate, expected one or more"
+    );
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
@@ -174,22 +229,38 @@ pub struct ApiResponse {
 
 impl ApiResponse {
     fn read_head(mut stream: BufReader<Box<dyn ApiStream>>) -> anyhow::Result<Self> {
-        let (mut status, mut remaining_body, mut read_bytes) = (None, RemainingBody::UntilClosed, 0);
+        let (mut status, mut remaining_body, mut read_bytes) =
+            (None, RemainingBody::UntilClosed, 0);
         loop {
             let mut line = Vec::new();
-            read_bytes += (&mut stream).take(MAX_HEAD_BYTES).read_until(b'\n', &mut line)? as u64;
-            ensure!(line.ends_with(b"\n") && read_bytes <= MAX_HEAD_BYTES, "the head of the answer does not end");
-            let line = String::from_utf8_lossy(&line).trim_end().to_ascii_lowercase();
+            read_bytes += (&mut stream)
+                .take(MAX_HEAD_BYTES)
+                .read_until(b'\n', &mut line)? as u64;
+            ensure!(
+                line.ends_with(b"\n") && read_bytes <= MAX_HEAD_BYTES,
+                "the head of the answer does not end"
+            );
+            let line = String::from_utf8_lossy(&line)
+                .trim_end()
+                .to_ascii_lowercase();
             if status.is_none() {
-                let status_code = line.strip_prefix("http/1.").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
-                status = Some(status_code.with_context(|| format!("found '{line}', expected HTTP/1.1"))?);
+                let status_code = line
+                    .strip_prefix("http/1.")
+                    .and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
+                status = Some(
+                    status_code.with_context(|| format!("found '{line}', expected HTTP/1.1"))?,
+                );
                 continue;
             }
             match line.split_once(':') {
                 _ if line.is_empty() => break,
                 Some(("content-length", value)) if remaining_body == RemainingBody::UntilClosed => {
-                    remaining_body =
-                        RemainingBody::Known(value.trim().parse().context("content-length: expected a number")?);
+                    remaining_body = RemainingBody::Known(
+                        value
+                            .trim()
+                            .parse()
+                            .context("content-length: expected a number")?,
+                    );
                 }
                 Some(("transfer-encoding", value)) if value.trim() == "chunked" => {
                     remaining_body = RemainingBody::Chunked(Some(0));
@@ -197,7 +268,11 @@ impl ApiResponse {
                 _ => {}
             }
         }
-        Ok(ApiResponse { status: status.unwrap_or(0), stream, remaining_body })
+        Ok(ApiResponse {
+            status: status.unwrap_or(0),
+            stream,
+            remaining_body,
+        })
     }
 
     /// Reads the size of the next chunk.
@@ -231,7 +306,9 @@ impl Read for ApiResponse {
             RemainingBody::Chunked(None) | RemainingBody::Known(0) => return Ok(0),
             RemainingBody::Chunked(Some(left)) | RemainingBody::Known(left) => left,
         };
-        let max_bytes = buffer.len().min(usize::try_from(remaining_bytes).unwrap_or(usize::MAX));
+        let max_bytes = buffer
+            .len()
+            .min(usize::try_from(remaining_bytes).unwrap_or(usize::MAX));
         let count = self.stream.read(&mut buffer[..max_bytes])?;
         if count == 0 && max_bytes > 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());

@@ -49,8 +49,11 @@ pub struct ByteSize(pub u64);
 impl FromStr for ByteSize {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let size_problem = || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
-        let digits = text.trim_end_matches(['B', 'b']).trim_end_matches(['i', 'I']);
+        let size_problem =
+            || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
+        let digits = text
+            .trim_end_matches(['B', 'b'])
+            .trim_end_matches(['i', 'I']);
         let (number, shift) = match digits.as_bytes().last() {
             Some(b'K' | b'k') => (&digits[..digits.len() - 1], 10),
             Some(b'M' | b'm') => (&digits[..digits.len() - 1], 20),
@@ -59,7 +62,8 @@ impl FromStr for ByteSize {
             Some(b'0'..=b'9') if !text.contains(['i', 'I']) => (digits, 0),
             _ => return Err(size_problem()),
         };
-        let is_decimal = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+        let is_decimal =
+            |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
         let (whole_digits, fraction_digits) = number.split_once('.').unwrap_or((number, "0"));
         if !is_decimal(whole_digits)
             || !is_decimal(fraction_digits)
@@ -69,12 +73,21 @@ impl FromStr for ByteSize {
             return Err(size_problem());
         }
         let whole_part: u64 = whole_digits.parse().map_err(|_| size_problem())?;
-        let fraction: u128 = fraction_digits.parse::<u128>().map_err(|_| size_problem())? << shift;
-        let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, decimals)| decimals.len() as u32));
+        let fraction: u128 = fraction_digits
+            .parse::<u128>()
+            .map_err(|_| size_problem())?
+            << shift;
+        let scale = 10u128.pow(
+            number
+                .split_once('.')
+                .map_or(1, |(_, decimals)| decimals.len() as u32),
+        );
         let bytes = (u128::from(whole_part) << shift) + fraction / scale;
         match u64::try_from(bytes) {
             Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(ByteSize(bytes)),
-            _ => Err(format!("found '{text}', expected a size from 1 byte to 1024T")),
+            _ => Err(format!(
+                "found '{text}', expected a size from 1 byte to 1024T"
+            )),
         }
     }
 }
@@ -113,10 +126,16 @@ impl FromStr for SizeList {
 }
 
 fn parse_geometric_range(low: &str, bound_and_count: &str, item: &str) -> Result<Vec<u64>, String> {
-    let problem =
-        || format!("found '{item}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}");
+    let problem = || {
+        format!(
+            "found '{item}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}"
+        )
+    };
     let (high, count) = bound_and_count.split_once(':').ok_or_else(problem)?;
-    let (low, high) = (low.trim().parse::<ByteSize>()?.0, high.trim().parse::<ByteSize>()?.0);
+    let (low, high) = (
+        low.trim().parse::<ByteSize>()?.0,
+        high.trim().parse::<ByteSize>()?.0,
+    );
     let count: usize = count.trim().parse().map_err(|_| problem())?;
     if low >= high || !(2..=MAX_SIZES).contains(&count) {
         return Err(problem());
@@ -143,9 +162,21 @@ mod tests {
         for (text, expected) in good {
             assert_eq!(text.parse(), Ok(ByteSize(expected)), "{text}");
         }
-        for text in
-            ["", "K", "-1", "0", "1.5", "1P", "1..5K", "1e3", "99999999999999999999", "1.K", "ｋ", "12i", "9999999G"]
-        {
+        for text in [
+            "",
+            "K",
+            "-1",
+            "0",
+            "1.5",
+            "1P",
+            "1..5K",
+            "1e3",
+            "99999999999999999999",
+            "1.K",
+            "ｋ",
+            "12i",
+            "9999999G",
+        ] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
     }
@@ -155,11 +186,23 @@ mod tests {
     fn ranges_include_both_ends_and_lists_are_sorted() {
         let parse_sizes = |text: &str| text.parse::<SizeList>().map(|sizes| sizes.0);
         assert_eq!(parse_sizes("1M,64K,1M"), Ok(vec![65536, 1 << 20]));
-        assert_eq!(parse_sizes("64K..1M:5"), Ok((16..21).map(|power| 1 << power).collect()));
+        assert_eq!(
+            parse_sizes("64K..1M:5"),
+            Ok((16..21).map(|power| 1 << power).collect())
+        );
         assert_eq!(parse_sizes("64K..1M:9").unwrap().len(), 9);
         assert_eq!(SizeList::with_defaults().0.len(), 29);
         assert!(SizeList::with_defaults().0.contains(&(1 << 20)));
-        for text in ["1M..64K:3", "1K..2K", "1K..2K:1", "1K..2K:0", "1K..1G:99999999", "..", "1K,,2K", "1K..2K:x"] {
+        for text in [
+            "1M..64K:3",
+            "1K..2K",
+            "1K..2K:1",
+            "1K..2K:0",
+            "1K..1G:99999999",
+            "..",
+            "1K,,2K",
+            "1K..2K:x",
+        ] {
             assert!(parse_sizes(text).is_err(), "{text}");
         }
     }

@@ -10,8 +10,8 @@ use cachemate_sweep::engines::hq::{HqEngine, HqOptions};
 use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::engines::slurm::SlurmEngine;
 use cachemate_sweep::{
-    DriveOptions, Inputs, JobRunner, Manifest, Store, SweepProgress, SweepSummary, SweepTask, TaskEngine,
-    WorkerCommand, drive,
+    DriveOptions, Inputs, JobRunner, Manifest, Store, SweepProgress, SweepSummary, SweepTask,
+    TaskEngine, WorkerCommand, drive,
 };
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
@@ -92,9 +92,19 @@ impl EngineArgs {
         let mut engine = self.build_engine(store, manifest, job_runner)?;
         let bar = session.progress_bar("sweep", Some(tasks.len() as u64));
         let mut reporter = ProgressReporter::new(session, &bar, is_silent);
-        let options = DriveOptions { retries: self.retries, idle_timeout: Duration::from_secs(self.idle_timeout) };
+        let options = DriveOptions {
+            retries: self.retries,
+            idle_timeout: Duration::from_secs(self.idle_timeout),
+        };
         let stop = session.interrupt_flag();
-        let outcome = drive(store, tasks, &mut *engine, &options, &mut |progress| reporter.report(progress), &stop);
+        let outcome = drive(
+            store,
+            tasks,
+            &mut *engine,
+            &options,
+            &mut |progress| reporter.report(progress),
+            &stop,
+        );
         bar.finish_and_clear();
         Ok(outcome?)
     }
@@ -110,7 +120,8 @@ impl EngineArgs {
         let batch_size = usize::from(self.batch_size);
         let name = self.engine.unwrap_or_default();
         if name == EngineName::Local {
-            let inputs = Arc::new(Inputs::open(store, &manifest.header).map_err(anyhow::Error::msg)?);
+            let inputs =
+                Arc::new(Inputs::open(store, &manifest.header).map_err(anyhow::Error::msg)?);
             return Ok(Box::new(LocalEngine::new(
                 Arc::clone(store),
                 Arc::clone(job_runner),
@@ -124,8 +135,12 @@ impl EngineArgs {
             None => std::env::current_exe().context("cannot find the path of this command")?,
         };
         let dir = store.path().to_path_buf();
-        let worker_command =
-            WorkerCommand { program, dir, retries: self.retries, heartbeat_timeout_s: self.heartbeat_timeout };
+        let worker_command = WorkerCommand {
+            program,
+            dir,
+            retries: self.retries,
+            heartbeat_timeout_s: self.heartbeat_timeout,
+        };
         let scheduler = self.scheduler.clone();
         Ok(match name {
             EngineName::Slurm if scheduler.is_some() => {
@@ -133,16 +148,33 @@ impl EngineArgs {
                     "--scheduler: not used with slurm, whose own configuration names its controller".to_string()
                 ))
             }
-            EngineName::Slurm => Box::new(SlurmEngine::new(worker_command, batch_size, self.submit_arg.clone())),
+            EngineName::Slurm => Box::new(SlurmEngine::new(
+                worker_command,
+                batch_size,
+                self.submit_arg.clone(),
+            )),
             EngineName::Dask => {
                 let python = self.python.clone();
-                Box::new(DaskEngine::new(worker_command, DaskOptions { python, scheduler, workers, batch_size }))
+                Box::new(DaskEngine::new(
+                    worker_command,
+                    DaskOptions {
+                        python,
+                        scheduler,
+                        workers,
+                        batch_size,
+                    },
+                ))
             }
             EngineName::Hq | EngineName::Local => {
                 let server_dir = scheduler.map(PathBuf::from);
                 Box::new(HqEngine::new(
                     worker_command,
-                    HqOptions { program: self.hq.clone(), server_dir, workers, batch_size },
+                    HqOptions {
+                        program: self.hq.clone(),
+                        server_dir,
+                        workers,
+                        batch_size,
+                    },
                 ))
             }
         })
@@ -161,7 +193,14 @@ struct ProgressReporter<'a> {
 
 impl<'a> ProgressReporter<'a> {
     fn new(session: &'a Session, bar: &'a ProgressBar, is_silent: bool) -> Self {
-        ProgressReporter { session, bar, is_silent, start_state: None, last_log_time: Instant::now(), message: None }
+        ProgressReporter {
+            session,
+            bar,
+            is_silent,
+            start_state: None,
+            last_log_time: Instant::now(),
+            message: None,
+        }
     }
 
     fn report(&mut self, progress: &SweepProgress) {
@@ -173,7 +212,11 @@ impl<'a> ProgressReporter<'a> {
         }
         self.bar.set_length(progress.total as u64);
         self.bar.set_position(done_count as u64);
-        let failure_text = if progress.failed > 0 { format!("{} failed", progress.failed) } else { String::new() };
+        let failure_text = if progress.failed > 0 {
+            format!("{} failed", progress.failed)
+        } else {
+            String::new()
+        };
         self.bar.set_message(failure_text);
         if progress.message != self.message {
             self.message.clone_from(&progress.message);
@@ -188,7 +231,10 @@ impl<'a> ProgressReporter<'a> {
     }
 
     fn progress_line(&self, progress: &SweepProgress, done_count: usize) -> String {
-        let mut line = format!("sweep: {} of {} tasks finished", progress.finished, progress.total);
+        let mut line = format!(
+            "sweep: {} of {} tasks finished",
+            progress.finished, progress.total
+        );
         if progress.failed > 0 {
             line.push_str(&format!(", {} failed", progress.failed));
         }
@@ -196,10 +242,15 @@ impl<'a> ProgressReporter<'a> {
             line.push_str(
                 &task_count
                     .filter(|task_count| *task_count > 0)
-                    .map_or(String::new(), |task_count| format!(", {task_count} {label}")),
+                    .map_or(String::new(), |task_count| {
+                        format!(", {task_count} {label}")
+                    }),
             );
         }
-        if let Some((start, count_before)) = self.start_state.filter(|(_, count_before)| done_count > *count_before) {
+        if let Some((start, count_before)) = self
+            .start_state
+            .filter(|(_, count_before)| done_count > *count_before)
+        {
             let task_seconds = start.elapsed().as_secs_f64() / (done_count - count_before) as f64;
             line.push_str(&format!(
                 ", about {} left",

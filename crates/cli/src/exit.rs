@@ -25,7 +25,9 @@ pub struct ProgramExitCode(pub i32);
 
 /// Converts a command's result to an exit code, and prints its error to standard error.
 pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
     if is_broken_pipe(&error) {
         // A closed pipe is not an error: the reader of the output (`| head`) needs no more.
         return ExitCode::SUCCESS;
@@ -34,7 +36,11 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
     // If standard error is closed as well, the error cannot be reported.
-    let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_output(&describe(&error)));
+    let _ = writeln!(
+        io::stderr(),
+        "cachemate: {}",
+        EscapedText::for_output(&describe(&error))
+    );
     match error {
         error if error.is::<UsageError>() => ExitCode::from(2),
         error if error.is::<InterruptedError>() => ExitCode::from(INTERRUPTED_CODE as u8),
@@ -47,15 +53,22 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
 fn describe(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let outermost_cause = causes.next().unwrap_or_default();
-    let text = causes
-        .fold(outermost_cause, |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") });
+    let text = causes.fold(outermost_cause, |text, cause| {
+        if text.ends_with(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
+        }
+    });
     let location = text.split(": ").next().unwrap_or_default();
     text.replace(&format!(": {location}: "), ": ")
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let is_broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_broken))
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_broken))
 }
 
 /// Prints clap's help, version or usage error, and ignores a broken pipe.
@@ -74,8 +87,16 @@ mod tests {
     fn a_message_names_its_place_and_its_cause_once() {
         let cause = || anyhow::Error::msg("/tmp: found a directory, expected a plain file");
         let wrapped = Err::<(), _>(cause()).context("/tmp").unwrap_err();
-        assert_eq!(describe(&wrapped), "/tmp: found a directory, expected a plain file");
-        let quoted = Err::<(), _>(cause()).context(format!("/tmp: cannot open: {}", cause())).unwrap_err();
-        assert_eq!(describe(&quoted), "/tmp: cannot open: found a directory, expected a plain file");
+        assert_eq!(
+            describe(&wrapped),
+            "/tmp: found a directory, expected a plain file"
+        );
+        let quoted = Err::<(), _>(cause())
+            .context(format!("/tmp: cannot open: {}", cause()))
+            .unwrap_err();
+        assert_eq!(
+            describe(&quoted),
+            "/tmp: cannot open: found a directory, expected a plain file"
+        );
     }
 }

@@ -10,7 +10,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 /// Upper bounds of the histogram in seconds, around the target of one millisecond.
-const BOUNDS: [f64; 12] = [2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];
+const BOUNDS: [f64; 12] = [
+    2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1,
+];
 
 type TimesByVerb = Family<[(&'static str, &'static str); 1], Histogram>;
 
@@ -30,12 +32,26 @@ impl Default for ExtenderMetrics {
         let help = "Time from the complete request to its answer, with the wait for other requests";
         registry.register_with_unit("request", help, Unit::Seconds, times.clone());
         let refused_requests = Counter::default();
-        registry.register("refused_requests", "Requests that are no valid ExtenderArgs", refused_requests.clone());
+        registry.register(
+            "refused_requests",
+            "Requests that are no valid ExtenderArgs",
+            refused_requests.clone(),
+        );
         let (fresh_nodes, placements_in_flight) = (Gauge::default(), Gauge::default());
-        registry.register("fresh_nodes", "Nodes whose state is at most a minute old", fresh_nodes.clone());
+        registry.register(
+            "fresh_nodes",
+            "Nodes whose state is at most a minute old",
+            fresh_nodes.clone(),
+        );
         let help = "Placements that no node has published yet";
         registry.register("placements_in_flight", help, placements_in_flight.clone());
-        ExtenderMetrics { registry, times, refused_requests, fresh_nodes, placements_in_flight }
+        ExtenderMetrics {
+            registry,
+            times,
+            refused_requests,
+            fresh_nodes,
+            placements_in_flight,
+        }
     }
 }
 

@@ -49,14 +49,18 @@ impl ExtenderState {
 
     fn metrics_page(&self) -> String {
         let extender = self.lock();
-        self.metrics.page(extender.fresh_nodes(unix_seconds()), extender.placements_in_flight())
+        self.metrics.page(
+            extender.fresh_nodes(unix_seconds()),
+            extender.placements_in_flight(),
+        )
     }
 
     fn handle_request(&self, verb: &'static str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         let start_time = Instant::now();
         match self.response_json(verb, body) {
             Ok(response) => {
-                self.metrics.record_response(verb, start_time.elapsed().as_secs_f64());
+                self.metrics
+                    .record_response(verb, start_time.elapsed().as_secs_f64());
                 (StatusCode::OK, response)
             }
             Err(reason) => {
@@ -67,12 +71,16 @@ impl ExtenderState {
     }
 
     fn response_json(&self, verb: &str, body: &[u8]) -> Result<Vec<u8>, String> {
-        let request: ExtenderRequest =
-            serde_json::from_slice(body).map_err(|error| format!("{error}; expected ExtenderArgs in JSON"))?;
+        let request: ExtenderRequest = serde_json::from_slice(body)
+            .map_err(|error| format!("{error}; expected ExtenderArgs in JSON"))?;
         let (mut extender, now) = (self.lock(), unix_seconds());
         let response = match verb {
-            "filter" => extender.filter(&request, now).map(|answer| json_bytes(&answer)),
-            _ => extender.prioritize(&request, now).map(|answer| json_bytes(&answer)),
+            "filter" => extender
+                .filter(&request, now)
+                .map(|answer| json_bytes(&answer)),
+            _ => extender
+                .prioritize(&request, now)
+                .map(|answer| json_bytes(&answer)),
         };
         response.map_err(|error| error.to_string())
     }
@@ -83,15 +91,27 @@ fn json_bytes<T: Serialize>(body: &T) -> Vec<u8> {
 }
 
 fn error_response(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
-    (status, format!("{{\"error\":{}}}", serde_json::Value::String(text.to_string())).into_bytes())
+    (
+        status,
+        format!(
+            "{{\"error\":{}}}",
+            serde_json::Value::String(text.to_string())
+        )
+        .into_bytes(),
+    )
 }
 
 /// Returns the current time in seconds since the epoch, as in published states.
 pub fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn respond(
+    request: Request<Incoming>,
+    state: Arc<ExtenderState>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     let verb = match request.uri().path() {
         "/filter" => Some("filter"),
         "/prioritize" => Some("prioritize"),
@@ -109,16 +129,24 @@ async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Resul
             match tokio::time::timeout(BODY_DEADLINE, body_future).await {
                 Ok(Ok(body)) => state.handle_request(verb, &body.to_bytes()),
                 Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
-                Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 2 s"),
+                Err(_) => error_response(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "the body did not arrive within 2 s",
+                ),
             }
         }
         (_, _, Some(_)) => error_response(StatusCode::METHOD_NOT_ALLOWED, "expected POST"),
-        _ => error_response(StatusCode::NOT_FOUND, "expected /filter, /prioritize, /healthz or /metrics"),
+        _ => error_response(
+            StatusCode::NOT_FOUND,
+            "expected /filter, /prioritize, /healthz or /metrics",
+        ),
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let content_type = hyper::header::HeaderValue::from_static(content_type);
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, content_type);
+    response
+        .headers_mut()
+        .insert(hyper::header::CONTENT_TYPE, content_type);
     Ok(response)
 }
 
@@ -130,17 +158,24 @@ pub async fn listen(
     let listener = TcpListener::bind(address).await?;
     let bound_address = listener.local_addr()?;
     let server = async move {
-        let deadlines = Deadlines { unadmitted_lifetime: CONNECTION_DEADLINE, admitted: CONNECTION_DEADLINE };
+        let deadlines = Deadlines {
+            unadmitted_lifetime: CONNECTION_DEADLINE,
+            admitted: CONNECTION_DEADLINE,
+        };
         let mut connection_limit = ConnectionLimit::new(MAX_CONNECTIONS, deadlines);
         loop {
-            let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
+            let Some((stream, peer)) = accept(listener.accept().await).await else {
+                continue;
+            };
             let state = Arc::clone(&state);
             // Without this option, the kernel may delay small answers.
             let _ = stream.set_nodelay(true);
             connection_limit.serve(peer.ip(), move |_| async move {
                 let service = service_fn(move |request| respond(request, Arc::clone(&state)));
                 let mut http = http1::Builder::new();
-                http.timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE).max_headers(64);
+                http.timer(TokioTimer::new())
+                    .header_read_timeout(IDLE_DEADLINE)
+                    .max_headers(64);
                 // A peer that disconnects in the middle of a request needs no response.
                 let _ = http.serve_connection(TokioIo::new(stream), service).await;
             });

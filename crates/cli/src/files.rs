@@ -24,7 +24,11 @@ impl OutputFile {
             .prefix(".cachemate-")
             .tempfile_in(dir)
             .with_context(|| format!("{}: cannot write here", path.display()))?;
-        Ok(OutputFile { path: path.to_path_buf(), force, file })
+        Ok(OutputFile {
+            path: path.to_path_buf(),
+            force,
+            file,
+        })
     }
 
     pub fn file(&mut self) -> &mut File {
@@ -34,10 +38,17 @@ impl OutputFile {
     /// Renames the file to its final path.
     pub fn persist(mut self) -> anyhow::Result<()> {
         let name = self.path.display().to_string();
-        self.file.flush().with_context(|| format!("{name}: cannot write"))?;
-        let persisted =
-            if self.force { self.file.persist(&self.path) } else { self.file.persist_noclobber(&self.path) };
-        persisted.map_err(|error| error.error).with_context(|| format!("{name}: cannot be renamed into place"))?;
+        self.file
+            .flush()
+            .with_context(|| format!("{name}: cannot write"))?;
+        let persisted = if self.force {
+            self.file.persist(&self.path)
+        } else {
+            self.file.persist_noclobber(&self.path)
+        };
+        persisted
+            .map_err(|error| error.error)
+            .with_context(|| format!("{name}: cannot be renamed into place"))?;
         // Temporary files are private, whereas the result gets ordinary permissions.
         #[cfg(unix)]
         {
@@ -60,7 +71,9 @@ fn umask() -> u32 {
 pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(_) if !force => bail!("{}: the file exists; --force overwrites it", path.display()),
-        Ok(metadata) if metadata.is_dir() => bail!("{}: found a directory, expected a file", path.display()),
+        Ok(metadata) if metadata.is_dir() => {
+            bail!("{}: found a directory, expected a file", path.display())
+        }
         _ if !parent_dir(path).is_dir() => {
             bail!(
                 "{}: cannot be written, because the directory {} does not exist",
@@ -73,25 +86,31 @@ pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
 }
 
 fn parent_dir(path: &Path) -> &Path {
-    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Reads a text file of at most `max_bytes`; an error names the file.
 pub fn read_text(path: &Path, max_bytes: u64) -> anyhow::Result<String> {
-    cachemate_files::read_text_limited(path, max_bytes).with_context(|| format!("{}: cannot be read", path.display()))
+    cachemate_files::read_text_limited(path, max_bytes)
+        .with_context(|| format!("{}: cannot be read", path.display()))
 }
 
 /// Writes `bytes` to a file.
 pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
     let mut output = OutputFile::create(path, force)?;
-    output.file().write_all(bytes).map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
+    output
+        .file()
+        .write_all(bytes)
+        .map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
     output.persist()
 }
 
 /// Writes a value to a file as JSON with a line end.
 pub fn write_json<T: Serialize>(path: &Path, value: &T, force: bool) -> anyhow::Result<()> {
-    let mut text =
-        serde_json::to_vec_pretty(value).with_context(|| format!("{}: cannot be written as JSON", path.display()))?;
+    let mut text = serde_json::to_vec_pretty(value)
+        .with_context(|| format!("{}: cannot be written as JSON", path.display()))?;
     text.push(b'\n');
     write_file(path, &text, force)
 }
@@ -100,7 +119,10 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T, force: bool) -> anyhow::
 pub fn prepare_output_dir(dir: &Path, force: bool) -> anyhow::Result<()> {
     let is_full = cachemate_files::list_dir(dir).is_ok_and(|entries| !entries.is_empty());
     if is_full && !force {
-        bail!("{}: the directory is not empty; --force writes to it nevertheless", dir.display());
+        bail!(
+            "{}: the directory is not empty; --force writes to it nevertheless",
+            dir.display()
+        );
     }
     fs::create_dir_all(dir).with_context(|| format!("{}: cannot be created", dir.display()))
 }

@@ -21,15 +21,26 @@ pub struct RequestedGoal {
 /// Parses `NAME=MAX`, with MAX as `5%` or `0.05`.
 pub fn parse_goal(text: &str) -> Result<RequestedGoal, String> {
     let expected = "expected PROGRAM=MAX, such as redis=5% or redis=0.05";
-    let Some((program, limit_text)) = text.rsplit_once('=') else { return Err(format!("found '{text}', {expected}")) };
-    let (digits, unit) = limit_text.strip_suffix('%').map_or((limit_text, 1.0), |digits| (digits.trim(), 100.0));
-    let value: f64 = digits.parse().map_err(|_| format!("found '{limit_text}', {expected}"))?;
+    let Some((program, limit_text)) = text.rsplit_once('=') else {
+        return Err(format!("found '{text}', {expected}"));
+    };
+    let (digits, unit) = limit_text
+        .strip_suffix('%')
+        .map_or((limit_text, 1.0), |digits| (digits.trim(), 100.0));
+    let value: f64 = digits
+        .parse()
+        .map_err(|_| format!("found '{limit_text}', {expected}"))?;
     let max_slowdown = value / unit;
     // A number above 1 needs a percent sign, because a bare 5 would mean 500 %, which is probably not intended.
     if !(max_slowdown.is_finite() && max_slowdown >= 0.0 && (unit > 1.0 || max_slowdown <= 1.0)) {
-        return Err(format!("found '{limit_text}', expected a share from 0 to 1, or percent with a unit, such as 5%"));
+        return Err(format!(
+            "found '{limit_text}', expected a share from 0 to 1, or percent with a unit, such as 5%"
+        ));
     }
-    Ok(RequestedGoal { program: program.to_string(), max_slowdown })
+    Ok(RequestedGoal {
+        program: program.to_string(),
+        max_slowdown,
+    })
 }
 
 /// The forecast for one promise under the best plan.
@@ -89,21 +100,38 @@ impl StaticPlanSearch {
         goals: &[RequestedGoal],
         seed: u64,
     ) -> anyhow::Result<Self> {
-        let median_job =
-            |program: &&TimedProgram| IntervalJob::new(program.sharing_program(program.median_draw(), machine));
+        let median_job = |program: &&TimedProgram| {
+            IntervalJob::new(program.sharing_program(program.median_draw(), machine))
+        };
         let mut jobs: Vec<IntervalJob> = timed_programs.iter().map(median_job).collect();
         for goal in goals {
-            let is_meant = |name: &str| name == goal.program || name_without_number(name) == goal.program;
-            let mut goal_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| is_meant(name)).peekable();
+            let is_meant =
+                |name: &str| name == goal.program || name_without_number(name) == goal.program;
+            let mut goal_jobs = names
+                .iter()
+                .zip(&mut jobs)
+                .filter(|(name, _)| is_meant(name))
+                .peekable();
             if goal_jobs.peek().is_none() {
                 let known_names = names.join(", ");
-                let message = format!("--goal: found '{}', expected one of {known_names}", goal.program);
+                let message = format!(
+                    "--goal: found '{}', expected one of {known_names}",
+                    goal.program
+                );
                 return Err(UsageError(message).into());
             }
-            let promise = Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() };
+            let promise = Goal {
+                max_slowdown: Some(goal.max_slowdown),
+                ..Goal::default()
+            };
             goal_jobs.for_each(|(_, job)| job.goal = Some(promise));
         }
-        Ok(StaticPlanSearch { machine: machine.clone(), names, jobs, seed })
+        Ok(StaticPlanSearch {
+            machine: machine.clone(),
+            names,
+            jobs,
+            seed,
+        })
     }
 
     /// Finds the best plan for the promises and, if it does not keep them, the programs that would have to leave.
@@ -112,9 +140,20 @@ impl StaticPlanSearch {
     /// There are more programs than cores.
     pub fn best_for_goals(&self) -> anyhow::Result<GoalPlan> {
         let truth = PlanEvaluator::new(&self.machine, &self.jobs)?;
-        let (units_per_cache, best_plan) = (truth.units_per_cache, truth.search_best_plan(self.seed)?);
-        let must_leave = if best_plan.keeps_all_promises { Vec::new() } else { self.find_program_to_remove()? };
-        Ok(build_goal_plan(&self.names, &self.jobs, &best_plan, units_per_cache, must_leave))
+        let (units_per_cache, best_plan) =
+            (truth.units_per_cache, truth.search_best_plan(self.seed)?);
+        let must_leave = if best_plan.keeps_all_promises {
+            Vec::new()
+        } else {
+            self.find_program_to_remove()?
+        };
+        Ok(build_goal_plan(
+            &self.names,
+            &self.jobs,
+            &best_plan,
+            units_per_cache,
+            must_leave,
+        ))
     }
 
     /// Returns the first program whose removal lets all promises be kept. Programs without a promise are tried first.
@@ -125,9 +164,15 @@ impl StaticPlanSearch {
             let mut remaining_jobs = self.jobs.clone();
             remaining_jobs.remove(index);
             if remaining_jobs.is_empty() {
-                bail!("'{}': its promise cannot be kept even alone", escape_controls(&self.names[index]));
+                bail!(
+                    "'{}': its promise cannot be kept even alone",
+                    escape_controls(&self.names[index])
+                );
             }
-            if PlanEvaluator::new(&self.machine, &remaining_jobs)?.search_best_plan(self.seed)?.keeps_all_promises {
+            if PlanEvaluator::new(&self.machine, &remaining_jobs)?
+                .search_best_plan(self.seed)?
+                .keeps_all_promises
+            {
                 return Ok(vec![self.names[index].clone()]);
             }
         }
@@ -200,7 +245,10 @@ impl GoalPlan {
         for placement in &self.placement {
             let share_text = match placement.exclusive_units {
                 0 => String::new(),
-                units => format!(", {units} of {} parts of its cache for itself", self.units_per_cache),
+                units => format!(
+                    ", {units} of {} parts of its cache for itself",
+                    self.units_per_cache
+                ),
             };
             text += &format!(
                 "  {} on CPU {}{share_text}: {:.1} % slower\n",
@@ -210,7 +258,10 @@ impl GoalPlan {
             );
         }
         if !self.must_leave.is_empty() {
-            text += &format!("  without {} all promises would be kept\n", self.must_leave.join(" and "));
+            text += &format!(
+                "  without {} all promises would be kept\n",
+                self.must_leave.join(" and ")
+            );
         }
         text
     }
@@ -225,10 +276,21 @@ mod tests {
     fn goals_accept_fractions_and_percentages_but_no_bare_number() {
         let parse_max_slowdown = |given: &str| parse_goal(given).map(|goal| goal.max_slowdown);
         assert_eq!(
-            (parse_max_slowdown("redis=5%"), parse_max_slowdown("redis=0.05"), parse_max_slowdown("a=b=20 %")),
+            (
+                parse_max_slowdown("redis=5%"),
+                parse_max_slowdown("redis=0.05"),
+                parse_max_slowdown("a=b=20 %")
+            ),
             (Ok(0.05), Ok(0.05), Ok(0.2))
         );
-        for bad in ["redis", "redis=", "redis=5", "redis=-1%", "redis=x%", "redis=nan"] {
+        for bad in [
+            "redis",
+            "redis=",
+            "redis=5",
+            "redis=-1%",
+            "redis=x%",
+            "redis=nan",
+        ] {
             assert!(parse_max_slowdown(bad).is_err(), "{bad}");
         }
     }

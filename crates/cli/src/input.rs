@@ -12,7 +12,10 @@ pub struct InterruptibleStdin {
     pub is_interrupted: Arc<AtomicBool>,
 }
 
-const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const POLL_PERIOD: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
 
 impl Read for InterruptibleStdin {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -21,7 +24,10 @@ impl Read for InterruptibleStdin {
             if self.is_interrupted.load(Ordering::Relaxed) {
                 return Ok(0);
             }
-            match poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&POLL_PERIOD)) {
+            match poll(
+                &mut [PollFd::new(&input, PollFlags::IN)],
+                Some(&POLL_PERIOD),
+            ) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Ok(_) => return rustix::io::read(&input, bytes).map_err(io::Error::from),
                 Err(error) => return Err(error.into()),

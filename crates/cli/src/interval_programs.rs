@@ -45,13 +45,17 @@ pub fn load(
             Some(earlier_index) => Arc::clone(&programs[earlier_index]),
             None => {
                 bar.set_message(request.program.clone());
-                let program = load_program(session, request, machine, (seed, index as u64), phase_scale)?;
+                let program =
+                    load_program(session, request, machine, (seed, index as u64), phase_scale)?;
                 Arc::new(program)
             }
         };
         programs.push(program);
         bar.inc(1);
-        if session.interrupt_flag().load(std::sync::atomic::Ordering::Relaxed) {
+        if session
+            .interrupt_flag()
+            .load(std::sync::atomic::Ordering::Relaxed)
+        {
             return Err(crate::exit::InterruptedError("nothing was run".to_string()).into());
         }
     }
@@ -70,12 +74,21 @@ pub fn load_jobs(
     seed: u64,
     phase_scale: f64,
 ) -> anyhow::Result<Vec<IntervalJob>> {
-    let counted_requests: Vec<(ProgramRequest, u32)> =
-        specs.iter().map(|spec| parse_copies(spec)).collect::<anyhow::Result<_>>()?;
-    let requests: Vec<ProgramRequest> = counted_requests.iter().map(|(request, _)| request.clone()).collect();
+    let counted_requests: Vec<(ProgramRequest, u32)> = specs
+        .iter()
+        .map(|spec| parse_copies(spec))
+        .collect::<anyhow::Result<_>>()?;
+    let requests: Vec<ProgramRequest> = counted_requests
+        .iter()
+        .map(|(request, _)| request.clone())
+        .collect();
     let programs = load(session, &requests, machine, seed, phase_scale)?;
     let copies = programs.iter().zip(&counted_requests);
-    Ok(copies.flat_map(|(program, (_, count))| (0..*count).map(|_| IntervalJob::new(Arc::clone(program)))).collect())
+    Ok(copies
+        .flat_map(|(program, (_, count))| {
+            (0..*count).map(|_| IntervalJob::new(Arc::clone(program)))
+        })
+        .collect())
 }
 
 /// Parses `NAME*N`; a name alone means one copy.
@@ -83,7 +96,11 @@ fn parse_copies(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     let (name, count) = match spec.rsplit_once('*') {
         None => (spec, 1),
         Some((name, count)) => {
-            let copies_problem = || UsageError(format!("'{spec}': found '{count}' copies, expected 1 to {MAX_COPIES}"));
+            let copies_problem = || {
+                UsageError(format!(
+                    "'{spec}': found '{count}' copies, expected 1 to {MAX_COPIES}"
+                ))
+            };
             let count: u32 = count.parse().map_err(|_| copies_problem())?;
             if !(1..=MAX_COPIES).contains(&count) {
                 return Err(copies_problem().into());
@@ -91,7 +108,13 @@ fn parse_copies(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
             (name, count)
         }
     };
-    Ok((ProgramRequest { program: name.to_string(), parameters: toml::Table::new() }, count))
+    Ok((
+        ProgramRequest {
+            program: name.to_string(),
+            parameters: toml::Table::new(),
+        },
+        count,
+    ))
 }
 
 /// Loads one program. Simulated programs draw their inputs from the seed and their index.
@@ -112,9 +135,16 @@ fn load_program(
             "'{name}': expected a file of phases or a profile (.toml, .json), a recording (.cmt), or a program's name"
         );
     }
-    let options: Options = request.parameters.clone().try_into().context("parameters")?;
+    let options: Options = request
+        .parameters
+        .clone()
+        .try_into()
+        .context("parameters")?;
     let Some(path) = recording_of_program(name).map_err(anyhow::Error::msg)? else {
-        let job = setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed.wrapping_add(index)) };
+        let job = setup::WorkloadJob {
+            options,
+            ..setup::WorkloadJob::new(name, seed.wrapping_add(index))
+        };
         let thread_count = job.start_threads(0)?.len();
         if thread_count != 1 {
             bail!(
@@ -122,7 +152,9 @@ fn load_program(
             );
         }
         if bundled_recording(name).is_ok() {
-            session.note(&format!("{name}: the simulated program; '{name}.cmt' is the bundled recording of that name"));
+            session.note(&format!(
+                "{name}: the simulated program; '{name}.cmt' is the bundled recording of that name"
+            ));
         }
         return Ok(measure(&job, machine, HOUR_PROFILE_CYCLES, phase_scale)?);
     };
@@ -133,8 +165,14 @@ fn load_program(
     Ok(program)
 }
 
-fn load_program_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Result<PhasedProgram> {
-    let size = std::fs::metadata(path).with_context(|| format!("{path}: cannot be read"))?.len();
+fn load_program_file(
+    session: &Session,
+    path: &str,
+    machine: &MachineSpec,
+) -> anyhow::Result<PhasedProgram> {
+    let size = std::fs::metadata(path)
+        .with_context(|| format!("{path}: cannot be read"))?
+        .len();
     if size > MAX_FILE_BYTES {
         bail!("{path}: found {size} bytes, expected a program of at most {MAX_FILE_BYTES}");
     }
@@ -144,9 +182,11 @@ fn load_program_file(session: &Session, path: &str, machine: &MachineSpec) -> an
         program.check().with_context(|| path.to_string())?;
         return Ok(program);
     }
-    let value: serde_json::Value = serde_json::from_str(&text).with_context(|| format!("{path}: not JSON"))?;
+    let value: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("{path}: not JSON"))?;
     if value.get("format").is_none() {
-        let program: PhasedProgram = serde_json::from_str(&text).with_context(|| format!("{path}: not a program"))?;
+        let program: PhasedProgram =
+            serde_json::from_str(&text).with_context(|| format!("{path}: not a program"))?;
         program.check().with_context(|| path.to_string())?;
         return Ok(program);
     }

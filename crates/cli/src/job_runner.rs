@@ -31,7 +31,11 @@ pub struct LocalJobRunner {
 
 impl LocalJobRunner {
     pub fn new(session: &Session, dir: &Path) -> Self {
-        LocalJobRunner { session: session.silent(), dir: dir.to_path_buf(), fleet: FleetWorker::default() }
+        LocalJobRunner {
+            session: session.silent(),
+            dir: dir.to_path_buf(),
+            fleet: FleetWorker::default(),
+        }
     }
 
     fn run_curve(&self, job: &CurveJob) -> Result<JobResult, RunError> {
@@ -39,18 +43,35 @@ impl LocalJobRunner {
             true => RunError::Stopped,
             false => RunError::Failed(format!("{error:#}")),
         };
-        let measurement = curve_command(job).map_err(RunError::Failed)?.measure(&self.session).map_err(run_error)?;
+        let measurement = curve_command(job)
+            .map_err(RunError::Failed)?
+            .measure(&self.session)
+            .map_err(run_error)?;
         let full_counts = &measurement.all;
         let to_f64 = |count: Option<u64>| count.map(|count| count as f64);
         let named_figures = [
             ("accesses", Some(full_counts.accesses as f64)),
             ("instructions", to_f64(full_counts.instructions)),
             ("cold_misses", to_f64(full_counts.cold)),
-            ("miss_ratio_error", measurement.sampled.and_then(|sampled| sampled.error)),
+            (
+                "miss_ratio_error",
+                measurement.sampled.and_then(|sampled| sampled.error),
+            ),
         ];
-        let figures = named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        let curve = full_counts.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
-        Ok(JobResult { figures, curve, detail: None })
+        let figures = named_figures
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), value))
+            .collect();
+        let curve = full_counts
+            .curve
+            .iter()
+            .map(|point| (point.bytes, point.miss_ratio))
+            .collect();
+        Ok(JobResult {
+            figures,
+            curve,
+            detail: None,
+        })
     }
 }
 
@@ -78,8 +99,14 @@ impl JobRunner for LocalJobRunner {
         match job {
             SweepJob::Scenario(job) => run_scenario(job, stop),
             SweepJob::Curve(job) => self.run_curve(job),
-            SweepJob::Repro { request, run } => repro_sweep::run_task(&self.dir, request, run, stop),
-            SweepJob::Fleet { fleet, variant, cell } => self.fleet.run_task(&self.dir, fleet, *variant, *cell, stop),
+            SweepJob::Repro { request, run } => {
+                repro_sweep::run_task(&self.dir, request, run, stop)
+            }
+            SweepJob::Fleet {
+                fleet,
+                variant,
+                cell,
+            } => self.fleet.run_task(&self.dir, fleet, *variant, *cell, stop),
         }
     }
 }
@@ -114,23 +141,39 @@ fn run_scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunEr
     let mut results = machine.collect_results();
     // Paths of recordings are removed, because the result must not depend on them.
     for task in &mut results.tasks {
-        let recording = job.recordings.iter().find(|(_, path)| path.display().to_string() == task.name);
+        let recording = job
+            .recordings
+            .iter()
+            .find(|(_, path)| path.display().to_string() == task.name);
         if let Some((program, _)) = recording {
             task.name.clone_from(program);
         }
     }
-    let detail = job.detail.then(|| serde_json::to_value(&results)).transpose();
+    let detail = job
+        .detail
+        .then(|| serde_json::to_value(&results))
+        .transpose();
     let detail = detail.map_err(|error| RunError::Failed(error.to_string()))?;
-    Ok(JobResult { figures: run_figures(&results), curve: Vec::new(), detail })
+    Ok(JobResult {
+        figures: run_figures(&results),
+        curve: Vec::new(),
+        detail,
+    })
 }
 
 /// Calls `run`, and meanwhile copies the stop flag to the machine's own flag, so that the run ends within a window. The two
 /// are separate, because a machine may also stop by itself.
-pub fn run_until_stopped<T>(machine_stop: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
+pub fn run_until_stopped<T>(
+    machine_stop: &Arc<AtomicBool>,
+    stop: &AtomicBool,
+    run: impl FnOnce() -> T,
+) -> T {
     let (done_sender, done_receiver) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            while done_receiver.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
+            while done_receiver.recv_timeout(Duration::from_millis(50))
+                == Err(RecvTimeoutError::Timeout)
+            {
                 if stop.load(Ordering::Relaxed) {
                     machine_stop.store(true, Ordering::Relaxed);
                 }
@@ -147,26 +190,55 @@ fn run_figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let cycles = results.elapsed_cycles as f64;
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     let sum_last_level = |metric: fn(&cachemate_sim::results::MissBreakdown) -> u64| -> u64 {
-        results.tasks.iter().filter_map(|task| task.levels.last()).map(metric).sum()
+        results
+            .tasks
+            .iter()
+            .filter_map(|task| task.levels.last())
+            .map(metric)
+            .sum()
     };
-    let (references, misses) = (sum_last_level(|level| level.references), sum_last_level(|level| level.misses));
+    let (references, misses) = (
+        sum_last_level(|level| level.references),
+        sum_last_level(|level| level.misses),
+    );
     let ratio = |a: f64, b: f64| (b > 0.0).then(|| a / b);
-    let min_instructions = results.tasks.iter().map(|task| task.instructions as f64).fold(f64::INFINITY, f64::min);
-    let bytes_per_cycle: f64 = results.memory.iter().map(|memory| memory.bytes_per_cycle).sum();
+    let min_instructions = results
+        .tasks
+        .iter()
+        .map(|task| task.instructions as f64)
+        .fold(f64::INFINITY, f64::min);
+    let bytes_per_cycle: f64 = results
+        .memory
+        .iter()
+        .map(|memory| memory.bytes_per_cycle)
+        .sum();
     let named_figures = [
         ("instr_per_cycle", ratio(instructions as f64, cycles)),
-        ("slowest_task_instr_per_cycle", ratio(min_instructions, cycles).filter(|value| value.is_finite())),
-        ("llc_mpki", ratio(1000.0 * misses as f64, instructions as f64)),
+        (
+            "slowest_task_instr_per_cycle",
+            ratio(min_instructions, cycles).filter(|value| value.is_finite()),
+        ),
+        (
+            "llc_mpki",
+            ratio(1000.0 * misses as f64, instructions as f64),
+        ),
         ("llc_miss_ratio", ratio(misses as f64, references as f64)),
         ("memory_bytes_per_cycle", Some(bytes_per_cycle)),
         ("busy_share", Some(results.busy_share)),
     ];
-    named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    named_figures
+        .into_iter()
+        .map(|(name, value)| (name.to_string(), value))
+        .collect()
 }
 
 /// Builds the command that measures a curve.
 fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
-    let sizes =
-        job.sizes.as_deref().map(str::parse::<SizeList>).transpose().map_err(|problem| format!("sizes: {problem}"))?;
+    let sizes = job
+        .sizes
+        .as_deref()
+        .map(str::parse::<SizeList>)
+        .transpose()
+        .map_err(|problem| format!("sizes: {problem}"))?;
     mrc::Mrc::for_sweep(&job.recording, job.line_bytes, sizes, job.sample, job.seed)
 }

@@ -21,8 +21,14 @@ const MAX_FILES: usize = 200_000;
 #[derive(Deserialize)]
 #[serde(tag = "kind")]
 enum KnowledgeObject {
-    WorkloadProfile { metadata: ObjectName, spec: ProfileSpec },
-    NodeCacheState { metadata: ObjectName, status: PublishedState },
+    WorkloadProfile {
+        metadata: ObjectName,
+        spec: ProfileSpec,
+    },
+    NodeCacheState {
+        metadata: ObjectName,
+        status: PublishedState,
+    },
 }
 
 #[derive(Deserialize)]
@@ -59,20 +65,29 @@ pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String
     let mut pending_dirs = vec![(dir.to_path_buf(), 0)];
     let mut file_count = 0;
     while let Some((dir, depth)) = pending_dirs.pop() {
-        let paths = cachemate_files::list_dir(&dir).with_context(|| format!("{}: cannot be read", dir.display()))?;
+        let paths = cachemate_files::list_dir(&dir)
+            .with_context(|| format!("{}: cannot be read", dir.display()))?;
         for path in paths {
             // Hidden names are skipped, because a mounted volume contains every file a second time in hidden
             // directories.
-            let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            let is_hidden = path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
             if is_hidden {
                 continue;
             }
             if path.is_dir() && depth < 2 {
                 pending_dirs.push((path, depth + 1));
-            } else if path.extension().is_some_and(|extension| extension == "json") {
+            } else if path
+                .extension()
+                .is_some_and(|extension| extension == "json")
+            {
                 file_count += 1;
                 if file_count > MAX_FILES {
-                    anyhow::bail!("{}: found more than {MAX_FILES} files, expected fewer", dir.display());
+                    anyhow::bail!(
+                        "{}: found more than {MAX_FILES} files, expected fewer",
+                        dir.display()
+                    );
                 }
                 if let Err(error) = read_object(&path, &mut knowledge) {
                     refusals.insert(path.display().to_string(), format!("{error:#}"));
@@ -94,13 +109,20 @@ fn read_object(path: &Path, knowledge: &mut ClusterKnowledge) -> anyhow::Result<
 ///
 /// # Errors
 /// The object is of another kind, or has a field with an impossible value.
-pub fn insert_object(object: serde_json::Value, knowledge: &mut ClusterKnowledge) -> anyhow::Result<()> {
+pub fn insert_object(
+    object: serde_json::Value,
+    knowledge: &mut ClusterKnowledge,
+) -> anyhow::Result<()> {
     let object: KnowledgeObject =
         serde_json::from_value(object).context("expected a WorkloadProfile or NodeCacheState")?;
     match object {
         KnowledgeObject::WorkloadProfile { metadata, spec } => {
             spec.profile.check()?;
-            knowledge.images.extend(spec.images.iter().map(|image| (full_image_name(image), metadata.name.clone())));
+            knowledge.images.extend(
+                spec.images
+                    .iter()
+                    .map(|image| (full_image_name(image), metadata.name.clone())),
+            );
             knowledge.profiles.insert(metadata.name, spec.profile);
         }
         KnowledgeObject::NodeCacheState { metadata, status } => {
@@ -110,7 +132,9 @@ pub fn insert_object(object: serde_json::Value, knowledge: &mut ClusterKnowledge
                 publication_time.is_finite(),
                 "status.observedUnixSeconds: found {publication_time}, expected a time"
             );
-            knowledge.nodes.insert(metadata.name, (publication_time, status.state));
+            knowledge
+                .nodes
+                .insert(metadata.name, (publication_time, status.state));
         }
     }
     Ok(())

@@ -19,7 +19,10 @@ use crate::api_server::{ApiServer, RESOURCE_PATH};
 use crate::knowledge_dir::{MAX_OBJECT_BYTES, insert_object};
 
 /// Resources that are watched: their kinds, and their names in paths.
-const RESOURCES: [(&str, &str); 2] = [("WorkloadProfile", "workloadprofiles"), ("NodeCacheState", "nodecachestates")];
+const RESOURCES: [(&str, &str); 2] = [
+    ("WorkloadProfile", "workloadprofiles"),
+    ("NodeCacheState", "nodecachestates"),
+];
 /// Objects on one page of a list, and the maximum size of the page.
 const OBJECTS_PER_PAGE: u32 = 500;
 const MAX_PAGE_BYTES: u64 = 128 << 20;
@@ -65,11 +68,24 @@ impl KnowledgeWatch {
             let (server, sender) = (Arc::clone(&server), sender.clone());
             let follow = move || {
                 // The receiver no longer exists when the command ends.
-                let _ = ResourceWatch { server: &server, kind, plural, max_silence, change_sender: &sender }.follow();
+                let _ = ResourceWatch {
+                    server: &server,
+                    kind,
+                    plural,
+                    max_silence,
+                    change_sender: &sender,
+                }
+                .follow();
             };
-            std::thread::Builder::new().name(format!("cachemate-{plural}")).spawn(follow)?;
+            std::thread::Builder::new()
+                .name(format!("cachemate-{plural}"))
+                .spawn(follow)?;
         }
-        Ok(KnowledgeWatch { change_receiver, knowledge: ClusterKnowledge::default(), refusals: BTreeMap::new() })
+        Ok(KnowledgeWatch {
+            change_receiver,
+            knowledge: ClusterKnowledge::default(),
+            refusals: BTreeMap::new(),
+        })
     }
 
     /// Applies the changes that have arrived since the last call. Returns the knowledge if it is new, and messages for
@@ -82,7 +98,9 @@ impl KnowledgeWatch {
                 KnowledgeChange::Listed(kind, objects) => {
                     is_new = true;
                     self.remove_kind(kind);
-                    objects.into_iter().for_each(|object| self.insert(kind, object, &mut messages));
+                    objects
+                        .into_iter()
+                        .for_each(|object| self.insert(kind, object, &mut messages));
                 }
                 KnowledgeChange::Changed(kind, object) => {
                     is_new = true;
@@ -192,7 +210,8 @@ impl ResourceWatch<'_> {
             let outcome = match &mut version {
                 None => match self.list() {
                     Ok((objects, listed_version)) => {
-                        self.change_sender.send(KnowledgeChange::Listed(self.kind, objects))?;
+                        self.change_sender
+                            .send(KnowledgeChange::Listed(self.kind, objects))?;
                         version = Some(listed_version);
                         pause = FIRST_PAUSE;
                         continue;
@@ -221,11 +240,19 @@ impl ResourceWatch<'_> {
     fn list(&self) -> anyhow::Result<(Vec<Value>, String)> {
         let (mut objects, mut page_query) = (Vec::new(), String::new());
         for _ in 0..MAX_PAGES {
-            let path = format!("{RESOURCE_PATH}/{}?limit={OBJECTS_PER_PAGE}{page_query}", self.plural);
+            let path = format!(
+                "{RESOURCE_PATH}/{}?limit={OBJECTS_PER_PAGE}{page_query}",
+                self.plural
+            );
             let response = self.server.get(&path, LIST_DEADLINE)?;
-            ensure!(response.status == 200, "found status {}, expected 200", response.status);
-            let page: ObjectPage = serde_json::from_reader(BufReader::new(response.take(MAX_PAGE_BYTES)))
-                .context("expected a list of objects")?;
+            ensure!(
+                response.status == 200,
+                "found status {}, expected 200",
+                response.status
+            );
+            let page: ObjectPage =
+                serde_json::from_reader(BufReader::new(response.take(MAX_PAGE_BYTES)))
+                    .context("expected a list of objects")?;
             objects.extend(page.items);
             match page.metadata.next_page.filter(|next| !next.is_empty()) {
                 None => return Ok((objects, page.metadata.resource_version)),
@@ -247,15 +274,22 @@ impl ResourceWatch<'_> {
         if response.status == 410 {
             return Ok(WatchEnd::Expired);
         }
-        ensure!(response.status == 200, "found status {}, expected 200", response.status);
+        ensure!(
+            response.status == 200,
+            "found status {}, expected 200",
+            response.status
+        );
         let mut lines = BufReader::new(response);
         loop {
             let mut line = Vec::new();
-            (&mut lines).take(MAX_OBJECT_BYTES).read_until(b'\n', &mut line)?;
+            (&mut lines)
+                .take(MAX_OBJECT_BYTES)
+                .read_until(b'\n', &mut line)?;
             if line.is_empty() {
                 return Ok(WatchEnd::Closed);
             }
-            let WatchLine { kind, object } = serde_json::from_slice(&line).context("expected a line of a watch")?;
+            let WatchLine { kind, object } =
+                serde_json::from_slice(&line).context("expected a line of a watch")?;
             if kind == "ERROR" {
                 let (code, message) = (&object["code"], object["message"].as_str().unwrap_or(""));
                 ensure!(code == 410, "the watch ended with {code}: {message}");
@@ -279,6 +313,12 @@ impl ResourceWatch<'_> {
 fn percent_encode(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()
-        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| {
+            if is_plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect()
 }

@@ -42,14 +42,19 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
-    if let Some(refusal) =
-        retired::retired_refusal(&commands::Cli::command(), &args, |name| std::env::var_os(name).is_some())
-    {
+    if let Some(refusal) = retired::retired_refusal(&commands::Cli::command(), &args, |name| {
+        std::env::var_os(name).is_some()
+    }) {
         return exit::exit_code_of(Err(exit::UsageError(refusal).into()));
     }
     let parsed = commands::Cli::command()
         .try_get_matches()
-        .and_then(|matches| Ok((commands::Cli::from_arg_matches(&matches)?, prints_json(&matches))));
+        .and_then(|matches| {
+            Ok((
+                commands::Cli::from_arg_matches(&matches)?,
+                prints_json(&matches),
+            ))
+        });
     let (cli, prints_json) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return exit::print_usage(&error),
@@ -60,6 +65,11 @@ fn main() -> ExitCode {
 
 /// Returns whether the command or one of its subcommands was given `--json`.
 fn prints_json(matches: &ArgMatches) -> bool {
-    let has_flag = matches.try_get_one::<bool>("json").is_ok_and(|flag| flag == Some(&true));
-    has_flag || matches.subcommand().is_some_and(|(_, subcommand)| prints_json(subcommand))
+    let has_flag = matches
+        .try_get_one::<bool>("json")
+        .is_ok_and(|flag| flag == Some(&true));
+    has_flag
+        || matches
+            .subcommand()
+            .is_some_and(|(_, subcommand)| prints_json(subcommand))
 }

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 use cachemate_core::CpuSet;
 use cachemate_daemon::status::{DaemonStatus, TaskStatus};
-use cachemate_fleet::node_report::{CacheEvidence, ResidentEvidence, ThreadCounts, measured_profile};
+use cachemate_fleet::node_report::{
+    CacheEvidence, ResidentEvidence, ThreadCounts, measured_profile,
+};
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::publication::is_write_due;
 use cachemate_fleet::scorer::{NodeCacheState, NodePolicy};
@@ -63,7 +65,13 @@ pub struct NodePublisher {
 impl NodePublisher {
     pub fn new(server: ApiServer, node: String, memory_bytes_per_second: Option<f64>) -> Self {
         let written_profiles = BTreeMap::new();
-        NodePublisher { server, node, memory_bytes_per_second, written_state: None, written_profiles }
+        NodePublisher {
+            server,
+            node,
+            memory_bytes_per_second,
+            written_state: None,
+            written_profiles,
+        }
     }
 
     /// Publishes in a thread that ends with the process.
@@ -72,11 +80,15 @@ impl NodePublisher {
     /// The thread cannot be started.
     pub fn start(mut self, status: Arc<Mutex<DaemonStatus>>, log: Session) -> std::io::Result<()> {
         let publish = move || {
-            let (mut smoothed_state, mut published_windows, mut failure) = (None::<NodeCacheState>, 0, String::new());
+            let (mut smoothed_state, mut published_windows, mut failure) =
+                (None::<NodeCacheState>, 0, String::new());
             let mut pause = FIRST_PAUSE;
             loop {
                 std::thread::sleep(POLL_INTERVAL);
-                let status = status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let status = status
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone();
                 if status.windows == published_windows {
                     continue;
                 }
@@ -96,7 +108,10 @@ impl NodePublisher {
                     Err(error) => {
                         let reason = format!("{error:#}");
                         if reason != failure {
-                            log.log(&format!("{}: not published: {reason}; trying again", self.node));
+                            log.log(&format!(
+                                "{}: not published: {reason}; trying again",
+                                self.node
+                            ));
                         }
                         failure = reason;
                         std::thread::sleep(pause);
@@ -105,15 +120,25 @@ impl NodePublisher {
                 }
             }
         };
-        std::thread::Builder::new().name("cachemate-publisher".into()).spawn(publish).map(drop)
+        std::thread::Builder::new()
+            .name("cachemate-publisher".into())
+            .spawn(publish)
+            .map(drop)
     }
 
     /// Writes every object that is due.
-    fn publish(&mut self, state: Option<&NodeCacheState>, status: &DaemonStatus) -> anyhow::Result<()> {
+    fn publish(
+        &mut self,
+        state: Option<&NodeCacheState>,
+        status: &DaemonStatus,
+    ) -> anyhow::Result<()> {
         if let Some(state) = state {
             let last = self.written_state.as_ref();
             let elapsed_seconds = last.map(|(time, _)| time.elapsed().as_secs_f64());
-            if is_write_due(elapsed_seconds, last.is_none_or(|(_, written)| state.has_changed_since(written))) {
+            if is_write_due(
+                elapsed_seconds,
+                last.is_none_or(|(_, written)| state.has_changed_since(written)),
+            ) {
                 self.write_state(state)?;
                 self.written_state = Some((Instant::now(), state.clone()));
             }
@@ -124,7 +149,9 @@ impl NodePublisher {
                 named.profile.has_changed_since(&written.profile) || named.images != written.images
             });
             // A profile does not age, so an unchanged one is not written again.
-            if has_changed && is_write_due(last.map(|(time, _)| time.elapsed().as_secs_f64()), false) {
+            if has_changed
+                && is_write_due(last.map(|(time, _)| time.elapsed().as_secs_f64()), false)
+            {
                 self.write_profile(&name, &named)?;
                 self.written_profiles.insert(name, (Instant::now(), named));
             }
@@ -136,7 +163,11 @@ impl NodePublisher {
     fn write_state(&self, state: &NodeCacheState) -> anyhow::Result<()> {
         let status = json!({ "status": { "observedUnixSeconds": unix_seconds(), "state": state } });
         let path = format!("{RESOURCE_PATH}/nodecachestates/{}/status", self.node);
-        if self.send("PATCH", &path, Some((MERGE_PATCH, &status)), &[200, 404])?.0 == 404 {
+        if self
+            .send("PATCH", &path, Some((MERGE_PATCH, &status)), &[200, 404])?
+            .0
+            == 404
+        {
             let object = self.object("NodeCacheState", &self.node, json!({}));
             // Another writer may have created it meanwhile.
             self.send(
@@ -160,26 +191,39 @@ impl NodePublisher {
             let mut object = self.object("WorkloadProfile", name, json!({ "labels": labels }));
             object["spec"] = spec;
             // If another node was first, its profile is compared the next time.
-            self.send("POST", &path, Some(("application/json", &object)), &[201, 409])?;
+            self.send(
+                "POST",
+                &path,
+                Some(("application/json", &object)),
+                &[201, 409],
+            )?;
             return Ok(());
         }
         let publisher = present["metadata"]["labels"][PUBLISHER_LABEL].as_str();
         let is_own = publisher == Some(self.node.as_str());
         let is_more_certain = || {
-            let present: Option<WorkloadProfile> = serde_json::from_value(present["spec"]["profile"].clone()).ok();
-            publisher.is_some() && present.is_none_or(|present| named.profile.is_more_certain_than(&present))
+            let present: Option<WorkloadProfile> =
+                serde_json::from_value(present["spec"]["profile"].clone()).ok();
+            publisher.is_some()
+                && present.is_none_or(|present| named.profile.is_more_certain_than(&present))
         };
         if is_own || is_more_certain() {
             let version = &present["metadata"]["resourceVersion"];
             // The server refuses the patch if the object has changed since it was read.
             let patch = json!({ "metadata": { "resourceVersion": version, "labels": labels }, "spec": spec });
-            self.send("PATCH", &format!("{path}/{name}"), Some((MERGE_PATCH, &patch)), &[200, 409])?;
+            self.send(
+                "PATCH",
+                &format!("{path}/{name}"),
+                Some((MERGE_PATCH, &patch)),
+                &[200, 409],
+            )?;
         }
         Ok(())
     }
 
     fn object(&self, kind: &str, name: &str, metadata: Value) -> Value {
-        let mut object = json!({ "apiVersion": "cachemate.io/v1alpha1", "kind": kind, "metadata": metadata });
+        let mut object =
+            json!({ "apiVersion": "cachemate.io/v1alpha1", "kind": kind, "metadata": metadata });
         object["metadata"]["name"] = name.into();
         object
     }
@@ -193,7 +237,9 @@ impl NodePublisher {
         expected: &[u16],
     ) -> anyhow::Result<(u16, Value)> {
         let text = body.map(|(content_type, value)| (content_type, value.to_string()));
-        let body = text.as_ref().map(|(content_type, text)| (*content_type, text.as_str()));
+        let body = text
+            .as_ref()
+            .map(|(content_type, text)| (*content_type, text.as_str()));
         let answer = self.server.send(method, path, body, ANSWER_DEADLINE)?;
         let status = answer.status;
         if !expected.contains(&status) {
@@ -205,15 +251,27 @@ impl NodePublisher {
         let mut text = Vec::new();
         answer.take(MAX_ANSWER_BYTES).read_to_end(&mut text)?;
         let object: Value = serde_json::from_slice(&text)?;
-        ensure!(object["metadata"]["resourceVersion"].is_string(), "{path}: expected an object with a version");
+        ensure!(
+            object["metadata"]["resourceVersion"].is_string(),
+            "{path}: expected an object with a version"
+        );
         Ok((status, object))
     }
 }
 
 /// Returns the state of this node's caches; `None` before the clock rate and a cache's size and load are known.
-fn node_state(status: &DaemonStatus, memory_bytes_per_second: Option<f64>) -> Option<NodeCacheState> {
-    let traffic: Option<f64> = status.caches.iter().map(|cache| cache.readings.memory_bytes_per_second).sum();
-    let bandwidth_left = memory_bytes_per_second.zip(traffic).map(|(bandwidth, used)| (bandwidth - used).max(0.0));
+fn node_state(
+    status: &DaemonStatus,
+    memory_bytes_per_second: Option<f64>,
+) -> Option<NodeCacheState> {
+    let traffic: Option<f64> = status
+        .caches
+        .iter()
+        .map(|cache| cache.readings.memory_bytes_per_second)
+        .sum();
+    let bandwidth_left = memory_bytes_per_second
+        .zip(traffic)
+        .map(|(bandwidth, used)| (bandwidth - used).max(0.0));
     let cache_state = |cache: &cachemate_daemon::status::CacheStatus| {
         let evidence = CacheEvidence {
             size_bytes: cache.size_bytes? as f64,
@@ -235,8 +293,16 @@ fn node_state(status: &DaemonStatus, memory_bytes_per_second: Option<f64>) -> Op
     let state = NodeCacheState {
         hertz: status.hertz?,
         memory_bytes_per_second,
-        policy: if places_by_forecast { NodePolicy::Auto } else { NodePolicy::Off },
-        caches: status.caches.iter().map(cache_state).collect::<Option<_>>()?,
+        policy: if places_by_forecast {
+            NodePolicy::Auto
+        } else {
+            NodePolicy::Off
+        },
+        caches: status
+            .caches
+            .iter()
+            .map(cache_state)
+            .collect::<Option<_>>()?,
     };
     state.check().is_ok().then_some(state)
 }
@@ -251,7 +317,11 @@ fn resident(status: &DaemonStatus, task: &TaskStatus) -> ResidentEvidence {
     }
 }
 
-fn thread_profile(status: &DaemonStatus, task: &TaskStatus, threads: u32) -> Option<WorkloadProfile> {
+fn thread_profile(
+    status: &DaemonStatus,
+    task: &TaskStatus,
+    threads: u32,
+) -> Option<WorkloadProfile> {
     let counts = ThreadCounts {
         instr_per_cycle: task.instr_per_cycle?,
         misses_per_kilo_instr: task.mpki?,
@@ -268,17 +338,39 @@ fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, NamedProfile> {
     services.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
     let mut profiles = BTreeMap::new();
     for service in services {
-        let name = service.profile.clone().or_else(|| service.images.first().map(|image| object_name(image)));
-        let Some(name) = name.filter(|name| is_object_name(name) && profiles.len() < MAX_PROFILES) else { continue };
-        let threads: Vec<&TaskStatus> =
-            status.tasks.iter().filter(|task| service.task_ids.contains(&task.task)).collect();
+        let name = service
+            .profile
+            .clone()
+            .or_else(|| service.images.first().map(|image| object_name(image)));
+        let Some(name) = name.filter(|name| is_object_name(name) && profiles.len() < MAX_PROFILES)
+        else {
+            continue;
+        };
+        let threads: Vec<&TaskStatus> = status
+            .tasks
+            .iter()
+            .filter(|task| service.task_ids.contains(&task.task))
+            .collect();
         let busy_share = |task: &TaskStatus| task.cpu_share.unwrap_or(0.0);
-        let busiest = threads.iter().map(|task| busy_share(task)).fold(0.0, f64::max);
-        let busy_threads = threads.iter().filter(|task| busy_share(task) >= 0.5 * busiest).count() as u32;
-        let measured =
-            threads.iter().filter_map(|task| Some((busy_share(task), thread_profile(status, task, busy_threads)?)));
+        let busiest = threads
+            .iter()
+            .map(|task| busy_share(task))
+            .fold(0.0, f64::max);
+        let busy_threads = threads
+            .iter()
+            .filter(|task| busy_share(task) >= 0.5 * busiest)
+            .count() as u32;
+        let measured = threads.iter().filter_map(|task| {
+            Some((
+                busy_share(task),
+                thread_profile(status, task, busy_threads)?,
+            ))
+        });
         if let Some((_, profile)) = measured.max_by(|a, b| a.0.total_cmp(&b.0)) {
-            profiles.entry(name).or_insert(NamedProfile { images: service.images.clone(), profile });
+            profiles.entry(name).or_insert(NamedProfile {
+                images: service.images.clone(),
+                profile,
+            });
         }
     }
     profiles
@@ -287,15 +379,21 @@ fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, NamedProfile> {
 /// Returns the name of an image's profile: the letters and digits of its reference, and dashes instead of the rest.
 fn object_name(image: &str) -> String {
     let image = image.to_ascii_lowercase();
-    let words = image.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let words = image
+        .split(|letter: char| !letter.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join("-")
 }
 
 /// Whether the API server accepts a name: a DNS subdomain (RFC 1123).
 pub fn is_object_name(name: &str) -> bool {
     let is_label = |label: &str| {
-        let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        !label.is_empty() && label.bytes().all(is_allowed) && !label.starts_with('-') && !label.ends_with('-')
+        let is_allowed =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !label.is_empty()
+            && label.bytes().all(is_allowed)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
     };
     name.len() <= 253 && name.split('.').all(is_label)
 }
@@ -321,7 +419,9 @@ mod tests {
             mpki: Some(misses_per_kilo_instr),
             instr_per_cycle: Some(0.5),
             fill_bytes_per_second: Some(fills),
-            curve: curve.map(|(mib, misses)| (mib * MIB, Estimate::exact(misses))).to_vec(),
+            curve: curve
+                .map(|(mib, misses)| (mib * MIB, Estimate::exact(misses)))
+                .to_vec(),
             ..TaskStatus::default()
         }
     }
@@ -332,7 +432,10 @@ mod tests {
             cache: 3,
             cpus: "0-7".into(),
             size_bytes: Some(32 * MIB),
-            readings: CacheReadings { busy_cpus: Some(tasks.len() as f64), ..CacheReadings::default() },
+            readings: CacheReadings {
+                busy_cpus: Some(tasks.len() as f64),
+                ..CacheReadings::default()
+            },
             ..CacheStatus::default()
         };
         DaemonStatus {
@@ -349,7 +452,11 @@ mod tests {
         let mut service = json!({ "kind": "pod", "name": name, "tasks": 1, "task_ids": [0], "cpu_share": 1.0,
             "slowdown_percent": null, "slowdown_range_percent": null, "slowdown_source": null, "slowdown_by": [],
             "reason": null, "max_slowdown_percent": null });
-        fields.as_object().into_iter().flatten().for_each(|(key, value)| service[key] = value.clone());
+        fields
+            .as_object()
+            .into_iter()
+            .flatten()
+            .for_each(|(key, value)| service[key] = value.clone());
         serde_json::from_value(service).unwrap()
     }
 
@@ -358,11 +465,24 @@ mod tests {
     #[test]
     fn the_extender_ranks_by_measured_states() {
         let mut busy = host_status(vec![counted_task(0, 20.0, 3e9), counted_task(1, 20.0, 3e9)]);
-        busy.services = vec![service("shop/a/main", json!({ "images": ["docker.io/local/index:1"] }))];
-        let mut unmeasured = host_status(vec![TaskStatus { cache: Some(3), ..TaskStatus::default() }; 2]);
+        busy.services = vec![service(
+            "shop/a/main",
+            json!({ "images": ["docker.io/local/index:1"] }),
+        )];
+        let mut unmeasured = host_status(vec![
+            TaskStatus {
+                cache: Some(3),
+                ..TaskStatus::default()
+            };
+            2
+        ]);
         unmeasured.caches[0].readings.busy_cpus = Some(2.0);
         let mut knowledge = ClusterKnowledge::default();
-        for (name, status) in [("busy", &busy), ("idle", &host_status(Vec::new())), ("unmeasured", &unmeasured)] {
+        for (name, status) in [
+            ("busy", &busy),
+            ("idle", &host_status(Vec::new())),
+            ("unmeasured", &unmeasured),
+        ] {
             let state = node_state(status, Some(1e11)).unwrap();
             let object = json!({ "kind": "NodeCacheState", "metadata": { "name": name },
                 "status": { "observedUnixSeconds": 1000.0, "state": state } });
@@ -380,8 +500,16 @@ mod tests {
             { "image": "local/index:1", "resources": { "requests": { "cpu": "1" } } }] } },
             "NodeNames": ["busy", "idle", "unmeasured"] });
         let request = serde_json::from_value(request).unwrap();
-        let scores: Vec<u8> = extender.prioritize(&request, 1001.0).unwrap().iter().map(|node| node.score).collect();
-        assert!(scores[0] < 5 && scores[1] == 10 && scores[2] == 5, "{scores:?}");
+        let scores: Vec<u8> = extender
+            .prioritize(&request, 1001.0)
+            .unwrap()
+            .iter()
+            .map(|node| node.score)
+            .collect();
+        assert!(
+            scores[0] < 5 && scores[1] == 10 && scores[2] == 5,
+            "{scores:?}"
+        );
     }
 
     /// Is nothing published before the clock and the load are known, and does a daemon that only observes leave the choice
@@ -390,10 +518,26 @@ mod tests {
     fn a_state_needs_the_clock_and_the_load() {
         let status = host_status(Vec::new());
         let state = node_state(&status, None).unwrap();
-        assert_eq!((state.policy, state.memory_bytes_per_second), (NodePolicy::Off, None));
-        let acting = DaemonStatus { mode: ManageMode::Act, policy: "auto".into(), ..status.clone() };
+        assert_eq!(
+            (state.policy, state.memory_bytes_per_second),
+            (NodePolicy::Off, None)
+        );
+        let acting = DaemonStatus {
+            mode: ManageMode::Act,
+            policy: "auto".into(),
+            ..status.clone()
+        };
         assert_eq!(node_state(&acting, None).unwrap().policy, NodePolicy::Auto);
-        assert_eq!(node_state(&DaemonStatus { hertz: None, ..status.clone() }, None), None);
+        assert_eq!(
+            node_state(
+                &DaemonStatus {
+                    hertz: None,
+                    ..status.clone()
+                },
+                None
+            ),
+            None
+        );
         let mut starting = status;
         starting.caches[0].readings.busy_cpus = None;
         assert_eq!(node_state(&starting, None), None);
@@ -404,17 +548,35 @@ mod tests {
     #[test]
     fn profiles_are_named_by_label_or_image() {
         let names_of = |fields: Value, task: TaskStatus| -> Vec<String> {
-            let status = DaemonStatus { services: vec![service("a", fields)], ..host_status(vec![task]) };
+            let status = DaemonStatus {
+                services: vec![service("a", fields)],
+                ..host_status(vec![task])
+            };
             service_profiles(&status).into_keys().collect()
         };
         let task = counted_task(0, 5.0, 1e8);
-        assert_eq!(names_of(json!({ "profile": "index", "images": ["x/Y_z:1"] }), task.clone()), ["index"]);
         assert_eq!(
-            names_of(json!({ "images": ["host:5000/Y_z@sha256:1f"] }), task.clone()),
+            names_of(
+                json!({ "profile": "index", "images": ["x/Y_z:1"] }),
+                task.clone()
+            ),
+            ["index"]
+        );
+        assert_eq!(
+            names_of(
+                json!({ "images": ["host:5000/Y_z@sha256:1f"] }),
+                task.clone()
+            ),
             ["host-5000-y-z-sha256-1f"]
         );
         assert!(names_of(json!({ "profile": "../a" }), task.clone()).is_empty());
         assert!(names_of(json!({}), task.clone()).is_empty());
-        assert!(names_of(json!({ "profile": "index" }), TaskStatus { mpki: None, ..task }).is_empty());
+        assert!(
+            names_of(
+                json!({ "profile": "index" }),
+                TaskStatus { mpki: None, ..task }
+            )
+            .is_empty()
+        );
     }
 }

@@ -48,11 +48,20 @@ impl ParetoPlans {
             keeps_all: plan.keeps_all_promises,
             placement: placements(&search.names, plan)
                 .into_iter()
-                .map(|placement| ParetoPlacement { cache: truth.cache_of(placement.cpu), placement })
+                .map(|placement| ParetoPlacement {
+                    cache: truth.cache_of(placement.cpu),
+                    placement,
+                })
                 .collect(),
         };
-        let plans = pareto_front(&truth, search.seed)?.iter().map(plan_of).collect();
-        Ok(ParetoPlans { units_per_cache: truth.units_per_cache, plans })
+        let plans = pareto_front(&truth, search.seed)?
+            .iter()
+            .map(plan_of)
+            .collect();
+        Ok(ParetoPlans {
+            units_per_cache: truth.units_per_cache,
+            plans,
+        })
     }
 
     /// Formats the front as a table, a line per plan, with its caches.
@@ -65,7 +74,11 @@ impl ParetoPlans {
         text += "    mean    worst  caches  programs of each cache\n";
         for plan in &self.plans {
             let percent_text = |share: f64| format!("{} %", format_fixed(100.0 * share, 1));
-            let broken_note = if plan.keeps_all { "" } else { "  (breaks a promise)" };
+            let broken_note = if plan.keeps_all {
+                ""
+            } else {
+                "  (breaks a promise)"
+            };
             text += &format!(
                 "{:>8} {:>8}  {:>6}  {}{broken_note}\n",
                 percent_text(plan.mean_slowdown),
@@ -78,17 +91,31 @@ impl ParetoPlans {
     }
 
     fn describe_caches(&self, plan: &ParetoPlan) -> String {
-        let mut caches: Vec<u32> = plan.placement.iter().map(|placement| placement.cache).collect();
+        let mut caches: Vec<u32> = plan
+            .placement
+            .iter()
+            .map(|placement| placement.cache)
+            .collect();
         caches.sort_unstable();
         caches.dedup();
         let program_text = |placement: &ParetoPlacement| match placement.placement.exclusive_units {
             0 => placement.placement.program.clone(),
-            units => format!("{} ({units} of {} parts alone)", placement.placement.program, self.units_per_cache),
+            units => format!(
+                "{} ({units} of {} parts alone)",
+                placement.placement.program, self.units_per_cache
+            ),
         };
         let cache_text = |cache: &u32| {
-            let members = plan.placement.iter().filter(|placement| placement.cache == *cache);
+            let members = plan
+                .placement
+                .iter()
+                .filter(|placement| placement.cache == *cache);
             members.map(program_text).collect::<Vec<_>>().join(", ")
         };
-        caches.iter().map(cache_text).collect::<Vec<_>>().join(" | ")
+        caches
+            .iter()
+            .map(cache_text)
+            .collect::<Vec<_>>()
+            .join(" | ")
     }
 }

@@ -10,8 +10,8 @@ use cachemate_policy::schemes::{self, Scheme, SharedCache, UnknownScheme};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
-    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed, forecast_together,
-    group_miss_ratio, place_programs, solo_mpki,
+    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed,
+    forecast_together, group_miss_ratio, place_programs, solo_mpki,
 };
 use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
@@ -75,7 +75,13 @@ impl PredictionArgs {
     /// # Errors
     /// The errors of [`Prediction::new`].
     pub fn predict(&self, session: &Session) -> anyhow::Result<Prediction> {
-        Prediction::new(session, &self.programs, &self.machine.machine, &self.model, &self.timing)
+        Prediction::new(
+            session,
+            &self.programs,
+            &self.machine.machine,
+            &self.model,
+            &self.timing,
+        )
     }
 }
 
@@ -127,46 +133,82 @@ impl Prediction {
         timing: &TimingArgs,
     ) -> anyhow::Result<Self> {
         let machine = cachemate_spec::load_machine(machine)?;
-        let unknown_model =
-            |error: UnknownScheme| UsageError(format!("--model: expected {INTERVAL_MODEL} or a scheme: {error}"));
+        let unknown_model = |error: UnknownScheme| {
+            UsageError(format!(
+                "--model: expected {INTERVAL_MODEL} or a scheme: {error}"
+            ))
+        };
         let scheme = match model {
             INTERVAL_MODEL => None,
             _ => Some(schemes::find_scheme(model).map_err(unknown_model)?),
         };
         let target = ProfileTarget::from_machine(&machine)?;
-        let cache = SharedCache::from_machine(&machine).context("the machine has no cache to share")?;
+        let cache =
+            SharedCache::from_machine(&machine).context("the machine has no cache to share")?;
         let inputs = load_all(session, programs, target)?;
         let names: Vec<String> = inputs.iter().map(|program| program.name.clone()).collect();
         let Some(scheme) = scheme else {
             let timed_programs = time_programs(session, programs, &inputs, &machine, timing)?;
-            let intervals = forecast_pairs(&machine, &timed_programs.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
+            let intervals = forecast_pairs(
+                &machine,
+                &timed_programs.iter().map(Arc::as_ref).collect::<Vec<_>>(),
+            )?;
             let costs = costs_of_pairs(&intervals);
-            let solo_mpkis =
-                timed_programs.iter().map(|program| solo_mpki(&machine, program)).collect::<Result<_, _>>()?;
-            let model = SlowdownModel::Interval { timed: timed_programs, solo_mpkis };
-            return Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: Some(intervals) });
+            let solo_mpkis = timed_programs
+                .iter()
+                .map(|program| solo_mpki(&machine, program))
+                .collect::<Result<_, _>>()?;
+            let model = SlowdownModel::Interval {
+                timed: timed_programs,
+                solo_mpkis,
+            };
+            return Ok(Prediction {
+                machine,
+                cache,
+                programs: inputs,
+                model,
+                costs,
+                intervals: Some(intervals),
+            });
         };
         let profiles: Vec<_> = inputs.iter().map(|program| &program.profile).collect();
         let costs = pair_costs(scheme.as_ref(), &names, &profiles, &cache)?;
         let model = SlowdownModel::Scheme(scheme);
-        Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: None })
+        Ok(Prediction {
+            machine,
+            cache,
+            programs: inputs,
+            model,
+            costs,
+            intervals: None,
+        })
     }
 
     /// Returns the matrix of costs, with intervals if the model has them.
     pub fn matrix(&self) -> CostTable {
-        cost_table(&self.program_names(), self.model.name(), &self.costs, self.intervals.as_deref())
+        cost_table(
+            &self.program_names(),
+            self.model.name(),
+            &self.costs,
+            self.intervals.as_deref(),
+        )
     }
 
     /// Returns the source of each program's timing; `None` for schemes.
     pub fn timing_bases(&self) -> Option<Vec<TimingBasis>> {
         match &self.model {
-            SlowdownModel::Interval { timed, .. } => Some(timed.iter().map(|program| program.basis).collect()),
+            SlowdownModel::Interval { timed, .. } => {
+                Some(timed.iter().map(|program| program.basis).collect())
+            }
             SlowdownModel::Scheme(_) => None,
         }
     }
 
     pub fn program_names(&self) -> Vec<String> {
-        self.programs.iter().map(|program| program.name.clone()).collect()
+        self.programs
+            .iter()
+            .map(|program| program.name.clone())
+            .collect()
     }
 
     pub fn cache_summary(&self) -> CacheSummary {
@@ -190,13 +232,20 @@ impl Prediction {
         if members.len() < 2 {
             return Ok(None);
         }
-        if let SlowdownModel::Interval { timed: timed_programs, solo_mpkis } = &self.model {
-            let member_programs: Vec<&TimedProgram> =
-                members.iter().map(|&index| timed_programs[index].as_ref()).collect();
+        if let SlowdownModel::Interval {
+            timed: timed_programs,
+            solo_mpkis,
+        } = &self.model
+        {
+            let member_programs: Vec<&TimedProgram> = members
+                .iter()
+                .map(|&index| timed_programs[index].as_ref())
+                .collect();
             let forecasts = forecast_together(&self.machine, &member_programs)?;
             return Ok(Some(self.build_group(members, solo_mpkis, &forecasts)));
         }
-        let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
+        let programs: Vec<&ProfiledInput> =
+            members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
         let scheme_costs = match &self.model {
             SlowdownModel::Scheme(scheme) => scheme.group_costs(&profiles, &self.cache).ok(),
@@ -206,25 +255,43 @@ impl Prediction {
             Some(costs) => (self.model.name(), costs),
             None => {
                 let default_scheme = schemes::find_scheme(DEFAULT_SCHEME)?;
-                let Ok(costs) = default_scheme.group_costs(&profiles, &self.cache) else { return Ok(None) };
+                let Ok(costs) = default_scheme.group_costs(&profiles, &self.cache) else {
+                    return Ok(None);
+                };
                 (DEFAULT_SCHEME, costs)
             }
         };
         let group_member = |(index, program): (usize, &ProfiledInput)| {
-            let miss_ratio = costs.miss_ratios.as_ref().and_then(|ratios| ratios.get(index)).copied();
-            let references = program.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
+            let miss_ratio = costs
+                .miss_ratios
+                .as_ref()
+                .and_then(|ratios| ratios.get(index))
+                .copied();
+            let references = program
+                .profile
+                .rates
+                .llc_refs_per_mega_instr
+                .map(|refs| refs.value);
             let cost = costs.costs.get(index).copied();
             GroupMember {
                 name: program.name.clone(),
                 solo_mpki: program.summary().solo_mpki,
                 miss_ratio,
-                mpki: miss_ratio.zip(references).map(|(ratio, refs)| ratio * refs / 1000.0),
-                slowdown_percent: cost.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
+                mpki: miss_ratio
+                    .zip(references)
+                    .map(|(ratio, refs)| ratio * refs / 1000.0),
+                slowdown_percent: cost
+                    .filter(|_| costs.kind == CostKind::Degradation)
+                    .map(|cost| cost * 100.0),
                 slowdown_interval: None,
             }
         };
         let members = programs.into_iter().enumerate().map(group_member).collect();
-        Ok(Some(GroupForecast { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
+        Ok(Some(GroupForecast {
+            method: method.to_string(),
+            miss_ratio: costs.group_miss_ratio,
+            members,
+        }))
     }
 
     /// Places all programs: by forecasts of the whole machine if the interval model predicts, otherwise by pairs. If
@@ -232,14 +299,24 @@ impl Prediction {
     ///
     /// # Errors
     /// The machine has no CPU.
-    pub fn place(&self, evaluation_costs: Option<&PairCosts>, seed: u64) -> anyhow::Result<Placement> {
+    pub fn place(
+        &self,
+        evaluation_costs: Option<&PairCosts>,
+        seed: u64,
+    ) -> anyhow::Result<Placement> {
         let names = self.program_names();
         Ok(match (&self.model, evaluation_costs) {
             (SlowdownModel::Interval { timed, .. }, None) => {
                 let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
                 place_programs(&self.machine, &names, &self.costs, &timed, seed)?
             }
-            _ => place(&names, &self.costs, evaluation_costs.unwrap_or(&self.costs), &self.machine.topology(), seed)?,
+            _ => place(
+                &names,
+                &self.costs,
+                evaluation_costs.unwrap_or(&self.costs),
+                &self.machine.topology(),
+                seed,
+            )?,
         })
     }
 
@@ -253,18 +330,26 @@ impl Prediction {
         cpus: &[CpuId],
         groups: &[Vec<usize>],
     ) -> anyhow::Result<Option<Vec<GroupForecast>>> {
-        let SlowdownModel::Interval { timed, solo_mpkis } = &self.model else { return Ok(None) };
+        let SlowdownModel::Interval { timed, solo_mpkis } = &self.model else {
+            return Ok(None);
+        };
         let member_programs: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
         let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
         let forecasts = forecast_placed(&self.machine, &member_programs, &cpus)?;
         let group_forecast = |members: &Vec<usize>| {
-            let forecasts: Vec<MemberForecast> = members.iter().map(|&index| forecasts[index]).collect();
+            let forecasts: Vec<MemberForecast> =
+                members.iter().map(|&index| forecasts[index]).collect();
             self.build_group(members, solo_mpkis, &forecasts)
         };
         Ok(Some(groups.iter().map(group_forecast).collect()))
     }
 
-    fn build_group(&self, members: &[usize], solo_mpkis: &[f64], forecasts: &[MemberForecast]) -> GroupForecast {
+    fn build_group(
+        &self,
+        members: &[usize],
+        solo_mpkis: &[f64],
+        forecasts: &[MemberForecast],
+    ) -> GroupForecast {
         let group_member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
             name: self.programs[index].name.clone(),
             solo_mpki: Some(solo_mpkis[index]),
@@ -274,7 +359,11 @@ impl Prediction {
             slowdown_interval: Some(forecast.slowdown.into()),
         };
         let members = members.iter().zip(forecasts).map(group_member).collect();
-        GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(forecasts), members }
+        GroupForecast {
+            method: INTERVAL_MODEL.to_string(),
+            miss_ratio: group_miss_ratio(forecasts),
+            members,
+        }
     }
 }
 
@@ -283,9 +372,14 @@ impl Prediction {
 /// # Errors
 /// A profile has no instruction counts.
 pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
-    let results = inputs.iter().map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
+    let results = inputs
+        .iter()
+        .map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
     let timed_programs: Vec<TimedProgram> = results.collect::<anyhow::Result<_>>()?;
-    Ok(costs_of_pairs(&forecast_pairs(machine, &timed_programs.iter().collect::<Vec<_>>())?))
+    Ok(costs_of_pairs(&forecast_pairs(
+        machine,
+        &timed_programs.iter().collect::<Vec<_>>(),
+    )?))
 }
 
 /// Returns the programs with their timing; equal inputs are measured once.
@@ -297,15 +391,24 @@ fn time_programs(
     timing: &TimingArgs,
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
     timing.runs.start();
-    let first_index_of = |index: usize| names.iter().position(|other| *other == names[index]).unwrap_or(index);
+    let first_index_of = |index: usize| {
+        names
+            .iter()
+            .position(|other| *other == names[index])
+            .unwrap_or(index)
+    };
     let stop = session.calculation_flag();
     let context = ExperimentContext::for_seed(1, &stop);
     let bar = session.progress_bar("programs alone", Some(names.len() as u64));
-    let distinct_indices: Vec<usize> = (0..names.len()).filter(|&index| first_index_of(index) == index).collect();
+    let distinct_indices: Vec<usize> = (0..names.len())
+        .filter(|&index| first_index_of(index) == index)
+        .collect();
     let programs = context.run_all_in_process(&distinct_indices, |&index| {
         let file = &inputs[index].file;
         let timed_program = match recording_path(&names[index]) {
-            Ok(path) if timing.timing == TimingSource::SoloRun => TimedProgram::from_recording(&path, file, machine),
+            Ok(path) if timing.timing == TimingSource::SoloRun => {
+                TimedProgram::from_recording(&path, file, machine)
+            }
             _ => TimedProgram::from_profile(file, machine),
         };
         bar.inc(1);
@@ -313,7 +416,13 @@ fn time_programs(
     })?;
     bar.finish_and_clear();
     timing.runs.report_reuse(session);
-    let distinct_position =
-        |index: usize| distinct_indices.iter().position(|&known| known == first_index_of(index)).unwrap_or(0);
-    Ok((0..names.len()).map(|index| Arc::clone(&programs[distinct_position(index)])).collect())
+    let distinct_position = |index: usize| {
+        distinct_indices
+            .iter()
+            .position(|&known| known == first_index_of(index))
+            .unwrap_or(0)
+    };
+    Ok((0..names.len())
+        .map(|index| Arc::clone(&programs[distinct_position(index)]))
+        .collect())
 }

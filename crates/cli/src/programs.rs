@@ -9,7 +9,9 @@ use cachemate_locality::animal::{AnimalThresholds, classify};
 use cachemate_policy::placement::number_names;
 use cachemate_report::text::{escape_controls, format_size};
 use cachemate_report::{CurvePoint, ProgramSummary};
-use cachemate_study::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target, whole_curve};
+use cachemate_study::{
+    ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target, whole_curve,
+};
 use cachemate_trace::{ProfileFile, TraceReader};
 
 use crate::session::Session;
@@ -25,7 +27,11 @@ pub struct ProfiledInput {
 }
 
 /// Loads the program named `program_name`, for the target's cache.
-pub fn load(session: &Session, program_name: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
+pub fn load(
+    session: &Session,
+    program_name: &str,
+    target: Option<ProfileTarget>,
+) -> anyhow::Result<ProfiledInput> {
     let (program, completeness) = load_partial(session, program_name, target)?;
     completeness.map(|()| program)
 }
@@ -37,8 +43,16 @@ pub fn load_partial(
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
     let path = recording_path(program_name)?;
-    let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let name = file_name.split('.').next().filter(|name| !name.is_empty()).unwrap_or(program_name).to_string();
+    let file_name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let name = file_name
+        .split('.')
+        .next()
+        .filter(|name| !name.is_empty())
+        .unwrap_or(program_name)
+        .to_string();
     let path_text = path.display().to_string();
     let (file, completeness) = if is_profile(&path)? {
         (ProfileFile::read(&path)?, Ok(()))
@@ -61,7 +75,14 @@ pub fn load_partial(
         Some(target) => profile_for_target(&file, target)?,
         None => file.profile.clone(),
     };
-    Ok((ProfiledInput { name: escape_controls(&file.program), file, profile }, completeness))
+    Ok((
+        ProfiledInput {
+            name: escape_controls(&file.program),
+            file,
+            profile,
+        },
+        completeness,
+    ))
 }
 
 /// Profiles a trace for the target's cache (or a default one) under the name `name`.
@@ -73,7 +94,12 @@ fn profile_trace(
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<ProfileFile> {
     let bursts = trace.burst_starts().to_vec();
-    let mut profiling = ProfilePass::new(target, trace.header().instructions_known, trace.expected_records(), &bursts)?;
+    let mut profiling = ProfilePass::new(
+        target,
+        trace.header().instructions_known,
+        trace.expected_records(),
+        &bursts,
+    )?;
     let mut records = Vec::new();
     while trace.next_records(&mut records)? {
         profiling.push(&records)?;
@@ -83,11 +109,23 @@ fn profile_trace(
 }
 
 /// Loads all programs, in the order given. Copies of a name are numbered.
-pub fn load_all(session: &Session, names: &[String], target: ProfileTarget) -> anyhow::Result<Vec<ProfiledInput>> {
-    let mut programs: Vec<ProfiledInput> =
-        names.iter().map(|name| load(session, name, Some(target))).collect::<Result<_, _>>()?;
-    let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
-    programs.iter_mut().zip(number_names(&names)).for_each(|(program, name)| program.name = name);
+pub fn load_all(
+    session: &Session,
+    names: &[String],
+    target: ProfileTarget,
+) -> anyhow::Result<Vec<ProfiledInput>> {
+    let mut programs: Vec<ProfiledInput> = names
+        .iter()
+        .map(|name| load(session, name, Some(target)))
+        .collect::<Result<_, _>>()?;
+    let names: Vec<String> = programs
+        .iter()
+        .map(|program| program.name.clone())
+        .collect();
+    programs
+        .iter_mut()
+        .zip(number_names(&names))
+        .for_each(|(program, name)| program.name = name);
     Ok(programs)
 }
 
@@ -102,8 +140,11 @@ pub fn name_without_number(name: &str) -> &str {
 /// Returns whether the file is a profile rather than a recording.
 pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
     let mut first_bytes = Vec::new();
-    let file = cachemate_files::open_plain(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
-    file.take(64).read_to_end(&mut first_bytes).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let file = cachemate_files::open_plain(path)
+        .with_context(|| format!("{}: cannot be opened", path.display()))?;
+    file.take(64)
+        .read_to_end(&mut first_bytes)
+        .with_context(|| format!("{}: cannot be read", path.display()))?;
     Ok(first_bytes.trim_ascii_start().starts_with(b"{"))
 }
 
@@ -111,21 +152,30 @@ impl ProfiledInput {
     /// Returns the summary of the program for tables and pages.
     pub fn summary(&self) -> ProgramSummary {
         let positions = self.profile.stack_positions();
-        let class = positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));
+        let class =
+            positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));
         let misses_and_hits = positions.and_then(<[f64]>::split_last);
         let sum = |hits: &[f64]| hits.iter().sum::<f64>();
         // Share of the hits that are lost with half of the ways.
-        let lost_and_total_hits = misses_and_hits.map(|(_, hits)| (sum(&hits[hits.len().div_ceil(2)..]), sum(hits)));
+        let lost_and_total_hits =
+            misses_and_hits.map(|(_, hits)| (sum(&hits[hits.len().div_ceil(2)..]), sum(hits)));
         ProgramSummary {
             name: self.name.clone(),
-            command: (!self.file.command.is_empty()).then(|| escape_controls(&self.file.command.join(" "))),
+            command: (!self.file.command.is_empty())
+                .then(|| escape_controls(&self.file.command.join(" "))),
             class: class.map(|class| class.name().to_string()),
             instructions: self.file.instructions,
-            accesses_per_kilo_instr: self.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),
+            accesses_per_kilo_instr: self
+                .profile
+                .rates
+                .llc_refs_per_mega_instr
+                .map(|refs| refs.value / 1000.0),
             solo_mpki: misses_and_hits.map(|(misses, _)| misses / 1000.0),
             half_cache_mpki: misses_and_hits
                 .map(|(misses, hits)| (misses + sum(&hits[hits.len().div_ceil(2)..])) / 1000.0),
-            lost_hits_share: lost_and_total_hits.filter(|(_, total)| *total > 0.0).map(|(lost, total)| lost / total),
+            lost_hits_share: lost_and_total_hits
+                .filter(|(_, total)| *total > 0.0)
+                .map(|(lost, total)| lost / total),
         }
     }
 
@@ -145,7 +195,10 @@ mod tests {
         let numbered_names = number_names(&["xz", "sort", "xz"].map(String::from));
         assert_eq!(numbered_names, ["xz", "sort", "xz#2"]);
         assert_eq!(
-            numbered_names.iter().map(|name| name_without_number(name)).collect::<Vec<_>>(),
+            numbered_names
+                .iter()
+                .map(|name| name_without_number(name))
+                .collect::<Vec<_>>(),
             ["xz", "sort", "xz"]
         );
         assert_eq!(name_without_number("c#"), "c#");

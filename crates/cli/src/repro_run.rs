@@ -6,7 +6,9 @@ use cachemate_report::Table;
 use cachemate_report::text::{format_count_of, format_fixed, format_number};
 use cachemate_repro::confidence::{MAX_SEEDS, MIN_SEEDS};
 use cachemate_repro::store::{self, ExperimentCost, StoreMode};
-use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError, select_experiments};
+use cachemate_repro::{
+    Experiment, ExperimentContext, Finding, Findings, ReproError, select_experiments,
+};
 use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -53,15 +55,25 @@ impl FormArgs {
         let seeds = (self.seed..self.seed.saturating_add(seeds as u64)).collect();
         let quick = self.quick || self.sample;
         let context = ExperimentContext::for_seed(self.seed, stop);
-        ExperimentContext { quick, sample: self.sample, seeds, progress, ..context }
+        ExperimentContext {
+            quick,
+            sample: self.sample,
+            seeds,
+            progress,
+            ..context
+        }
     }
 
     /// Returns the CPU seconds of an experiment that starts from an empty store. This is the last measured value or,
     /// for full runs, the declared one; `None` if neither is known.
     fn estimate_cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
-        let measured_cost = store::dir().and_then(|dir| dir.latest_cost(&experiment.ids, self.form()));
-        let declared_cost = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
-        measured_cost.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared_cost)
+        let measured_cost =
+            store::dir().and_then(|dir| dir.latest_cost(&experiment.ids, self.form()));
+        let declared_cost =
+            || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
+        measured_cost
+            .map(|cost| cost.cost_of_seeds(seeds))
+            .or_else(declared_cost)
     }
 }
 
@@ -88,7 +100,10 @@ pub struct CostMeter {
 
 impl CostMeter {
     pub fn start() -> Self {
-        CostMeter { cpu_seconds: cpu_seconds(), reused_cpu_seconds: store::store_counts().reused_cpu_seconds }
+        CostMeter {
+            cpu_seconds: cpu_seconds(),
+            reused_cpu_seconds: store::store_counts().reused_cpu_seconds,
+        }
     }
 
     /// Returns the CPU seconds since the start.
@@ -99,15 +114,24 @@ impl CostMeter {
     /// Stores the cost of an experiment that started from an empty store.
     pub fn finish(&self, experiment: &Experiment, form: &str, seeds: usize) {
         let reused_seconds = store::store_counts().reused_cpu_seconds - self.reused_cpu_seconds;
-        let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused_seconds };
+        let cost = ExperimentCost {
+            seeds,
+            cpu_seconds: self.cpu_seconds() + reused_seconds,
+        };
         // If this fails, the next plan shows the declared cost instead.
         let _ = store::dir().map(|dir| dir.write_cost(&experiment.ids, form, cost));
     }
 }
 
 /// Returns the CPU hours of full runs, from measurements on two cores with three seeds.
-pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
-    let minutes: f64 = experiments.into_iter().map(|experiment| experiment.full_minutes).sum();
+pub fn processor_hours<'a>(
+    experiments: impl IntoIterator<Item = &'a Experiment>,
+    seeds: usize,
+) -> f64 {
+    let minutes: f64 = experiments
+        .into_iter()
+        .map(|experiment| experiment.full_minutes)
+        .sum();
     2.0 * minutes / 60.0 * seeds as f64 / 3.0
 }
 
@@ -126,7 +150,10 @@ pub struct ReproPlan {
 
 fn parse_seed_count(text: &str) -> Result<usize, String> {
     let seeds_problem = || format!("found '{text}', expected a number from 1 to 1000");
-    text.parse().ok().filter(|count| (1..=1000).contains(count)).ok_or_else(seeds_problem)
+    text.parse()
+        .ok()
+        .filter(|count| (1..=1000).contains(count))
+        .ok_or_else(seeds_problem)
 }
 
 /// `cachemate repro plan --json`.
@@ -155,17 +182,30 @@ struct PlannedExperiment {
 
 impl ReproPlan {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        use_store_dir(&self.store.clone().unwrap_or_else(crate::run_store::default_dir));
+        use_store_dir(
+            &self
+                .store
+                .clone()
+                .unwrap_or_else(crate::run_store::default_dir),
+        );
         let stop = session.interrupt_flag();
         store::set_mode(StoreMode::Peek);
         let mut experiments = Vec::new();
         for experiment in self.form.experiments()? {
             if stop.load(Ordering::Relaxed) {
-                return Err(InterruptedError(format!("{} experiments were examined", experiments.len())).into());
+                return Err(InterruptedError(format!(
+                    "{} experiments were examined",
+                    experiments.len()
+                ))
+                .into());
             }
             experiments.push(self.plan_experiment(&experiment, &stop));
         }
-        let plan = CostPlan { seeds: self.seeds, form: self.form.form(), experiments };
+        let plan = CostPlan {
+            seeds: self.seeds,
+            form: self.form.form(),
+            experiments,
+        };
         session.print_result(self.form.json.json, &plan, || plan.describe())
     }
 
@@ -177,8 +217,12 @@ impl ReproPlan {
             Ok(_) | Err(ReproError::Elsewhere | ReproError::Interrupted) => None,
             Err(error) => Some(error.to_string()),
         };
-        let stored_hours = (counts_after.reused_cpu_seconds - counts_before.reused_cpu_seconds) / 3600.0;
-        let hours = self.form.estimate_cost(experiment, self.seeds).map(|seconds| seconds / 3600.0);
+        let stored_hours =
+            (counts_after.reused_cpu_seconds - counts_before.reused_cpu_seconds) / 3600.0;
+        let hours = self
+            .form
+            .estimate_cost(experiment, self.seeds)
+            .map(|seconds| seconds / 3600.0);
         let is_complete = outcome.is_ok();
         PlannedExperiment {
             ids: experiment.ids.clone(),
@@ -187,7 +231,11 @@ impl ReproPlan {
             is_complete,
             stored_cpu_hours: stored_hours,
             cpu_hours: hours,
-            left_cpu_hours: if is_complete { Some(0.0) } else { hours.map(|hours| (hours - stored_hours).max(0.0)) },
+            left_cpu_hours: if is_complete {
+                Some(0.0)
+            } else {
+                hours.map(|hours| (hours - stored_hours).max(0.0))
+            },
             error,
         }
     }
@@ -196,14 +244,19 @@ impl ReproPlan {
 impl CostPlan {
     fn describe(&self) -> String {
         let mut table = Table::with_columns("ids", "stored | next | hours in all | hours left");
-        let hours_text = |hours: Option<f64>| hours.map_or("not known".to_string(), |hours| format!("{hours:.3}"));
+        let hours_text = |hours: Option<f64>| {
+            hours.map_or("not known".to_string(), |hours| format!("{hours:.3}"))
+        };
         for experiment in &self.experiments {
             let ids = match &experiment.error {
                 None => experiment.ids.join(", "),
                 Some(error) => format!("{} (fails: {error})", experiment.ids.join(", ")),
             };
-            let next_text =
-                if experiment.is_complete { "complete".to_string() } else { experiment.next_runs.to_string() };
+            let next_text = if experiment.is_complete {
+                "complete".to_string()
+            } else {
+                experiment.next_runs.to_string()
+            };
             table.add_row([
                 ids,
                 experiment.stored_runs.to_string(),
@@ -212,11 +265,22 @@ impl CostPlan {
                 hours_text(experiment.left_cpu_hours),
             ]);
         }
-        let remaining_hours: f64 = self.experiments.iter().filter_map(|experiment| experiment.left_cpu_hours).sum();
-        let unknown_count = self.experiments.iter().filter(|experiment| experiment.left_cpu_hours.is_none()).count();
+        let remaining_hours: f64 = self
+            .experiments
+            .iter()
+            .filter_map(|experiment| experiment.left_cpu_hours)
+            .sum();
+        let unknown_count = self
+            .experiments
+            .iter()
+            .filter(|experiment| experiment.left_cpu_hours.is_none())
+            .count();
         let unknown_text = match unknown_count {
             0 => String::new(),
-            count => format!(", and {} of unknown cost", format_count_of(count as u64, "experiment")),
+            count => format!(
+                ", and {} of unknown cost",
+                format_count_of(count as u64, "experiment")
+            ),
         };
         let seeds_text = format_count_of(self.seeds as u64, "seed");
         format!(
@@ -249,7 +313,10 @@ pub struct ReproRun {
 
 fn parse_budget_hours(text: &str) -> Result<f64, String> {
     let budget_problem = || format!("found '{text}', expected a number of hours above 0");
-    text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(budget_problem)
+    text.parse()
+        .ok()
+        .filter(|hours: &f64| hours.is_finite() && *hours > 0.0)
+        .ok_or_else(budget_problem)
 }
 
 struct ExperimentProgress {
@@ -265,7 +332,14 @@ struct ExperimentProgress {
 impl ExperimentProgress {
     fn new(experiment: Experiment) -> Self {
         let (findings, failure) = (Vec::new(), None);
-        ExperimentProgress { experiment, seeds: 0, spent_seconds: 0.0, findings, failure, is_over_budget: false }
+        ExperimentProgress {
+            experiment,
+            seeds: 0,
+            spent_seconds: 0.0,
+            findings,
+            failure,
+            is_over_budget: false,
+        }
     }
 
     /// Returns the number of seeds for the next run; `None` once all results are decided or the limit is reached.
@@ -276,9 +350,13 @@ impl ExperimentProgress {
         if self.seeds == 0 {
             return Some(MIN_SEEDS.min(max_seeds));
         }
-        let open_findings = self.findings.iter().filter(|finding| finding.is_undecided());
-        let next_count =
-            open_findings.filter_map(|finding| Some(finding.confidence?.next_seed_count(self.seeds))).max()?;
+        let open_findings = self
+            .findings
+            .iter()
+            .filter(|finding| finding.is_undecided());
+        let next_count = open_findings
+            .filter_map(|finding| Some(finding.confidence?.next_seed_count(self.seeds)))
+            .max()?;
         Some(next_count.min(max_seeds))
     }
 
@@ -286,7 +364,11 @@ impl ExperimentProgress {
     fn open_result_count(&self) -> usize {
         match self.seeds {
             0 => self.experiment.ids.len(),
-            _ => self.findings.iter().filter(|finding| finding.is_undecided()).count(),
+            _ => self
+                .findings
+                .iter()
+                .filter(|finding| finding.is_undecided())
+                .count(),
         }
     }
 }
@@ -315,13 +397,21 @@ struct AccountLine<'a> {
 impl ReproRun {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         self.store.start();
-        let mut experiments: Vec<ExperimentProgress> =
-            self.form.experiments()?.into_iter().map(ExperimentProgress::new).collect();
+        let mut experiments: Vec<ExperimentProgress> = self
+            .form
+            .experiments()?
+            .into_iter()
+            .map(ExperimentProgress::new)
+            .collect();
         let (stop, meter) = (session.interrupt_flag(), CostMeter::start());
         let bar = session.progress_bar("repro", None);
         while !stop.load(Ordering::Relaxed) {
-            let remaining_seconds = self.budget.map(|hours| 3600.0 * hours - meter.cpu_seconds());
-            let Some((index, seeds)) = self.select_next(&mut experiments, remaining_seconds) else { break };
+            let remaining_seconds = self
+                .budget
+                .map(|hours| 3600.0 * hours - meter.cpu_seconds());
+            let Some((index, seeds)) = self.select_next(&mut experiments, remaining_seconds) else {
+                break;
+            };
             let ids = experiments[index].experiment.ids.join(", ");
             let report_run = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
             self.run_experiment(&mut experiments[index], seeds, &stop, &report_run);
@@ -333,8 +423,15 @@ impl ReproRun {
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("what was measured is stored".to_string()).into());
         }
-        let failures: Vec<String> = experiments.iter().filter_map(|experiment| experiment.failure.clone()).collect();
-        anyhow::ensure!(failures.is_empty(), "experiments failed: {}", failures.join("; "));
+        let failures: Vec<String> = experiments
+            .iter()
+            .filter_map(|experiment| experiment.failure.clone())
+            .collect();
+        anyhow::ensure!(
+            failures.is_empty(),
+            "experiments failed: {}",
+            failures.join("; ")
+        );
         Ok(())
     }
 
@@ -346,9 +443,13 @@ impl ReproRun {
     ) -> Option<(usize, usize)> {
         let mut best_step: Option<(f64, usize, usize)> = None;
         for (index, experiment) in experiments.iter_mut().enumerate() {
-            let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
+            let Some(seeds) = experiment.next_seeds(self.max_seeds) else {
+                continue;
+            };
             // Runs of earlier seeds are stored, so only the additional seeds cost time.
-            let cost = self.form.estimate_cost(&experiment.experiment, seeds - experiment.seeds);
+            let cost = self
+                .form
+                .estimate_cost(&experiment.experiment, seeds - experiment.seeds);
             if remaining_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
                 experiment.is_over_budget = true;
                 continue;
@@ -374,26 +475,41 @@ impl ReproRun {
         match outcome {
             Ok(findings) => {
                 // Runs of earlier seeds come from memory, so their cost is that of the first time.
-                let known_cost =
-                    store::dir().and_then(|dir| dir.latest_cost(&experiment.experiment.ids, self.form.form()));
+                let known_cost = store::dir()
+                    .and_then(|dir| dir.latest_cost(&experiment.experiment.ids, self.form.form()));
                 if experiment.seeds == 0 || known_cost.is_none() {
                     meter.finish(&experiment.experiment, self.form.form(), seeds);
                 }
                 let findings = Findings { results: findings };
-                let findings = if self.form.sample { findings.without_targets() } else { findings };
+                let findings = if self.form.sample {
+                    findings.without_targets()
+                } else {
+                    findings
+                };
                 (experiment.seeds, experiment.findings) = (seeds, findings.results);
             }
             Err(ReproError::Interrupted) => {}
-            Err(error) => experiment.failure = Some(format!("{}: {error}", experiment.experiment.ids.join(", "))),
+            Err(error) => {
+                experiment.failure =
+                    Some(format!("{}: {error}", experiment.experiment.ids.join(", ")))
+            }
         }
     }
 
-    fn build_account<'a>(&self, experiments: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
+    fn build_account<'a>(
+        &self,
+        experiments: &'a [ExperimentProgress],
+        spent_seconds: f64,
+    ) -> RunAccount<'a> {
         let account_line = |entry: &'a ExperimentProgress| AccountLine {
             ids: &entry.experiment.ids,
             seeds: entry.seeds,
             cpu_hours: entry.spent_seconds / 3600.0,
-            undecided: entry.findings.iter().filter(|finding| finding.is_undecided()).count(),
+            undecided: entry
+                .findings
+                .iter()
+                .filter(|finding| finding.is_undecided())
+                .count(),
             error: entry.failure.as_deref(),
             is_within_budget: !entry.is_over_budget,
         };
@@ -402,31 +518,52 @@ impl ReproRun {
             budget_hours: self.budget,
             cpu_hours: spent_seconds / 3600.0,
             experiments: experiments.iter().map(account_line).collect(),
-            results: experiments.iter().flat_map(|entry| &entry.findings).collect(),
+            results: experiments
+                .iter()
+                .flat_map(|entry| &entry.findings)
+                .collect(),
         }
     }
 }
 
 impl RunAccount<'_> {
     fn describe(&self) -> String {
-        let mut result_table = Table::from_header("id | result | target | > measured | > 95 % | > seeds | ");
+        let mut result_table =
+            Table::from_header("id | result | target | > measured | > 95 % | > seeds | ");
         for finding in &self.results {
             let interval_text = finding.confidence.map_or(String::new(), |interval| {
-                format!("{} to {}", format_number(interval.low), format_number(interval.high))
+                format!(
+                    "{} to {}",
+                    format_number(interval.low),
+                    format_number(interval.high)
+                )
             });
-            let measured_text = finding
-                .measured
-                .map_or("–".to_string(), |value| format!("{} {}", format_number(value), finding.unit));
-            let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured_text, &interval_text];
+            let measured_text = finding.measured.map_or("–".to_string(), |value| {
+                format!("{} {}", format_number(value), finding.unit)
+            });
+            let cells = [
+                &finding.id,
+                &finding.title,
+                &finding.target.describe(),
+                &measured_text,
+                &interval_text,
+            ];
             let seeds_text = finding.seeds.len().to_string();
-            result_table.add_row(cells.into_iter().cloned().chain([seeds_text, describe_verdict(finding)]));
+            result_table.add_row(
+                cells
+                    .into_iter()
+                    .cloned()
+                    .chain([seeds_text, describe_verdict(finding)]),
+            );
         }
         let mut account_table = Table::from_header("ids | > seeds | > processor hours | ");
         for line in &self.experiments {
             let state_text = match (line.error, line.is_within_budget, line.undecided) {
                 (Some(error), ..) => format!("failed: {error}"),
                 (None, false, _) if line.seeds == 0 => "beyond the budget".to_string(),
-                (None, false, undecided) => format!("{undecided} undecided, more seeds are beyond the budget"),
+                (None, false, undecided) => {
+                    format!("{undecided} undecided, more seeds are beyond the budget")
+                }
                 (None, true, 0) => "decided".to_string(),
                 (None, true, undecided) => format!("{undecided} undecided"),
             };
@@ -438,7 +575,11 @@ impl RunAccount<'_> {
             ]);
         }
         let verdict_counts = Findings::count_verdicts(self.results.iter().copied());
-        let (met, exceeded, missed) = (verdict_counts["met"], verdict_counts["exceeded"], verdict_counts["missed"]);
+        let (met, exceeded, missed) = (
+            verdict_counts["met"],
+            verdict_counts["exceeded"],
+            verdict_counts["missed"],
+        );
         let hours = self.cpu_hours;
         format!(
             "{}\n{}\n{met} met, {exceeded} exceeded, {missed} missed; {hours:.3} processor hours\n",
@@ -450,11 +591,16 @@ impl RunAccount<'_> {
 
 /// Returns the verdict, and for an undecided result the number of seeds that would decide it.
 fn describe_verdict(finding: &Finding) -> String {
-    let Some(verdict) = finding.verdict else { return String::new() };
+    let Some(verdict) = finding.verdict else {
+        return String::new();
+    };
     if !finding.is_undecided() {
         return verdict.name().to_string();
     }
-    match finding.confidence.and_then(|confidence| confidence.seeds_to_decide) {
+    match finding
+        .confidence
+        .and_then(|confidence| confidence.seeds_to_decide)
+    {
         Some(seeds) => format!("undecided ({seeds} seeds would decide it)"),
         None => "undecided (the mean is at the target)".to_string(),
     }
@@ -466,12 +612,23 @@ mod tests {
     use cachemate_repro::ResultTarget;
 
     fn progress_fixture(values: &[f64]) -> ExperimentProgress {
-        let experiment =
-            Experiment { ids: vec!["X-1"], title: "x", full_minutes: 1.0, run: |_| Err(ReproError::Interrupted) };
+        let experiment = Experiment {
+            ids: vec!["X-1"],
+            title: "x",
+            full_minutes: 1.0,
+            run: |_| Err(ReproError::Interrupted),
+        };
         let per_seed: Vec<(u64, f64)> = (1..).zip(values.iter().copied()).collect();
-        let target = ResultTarget::AtLeast { target: 10.0, paper_best: None };
+        let target = ResultTarget::AtLeast {
+            target: 10.0,
+            paper_best: None,
+        };
         let findings = vec![Finding::new("X-1", "x", "y", "%", target, &per_seed)];
-        ExperimentProgress { seeds: values.len(), findings, ..ExperimentProgress::new(experiment) }
+        ExperimentProgress {
+            seeds: values.len(),
+            findings,
+            ..ExperimentProgress::new(experiment)
+        }
     }
 
     /// Does an experiment start with two seeds, continue while it is undecided, and stop at its limit?
@@ -479,11 +636,21 @@ mod tests {
     fn seeds_are_added_until_a_result_is_decided() {
         assert_eq!(progress_fixture(&[]).next_seeds(40), Some(2));
         assert_eq!(progress_fixture(&[20.0, 20.5]).next_seeds(40), None);
-        assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(40), Some(4), "twice as many at most");
+        assert_eq!(
+            progress_fixture(&[9.0, 12.0]).next_seeds(40),
+            Some(4),
+            "twice as many at most"
+        );
         assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(3), Some(3));
         assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(2), None);
         let open = describe_verdict(&progress_fixture(&[9.0, 12.0]).findings[0]);
-        assert!(open.starts_with("undecided (") && open.ends_with("seeds would decide it)"), "{open}");
-        assert_eq!(describe_verdict(&progress_fixture(&[20.0, 20.5]).findings[0]), "met");
+        assert!(
+            open.starts_with("undecided (") && open.ends_with("seeds would decide it)"),
+            "{open}"
+        );
+        assert_eq!(
+            describe_verdict(&progress_fixture(&[20.0, 20.5]).findings[0]),
+            "met"
+        );
     }
 }

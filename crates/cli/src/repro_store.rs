@@ -105,13 +105,17 @@ impl ReproStore {
 
 impl StoreDirArgs {
     fn open(&self) -> RunDir {
-        RunDir::new(&self.store.clone().unwrap_or_else(default_dir), MAX_DIR_BYTES)
+        RunDir::new(
+            &self.store.clone().unwrap_or_else(default_dir),
+            MAX_DIR_BYTES,
+        )
     }
 }
 
 fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
     let dir = args.open();
-    let (mut damaged_count, mut kinds): (usize, BTreeMap<String, KindContent>) = (0, BTreeMap::new());
+    let (mut damaged_count, mut kinds): (usize, BTreeMap<String, KindContent>) =
+        (0, BTreeMap::new());
     let files = dir.files().context("cannot read the store")?;
     for file in &files {
         let Ok(Ok(entry)) = read_file(&file.path) else {
@@ -123,8 +127,13 @@ fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
         kind.cpu_hours += entry.cpu_seconds / 3600.0;
     }
     let bytes = files.iter().map(|file| file.bytes).sum();
-    let content =
-        StoreContent { dir: dir.path().to_path_buf(), files: files.len(), bytes, damaged: damaged_count, kinds };
+    let content = StoreContent {
+        dir: dir.path().to_path_buf(),
+        files: files.len(),
+        bytes,
+        damaged: damaged_count,
+        kinds,
+    };
     session.print_result(args.json.json, &content, || content.describe())
 }
 
@@ -132,25 +141,62 @@ impl StoreContent {
     fn describe(&self) -> String {
         let mut table = Table::with_columns("kind", "runs | KiB | processor hours");
         for (kind, content) in &self.kinds {
-            let KindContent { runs, bytes, cpu_hours } = content;
-            table.add_row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);
+            let KindContent {
+                runs,
+                bytes,
+                cpu_hours,
+            } = content;
+            table.add_row([
+                kind.clone(),
+                runs.to_string(),
+                (bytes >> 10).to_string(),
+                format!("{cpu_hours:.2}"),
+            ]);
         }
-        let (files, dir) = (format_count_of(self.files as u64, "file"), self.dir.display());
-        let damaged_text = if self.damaged > 0 { format!(", {} damaged", self.damaged) } else { String::new() };
-        format!("{}\n{dir}: {files} of {} MiB{damaged_text}\n", table.text(), self.bytes >> 20)
+        let (files, dir) = (
+            format_count_of(self.files as u64, "file"),
+            self.dir.display(),
+        );
+        let damaged_text = if self.damaged > 0 {
+            format!(", {} damaged", self.damaged)
+        } else {
+            String::new()
+        };
+        format!(
+            "{}\n{dir}: {files} of {} MiB{damaged_text}\n",
+            table.text(),
+            self.bytes >> 20
+        )
     }
 }
 
 impl StorePrune {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (removed_files, bytes) = self.dir.open().prune(self.to.0).context("cannot prune the store")?;
+        let (removed_files, bytes) = self
+            .dir
+            .open()
+            .prune(self.to.0)
+            .context("cannot prune the store")?;
         #[derive(Serialize)]
         struct PrunedFiles {
             removed: u64,
             bytes: u64,
         }
-        let removal_text = || format!("removed {} of {} MiB\n", format_count_of(removed_files, "file"), bytes >> 20);
-        session.print_result(self.dir.json.json, &PrunedFiles { removed: removed_files, bytes }, removal_text)
+        let removal_text = || {
+            format!(
+                "removed {} of {} MiB\n",
+                format_count_of(removed_files, "file"),
+                bytes >> 20
+            )
+        };
+        session.print_result(
+            self.dir.json.json,
+            &PrunedFiles {
+                removed: removed_files,
+                bytes,
+            },
+            removal_text,
+        )
     }
 }
 
@@ -163,13 +209,18 @@ impl StoreVerify {
                 Ok(entry) => entries.push((draw_order(&entry, self.seed), entry, file.path)),
                 Err(error) => {
                     remove(&file.path)?;
-                    check.damaged.push(format!("{}: {error}", file.path.display()));
+                    check
+                        .damaged
+                        .push(format!("{}: {error}", file.path.display()));
                 }
             }
         }
         // The order depends only on the content and the seed.
         entries.sort_by_key(|(order, ..)| *order);
-        let (stop, bar) = (session.interrupt_flag(), session.progress_bar("verify", Some(self.runs as u64)));
+        let (stop, bar) = (
+            session.interrupt_flag(),
+            session.progress_bar("verify", Some(self.runs as u64)),
+        );
         for (_, entry, path) in &entries {
             if check.made_again == self.runs || stop.load(Ordering::Relaxed) {
                 break;
@@ -180,7 +231,12 @@ impl StoreVerify {
                 Ok(Some(true)) => {}
                 Ok(Some(false)) => {
                     remove(path)?;
-                    check.wrong.push(format!("{}: {} {}", path.display(), entry.kind, entry.label));
+                    check.wrong.push(format!(
+                        "{}: {} {}",
+                        path.display(),
+                        entry.kind,
+                        entry.label
+                    ));
                 }
                 Err(ReproError::Interrupted) => break,
                 Err(error) => check.wrong.push(format!("{}: {error}", path.display())),
@@ -193,7 +249,11 @@ impl StoreVerify {
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError(format!("{} runs were checked", check.made_again)).into());
         }
-        anyhow::ensure!(check.wrong.is_empty(), "{} stored runs were wrong", check.wrong.len());
+        anyhow::ensure!(
+            check.wrong.is_empty(),
+            "{} stored runs were wrong",
+            check.wrong.len()
+        );
         Ok(())
     }
 }
@@ -201,15 +261,28 @@ impl StoreVerify {
 /// Returns the position of an entry in a random order that the content and the seed determine.
 fn draw_order(entry: &StoredEntry, seed: u64) -> u64 {
     let mix_byte = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix_byte)
+    entry
+        .inputs
+        .as_bytes()
+        .iter()
+        .fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix_byte)
 }
 
 impl StoreCheck {
     fn describe(&self) -> String {
-        let lines: String = self.damaged.iter().chain(&self.wrong).map(|line| format!("{line}\n")).collect();
-        let (files, remade_runs) =
-            (format_count_of(self.files as u64, "file"), format_count_of(self.made_again as u64, "run"));
+        let lines: String = self
+            .damaged
+            .iter()
+            .chain(&self.wrong)
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let (files, remade_runs) = (
+            format_count_of(self.files as u64, "file"),
+            format_count_of(self.made_again as u64, "run"),
+        );
         let (damaged, wrong) = (self.damaged.len(), self.wrong.len());
-        format!("{lines}{files} read, {damaged} damaged and removed; {remade_runs} made again, {wrong} wrong\n")
+        format!(
+            "{lines}{files} read, {damaged} damaged and removed; {remade_runs} made again, {wrong} wrong\n"
+        )
     }
 }

@@ -36,7 +36,10 @@ impl RunStoreArgs {
         if counts.reused > 0 {
             let (runs, dir) = (format_count_of(counts.reused as u64, "run"), self.dir());
             let saved_minutes = counts.reused_cpu_seconds / 60.0;
-            session.note(&format!("{runs} of {saved_minutes:.1} processor minutes reused from {}", dir.display()));
+            session.note(&format!(
+                "{runs} of {saved_minutes:.1} processor minutes reused from {}",
+                dir.display()
+            ));
         }
     }
 
@@ -57,11 +60,17 @@ pub fn use_store_dir(dir: &Path) {
 
 /// Stores runs in an open directory, which has its own size limit.
 pub fn open_store(dir: Arc<RunDir>) {
-    store::use_directory(dir, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
+    store::use_directory(dir, |text: &str| {
+        _ = writeln!(std::io::stderr(), "cachemate: {text}")
+    });
 }
 
 /// Returns the version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the
 /// same sources get the same text.
 pub fn source_version() -> String {
-    format!("{}+{}", env!("CARGO_PKG_VERSION"), env!("CACHEMATE_SOURCES"))
+    format!(
+        "{}+{}",
+        env!("CARGO_PKG_VERSION"),
+        env!("CACHEMATE_SOURCES")
+    )
 }

@@ -10,7 +10,11 @@ use cachemate_report::text::{escape_controls, format_fixed, format_names, value_
 const MAX_LOSSES: usize = 8;
 
 fn signed_percent(percent: f64) -> String {
-    format!("{}{} %", if percent < 0.0 { "" } else { "+" }, format_fixed(percent, 0))
+    format!(
+        "{}{} %",
+        if percent < 0.0 { "" } else { "+" },
+        format_fixed(percent, 0)
+    )
 }
 
 fn format_range((low, high): (f64, f64)) -> String {
@@ -18,8 +22,12 @@ fn format_range((low, high): (f64, f64)) -> String {
 }
 
 fn describe_evidence(cause: &SlowdownCause) -> String {
-    let forecast = cause.forecast_percent.filter(|_| cause.source != "forecast");
-    let forecast_text = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed_percent(percent)));
+    let forecast = cause
+        .forecast_percent
+        .filter(|_| cause.source != "forecast");
+    let forecast_text = forecast.map_or(String::new(), |percent| {
+        format!(", forecast {}", signed_percent(percent))
+    });
     let windows_text = match cause.source.as_str() {
         "measured" => format!(" in {} windows together", cause.windows),
         _ => String::new(),
@@ -30,8 +38,11 @@ fn describe_evidence(cause: &SlowdownCause) -> String {
 /// Returns one line for each loss, the largest first; if there are none, a line with the reason.
 pub fn loss_lines(services: &[ServiceStatus]) -> String {
     let pairs_of = |causes_of: fn(&ServiceStatus) -> &[SlowdownCause]| {
-        let pairs = services.iter().flat_map(|service| causes_of(service).iter().map(move |cause| (service, cause)));
-        let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
+        let pairs = services
+            .iter()
+            .flat_map(|service| causes_of(service).iter().map(move |cause| (service, cause)));
+        let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> =
+            pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
         pairs.sort_by(|a, b| b.1.percent.total_cmp(&a.1.percent));
         pairs
     };
@@ -48,15 +59,33 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
         };
     }
     let loss_line = |verb: &str, (service, cause): &(&ServiceStatus, &SlowdownCause)| {
-        let (percent, range) = (signed_percent(cause.percent), format_range(cause.range_percent));
-        let (cause_name, name) = (escape_controls(&cause.service), escape_controls(&service.name));
-        format!("  {cause_name}{verb} {name} by {percent} ({range}; {})\n", describe_evidence(cause))
+        let (percent, range) = (
+            signed_percent(cause.percent),
+            format_range(cause.range_percent),
+        );
+        let (cause_name, name) = (
+            escape_controls(&cause.service),
+            escape_controls(&service.name),
+        );
+        format!(
+            "  {cause_name}{verb} {name} by {percent} ({range}; {})\n",
+            describe_evidence(cause)
+        )
     };
-    let prevented_lines = prevented_pairs.iter().map(|pair| loss_line(" is confined, and before slowed", pair));
-    let lines = pairs.iter().take(MAX_LOSSES).map(|pair| loss_line(" slows", pair));
+    let prevented_lines = prevented_pairs
+        .iter()
+        .map(|pair| loss_line(" is confined, and before slowed", pair));
+    let lines = pairs
+        .iter()
+        .take(MAX_LOSSES)
+        .map(|pair| loss_line(" slows", pair));
     let lines: String = lines.chain(prevented_lines.take(MAX_LOSSES)).collect();
     let hidden_count = pairs.len().saturating_sub(MAX_LOSSES);
-    let more_line = if hidden_count > 0 { format!("  and {hidden_count} smaller losses\n") } else { String::new() };
+    let more_line = if hidden_count > 0 {
+        format!("  and {hidden_count} smaller losses\n")
+    } else {
+        String::new()
+    };
     format!("which service slows which\n{lines}{more_line}{reasons}")
 }
 
@@ -66,19 +95,32 @@ fn reason_lines(services: &[ServiceStatus]) -> String {
     let mut names_by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for service in services {
         if let Some(reason) = &service.reason {
-            names_by_reason.entry(reason).or_default().push(escape_controls(&service.name));
+            names_by_reason
+                .entry(reason)
+                .or_default()
+                .push(escape_controls(&service.name));
         }
     }
-    let reason_line =
-        |(reason, names): (&str, Vec<String>)| format!("  {}: {reason}\n", format_names(&names, MAX_LOSSES));
+    let reason_line = |(reason, names): (&str, Vec<String>)| {
+        format!("  {}: {reason}\n", format_names(&names, MAX_LOSSES))
+    };
     let waiting_line = |service: &ServiceStatus| {
-        let share = service.waiting_share.filter(|share| *share > service.cpu_share)?;
+        let share = service
+            .waiting_share
+            .filter(|share| *share > service.cpu_share)?;
         let (waiting, running) = (format_fixed(share, 2), format_fixed(service.cpu_share, 2));
         let name = escape_controls(&service.name);
-        Some(format!("  {name} waits for CPUs longer than it runs ({waiting} waiting, {running} running)\n"))
+        Some(format!(
+            "  {name} waits for CPUs longer than it runs ({waiting} waiting, {running} running)\n"
+        ))
     };
     let waiting_lines = services.iter().filter_map(waiting_line).take(MAX_LOSSES);
-    names_by_reason.into_iter().take(MAX_LOSSES).map(reason_line).chain(waiting_lines).collect()
+    names_by_reason
+        .into_iter()
+        .take(MAX_LOSSES)
+        .map(reason_line)
+        .chain(waiting_lines)
+        .collect()
 }
 
 /// Returns the table of the services, with at most `max_rows` rows.
@@ -95,9 +137,19 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
             .iter()
             .take(3)
             .map(|cause| (cause, cause.source.as_str()))
-            .chain(service.prevented.iter().take(3).map(|cause| (cause, "before its confinement")))
+            .chain(
+                service
+                    .prevented
+                    .iter()
+                    .take(3)
+                    .map(|cause| (cause, "before its confinement")),
+            )
             .map(|(cause, source)| {
-                format!("{} {} {source}", escape_controls(&cause.service), signed_percent(cause.percent))
+                format!(
+                    "{} {} {source}",
+                    escape_controls(&cause.service),
+                    signed_percent(cause.percent)
+                )
             })
             .collect();
         table.add_row([
@@ -108,12 +160,23 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
             value_or_dash(service.waiting_share.map(|share| format_fixed(share, 2))),
             value_or_dash(service.slowdown_percent.map(signed_percent)),
             value_or_dash(service.max_slowdown_percent.map(signed_percent)),
-            service.slowdown_source.clone().unwrap_or_else(|| "-".into()),
-            if causes.is_empty() { "-".to_string() } else { causes.join(", ") },
+            service
+                .slowdown_source
+                .clone()
+                .unwrap_or_else(|| "-".into()),
+            if causes.is_empty() {
+                "-".to_string()
+            } else {
+                causes.join(", ")
+            },
         ]);
     }
     let hidden_count = services.len().saturating_sub(max_rows);
-    let more_line = if hidden_count > 0 { format!("and {hidden_count} more\n") } else { String::new() };
+    let more_line = if hidden_count > 0 {
+        format!("and {hidden_count} more\n")
+    } else {
+        String::new()
+    };
     format!("{}{more_line}", table.text())
 }
 
@@ -132,7 +195,10 @@ fn floor_lines(services: &[ServiceStatus]) -> String {
             }
             (None, reason) => reason.clone().unwrap_or_default(),
         };
-        let (name, min_rate) = (escape_controls(&service.name), format_fixed(floor.min_rate, 1));
+        let (name, min_rate) = (
+            escape_controls(&service.name),
+            format_fixed(floor.min_rate, 1),
+        );
         Some(format!(
             "floor of {name}: {min_rate} a second, {}: {}\n",
             floor.state.describe(),
@@ -144,7 +210,12 @@ fn floor_lines(services: &[ServiceStatus]) -> String {
 
 /// Losses, table and floors of the services.
 pub fn render_services(services: &[ServiceStatus], max_rows: usize) -> String {
-    format!("\n{}\n{}{}", loss_lines(services), service_table(services, max_rows), floor_lines(services))
+    format!(
+        "\n{}\n{}{}",
+        loss_lines(services),
+        service_table(services, max_rows),
+        floor_lines(services)
+    )
 }
 
 #[cfg(test)]
@@ -152,7 +223,11 @@ mod tests {
     use super::*;
     use cachemate_core::ServiceKind;
 
-    fn sample_service(name: &str, slowdown_by: Vec<SlowdownCause>, reason: Option<&str>) -> ServiceStatus {
+    fn sample_service(
+        name: &str,
+        slowdown_by: Vec<SlowdownCause>,
+        reason: Option<&str>,
+    ) -> ServiceStatus {
         ServiceStatus {
             kind: ServiceKind::Unit,
             name: name.into(),
@@ -197,24 +272,48 @@ mod tests {
             first,
             "  batch slows store by +42 % (+40 % to +44 %; measured in 6 windows together, forecast +30 %)"
         );
-        assert_eq!(lines.next().unwrap(), "  scan slows web by +5 % (+3 % to +7 %; forecast)");
+        assert_eq!(
+            lines.next().unwrap(),
+            "  scan slows web by +5 % (+3 % to +7 %; forecast)"
+        );
         let confined = ServiceStatus {
             prevented: vec![sample_cause("batch", 9.0, "measured")],
             ..sample_service("store", Vec::new(), None)
         };
         let text = render_services(&[confined], 10);
         assert!(
-            text.contains("  batch is confined, and before slowed store by +9 % (+7 % to +11 %; measured in 6"),
+            text.contains(
+                "  batch is confined, and before slowed store by +9 % (+7 % to +11 %; measured in 6"
+            ),
             "{text}"
         );
-        assert!(text.contains(" batch +9 % before its confinement"), "{text}");
+        assert!(
+            text.contains(" batch +9 % before its confinement"),
+            "{text}"
+        );
         let reason = Some("no work is counted");
-        let waiting = ServiceStatus { waiting_share: Some(1.5), ..sample_service("mail", Vec::new(), None) };
-        let quiet = [sample_service("web", Vec::new(), reason), sample_service("db", Vec::new(), reason), waiting];
+        let waiting = ServiceStatus {
+            waiting_share: Some(1.5),
+            ..sample_service("mail", Vec::new(), None)
+        };
+        let quiet = [
+            sample_service("web", Vec::new(), reason),
+            sample_service("db", Vec::new(), reason),
+            waiting,
+        ];
         let text = render_services(&quiet, 10);
-        assert_eq!(text.matches("  web, db: no work is counted\n").count(), 1, "{text}");
+        assert_eq!(
+            text.matches("  web, db: no work is counted\n").count(),
+            1,
+            "{text}"
+        );
         assert_eq!(text.matches("no work is counted").count(), 1, "{text}");
-        assert!(text.contains("  mail waits for CPUs longer than it runs (1.50 waiting, 1.00 running)\n"), "{text}");
+        assert!(
+            text.contains(
+                "  mail waits for CPUs longer than it runs (1.50 waiting, 1.00 running)\n"
+            ),
+            "{text}"
+        );
         assert!(loss_lines(&[]).contains("no service is managed"));
     }
 }

@@ -42,8 +42,11 @@ impl Session {
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             // The first signal only sets the flag, and a second one ends the process at once. If the handler cannot
             // be set, the signal's default action remains, which ends the process.
-            let _ =
-                signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED_CODE, Arc::clone(&interrupted));
+            let _ = signal_hook::flag::register_conditional_shutdown(
+                signal,
+                INTERRUPTED_CODE,
+                Arc::clone(&interrupted),
+            );
             let _ = signal_hook::flag::register(signal, Arc::clone(&interrupted));
         }
         let is_terminal = io::stdout().is_terminal();
@@ -54,21 +57,38 @@ impl Session {
             ColorChoice::Never => false,
             ColorChoice::Auto => is_terminal && wants_color,
         };
-        let width = if is_terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
-        let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
+        let width = if is_terminal {
+            rustix::termios::tcgetwinsize(io::stdout()).ok()
+        } else {
+            None
+        };
+        let width = width
+            .map(|size| usize::from(size.ws_col))
+            .filter(|columns| *columns >= 40);
         Session {
             is_quiet: global.quiet,
             prints_json,
             shows_notes: io::stderr().is_terminal() && !global.quiet,
-            paint: Paint { color, width: width.unwrap_or(100).min(160) },
-            columns: if is_terminal { Some(width.unwrap_or(100)) } else { None },
+            paint: Paint {
+                color,
+                width: width.unwrap_or(100).min(160),
+            },
+            columns: if is_terminal {
+                Some(width.unwrap_or(100))
+            } else {
+                None
+            },
             interrupted,
         }
     }
 
     /// Returns a session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
     pub fn silent(&self) -> Self {
-        Session { is_quiet: true, shows_notes: false, ..self.clone() }
+        Session {
+            is_quiet: true,
+            shows_notes: false,
+            ..self.clone()
+        }
     }
 
     /// Returns the width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
@@ -94,7 +114,10 @@ impl Session {
                 std::thread::sleep(CALCULATION_GRACE);
                 if flag.load(Ordering::Relaxed) {
                     std::thread::sleep(CALCULATION_GRACE);
-                    let _ = writeln!(io::stderr(), "cachemate: interrupted: the calculation has no result yet");
+                    let _ = writeln!(
+                        io::stderr(),
+                        "cachemate: interrupted: the calculation has no result yet"
+                    );
                     std::process::exit(INTERRUPTED_CODE);
                 }
             }
@@ -116,13 +139,21 @@ impl Session {
 
     /// Prints a warning to standard error, even if it is not a terminal.
     pub fn warn(&self, message: &str) {
-        let _ = writeln!(io::stderr(), "cachemate: warning: {}", EscapedText::for_output(message));
+        let _ = writeln!(
+            io::stderr(),
+            "cachemate: warning: {}",
+            EscapedText::for_output(message)
+        );
     }
 
     /// Prints a line to standard error even if that is no terminal, such as of a daemon's log, unless `--quiet` was given.
     pub fn log(&self, message: &str) {
         if !self.is_quiet {
-            let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_line(message));
+            let _ = writeln!(
+                io::stderr(),
+                "cachemate: {}",
+                EscapedText::for_line(message)
+            );
         }
     }
 
@@ -131,11 +162,16 @@ impl Session {
     pub fn progress_bar(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         let template = match total {
-            Some(_) => "{prefix} [{bar:30}] {percent} %  {human_pos}/{human_len}  {per_sec}  {eta} left  {msg}",
+            Some(_) => {
+                "{prefix} [{bar:30}] {percent} %  {human_pos}/{human_len}  {per_sec}  {eta} left  {msg}"
+            }
             None => "{prefix} {spinner} {human_pos}  {per_sec}  {elapsed}",
         };
-        let target =
-            if self.shows_notes { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+        let target = if self.shows_notes {
+            ProgressDrawTarget::stderr_with_hz(8)
+        } else {
+            ProgressDrawTarget::hidden()
+        };
         bar.set_draw_target(target);
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("━━╌"));
@@ -157,7 +193,9 @@ impl Session {
         render: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         if json {
-            self.print_json(&serde_json::to_string_pretty(result).context("cannot write the result as JSON")?)
+            self.print_json(
+                &serde_json::to_string_pretty(result).context("cannot write the result as JSON")?,
+            )
         } else {
             self.print(&render())
         }
@@ -175,14 +213,19 @@ impl Session {
     ) -> anyhow::Result<()> {
         let text = match json {
             true => EscapedText::for_json(
-                &(serde_json::to_string_pretty(result).context("cannot write the result as JSON")? + "\n"),
+                &(serde_json::to_string_pretty(result)
+                    .context("cannot write the result as JSON")?
+                    + "\n"),
             ),
             false if self.is_quiet => return Ok(()),
             false => EscapedText::for_output(&render()),
         };
         match output.filter(|_| json) {
             Some((path, force)) => write_file(path, text.as_str().as_bytes(), force),
-            None => io::stderr().lock().write_all(text.as_str().as_bytes()).context("cannot write to standard error"),
+            None => io::stderr()
+                .lock()
+                .write_all(text.as_str().as_bytes())
+                .context("cannot write to standard error"),
         }
     }
 
@@ -198,7 +241,9 @@ impl Session {
     /// Writes to standard output; no other function does.
     fn write(&self, text: &EscapedText) -> anyhow::Result<()> {
         let mut out = io::stdout().lock();
-        out.write_all(text.as_str().as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
+        out.write_all(text.as_str().as_bytes())
+            .and_then(|()| out.flush())
+            .context("cannot write to standard output")
     }
 }
 
@@ -208,10 +253,23 @@ fn report_progress_lines(stage: &'static str, bar: &ProgressBar) {
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(PROGRESS_LINE_INTERVAL);
-            let Some(bar) = weak_bar.upgrade().filter(|bar| !bar.is_finished()) else { return };
-            let total = bar.length().map_or(String::new(), |total| format!(" of {total}"));
-            let line = format!("{stage}: {}{total}, {} s {}", bar.position(), bar.elapsed().as_secs(), bar.message());
-            let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_line(line.trim_end()));
+            let Some(bar) = weak_bar.upgrade().filter(|bar| !bar.is_finished()) else {
+                return;
+            };
+            let total = bar
+                .length()
+                .map_or(String::new(), |total| format!(" of {total}"));
+            let line = format!(
+                "{stage}: {}{total}, {} s {}",
+                bar.position(),
+                bar.elapsed().as_secs(),
+                bar.message()
+            );
+            let _ = writeln!(
+                io::stderr(),
+                "cachemate: {}",
+                EscapedText::for_line(line.trim_end())
+            );
         }
     });
 }

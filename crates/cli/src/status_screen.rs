@@ -20,7 +20,8 @@ use ratatui::widgets::{Block, Borders, Paragraph};
 
 use crate::service_text::render_services;
 use crate::status_text::{
-    COLUMNS, decisions_text, gang_lines, problems_text, shares_text, status_head, task_row, tasks_by_cache,
+    COLUMNS, decisions_text, gang_lines, problems_text, shares_text, status_head, task_row,
+    tasks_by_cache,
 };
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
@@ -67,10 +68,15 @@ impl ScreenOptions<'_> {
         mut status: DaemonStatus,
         stop: &AtomicBool,
     ) -> anyhow::Result<()> {
-        let mut state = ScreenState { has_color: self.color, ..ScreenState::default() };
+        let mut state = ScreenState {
+            has_color: self.color,
+            ..ScreenState::default()
+        };
         let (mut iterations, mut next_iteration) = (1, Instant::now() + self.interval);
         while !stop.load(Ordering::Relaxed) {
-            terminal.draw(|frame| state.draw(frame, &status)).context("cannot draw on the terminal")?;
+            terminal
+                .draw(|frame| state.draw(frame, &status))
+                .context("cannot draw on the terminal")?;
             let remaining = next_iteration.saturating_duration_since(Instant::now());
             if event::poll(remaining.min(MAX_KEY_DELAY)).context("cannot read the keys")? {
                 match event::read().context("cannot read the keys")? {
@@ -81,7 +87,10 @@ impl ScreenOptions<'_> {
             if Instant::now() < next_iteration {
                 continue;
             }
-            if self.iterations.is_some_and(|max_iterations| iterations >= max_iterations) {
+            if self
+                .iterations
+                .is_some_and(|max_iterations| iterations >= max_iterations)
+            {
                 break;
             }
             next_iteration = Instant::now() + self.interval;
@@ -120,7 +129,11 @@ impl ScreenState {
     }
 
     fn color_style(&self, color: Color) -> Style {
-        if self.has_color { Style::new().fg(color) } else { Style::new() }
+        if self.has_color {
+            Style::new().fg(color)
+        } else {
+            Style::new()
+        }
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
@@ -130,18 +143,29 @@ impl ScreenState {
             .map(|line| Line::from(line.to_string()))
             .collect();
         let details = self.detail_lines(status);
-        let detail_height = if details.is_empty() { 0 } else { details.len() as u16 + 1 };
+        let detail_height = if details.is_empty() {
+            0
+        } else {
+            details.len() as u16 + 1
+        };
         let heights = [
             Constraint::Length(head_lines.len() as u16),
             Constraint::Min(3),
             Constraint::Length(detail_height),
             Constraint::Length(1),
         ];
-        let [head_area, body_area, details_area, footer_area] = Layout::vertical(heights).areas(frame.area());
+        let [head_area, body_area, details_area, footer_area] =
+            Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(head_lines), head_area);
         let lines = self.body_lines(status);
-        self.scroll = self.scroll.min(lines.len().saturating_sub(usize::from(body_area.height)));
-        let visible_lines = lines.into_iter().skip(self.scroll).take(usize::from(body_area.height)).collect::<Vec<_>>();
+        self.scroll = self
+            .scroll
+            .min(lines.len().saturating_sub(usize::from(body_area.height)));
+        let visible_lines = lines
+            .into_iter()
+            .skip(self.scroll)
+            .take(usize::from(body_area.height))
+            .collect::<Vec<_>>();
         frame.render_widget(Paragraph::new(visible_lines), body_area);
         let block = Block::new().borders(Borders::TOP).title("last decisions");
         frame.render_widget(Paragraph::new(details).block(block), details_area);
@@ -150,9 +174,10 @@ impl ScreenState {
 
     fn footer(&self) -> Line<'static> {
         match (&self.error, self.is_paused) {
-            (Some(error), _) => {
-                Line::styled(format!(" {}", EscapedText::for_line(error)), self.color_style(Color::Red))
-            }
+            (Some(error), _) => Line::styled(
+                format!(" {}", EscapedText::for_line(error)),
+                self.color_style(Color::Red),
+            ),
             (None, true) => Line::styled(format!("{KEY_HELP}   (paused)"), Modifier::REVERSED),
             (None, false) => Line::styled(KEY_HELP, Modifier::DIM),
         }
@@ -162,12 +187,27 @@ impl ScreenState {
     fn detail_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let style_text = |text: String, style: Style| {
             let text = EscapedText::for_output(&text);
-            text.as_str().lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
+            text.as_str()
+                .lines()
+                .map(|line| Line::styled(line.to_string(), style))
+                .collect::<Vec<_>>()
         };
-        let mut lines = style_text(gang_lines(status), Style::new().add_modifier(Modifier::BOLD));
-        lines.extend(style_text(shares_text(status), Style::new().add_modifier(Modifier::BOLD)));
-        lines.extend(style_text(decisions_text(&status.decisions, 6), Style::new()));
-        lines.extend(style_text(problems_text(status), self.color_style(Color::Yellow)));
+        let mut lines = style_text(
+            gang_lines(status),
+            Style::new().add_modifier(Modifier::BOLD),
+        );
+        lines.extend(style_text(
+            shares_text(status),
+            Style::new().add_modifier(Modifier::BOLD),
+        ));
+        lines.extend(style_text(
+            decisions_text(&status.decisions, 6),
+            Style::new(),
+        ));
+        lines.extend(style_text(
+            problems_text(status),
+            self.color_style(Color::Yellow),
+        ));
         lines.truncate(MAX_FOOTER_LINES);
         lines
     }
@@ -177,45 +217,67 @@ impl ScreenState {
         let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
         let rows: Vec<Vec<String>> = status.tasks.iter().map(task_row).collect();
-        let width =
-            |index: usize| rows.iter().chain([&names]).map(|cells| cells[index].chars().count()).max().unwrap_or(0);
+        let width = |index: usize| {
+            rows.iter()
+                .chain([&names])
+                .map(|cells| cells[index].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
         let services = render_services(&status.services, MAX_SERVICES);
         let services = EscapedText::for_output(services.trim_start());
         let mut lines: Vec<Line<'_>> = match status.services.is_empty() {
             true => Vec::new(),
-            false => services.as_str().lines().chain([""]).map(|line| Line::from(line.to_string())).collect(),
+            false => services
+                .as_str()
+                .lines()
+                .chain([""])
+                .map(|line| Line::from(line.to_string()))
+                .collect(),
         };
-        let header = pad_cells(&names, &widths).map(Span::raw).collect::<Line<'_>>();
+        let header = pad_cells(&names, &widths)
+            .map(Span::raw)
+            .collect::<Line<'_>>();
         lines.push(header.style(Modifier::REVERSED));
         for (title, tasks) in groups {
             lines.push(Line::styled(title.trim_end().to_string(), Modifier::BOLD));
-            lines.extend(tasks.into_iter().map(|task| self.program_line(task, &widths)));
+            lines.extend(
+                tasks
+                    .into_iter()
+                    .map(|task| self.program_line(task, &widths)),
+            );
         }
         lines
     }
 
     fn program_line(&self, task: &TaskStatus, widths: &[usize]) -> Line<'static> {
         let cells = task_row(task);
-        let spans = pad_cells(&cells, widths).zip(COLUMNS).map(|(text, (name, _))| {
-            let style = match *name {
-                "class" => self.color_style(class_color(task.class)),
-                "forecast" => self.color_style(slowdown_color(task.forecast_slowdown)),
-                "measured" => self.color_style(slowdown_color(task.measured_slowdown)),
-                _ => Style::new(),
-            };
-            Span::styled(text, style)
-        });
+        let spans = pad_cells(&cells, widths)
+            .zip(COLUMNS)
+            .map(|(text, (name, _))| {
+                let style = match *name {
+                    "class" => self.color_style(class_color(task.class)),
+                    "forecast" => self.color_style(slowdown_color(task.forecast_slowdown)),
+                    "measured" => self.color_style(slowdown_color(task.measured_slowdown)),
+                    _ => Style::new(),
+                };
+                Span::styled(text, style)
+            });
         spans.collect()
     }
 }
 
 /// Pads the cells of a row to the widths of their columns.
 fn pad_cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = String> + 'a {
-    texts.iter().zip(widths).zip(COLUMNS).map(|((text, &width), (_, align))| match align {
-        Align::Left => format!("{text:<width$}  "),
-        Align::Right => format!("{text:>width$}  "),
-    })
+    texts
+        .iter()
+        .zip(widths)
+        .zip(COLUMNS)
+        .map(|((text, &width), (_, align))| match align {
+            Align::Left => format!("{text:<width$}  "),
+            Align::Right => format!("{text:>width$}  "),
+        })
 }
 
 fn class_color(class: Option<ContentionClass>) -> Color {
@@ -259,20 +321,30 @@ mod tests {
         json["calibrated"] = true.into();
         json["policy"] = "intensity-gangs".into();
         json["caches"] = vec![cache_json(0, "0-3", &[0, 2]), cache_json(1, "4-7", &[1])].into();
-        json["tasks"] =
-            vec![task_json(0, "db", 0, 0.5, 0.0), task_json(1, "web", 1, 0.2, 0.1), task_json(2, "scan", 0, 0.9, 0.6)]
-                .into();
-        json["decisions"] =
-            serde_json::json!([{ "window": 4, "tasks": [2], "reason": "scan(102) alone", "numbers": [] }]);
+        json["tasks"] = vec![
+            task_json(0, "db", 0, 0.5, 0.0),
+            task_json(1, "web", 1, 0.2, 0.1),
+            task_json(2, "scan", 0, 0.9, 0.6),
+        ]
+        .into();
+        json["decisions"] = serde_json::json!([{ "window": 4, "tasks": [2], "reason": "scan(102) alone", "numbers": [] }]);
         serde_json::from_value(json).unwrap()
     }
 
     fn render_screen(view: &mut ScreenState, size: (u16, u16)) -> String {
         let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-        terminal.draw(|frame| view.draw(frame, &sample_status())).unwrap();
+        terminal
+            .draw(|frame| view.draw(frame, &sample_status()))
+            .unwrap();
         let buffer = terminal.backend().buffer();
-        let screen_line =
-            |y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_string() + "\n";
+        let screen_line = |y| {
+            (0..size.0)
+                .map(|x| buffer[(x, y)].symbol())
+                .collect::<String>()
+                .trim_end()
+                .to_string()
+                + "\n"
+        };
         (0..size.1).map(screen_line).collect()
     }
 
@@ -280,20 +352,42 @@ mod tests {
     #[test]
     fn a_screen_shows_caches_programs_and_decisions() {
         let text = render_screen(&mut ScreenState::default(), (110, 12));
-        let order =
-            ["observing", "class", "CPUs 0-3", "scan", "db", "CPUs 4-7", "web", "last decisions", "scan(102) alone"];
+        let order = [
+            "observing",
+            "class",
+            "CPUs 0-3",
+            "scan",
+            "db",
+            "CPUs 4-7",
+            "web",
+            "last decisions",
+            "scan(102) alone",
+        ];
         let mut rest = text.as_str();
         for part in order.into_iter().chain([KEY_HELP.trim()]) {
-            let at = rest.find(part).unwrap_or_else(|| panic!("'{part}' is not where it should be:\n{text}"));
+            let at = rest
+                .find(part)
+                .unwrap_or_else(|| panic!("'{part}' is not where it should be:\n{text}"));
             rest = &rest[at + part.len()..];
         }
-        let scan = text.lines().find(|line| line.contains("scan ")).unwrap_or_default();
-        assert!(scan.contains("aggressor") && scan.contains("0.60") && scan.contains("+30 %"), "{scan}");
+        let scan = text
+            .lines()
+            .find(|line| line.contains("scan "))
+            .unwrap_or_default();
+        assert!(
+            scan.contains("aggressor") && scan.contains("0.60") && scan.contains("+30 %"),
+            "{scan}"
+        );
     }
 
     /// A host with two caches, whose services have measured losses.
     fn busy_status() -> DaemonStatus {
-        let task_json = |id: u32, name: &str, cache: u32, class: &str, intensity: f64, slowdown: f64| {
+        let task_json = |id: u32,
+                         name: &str,
+                         cache: u32,
+                         class: &str,
+                         intensity: f64,
+                         slowdown: f64| {
             serde_json::json!({
                 "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "observed_only": false, "cpu": 4 * cache + id % 4,
                 "cache": cache, "cpu_share": 0.9, "intensity": { "value": intensity, "low": 0.0, "high": 1.0 },
@@ -314,8 +408,11 @@ mod tests {
         let mut json = serde_json::to_value(sample_status()).unwrap();
         json["policy"] = "auto".into();
         (json["mode"], json["level"], json["windows"]) = ("act".into(), 1.into(), 42.into());
-        (json["window_ns"], json["running_ns"], json["cpu_ns"]) =
-            (1_000_000_000u64.into(), 42_000_000_000u64.into(), 120_000_000u64.into());
+        (json["window_ns"], json["running_ns"], json["cpu_ns"]) = (
+            1_000_000_000u64.into(),
+            42_000_000_000u64.into(),
+            120_000_000u64.into(),
+        );
         json["caches"][0]["tasks"] = serde_json::json!([0, 2]);
         json["services"] = vec![
             service_json("redis.service", 0, 31.0, cause),
@@ -348,7 +445,10 @@ mod tests {
     /// The screen as SVG, one text element for each word or phrase of one style.
     fn screen_picture(status: &DaemonStatus, (columns, lines): (u16, u16)) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, lines)).unwrap();
-        let mut view = ScreenState { has_color: true, ..ScreenState::default() };
+        let mut view = ScreenState {
+            has_color: true,
+            ..ScreenState::default()
+        };
         terminal.draw(|frame| view.draw(frame, status)).unwrap();
         let buffer = terminal.backend().buffer();
         let (width, height) = (columns * 8 + 24, lines * 18 + 20);
@@ -363,25 +463,39 @@ mod tests {
             while x < columns {
                 let style = buffer[(x, y)].style();
                 let has_style = |at: &u16| buffer[(*at, y)].style() == style;
-                let stretch: Vec<&str> =
-                    (x..columns).take_while(has_style).map(|at| buffer[(at, y)].symbol()).collect();
+                let stretch: Vec<&str> = (x..columns)
+                    .take_while(has_style)
+                    .map(|at| buffer[(at, y)].symbol())
+                    .collect();
                 let (left, base) = (|at: usize| 12 + 8 * (x as usize + at), 22 + 18 * y);
                 let mut color = color_code(style.fg.unwrap_or(Color::Reset));
                 if style.add_modifier.contains(Modifier::REVERSED) {
                     let (from, top, wide) = (left(0), base - 13, 8 * stretch.len());
-                    svg +=
-                        &format!("<rect x=\"{from}\" y=\"{top}\" width=\"{wide}\" height=\"18\" fill=\"{color}\"/>\n");
+                    svg += &format!(
+                        "<rect x=\"{from}\" y=\"{top}\" width=\"{wide}\" height=\"18\" fill=\"{color}\"/>\n"
+                    );
                     color = "#1d2430";
                 }
-                let bold = if style.add_modifier.contains(Modifier::BOLD) { " font-weight=\"bold\"" } else { "" };
+                let bold = if style.add_modifier.contains(Modifier::BOLD) {
+                    " font-weight=\"bold\""
+                } else {
+                    ""
+                };
                 // Several spaces in a row, which SVG would join, separate phrases.
-                let is_gap = |at: usize| stretch[at] == " " && stretch.get(at + 1).is_none_or(|next| *next == " ");
+                let is_gap = |at: usize| {
+                    stretch[at] == " " && stretch.get(at + 1).is_none_or(|next| *next == " ")
+                };
                 let mut at = 0;
                 while at < stretch.len() {
-                    let end = (at..stretch.len()).find(|&next| is_gap(next)).unwrap_or(stretch.len());
+                    let end = (at..stretch.len())
+                        .find(|&next| is_gap(next))
+                        .unwrap_or(stretch.len());
                     if end > at {
                         let phrase = stretch[at..end].concat();
-                        let text = phrase.trim_start().replace('&', "&amp;").replace('<', "&lt;");
+                        let text = phrase
+                            .trim_start()
+                            .replace('&', "&amp;")
+                            .replace('<', "&lt;");
                         let blank = phrase.chars().count() - phrase.trim_start().chars().count();
                         let (from, wide) = (left(at + blank), 8 * (end - at - blank));
                         svg += &format!(
@@ -400,7 +514,10 @@ mod tests {
     #[test]
     fn the_readmes_picture_of_top_matches_the_screen() {
         let picture = screen_picture(&busy_status(), (112, 20));
-        assert!(picture.contains("backup.service slows redis.service by +31 %"), "{picture}");
+        assert!(
+            picture.contains("backup.service slows redis.service by +31 %"),
+            "{picture}"
+        );
         expect_test::expect_file!["../../../docs/pictures/top.svg"].assert_eq(&picture);
     }
 
@@ -410,7 +527,10 @@ mod tests {
         let mut view = ScreenState::default();
         assert!(view.handle_key(KeyEvent::from(KeyCode::End)));
         let text = render_screen(&mut view, (110, 9));
-        assert!(text.contains("web") && !text.contains("L3 of CPUs 0-3"), "{text}");
+        assert!(
+            text.contains("web") && !text.contains("L3 of CPUs 0-3"),
+            "{text}"
+        );
         assert!(view.scroll <= 5, "{}", view.scroll);
         render_screen(&mut view, (10, 2));
     }
@@ -424,15 +544,23 @@ mod tests {
             assert!(!view.handle_key(ends));
         }
         assert!(
-            view.handle_key(KeyCode::Char('c').into()) && view.handle_key(KeyCode::Char(' ').into()) && view.is_paused
+            view.handle_key(KeyCode::Char('c').into())
+                && view.handle_key(KeyCode::Char(' ').into())
+                && view.is_paused
         );
     }
 
     /// Does the screen report that the daemon has ended, together with the last known state?
     #[test]
     fn top_reports_a_lost_daemon() {
-        let mut view = ScreenState { error: Some("no daemon answers there".into()), ..ScreenState::default() };
+        let mut view = ScreenState {
+            error: Some("no daemon answers there".into()),
+            ..ScreenState::default()
+        };
         let text = render_screen(&mut view, (110, 12));
-        assert!(text.contains("no daemon answers") && text.contains("scan"), "{text}");
+        assert!(
+            text.contains("no daemon answers") && text.contains("scan"),
+            "{text}"
+        );
     }
 }

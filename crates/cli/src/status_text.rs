@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use cachemate_core::{Estimate, FactOrigin};
 use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_report::text::{
-    escape_controls, format_count_of, format_fixed, format_names, format_number, format_size, value_or_dash,
+    escape_controls, format_count_of, format_fixed, format_names, format_number, format_size,
+    value_or_dash,
 };
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
@@ -14,15 +15,20 @@ use serde::Serialize;
 use cachemate_daemon::promise_status::PromiseStatus;
 use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::status::{
-    CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, describe_evidence_level, describe_thread,
+    CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus,
+    describe_evidence_level, describe_thread,
 };
 
 use crate::service_text::render_services;
 
 fn signed_percent_text(value: Option<f64>) -> String {
-    value_or_dash(
-        value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, format_fixed(100.0 * value, 0))),
-    )
+    value_or_dash(value.map(|value| {
+        format!(
+            "{}{} %",
+            if value < 0.0 { "" } else { "+" },
+            format_fixed(100.0 * value, 0)
+        )
+    }))
 }
 
 fn format_estimate(value: Option<Estimate>) -> String {
@@ -30,20 +36,33 @@ fn format_estimate(value: Option<Estimate>) -> String {
 }
 
 pub fn status_head(status: &DaemonStatus) -> String {
-    let mode = if status.mode == ManageMode::Act { "acting" } else { "observing only" };
-    let cpu_percent = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
+    let mode = if status.mode == ManageMode::Act {
+        "acting"
+    } else {
+        "observing only"
+    };
+    let cpu_percent = if status.running_ns > 0 {
+        100.0 * status.cpu_ns as f64 / status.running_ns as f64
+    } else {
+        0.0
+    };
     let mut text = format!(
         "cachemate {} (pid {}{}): {mode}, policy {}, window {} of {:.1} s, {cpu_percent:.2} % of a CPU used\n{}\n",
         status.version,
         status.pid,
-        status.guardian_pid.map_or(String::new(), |pid| format!(", guardian {pid}")),
+        status
+            .guardian_pid
+            .map_or(String::new(), |pid| format!(", guardian {pid}")),
         status.policy,
         status.windows,
         status.window_ns as f64 / 1e9,
         describe_evidence_level(status.level, status.calibrated),
     );
     if let Some(ns) = status.counters.max_runqueue_wait_ns {
-        text.push_str(&format!("longest wait of a managed thread for a processor: {:.1} ms\n", ns as f64 / 1e6));
+        text.push_str(&format!(
+            "longest wait of a managed thread for a processor: {:.1} ms\n",
+            ns as f64 / 1e6
+        ));
     }
     if status.guardian_isolated == Some(false) {
         text.push_str("the guardian is in the daemon's control group: if the group is killed, both end, and cachemate restore is needed\n");
@@ -51,7 +70,10 @@ pub fn status_head(status: &DaemonStatus) -> String {
     if let Some(error) = &status.config_error {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
     }
-    status.unavailable.iter().for_each(|reason| text.push_str(&format!("{reason}\n")));
+    status
+        .unavailable
+        .iter()
+        .for_each(|reason| text.push_str(&format!("{reason}\n")));
     if let Some(nri) = &status.nri {
         let state_text = match (&nri.runtime, &nri.error) {
             (Some(runtime), _) => format!("registered at {}", escape_controls(runtime)),
@@ -68,7 +90,10 @@ pub fn status_head(status: &DaemonStatus) -> String {
         text.push_str(&format!("the kernel's cache-aware scheduling: {detail}\n"));
     }
     if let Some(cpu) = status.pressure.cpu {
-        let memory_share = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
+        let memory_share = status
+            .pressure
+            .memory
+            .map_or(0.0, |memory| memory.some_share);
         text.push_str(&format!(
             "waiting in the last 10 s: {:.0} % for CPUs, {:.0} % for memory\n",
             100.0 * cpu.some_share,
@@ -79,10 +104,17 @@ pub fn status_head(status: &DaemonStatus) -> String {
 }
 
 fn cache_line(cache: &CacheStatus) -> String {
-    let forecast_text = cache.forecast_miss_ratio.map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
-    let bytes_text = cache.size_bytes.map_or(String::new(), |bytes| format!(", {}", format_size(bytes)));
+    let forecast_text = cache
+        .forecast_miss_ratio
+        .map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
+    let bytes_text = cache
+        .size_bytes
+        .map_or(String::new(), |bytes| format!(", {}", format_size(bytes)));
     let threads = format_count_of(cache.tasks.len() as u64, "thread");
-    format!("{} of CPUs {}{bytes_text}: {threads}{forecast_text}\n", cache.level, cache.cpus)
+    format!(
+        "{} of CPUs {}{bytes_text}: {threads}{forecast_text}\n",
+        cache.level, cache.cpus
+    )
 }
 
 pub const COLUMNS: &[(&str, Align)] = &[
@@ -104,34 +136,62 @@ pub fn task_row(task: &TaskStatus) -> Vec<String> {
     vec![
         task.pid.to_string(),
         task.tid.to_string(),
-        format!("{}{}", escape_controls(&task.name), if task.observed_only { " (observed)" } else { "" }),
+        format!(
+            "{}{}",
+            escape_controls(&task.name),
+            if task.observed_only {
+                " (observed)"
+            } else {
+                ""
+            }
+        ),
         value_or_dash(task.cpu.map(|cpu| cpu.to_string())),
         task.allowed.clone().unwrap_or_else(|| "any".into()),
-        value_or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
+        value_or_dash(
+            task.cpu_share
+                .map(|share| format!("{:.0} %", 100.0 * share)),
+        ),
         format_estimate(task.intensity),
         format_estimate(task.sensitivity),
         task.class.map_or("-", ContentionClass::text).to_string(),
         signed_percent_text(task.forecast_slowdown),
         signed_percent_text(task.measured_slowdown),
-        value_or_dash(task.progress_per_second.map(|rate| match task.progress_unit.as_deref() {
-            Some("work reported") | None => format_number(rate),
-            Some(unit) => format!("{} {unit}", format_number(rate)),
-        })),
+        value_or_dash(
+            task.progress_per_second
+                .map(|rate| match task.progress_unit.as_deref() {
+                    Some("work reported") | None => format_number(rate),
+                    Some(unit) => format!("{} {unit}", format_number(rate)),
+                }),
+        ),
     ]
 }
 
 /// Returns the tasks of each last-level cache, the busiest first; tasks whose cache is unknown follow at the end.
 pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
     let tasks_of = |cache: Option<u32>| {
-        let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
-        tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
+        let mut tasks: Vec<&TaskStatus> = status
+            .tasks
+            .iter()
+            .filter(|task| task.cache == cache)
+            .collect();
+        tasks.sort_by(|a, b| {
+            b.cpu_share
+                .unwrap_or(0.0)
+                .total_cmp(&a.cpu_share.unwrap_or(0.0))
+        });
         tasks
     };
-    let mut groups: Vec<_> =
-        status.caches.iter().map(|cache| (cache_line(cache), tasks_of(Some(cache.cache)))).collect();
+    let mut groups: Vec<_> = status
+        .caches
+        .iter()
+        .map(|cache| (cache_line(cache), tasks_of(Some(cache.cache))))
+        .collect();
     let tasks_without_cache = tasks_of(None);
     if !tasks_without_cache.is_empty() {
-        groups.push(("on CPUs whose caches are unknown\n".to_string(), tasks_without_cache));
+        groups.push((
+            "on CPUs whose caches are unknown\n".to_string(),
+            tasks_without_cache,
+        ));
     }
     groups
 }
@@ -143,7 +203,14 @@ fn cache_tables(status: &DaemonStatus, max_rows: usize) -> String {
         for task in tasks.iter().take(max_rows) {
             table.add_row(task_row(task));
         }
-        text.push_str(&format!("\n{title}{}", if tasks.is_empty() { String::new() } else { table.text() }));
+        text.push_str(&format!(
+            "\n{title}{}",
+            if tasks.is_empty() {
+                String::new()
+            } else {
+                table.text()
+            }
+        ));
         if tasks.len() > max_rows {
             text.push_str(&format!("and {} more\n", tasks.len() - max_rows));
         }
@@ -159,39 +226,74 @@ fn cache_summary(status: &DaemonStatus) -> String {
 
 fn task_name(status: &DaemonStatus, id: u32) -> String {
     let task = status.tasks.iter().find(|task| task.task == id);
-    task.map_or_else(|| format!("task {id}"), |task| describe_thread(&task.name, task.tid))
+    task.map_or_else(
+        || format!("task {id}"),
+        |task| describe_thread(&task.name, task.tid),
+    )
 }
 
 pub fn gang_lines(status: &DaemonStatus) -> String {
-    let gang_text = |gang: &Vec<u32>| gang.iter().map(|id| task_name(status, *id)).collect::<Vec<_>>().join(" + ");
+    let gang_text = |gang: &Vec<u32>| {
+        gang.iter()
+            .map(|id| task_name(status, *id))
+            .collect::<Vec<_>>()
+            .join(" + ")
+    };
     let turns_line = |schedule: &cachemate_daemon::status::GangStatus| {
         let turns: Vec<String> = schedule.gangs.iter().map(gang_text).collect();
-        format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
+        format!(
+            "turns of {} ms on CPUs {}: {}\n",
+            schedule.slice_ns / 1_000_000,
+            schedule.cpus,
+            turns.join(", then ")
+        )
     };
     let group_text = |group: &cachemate_daemon::status::CpusetStatus| {
         format!("cpuset {} confined to CPUs {}\n", group.cgroup, group.cpus)
     };
-    status.gangs.iter().map(turns_line).chain(status.cpusets.iter().map(group_text)).collect()
+    status
+        .gangs
+        .iter()
+        .map(turns_line)
+        .chain(status.cpusets.iter().map(group_text))
+        .collect()
 }
 
 pub fn shares_text(status: &DaemonStatus) -> String {
     let share_line = |share: &cachemate_daemon::status::ShareStatus| {
-        let occupancy_text =
-            share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", format_size(bytes)));
-        let task_names: Vec<String> = share.tasks.iter().map(|id| task_name(status, *id)).collect();
+        let occupancy_text = share.occupancy_bytes.map_or(String::new(), |bytes| {
+            format!(", {} occupied", format_size(bytes))
+        });
+        let task_names: Vec<String> = share
+            .tasks
+            .iter()
+            .map(|id| task_name(status, *id))
+            .collect();
         let units_text = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
             (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
         };
-        let allowed_text = share.allowed_page_share.map_or(String::new(), |share_in_colors| {
-            format!(", {:.1} % of the pages in allowed colors", 100.0 * share_in_colors)
-        });
-        let pending_move = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
+        let allowed_text = share
+            .allowed_page_share
+            .map_or(String::new(), |share_in_colors| {
+                format!(
+                    ", {:.1} % of the pages in allowed colors",
+                    100.0 * share_in_colors
+                )
+            });
+        let pending_move = status
+            .pending
+            .iter()
+            .find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
         let progress_text = pending_move.map_or(String::new(), |progress| match progress.total {
             Some(total) => format!(", moving: {} of {total} pages done", progress.done),
             None => ", not started yet".to_string(),
         });
-        let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
+        let notes: String = share
+            .notes
+            .iter()
+            .map(|note| format!("  {note}\n"))
+            .collect();
         let tasks_text = task_names.join(" + ");
         format!(
             "{units_text} of cache {}{occupancy_text}{allowed_text}{progress_text}: {tasks_text}\n{notes}",
@@ -202,14 +304,25 @@ pub fn shares_text(status: &DaemonStatus) -> String {
 }
 
 pub fn decisions_text(decisions: &[DecisionStatus], max_lines: usize) -> String {
-    let decision_line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
-    decisions.iter().take(max_lines).map(decision_line).collect()
+    let decision_line =
+        |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
+    decisions
+        .iter()
+        .take(max_lines)
+        .map(decision_line)
+        .collect()
 }
 
 pub fn problems_text(status: &DaemonStatus) -> String {
-    let unmatched_lines = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
-    let refused_plan =
-        status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
+    let unmatched_lines = status
+        .unmatched_rules
+        .iter()
+        .take(5)
+        .map(|rule| format!("{rule}\n"));
+    let refused_plan = status
+        .refused_plan
+        .iter()
+        .map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
     let (mut planned, mut refused) = (Vec::new(), Vec::new());
     for line in &status.refused {
         match line.strip_suffix(OBSERVE_ONLY_REASON) {
@@ -217,21 +330,42 @@ pub fn problems_text(status: &DaemonStatus) -> String {
             None => refused.push(format!("refused: {line}\n")),
         }
     }
-    let planned_line = (!planned.is_empty())
-        .then(|| format!("planned, but not made in mode observe: {}\n", format_names(&planned, 5)));
-    let refusals = refused_plan.chain(refused.into_iter().take(5)).chain(planned_line);
+    let planned_line = (!planned.is_empty()).then(|| {
+        format!(
+            "planned, but not made in mode observe: {}\n",
+            format_names(&planned, 5)
+        )
+    });
+    let refusals = refused_plan
+        .chain(refused.into_iter().take(5))
+        .chain(planned_line);
     unmatched_lines
         .chain(refusals)
-        .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))
+        .chain(
+            status
+                .overridden
+                .iter()
+                .take(5)
+                .map(|item| format!("changed by another program: {item}\n")),
+        )
         .collect()
 }
 
 fn promises_text(promises: &[PromiseStatus]) -> String {
-    promises.iter().map(|promise| format!("promise: {}\n", escape_controls(&promise.text))).collect()
+    promises
+        .iter()
+        .map(|promise| format!("promise: {}\n", escape_controls(&promise.text)))
+        .collect()
 }
 
 fn describe_plan(status: &DaemonStatus) -> String {
-    format!("{}{}{}{}", promises_text(&status.promises), gang_lines(status), shares_text(status), problems_text(status))
+    format!(
+        "{}{}{}{}",
+        promises_text(&status.promises),
+        gang_lines(status),
+        shares_text(status),
+        problems_text(status)
+    )
 }
 
 /// Formats the whole status: services and, if `with_threads`, the threads of each cache.
@@ -239,19 +373,38 @@ pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     render_status(status, with_threads, 10, (usize::MAX, usize::MAX))
 }
 
-fn render_status(status: &DaemonStatus, with_threads: bool, decisions: usize, rows: (usize, usize)) -> String {
+fn render_status(
+    status: &DaemonStatus,
+    with_threads: bool,
+    decisions: usize,
+    rows: (usize, usize),
+) -> String {
     let decisions = decisions_text(&status.decisions, decisions);
-    let decisions_section = if decisions.is_empty() { String::new() } else { format!("\nlast decisions\n{decisions}") };
+    let decisions_section = if decisions.is_empty() {
+        String::new()
+    } else {
+        format!("\nlast decisions\n{decisions}")
+    };
     let services = render_services(&status.services, rows.0);
-    let threads = if with_threads { cache_tables(status, rows.1) } else { cache_summary(status) };
-    format!("{}{services}{threads}\n{}{decisions_section}", status_head(status), describe_plan(status))
+    let threads = if with_threads {
+        cache_tables(status, rows.1)
+    } else {
+        cache_summary(status)
+    };
+    format!(
+        "{}{services}{threads}\n{}{decisions_section}",
+        status_head(status),
+        describe_plan(status)
+    )
 }
 
 /// Formats the part of the status that fits a screen; truncates lines at `columns`, if given.
 pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
     let text = render_status(status, with_threads, 6, (20, 15));
     let columns = columns.unwrap_or(usize::MAX);
-    text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
+    text.lines()
+        .map(|line| line.chars().take(columns).collect::<String>() + "\n")
+        .collect()
 }
 
 /// `cachemate explain --json`.
@@ -291,51 +444,90 @@ fn known_facts_text(tasks: &[TaskStatus]) -> String {
         }
     }
     let describe_origin = |origin: &FactOrigin| {
-        let age = origin.age_windows.map_or_else(String::new, |windows| match windows {
-            0 => ", in the last window".to_string(),
-            windows => format!(", {} before the last", format_count_of(windows, "window")),
-        });
+        let age = origin
+            .age_windows
+            .map_or_else(String::new, |windows| match windows {
+                0 => ", in the last window".to_string(),
+                windows => format!(", {} before the last", format_count_of(windows, "window")),
+            });
         format!("{} ({}{age})", origin.fact, origin.source.describe())
     };
     let program_line = |(name, task): (&str, &TaskStatus)| {
         let origins: Vec<String> = task.known.iter().map(describe_origin).collect();
-        let facts = if origins.is_empty() { "nothing yet".to_string() } else { origins.join("; ") };
+        let facts = if origins.is_empty() {
+            "nothing yet".to_string()
+        } else {
+            origins.join("; ")
+        };
         format!("known of {}: {facts}\n", escape_controls(name))
     };
-    best_known.into_iter().take(MAX_KNOWN_PROGRAMS).map(program_line).collect()
+    best_known
+        .into_iter()
+        .take(MAX_KNOWN_PROGRAMS)
+        .map(program_line)
+        .collect()
 }
 
 /// Formats the explanation of one program or service.
 pub fn explain_text(explanation: &ExplainJson) -> String {
-    let ExplainJson { services, tasks, promises: promised, co_runners, decisions, refused, conflicts, mode, .. } =
-        explanation;
+    let ExplainJson {
+        services,
+        tasks,
+        promises: promised,
+        co_runners,
+        decisions,
+        refused,
+        conflicts,
+        mode,
+        ..
+    } = explanation;
     let mut table = Table::new(COLUMNS);
     for task in tasks {
         table.add_row(task_row(task));
     }
-    let mut text = format!("{}\n{}", render_services(services, usize::MAX).trim_start(), table.text());
+    let mut text = format!(
+        "{}\n{}",
+        render_services(services, usize::MAX).trim_start(),
+        table.text()
+    );
     text.push_str(&promises_text(promised));
     if *mode == ManageMode::Observe {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
     }
     if !co_runners.is_empty() {
-        text.push_str(&format!("on the same cache: {}\n", format_names(co_runners, MAX_CO_RUNNERS)));
+        text.push_str(&format!(
+            "on the same cache: {}\n",
+            format_names(co_runners, MAX_CO_RUNNERS)
+        ));
     }
     text.push_str(&known_facts_text(tasks));
     let mut reasons: Vec<&String> = tasks.iter().flat_map(|task| &task.reasons).collect();
     reasons.dedup();
     match reasons.is_empty() {
         true => text.push_str("no reason names it: the kernel placed it\n"),
-        false => reasons.iter().for_each(|reason| text.push_str(&format!("reason: {reason}\n"))),
+        false => reasons
+            .iter()
+            .for_each(|reason| text.push_str(&format!("reason: {reason}\n"))),
     }
     for decision in decisions.iter().take(5) {
-        text.push_str(&format!("  window {}: {}\n", decision.window, decision.reason));
+        text.push_str(&format!(
+            "  window {}: {}\n",
+            decision.window, decision.reason
+        ));
         for (name, value) in &decision.numbers {
-            text.push_str(&format!("  window {}: {name} = {}\n", decision.window, format_fixed(*value, 4)));
+            text.push_str(&format!(
+                "  window {}: {name} = {}\n",
+                decision.window,
+                format_fixed(*value, 4)
+            ));
         }
     }
-    refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));
-    conflicts.iter().for_each(|line| text.push_str(&format!("conflict with the kernel: {line}\n")));
+    refused
+        .iter()
+        .for_each(|line| text.push_str(&format!("refused: {line}\n")));
+    conflicts
+        .iter()
+        .for_each(|line| text.push_str(&format!("conflict with the kernel: {line}\n")));
     text
 }
 
@@ -349,16 +541,29 @@ mod tests {
     #[test]
     fn lines_are_truncated_on_a_terminal_and_whole_in_a_pipe() {
         let policy = "a".repeat(300);
-        let status = DaemonStatus { policy: policy.clone(), ..DaemonStatus::default() };
+        let status = DaemonStatus {
+            policy: policy.clone(),
+            ..DaemonStatus::default()
+        };
         assert!(top_text(&status, true, None).contains(&policy));
-        assert!(top_text(&status, true, Some(80)).lines().all(|line| line.chars().count() <= 80));
+        assert!(
+            top_text(&status, true, Some(80))
+                .lines()
+                .all(|line| line.chars().count() <= 80)
+        );
     }
 
     /// Are changes that the mode does not allow listed once, and apart from those that the host refused?
     #[test]
     fn observing_refuses_nothing() {
-        let refused = vec![format!("CPUs of a(1): {OBSERVE_ONLY_REASON}"), "probe 3: the task has exited".to_string()];
-        let text = problems_text(&DaemonStatus { refused, ..DaemonStatus::default() });
+        let refused = vec![
+            format!("CPUs of a(1): {OBSERVE_ONLY_REASON}"),
+            "probe 3: the task has exited".to_string(),
+        ];
+        let text = problems_text(&DaemonStatus {
+            refused,
+            ..DaemonStatus::default()
+        });
         assert_eq!(
             text,
             "refused: probe 3: the task has exited\nplanned, but not made in mode observe: CPUs of a(1)\n"
@@ -376,15 +581,26 @@ mod tests {
             ..RateFacts::default()
         });
         profile.contention.intensity = Some(Fact::new(0.4, FactSource::StoredProfile, 7));
-        let thread =
-            |tid: i32, known: Vec<FactOrigin>| TaskStatus { tid, name: "redis".into(), known, ..TaskStatus::default() };
-        let tasks = vec![thread(1, Vec::new()), thread(2, profile.origins(7)), thread(3, Vec::new())];
+        let thread = |tid: i32, known: Vec<FactOrigin>| TaskStatus {
+            tid,
+            name: "redis".into(),
+            known,
+            ..TaskStatus::default()
+        };
+        let tasks = vec![
+            thread(1, Vec::new()),
+            thread(2, profile.origins(7)),
+            thread(3, Vec::new()),
+        ];
         let line = "known of redis: observed misses per kilo instr (counters, in the last window); observed instr per cycle \
                     (counters, in the last window); intensity (an earlier run)\n";
         assert_eq!(known_facts_text(&tasks), line);
         let later = vec![
             thread(1, profile.origins(10)[..1].to_vec()),
-            TaskStatus { name: "new".into(), ..TaskStatus::default() },
+            TaskStatus {
+                name: "new".into(),
+                ..TaskStatus::default()
+            },
         ];
         let lines = "known of new: nothing yet\nknown of redis: observed misses per kilo instr (counters, 3 windows before \
                      the last)\n";
@@ -404,9 +620,21 @@ mod tests {
             text: "redis(7) is broken: 17.0 % slower than alone".to_string(),
         };
         let line = "promise: redis(7) is broken: 17.0 % slower than alone\n";
-        let status = DaemonStatus { promises: vec![promise.clone()], ..DaemonStatus::default() };
-        assert!(status_text(&status, true).contains(line) && top_text(&status, true, None).contains(line));
-        assert!(explain_text(&ExplainJson { promises: vec![promise], ..ExplainJson::default() }).contains(line));
+        let status = DaemonStatus {
+            promises: vec![promise.clone()],
+            ..DaemonStatus::default()
+        };
+        assert!(
+            status_text(&status, true).contains(line)
+                && top_text(&status, true, None).contains(line)
+        );
+        assert!(
+            explain_text(&ExplainJson {
+                promises: vec![promise],
+                ..ExplainJson::default()
+            })
+            .contains(line)
+        );
     }
 
     /// Does a program whose name imitates a terminal command or the start of another row stay one word in one row,
@@ -422,16 +650,32 @@ mod tests {
             measured_slowdown: Some(1e300),
             ..TaskStatus::default()
         }];
-        let gangs = vec![GangStatus { cpus: "0".into(), slice_ns: 1, gangs: vec![vec![7]] }];
-        let share = ShareStatus { ways: Some("0-1".into()), tasks: vec![7], ..ShareStatus::default() };
+        let gangs = vec![GangStatus {
+            cpus: "0".into(),
+            slice_ns: 1,
+            gangs: vec![vec![7]],
+        }];
+        let share = ShareStatus {
+            ways: Some("0-1".into()),
+            tasks: vec![7],
+            ..ShareStatus::default()
+        };
         let decision = DecisionStatus {
             window: 1,
             tasks: vec![7],
             reason: format!("{} is alone", describe_thread(name, 107)),
             numbers: vec![("n".into(), 1e308)],
         };
-        let status = DaemonStatus { tasks: tasks.clone(), gangs, shares: vec![share], ..DaemonStatus::default() };
-        let status = DaemonStatus { decisions: vec![decision.clone()], ..status };
+        let status = DaemonStatus {
+            tasks: tasks.clone(),
+            gangs,
+            shares: vec![share],
+            ..DaemonStatus::default()
+        };
+        let status = DaemonStatus {
+            decisions: vec![decision.clone()],
+            ..status
+        };
         let co_runners = vec![describe_thread(name, 107)];
         for text in [
             status_text(&status, true),
@@ -443,9 +687,20 @@ mod tests {
                 ..ExplainJson::default()
             }),
         ] {
-            assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
-            assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");
-            assert!(text.lines().all(|line| line.chars().count() < 300), "{text}");
+            assert!(
+                !text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"),
+                "{text}"
+            );
+            assert!(
+                !text
+                    .lines()
+                    .any(|line| line.trim_start().starts_with("1  1 init")),
+                "{text}"
+            );
+            assert!(
+                text.lines().all(|line| line.chars().count() < 300),
+                "{text}"
+            );
         }
     }
 }

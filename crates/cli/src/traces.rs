@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_trace::{AccessRecord, Format, TraceError, TraceHeader, TraceReader, TraceTotals, bundled_recording};
+use cachemate_trace::{
+    AccessRecord, Format, TraceError, TraceHeader, TraceReader, TraceTotals, bundled_recording,
+};
 use clap::Args;
 use indicatif::ProgressBar;
 
@@ -40,13 +42,28 @@ pub struct TraceInput {
 
 impl TraceInput {
     /// Opens `path`: a file, the name of a bundled recording, or `-` for standard input.
-    pub fn open(session: &Session, path: &str, args: &TraceArgs, subject: &'static str) -> anyhow::Result<Self> {
-        let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
+    pub fn open(
+        session: &Session,
+        path: &str,
+        args: &TraceArgs,
+        subject: &'static str,
+    ) -> anyhow::Result<Self> {
+        let format = args
+            .format
+            .as_deref()
+            .map(str::parse::<Format>)
+            .transpose()?;
         let stop = session.interrupt_flag();
-        let resolved_path = if path == "-" { PathBuf::from(path) } else { recording_path(path)? };
+        let resolved_path = if path == "-" {
+            PathBuf::from(path)
+        } else {
+            recording_path(path)?
+        };
         let path = resolved_path.to_str().unwrap_or(path);
         let open_result = if path == "-" {
-            let input = InterruptibleStdin { is_interrupted: Arc::clone(&stop) };
+            let input = InterruptibleStdin {
+                is_interrupted: Arc::clone(&stop),
+            };
             cachemate_trace::open_input(Box::new(input), "standard input", format)
         } else {
             cachemate_trace::open(path, format)
@@ -55,11 +72,20 @@ impl TraceInput {
             true => InterruptedError("nothing was read".to_string()).into(),
             false => anyhow::Error::from(error),
         })?;
-        let count_raw_records =
-            || fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len() / 8);
+        let count_raw_records = || {
+            fs::metadata(path)
+                .ok()
+                .filter(|metadata| metadata.is_file())
+                .map(|metadata| metadata.len() / 8)
+        };
         let known_records = reader.totals().map(|totals| totals.records);
-        let total_records =
-            known_records.or_else(|| if reader.header().source == "u64" { count_raw_records() } else { None });
+        let total_records = known_records.or_else(|| {
+            if reader.header().source == "u64" {
+                count_raw_records()
+            } else {
+                None
+            }
+        });
         Ok(TraceInput {
             reader,
             salvage: args.salvage,
@@ -73,7 +99,11 @@ impl TraceInput {
     }
 
     /// Updates the counts after one batch. Returns `false` at the end, at tolerated damage, and after Ctrl-C.
-    fn finish_batch(&mut self, result: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
+    fn finish_batch(
+        &mut self,
+        result: Result<bool, TraceError>,
+        records: usize,
+    ) -> Result<bool, TraceError> {
         let has_more = match result {
             // After an interruption, the input may end anywhere, so its error is ignored.
             Err(_) if self.stop.load(Ordering::Relaxed) => false,
@@ -120,7 +150,10 @@ impl TraceInput {
     pub fn finish(&mut self, session: &Session) -> Option<TraceTotals> {
         self.bar.finish_and_clear();
         if let Some(damage) = &self.damage {
-            session.warn(&format!("{damage}; the {} records before it are used", self.record_count));
+            session.warn(&format!(
+                "{damage}; the {} records before it are used",
+                self.record_count
+            ));
         }
         // The totals describe the whole file, so they do not apply if only a part was read.
         let is_whole = self.damage.is_none() && !self.is_stopped;
@@ -143,7 +176,11 @@ impl TraceInput {
         if !self.is_stopped {
             return Ok(());
         }
-        Err(InterruptedError(format!("the result covers the first {} records", self.record_count)).into())
+        Err(InterruptedError(format!(
+            "the result covers the first {} records",
+            self.record_count
+        ))
+        .into())
     }
 }
 
@@ -151,7 +188,11 @@ impl TraceInput {
 pub fn recording_path(name: &str) -> anyhow::Result<PathBuf> {
     let path = Path::new(name);
     let is_path = cachemate_files::path_exists(path) || name.contains(['/', '.']);
-    Ok(if is_path { path.to_path_buf() } else { bundled_recording(name)? })
+    Ok(if is_path {
+        path.to_path_buf()
+    } else {
+        bundled_recording(name)?
+    })
 }
 
 /// The implementation for code that takes any reader, such as conversion.
@@ -169,7 +210,11 @@ impl TraceReader for TraceInput {
                 ..TraceTotals::default()
             };
             let is_partial = self.is_stopped || self.damage.is_some();
-            self.totals = if is_partial { Some(partial_totals()) } else { self.reader.totals().cloned() };
+            self.totals = if is_partial {
+                Some(partial_totals())
+            } else {
+                self.reader.totals().cloned()
+            };
         }
         Ok(has_more)
     }

@@ -9,7 +9,12 @@ use common::{CommandResult, command, run};
 
 /// A program that writes to both outputs and fails with this status.
 fn failing(status: u8) -> [String; 3] {
-    ["sh", "-c", &format!("echo out; echo err >&2; exit {status}")].map(str::to_string)
+    [
+        "sh",
+        "-c",
+        &format!("echo out; echo err >&2; exit {status}"),
+    ]
+    .map(str::to_string)
 }
 
 fn run_of(dir: &Path, args: &[&str], programs: &[String]) -> CommandResult {
@@ -21,10 +26,16 @@ fn run_of(dir: &Path, args: &[&str], programs: &[String]) -> CommandResult {
 #[test]
 fn a_programs_output_is_unchanged_when_recorded_or_profiled() {
     let dir = tempfile::tempdir().unwrap();
-    let text: Vec<u8> = (0..20_000u32).flat_map(|at| (at % 251).to_le_bytes()).collect();
+    let text: Vec<u8> = (0..20_000u32)
+        .flat_map(|at| (at % 251).to_le_bytes())
+        .collect();
     std::fs::write(dir.path().join("text"), text).unwrap();
     let compress = ["gzip", "-n", "-c", "text"];
-    let alone = std::process::Command::new(compress[0]).args(&compress[1..]).current_dir(dir.path()).output().unwrap();
+    let alone = std::process::Command::new(compress[0])
+        .args(&compress[1..])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
     let commands: &[(&[&str], bool)] = &[
         (&["record", "-q", "-o", "quiet.cmt", "--"], true),
         (&["record", "-o", "said.cmt", "--"], false),
@@ -33,7 +44,10 @@ fn a_programs_output_is_unchanged_when_recorded_or_profiled() {
         (&["profile", "--json", "-o", "file.json", "--"], true),
         (&["profile", "--json", "--"], false),
         (&["run", "-q", "--observe-only", "--"], true),
-        (&["run", "--observe-only", "--json", "-o", "run.json", "--"], true),
+        (
+            &["run", "--observe-only", "--json", "-o", "run.json", "--"],
+            true,
+        ),
         (&["run", "--observe-only", "--"], false),
     ];
     for (args, silent) in commands {
@@ -44,7 +58,12 @@ fn a_programs_output_is_unchanged_when_recorded_or_profiled() {
             .unwrap();
         let message = String::from_utf8_lossy(&child.stderr);
         assert!(child.status.success(), "{args:?}: {message}");
-        assert!(child.stdout == alone.stdout, "{args:?}: {} bytes, {} alone", child.stdout.len(), alone.stdout.len());
+        assert!(
+            child.stdout == alone.stdout,
+            "{args:?}: {} bytes, {} alone",
+            child.stdout.len(),
+            alone.stdout.len()
+        );
         assert_eq!(message.is_empty(), *silent, "{args:?}: {message}");
     }
 }
@@ -68,9 +87,15 @@ fn the_exit_status_is_passed_on() {
 #[test]
 fn run_names_the_program_that_failed() {
     let dir = tempfile::tempdir().unwrap();
-    for quiet in [&["run", "--observe-only"][..], &["run", "-q", "--observe-only"]] {
-        run(dir.path(), &[quiet, &["--", "false", ":::", "true"]].concat())
-            .exits_with(1, &["a program failed: 'false' (exit 1)\n"]);
+    for quiet in [
+        &["run", "--observe-only"][..],
+        &["run", "-q", "--observe-only"],
+    ] {
+        run(
+            dir.path(),
+            &[quiet, &["--", "false", ":::", "true"]].concat(),
+        )
+        .exits_with(1, &["a program failed: 'false' (exit 1)\n"]);
     }
 }
 
@@ -83,13 +108,21 @@ fn short_programs_are_not_compared() {
     // A loop of work, because a timer would also run while the program waits for its start.
     let count = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
     let work = |file: &str, window: &str| {
-        let args = [&compare[..], &[file, "--window-ms", window, "--", "sh", "-c", count]].concat();
+        let args = [
+            &compare[..],
+            &[file, "--window-ms", window, "--", "sh", "-c", count],
+        ]
+        .concat();
         run(dir.path(), &args).ok();
-        let answer: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap();
+        let answer: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap();
         answer["programs"][0].clone()
     };
     let short = work("short.json", "1000");
-    assert_eq!((&short["too_short_to_compare"], &short["speed_ratio"]), (&true.into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&short["too_short_to_compare"], &short["speed_ratio"]),
+        (&true.into(), &serde_json::Value::Null)
+    );
     let long = work("long.json", "10");
     assert_eq!(long["too_short_to_compare"], false);
     assert!(long["speed_ratio"].is_number(), "{long}");

@@ -30,7 +30,12 @@ impl Drop for TestMount {
 }
 
 fn mount_at(dir: &Path, args: &[&str]) -> bool {
-    Command::new("mount").args(args).arg(dir).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    Command::new("mount")
+        .args(args)
+        .arg(dir)
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }
 
 const TMPFS: [&str; 5] = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
@@ -57,7 +62,11 @@ fn everything_is_restored_after_the_journals_disk_fills_up() {
     let mut next = TestDaemon::start(dir.path(), false);
     std::thread::sleep(Duration::from_millis(300));
     if !dir.path().join("state/restore.journal").exists() {
-        assert_eq!(programs.states(), states_before, "nothing is changed without a journal");
+        assert_eq!(
+            programs.states(),
+            states_before,
+            "nothing is changed without a journal"
+        );
     }
     std::fs::remove_file(dir.path().join("state/fill")).unwrap();
     next.acts();
@@ -81,13 +90,19 @@ fn everything_is_restored_after_the_disk_becomes_read_only() {
     daemon.acts();
     // The journal is open for writing, so its mount cannot be made read-only; another mount over it can.
     let state_text = state.display().to_string();
-    assert!(mount_at(&state, &["--bind", &state_text]) && mount_at(&state, &["-o", "remount,bind,ro"]), "read-only");
+    assert!(
+        mount_at(&state, &["--bind", &state_text]) && mount_at(&state, &["-o", "remount,bind,ro"]),
+        "read-only"
+    );
     std::thread::sleep(Duration::from_millis(200));
     let guardian = daemon.guardian().unwrap();
     send_signal(daemon.child.id() as i32, signals::KILL);
     daemon.child.wait().unwrap();
     let is_guardian_gone = || !Path::new(&format!("/proc/{guardian}")).exists();
-    assert!(is_reached_within(Duration::from_secs(20), is_guardian_gone), "the guardian did not finish");
+    assert!(
+        is_reached_within(Duration::from_secs(20), is_guardian_gone),
+        "the guardian did not finish"
+    );
     assert_eq!(programs.states(), states_before);
     let outcome = run(dir.path(), &RESTORE);
     assert!(
@@ -96,7 +111,13 @@ fn everything_is_restored_after_the_disk_becomes_read_only() {
         outcome.out,
         outcome.err
     );
-    assert!(Command::new("umount").arg(&state).status().is_ok_and(|status| status.success()), "writable again");
+    assert!(
+        Command::new("umount")
+            .arg(&state)
+            .status()
+            .is_ok_and(|status| status.success()),
+        "writable again"
+    );
     run(dir.path(), &RESTORE).ok();
     assert_eq!(programs.states(), states_before);
 }
@@ -107,7 +128,11 @@ struct TestCgroupV2(PathBuf);
 impl TestCgroupV2 {
     fn new() -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
-        let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
+        let mount = mounts
+            .lines()
+            .find(|line| line.split(' ').nth(2) == Some("cgroup2"))?
+            .split(' ')
+            .nth(1)?;
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let nth = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let dir = Path::new(mount).join(format!("cachemate-test-{}-{nth}", std::process::id()));
@@ -119,7 +144,9 @@ impl TestCgroupV2 {
 
 impl Drop for TestCgroupV2 {
     fn drop(&mut self) {
-        let _ = is_reached_within(Duration::from_secs(5), || std::fs::remove_dir(&self.0).is_ok());
+        let _ = is_reached_within(Duration::from_secs(5), || {
+            std::fs::remove_dir(&self.0).is_ok()
+        });
     }
 }
 
@@ -128,7 +155,10 @@ impl Drop for TestCgroupV2 {
 #[test]
 fn the_guardian_outlives_the_daemons_control_group() {
     let Some(group) = TestCgroupV2::new() else {
-        report_unchecked("a guardian outside the daemon's control group", "no cgroup v2, or no right to it");
+        report_unchecked(
+            "a guardian outside the daemon's control group",
+            "no cgroup v2, or no right to it",
+        );
         return;
     };
     let dir = tempfile::tempdir().unwrap();
@@ -138,18 +168,34 @@ fn the_guardian_outlives_the_daemons_control_group() {
     // The child is in the group from its first instruction on. SAFETY: one write(2) to a file that is already open; no
     // memory is allocated.
     unsafe {
-        let file = std::fs::OpenOptions::new().write(true).open(&procs).unwrap();
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&procs)
+            .unwrap();
         usual.pre_exec(move || std::io::Write::write_all(&mut &file, b"0"));
     }
     let child = usual.stdout(Stdio::null()).spawn().unwrap();
-    let mut daemon = TestDaemon { child, state: dir.path().join("state") };
+    let mut daemon = TestDaemon {
+        child,
+        state: dir.path().join("state"),
+    };
     daemon.acts();
     let guardian = daemon.guardian().unwrap();
-    let is_guardian_apart = || std::fs::read_to_string(&procs).unwrap().lines().all(|pid| pid != guardian.to_string());
-    assert!(is_reached_within(Duration::from_secs(10), is_guardian_apart), "the guardian is in the daemon's group");
+    let is_guardian_apart = || {
+        std::fs::read_to_string(&procs)
+            .unwrap()
+            .lines()
+            .all(|pid| pid != guardian.to_string())
+    };
+    assert!(
+        is_reached_within(Duration::from_secs(10), is_guardian_apart),
+        "the guardian is in the daemon's group"
+    );
     let query_status = || run(dir.path(), &["status", "--json", "--socket", "s.sock"]);
     assert!(
-        is_reached_within(Duration::from_secs(30), || query_status().out.contains("\"guardian_isolated\": true")),
+        is_reached_within(Duration::from_secs(30), || query_status()
+            .out
+            .contains("\"guardian_isolated\": true")),
         "{}",
         query_status().out
     );
@@ -158,8 +204,15 @@ fn the_guardian_outlives_the_daemons_control_group() {
     daemon.child.wait().unwrap();
     assert!(journal_gone(dir.path()), "the guardian did not finish");
     assert_eq!(programs.states(), states_before);
-    let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::safety::guardian::cgroup::PREFIX));
-    assert!(is_reached_within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
+    let own = group.0.with_file_name(format!(
+        "{}{guardian}",
+        cachemate_linux::safety::guardian::cgroup::PREFIX
+    ));
+    assert!(
+        is_reached_within(Duration::from_secs(20), || !own.exists()),
+        "{} stays",
+        own.display()
+    );
 }
 
 /// If daemon and guardian are killed at the same instant, through their control group: does `restore` restore the host?
@@ -180,7 +233,10 @@ fn restore_works_after_the_whole_control_group_is_killed() {
     std::thread::sleep(Duration::from_millis(150));
     std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
     daemon.child.wait().unwrap();
-    assert!(dir.path().join("state/restore.journal").exists(), "nobody was left to put anything back");
+    assert!(
+        dir.path().join("state/restore.journal").exists(),
+        "nobody was left to put anything back"
+    );
     run(dir.path(), &RESTORE).ok();
     assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);
@@ -196,7 +252,11 @@ fn the_guardian_restores_after_the_command_is_replaced() {
         let beside = dir.path().join("cachemate.new");
         // Copied by another process, because a file that this one has open for writing cannot be executed while a child
         // forked by another test exists.
-        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_cachemate")).arg(&beside).status().unwrap();
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_cachemate"))
+            .arg(&beside)
+            .status()
+            .unwrap();
         assert!(copied.success(), "{copied}");
         std::fs::rename(&beside, &installed).unwrap();
     };
@@ -205,9 +265,14 @@ fn the_guardian_restores_after_the_command_is_replaced() {
     let start_daemon = || {
         let usual = command(dir.path(), &MANAGE);
         let mut own = Command::new(&installed);
-        own.args(usual.get_args()).current_dir(dir.path()).env("CACHEMATE_LOCK_DIR", dir.path());
+        own.args(usual.get_args())
+            .current_dir(dir.path())
+            .env("CACHEMATE_LOCK_DIR", dir.path());
         own.stdin(Stdio::null()).stdout(Stdio::null());
-        TestDaemon { child: own.spawn().unwrap(), state: dir.path().join("state") }
+        TestDaemon {
+            child: own.spawn().unwrap(),
+            state: dir.path().join("state"),
+        }
     };
     for with_guardian in [true, false] {
         let mut daemon = start_daemon();
@@ -215,7 +280,10 @@ fn the_guardian_restores_after_the_command_is_replaced() {
         install_binary();
         std::thread::sleep(Duration::from_millis(100));
         if !with_guardian {
-            daemon.guardian().into_iter().for_each(|pid| send_signal(pid, signals::KILL));
+            daemon
+                .guardian()
+                .into_iter()
+                .for_each(|pid| send_signal(pid, signals::KILL));
         }
         send_signal(daemon.child.id() as i32, signals::KILL);
         daemon.child.wait().unwrap();
@@ -224,7 +292,10 @@ fn the_guardian_restores_after_the_command_is_replaced() {
             next.acts();
             next.end();
         }
-        assert!(journal_gone(dir.path()), "a guardian of the file before: {with_guardian}");
+        assert!(
+            journal_gone(dir.path()),
+            "a guardian of the file before: {with_guardian}"
+        );
         assert_eq!(programs.states(), states_before);
     }
 }

@@ -10,7 +10,12 @@ use common::{MANAGE, acting_config, run, start_sleeper};
 /// `manage --dry-run` in this directory, with additional arguments.
 fn dry_run_with(dir: &Path, config: &str, more: &[&str]) -> common::CommandResult {
     std::fs::write(dir.join("c.toml"), config).unwrap();
-    let args: Vec<&str> = MANAGE.iter().copied().chain(["--dry-run"]).chain(more.iter().copied()).collect();
+    let args: Vec<&str> = MANAGE
+        .iter()
+        .copied()
+        .chain(["--dry-run"])
+        .chain(more.iter().copied())
+        .collect();
     run(dir, &args)
 }
 
@@ -27,12 +32,23 @@ fn a_dry_run_prints_the_intended_moves_and_changes_nothing() {
     let first = affinity_before.first().unwrap();
     assert_eq!(answer["changes"].as_array().unwrap().len(), 1, "{answer}");
     let change = &answer["changes"][0];
-    assert_eq!(change["line"], format!("move task 0 'sleep' to CPUs {first} (was {affinity_before})"));
-    assert_eq!(change["change"]["kind"]["affinity"]["to"], first.to_string());
+    assert_eq!(
+        change["line"],
+        format!("move task 0 'sleep' to CPUs {first} (was {affinity_before})")
+    );
+    assert_eq!(
+        change["change"]["kind"]["affinity"]["to"],
+        first.to_string()
+    );
     assert_eq!(answer["reasons"][0], "all tasks onto one CPU");
     assert!(answer["window"].as_u64().unwrap() >= 8, "{answer}");
     let words = dry_run_with(dir.path(), &config, &[]).ok().out;
-    assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {affinity_before})\n")), "{words}");
+    assert!(
+        words.contains(&format!(
+            "0  move task 0 'sleep' to CPUs {first} (was {affinity_before})\n"
+        )),
+        "{words}"
+    );
     assert_eq!(host.affinity(program.pid()).unwrap(), affinity_before);
     for leftover in ["state", "s.sock", "progress"] {
         assert!(!dir.path().join(leftover).exists(), "{leftover} was made");
@@ -58,14 +74,17 @@ fn a_check_names_matches_and_rejects_impossible_values() {
     );
     let checked = run_check(&rules).ok();
     assert!(
-        checked
-            .out
-            .contains(&format!("rules[0] (pid {}) managed, at most 5 % slower: 1 process: sleep\n", program.pid())),
+        checked.out.contains(&format!(
+            "rules[0] (pid {}) managed, at most 5 % slower: 1 process: sleep\n",
+            program.pid()
+        )),
         "{}",
         checked.out
     );
     assert!(
-        checked.out.contains("rules[1] (cgroup '/no-such.slice/*/*pod1234*') managed: 0 processes\n"),
+        checked
+            .out
+            .contains("rules[1] (cgroup '/no-such.slice/*/*pod1234*') managed: 0 processes\n"),
         "{}",
         checked.out
     );
@@ -75,11 +94,22 @@ fn a_check_names_matches_and_rejects_impossible_values() {
         checked.err
     );
     assert!(!checked.err.contains("rules[0]"), "{}", checked.err);
-    let budget = checked.out.lines().find(|line| line.starts_with("budgets[0] (30.0 %): ")).unwrap();
+    let budget = checked
+        .out
+        .lines()
+        .find(|line| line.starts_with("budgets[0] (30.0 %): "))
+        .unwrap();
     assert!(budget.ends_with(" 30.0 %"), "{budget}");
-    assert!(checked.err.contains("budgets[1]: no managed service now"), "{}", checked.err);
+    assert!(
+        checked.err.contains("budgets[1]: no managed service now"),
+        "{}",
+        checked.err
+    );
     for (config, message) in [
-        ("[[rules]]\nmax_slowdown = 5\n", "found 5, expected a number below 1"),
+        (
+            "[[rules]]\nmax_slowdown = 5\n",
+            "found 5, expected a number below 1",
+        ),
         (
             "[[cpusets]]\ncgroup = \"/a\"\ncpus = \"0-8191\"\n",
             "cpusets[0].cpus: found '0-8191', expected some of the CPUs",
@@ -95,10 +125,16 @@ fn nothing_to_change_is_reported_after_the_requested_windows() {
     let dir = tempfile::tempdir().unwrap();
     let program = start_sleeper();
     let config = acting_config("default", 10, &program.pid().to_string());
-    let words = dry_run_with(dir.path(), &config, &["--max-windows", "3"]).ok().out;
+    let words = dry_run_with(dir.path(), &config, &["--max-windows", "3"])
+        .ok()
+        .out;
     assert_eq!(words, "policy 'default': none in 3 windows\n");
     let answer = dry_run_with(dir.path(), &config, &["--max-windows", "2", "--json"]).json();
-    assert_eq!((&answer["windows"], answer["window"].is_null()), (&2.into(), true), "{answer}");
+    assert_eq!(
+        (&answer["windows"], answer["window"].is_null()),
+        (&2.into(), true),
+        "{answer}"
+    );
     assert_eq!(answer["changes"].as_array().unwrap().len(), 0);
 }
 
@@ -110,9 +146,14 @@ fn auto_is_the_default_and_changes_nothing_without_evidence() {
     let named = acting_config("default", 10, &program.pid().to_string());
     let config = named.replace("[policy]\nname = \"default\"\n", "");
     assert_ne!(config, named);
-    let words = dry_run_with(dir.path(), &config, &["--max-windows", "3"]).ok().out;
+    let words = dry_run_with(dir.path(), &config, &["--max-windows", "3"])
+        .ok()
+        .out;
     // Notes follow if the host lacks evidence.
-    assert!(words.starts_with("policy 'auto': none in 3 windows\n"), "{words}");
+    assert!(
+        words.starts_with("policy 'auto': none in 3 windows\n"),
+        "{words}"
+    );
 }
 
 /// Are programs of `run --dry-run` started and left where they are, and are the intended changes reported?
@@ -135,18 +176,38 @@ fn run_starts_the_programs_and_changes_nothing() {
         "-c",
         script,
     ];
-    let output = common::command(dir.path(), &args).env("CACHEMATE_STATE_DIR", &state).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = common::command(dir.path(), &args)
+        .env("CACHEMATE_STATE_DIR", &state)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert_eq!(output.stdout, b"", "standard output is the program's");
     let answer = std::fs::read(dir.path().join("answer.json")).unwrap();
     let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-    assert_eq!(answer["programs"][0]["managed"][0]["code"], 0, "the program ran to its end");
+    assert_eq!(
+        answer["programs"][0]["managed"][0]["code"], 0,
+        "the program ran to its end"
+    );
     let lines = answer["dry_run"]["changes"].as_array().unwrap();
-    let of_it = |line: &serde_json::Value| line["line"].as_str().is_some_and(|line| line.contains("task"));
+    let of_it = |line: &serde_json::Value| {
+        line["line"]
+            .as_str()
+            .is_some_and(|line| line.contains("task"))
+    };
     assert!(!lines.is_empty() && lines.iter().all(of_it), "{answer}");
-    let own = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap();
+    let own = LinuxHost::new("/")
+        .affinity(std::process::id() as i32)
+        .unwrap();
     let mask = std::fs::read_to_string(dir.path().join("mask")).unwrap();
-    assert_eq!(mask.trim(), format!("Cpus_allowed_list:\t{own}"), "nobody was moved");
+    assert_eq!(
+        mask.trim(),
+        format!("Cpus_allowed_list:\t{own}"),
+        "nobody was moved"
+    );
     assert!(!state.join(format!("run-{}", std::process::id())).exists());
 }
 

@@ -48,21 +48,44 @@ impl LeftPrograms {
         let whole = host.affinity(programs[0].pid()).unwrap();
         let own_cpus: CpuSet = whole.first().into_iter().collect();
         std::fs::create_dir(dir.path().join("state")).unwrap();
-        let mut journal = Journal::create(&dir.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
+        let mut journal =
+            Journal::create(&dir.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
         for program in &programs {
             let (pid, thread) = (program.pid(), host.stat(program.pid()).unwrap().key);
-            let intended_change =
-                |object, now, wanted| IntendedChange { object, current: now, target: wanted, follows_cpuset: false };
+            let intended_change = |object, now, wanted| IntendedChange {
+                object,
+                current: now,
+                target: wanted,
+                follows_cpuset: false,
+            };
             let cpus_state = |cpus: &CpuSet| ObjectState::Cpus(cpus.clone());
             let changes = [
-                intended_change(JournalObject::Affinity { pid, thread }, cpus_state(&whole), cpus_state(&own_cpus)),
-                intended_change(JournalObject::Nice { pid, thread }, ObjectState::Nice(0), ObjectState::Nice(3)),
-                intended_change(JournalObject::Policy { pid, thread }, ObjectState::Policy(0), ObjectState::Policy(5)),
+                intended_change(
+                    JournalObject::Affinity { pid, thread },
+                    cpus_state(&whole),
+                    cpus_state(&own_cpus),
+                ),
+                intended_change(
+                    JournalObject::Nice { pid, thread },
+                    ObjectState::Nice(0),
+                    ObjectState::Nice(3),
+                ),
+                intended_change(
+                    JournalObject::Policy { pid, thread },
+                    ObjectState::Policy(0),
+                    ObjectState::Policy(5),
+                ),
             ];
             journal.journal_changes(&changes).unwrap();
         }
         let journal = std::fs::read(dir.path().join("state").join(Journal::FILE_NAME)).unwrap();
-        LeftPrograms { dir, programs, journal, one: own_cpus, whole }
+        LeftPrograms {
+            dir,
+            programs,
+            journal,
+            one: own_cpus,
+            whole,
+        }
     }
 
     /// Recreates the state at the time of the crash.
@@ -84,16 +107,28 @@ impl LeftPrograms {
         let host = LinuxHost::new("/");
         let as_before = |program: &&ChildGuard| {
             let stat = host.stat(program.pid()).unwrap();
-            (stat.nice, stat.policy) == (0, 0) && host.affinity(program.pid()).unwrap() == self.whole
+            (stat.nice, stat.policy) == (0, 0)
+                && host.affinity(program.pid()).unwrap() == self.whole
         };
-        self.programs.iter().filter(|program| !as_before(program)).count()
+        self.programs
+            .iter()
+            .filter(|program| !as_before(program))
+            .count()
     }
 
     /// Number of times that a restore makes this call.
     fn count_calls(&self, call: &str) -> usize {
         self.again();
         let message = self.dir.path().join("calls");
-        restore_under_strace(self.dir.path(), &["-e", &format!("trace={call}"), "-o", message.to_str().unwrap()]);
+        restore_under_strace(
+            self.dir.path(),
+            &[
+                "-e",
+                &format!("trace={call}"),
+                "-o",
+                message.to_str().unwrap(),
+            ],
+        );
         std::fs::read_to_string(message).unwrap().lines().count()
     }
 }
@@ -110,15 +145,22 @@ fn restore_under_strace(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let message = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let message =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     (output.status.code(), message.concat())
 }
 
 fn can_trace() -> bool {
-    let works = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
+    let works = Command::new("strace")
+        .args(["-qq", "-o", "/dev/null", "true"])
+        .stderr(Stdio::null())
+        .status();
     let works = works.is_ok_and(|status| status.success());
     if !works {
-        report_unchecked("faults in the real command", "no strace, or not allowed to trace");
+        report_unchecked(
+            "faults in the real command",
+            "no strace, or not allowed to trace",
+        );
     }
     works
 }
@@ -143,16 +185,25 @@ fn a_restore_with_a_fault_at_any_call_loses_nothing() {
                 }
                 leftover.again();
                 let inject = format!("--inject={call}:error={error}:when={nth}");
-                let (code, message) =
-                    restore_under_strace(leftover.dir.path(), &["-e", "trace=none", "-o", "/dev/null", &inject]);
-                let (changed, is_journal_kept) = (leftover.changed(), leftover.journal_path().exists());
+                let (code, message) = restore_under_strace(
+                    leftover.dir.path(),
+                    &["-e", "trace=none", "-o", "/dev/null", &inject],
+                );
+                let (changed, is_journal_kept) =
+                    (leftover.changed(), leftover.journal_path().exists());
                 let case = format!(
                     "{inject} of {calls}: exit code {code:?}, {changed} changed, journal kept: {is_journal_kept}: {message}"
                 );
                 assert!(changed == 0 || is_journal_kept, "{case}");
-                assert!(code != Some(0) || changed == 0 && !is_journal_kept, "{case}");
+                assert!(
+                    code != Some(0) || changed == 0 && !is_journal_kept,
+                    "{case}"
+                );
                 run(leftover.dir.path(), &RESTORE).ok();
-                assert!(leftover.changed() == 0 && !leftover.journal_path().exists(), "the next try, after {case}");
+                assert!(
+                    leftover.changed() == 0 && !leftover.journal_path().exists(),
+                    "the next try, after {case}"
+                );
                 shown += 1;
             }
         }
@@ -189,9 +240,23 @@ fn run_daemon_life(dir: &Path, strace: &[String], patience: Duration) -> String 
     let manage = command(dir, &MANAGE);
     let message = std::fs::File::create(dir.join("said")).unwrap();
     let mut tracer = Command::new("strace");
-    tracer.args(["-f", "-qq"]).args(strace).arg(manage.get_program()).args(manage.get_args()).current_dir(dir);
-    tracer.envs(manage.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut tracer = tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(message).spawn().unwrap();
+    tracer
+        .args(["-f", "-qq"])
+        .args(strace)
+        .arg(manage.get_program())
+        .args(manage.get_args())
+        .current_dir(dir);
+    tracer.envs(
+        manage
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let mut tracer = tracer
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(message)
+        .spawn()
+        .unwrap();
     let (start, journal) = (Instant::now(), dir.join("state/restore.journal"));
     let has_ended = |tracer: &mut Child| tracer.try_wait().unwrap().is_some();
     while !journal.exists() && start.elapsed() < patience && !has_ended(&mut tracer) {
@@ -206,17 +271,27 @@ fn run_daemon_life(dir: &Path, strace: &[String], patience: Duration) -> String 
 /// Stops the daemon with SIGTERM or, if that has no effect, with SIGKILL, as a service manager does. The tracer ends
 /// after its last program, the guardian.
 fn end(tracer: &mut Child) {
-    let read_children =
-        || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.id())).unwrap_or_default();
-    let daemon = read_children().split_ascii_whitespace().next().and_then(|pid| pid.parse::<i32>().ok());
+    let read_children = || {
+        std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.id()))
+            .unwrap_or_default()
+    };
+    let daemon = read_children()
+        .split_ascii_whitespace()
+        .next()
+        .and_then(|pid| pid.parse::<i32>().ok());
     if let Some(daemon) = daemon {
         send_signal(daemon, signals::TERM);
-        if !is_reached_within(Duration::from_secs(30), || !Path::new(&format!("/proc/{daemon}")).exists()) {
+        if !is_reached_within(Duration::from_secs(30), || {
+            !Path::new(&format!("/proc/{daemon}")).exists()
+        }) {
             send_signal(daemon, signals::KILL);
         }
     }
     assert!(
-        is_reached_within(Duration::from_secs(60), || tracer.try_wait().unwrap().is_some()),
+        is_reached_within(Duration::from_secs(60), || tracer
+            .try_wait()
+            .unwrap()
+            .is_some()),
         "the guardian does not end"
     );
 }
@@ -233,43 +308,78 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let dir = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
-    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 20, &programs.parent.id().to_string())).unwrap();
+    std::fs::write(
+        dir.path().join("c.toml"),
+        acting_config("shake", 20, &programs.parent.id().to_string()),
+    )
+    .unwrap();
     let states_before = programs.states();
     let journal = dir.path().join("state/restore.journal");
     let mut generator = cachemate_core::SplitMix64::new(15);
     let (mut shown, mut kept_and_said) = (0u32, 0u32);
-    let (counted, named) = (dir.path().join("calls"), OF_A_DAEMON.map(|(call, _)| call).join(","));
+    let (counted, named) = (
+        dir.path().join("calls"),
+        OF_A_DAEMON.map(|(call, _)| call).join(","),
+    );
     run_daemon_life(
         dir.path(),
-        &["-e".into(), format!("trace={named}"), "-o".into(), counted.display().to_string()],
+        &[
+            "-e".into(),
+            format!("trace={named}"),
+            "-o".into(),
+            counted.display().to_string(),
+        ],
         12 * NOT_ACTING,
     );
     let counted = std::fs::read_to_string(&counted).unwrap();
     for (call, errors) in OF_A_DAEMON {
-        let calls = counted.lines().filter(|line| line.contains(&format!(" {call}("))).count() as u64;
+        let calls = counted
+            .lines()
+            .filter(|line| line.contains(&format!(" {call}(")))
+            .count() as u64;
         // Calls that only some plans need, or some hosts.
-        let rare =
-            matches!(call, "sched_getattr" | "pread64" | "fsync" | "setpriority" | "sched_setscheduler" | "pipe2");
+        let rare = matches!(
+            call,
+            "sched_getattr" | "pread64" | "fsync" | "setpriority" | "sched_setscheduler" | "pipe2"
+        );
         assert!(calls > 0 || rare, "no {call} in a daemon's life");
         for turn in 0..if is_exhaustive { 24 } else { 1 } {
             // Most positions are in the first calls of a thread.
-            let nth = 1 + generator.draw_below(calls.max(1)).min(generator.draw_below(calls.max(1)));
+            let nth = 1 + generator
+                .draw_below(calls.max(1))
+                .min(generator.draw_below(calls.max(1)));
             let error = errors[(turn + shown as usize) % errors.len()];
             let inject = format!("--inject={call}:error={error}:when={nth}");
             let message = run_daemon_life(
                 dir.path(),
-                &["-e".into(), "trace=none".into(), "-o".into(), "/dev/null".into(), inject.clone()],
+                &[
+                    "-e".into(),
+                    "trace=none".into(),
+                    "-o".into(),
+                    "/dev/null".into(),
+                    inject.clone(),
+                ],
                 NOT_ACTING,
             );
-            let (as_before, is_journal_kept) = (programs.states() == states_before, journal.exists());
-            let case =
-                format!("{inject} of {calls}: as before: {as_before}, journal kept: {is_journal_kept}: {message}");
+            let (as_before, is_journal_kept) =
+                (programs.states() == states_before, journal.exists());
+            let case = format!(
+                "{inject} of {calls}: as before: {as_before}, journal kept: {is_journal_kept}: {message}"
+            );
             assert!(as_before || is_journal_kept, "{case}");
-            assert!(!is_journal_kept || !message.is_empty(), "nothing is said of what is left: {case}");
+            assert!(
+                !is_journal_kept || !message.is_empty(),
+                "nothing is said of what is left: {case}"
+            );
             run(dir.path(), &RESTORE);
-            assert!(programs.states() == states_before && !journal.exists(), "after a reset: {case}");
+            assert!(
+                programs.states() == states_before && !journal.exists(),
+                "after a reset: {case}"
+            );
             (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(is_journal_kept));
         }
     }
-    println!("{shown} faults in a daemon's life, after {kept_and_said} of which the journal stayed and was told");
+    println!(
+        "{shown} faults in a daemon's life, after {kept_and_said} of which the journal stayed and was told"
+    );
 }

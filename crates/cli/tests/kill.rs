@@ -13,7 +13,9 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
 use common::{ChildGuard, TestCgroup, make_cgroup, run, start_sleeper};
-use managed::{TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals, thread_state};
+use managed::{
+    TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals, thread_state,
+};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum KillTarget {
@@ -39,13 +41,21 @@ const CASES: [(KillTarget, RestorePath); 7] = [
     (KillTarget::Daemon, RestorePath::Restart),
 ];
 
-fn restore_after_kill(dir: &Path, programs: &TestPrograms, killed: KillTarget, then: RestorePath, wait: Duration) {
+fn restore_after_kill(
+    dir: &Path,
+    programs: &TestPrograms,
+    killed: KillTarget,
+    then: RestorePath,
+    wait: Duration,
+) {
     let mut daemon = TestDaemon::start(dir, false);
     daemon.acts();
     std::thread::sleep(wait);
     let (own, guardian) = (daemon.child.id() as i32, daemon.guardian());
     if killed != KillTarget::Daemon {
-        guardian.into_iter().for_each(|pid| send_signal(pid, signals::KILL));
+        guardian
+            .into_iter()
+            .for_each(|pid| send_signal(pid, signals::KILL));
     }
     if killed == KillTarget::Guardian {
         std::thread::sleep(Duration::from_millis(60));
@@ -62,7 +72,9 @@ fn restore_after_kill(dir: &Path, programs: &TestPrograms, killed: KillTarget, t
         RestorePath::Restart => {
             let mut next = TestDaemon::start(dir, true);
             let socket = dir.join("s.sock");
-            next.until("restarted", |_| std::os::unix::net::UnixStream::connect(&socket).is_ok());
+            next.until("restarted", |_| {
+                std::os::unix::net::UnixStream::connect(&socket).is_ok()
+            });
             next.end();
         }
     }
@@ -89,7 +101,9 @@ impl Confinement {
     }
 
     fn configuration(&self) -> String {
-        let Some((_, group, path)) = &self.0 else { return String::new() };
+        let Some((_, group, path)) = &self.0 else {
+            return String::new();
+        };
         let whole = std::fs::read_to_string(group.0.join("cpuset.cpus")).unwrap();
         let first = whole.trim().parse::<CpuSet>().unwrap().first().unwrap();
         format!("[[cpusets]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n")
@@ -100,7 +114,11 @@ impl Confinement {
     }
 
     fn mask(&self) -> Option<CpuSet> {
-        Some(LinuxHost::new("/").affinity(self.0.as_ref()?.0.pid()).unwrap())
+        Some(
+            LinuxHost::new("/")
+                .affinity(self.0.as_ref()?.0.pid())
+                .unwrap(),
+        )
     }
 }
 
@@ -108,10 +126,14 @@ impl Confinement {
 /// scheduling classes and cpusets restored?
 #[test]
 fn everything_is_restored_whichever_process_is_killed() {
-    let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
+    let kills: usize = std::env::var("CACHEMATE_KILLS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(CASES.len());
     let dir = tempfile::tempdir().unwrap();
     let confined = Confinement::make();
-    let (programs, states_before) = TestPrograms::start_configured(dir.path(), &confined.configuration());
+    let (programs, states_before) =
+        TestPrograms::start_configured(dir.path(), &confined.configuration());
     let group = (confined.text(), confined.mask());
     let mut generator = cachemate_core::SplitMix64::new(1);
     let start = Instant::now();
@@ -120,16 +142,24 @@ fn everything_is_restored_whichever_process_is_killed() {
         let wait = Duration::from_micros(generator.next_u64() % 300_000);
         restore_after_kill(dir.path(), &programs, killed, then, wait);
         let states_after = programs.states();
-        assert_eq!(states_after, states_before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
+        assert_eq!(
+            states_after, states_before,
+            "round {round}: {killed:?} killed after {wait:?}, then {then:?}"
+        );
         let now = (confined.text(), confined.mask());
-        assert_eq!(now, group, "round {round}: the confined group, {killed:?} killed after {wait:?}, then {then:?}");
+        assert_eq!(
+            now, group,
+            "round {round}: the confined group, {killed:?} killed after {wait:?}, then {then:?}"
+        );
         // Children created under the daemon's masks and turns must have the original settings of their parent, too.
         let want = &states_before[&(programs.parent.id() as i32)];
         for (pid, name) in programs.family() {
             if states_before.contains_key(&pid) {
                 continue;
             }
-            let Some(now) = thread_state(pid) else { continue };
+            let Some(now) = thread_state(pid) else {
+                continue;
+            };
             assert_eq!(
                 (&now.cpus, now.scheduling),
                 (&want.cpus, want.scheduling),
@@ -137,7 +167,10 @@ fn everything_is_restored_whichever_process_is_killed() {
             );
         }
     }
-    println!("{kills} kills, all as before, in {:.0} s", start.elapsed().as_secs_f64());
+    println!(
+        "{kills} kills, all as before, in {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
 }
 
 /// If a daemon is stopped: is everything restored after a while, and does the resumed daemon change nothing until it
@@ -152,7 +185,10 @@ fn a_stopped_daemon_is_fenced_off() {
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
     send_signal(own, signals::STOP);
     assert!(
-        is_reached_within(Duration::from_secs(60), || !dir.path().join("state/restore.journal").exists()),
+        is_reached_within(Duration::from_secs(60), || !dir
+            .path()
+            .join("state/restore.journal")
+            .exists()),
         "not put back"
     );
     assert_eq!(programs.states(), states_before);
@@ -167,7 +203,10 @@ fn a_stopped_daemon_is_fenced_off() {
     });
     assert!(changed, "it does not act again");
     let second = daemon.guardian();
-    assert!(second.is_some() && second != first, "{first:?}, then {second:?}");
+    assert!(
+        second.is_some() && second != first,
+        "{first:?}, then {second:?}"
+    );
     daemon.end();
     assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);
@@ -181,8 +220,20 @@ fn two_daemons_do_not_act_at_once() {
     let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut first = TestDaemon::start(dir.path(), false);
     first.acts();
-    run(dir.path(), &["--quiet", "manage", "--config", "c.toml", "--state-dir", "other", "--socket", "other.sock"])
-        .exits_with(1, &["another cachemate acts"]);
+    run(
+        dir.path(),
+        &[
+            "--quiet",
+            "manage",
+            "--config",
+            "c.toml",
+            "--state-dir",
+            "other",
+            "--socket",
+            "other.sock",
+        ],
+    )
+    .exits_with(1, &["another cachemate acts"]);
     first.end();
     assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);

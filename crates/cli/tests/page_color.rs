@@ -54,7 +54,12 @@ fn no_addition_is_lost_on_pages_that_do_not_move() {
 /// The program that counts, followed by a marker that distinguishes it from others.
 fn counting_command(marker: &str) -> [String; 4] {
     let own_path = std::env::current_exe().unwrap().display().to_string();
-    [own_path, "--exact".to_string(), "no_addition_is_lost_on_pages_that_do_not_move".to_string(), marker.to_string()]
+    [
+        own_path,
+        "--exact".to_string(),
+        "no_addition_is_lost_on_pages_that_do_not_move".to_string(),
+        marker.to_string(),
+    ]
 }
 
 /// Does a colored program print its usual output, exit with its own code, and have its pages in the right colors?
@@ -67,36 +72,90 @@ fn a_colored_program_prints_its_usual_output() {
         report_unchecked("a program in colors", reason);
         return;
     }
-    let numbers: String = (0..60_000u64).map(|index| format!("{}\n", index.wrapping_mul(7_919) % 100_003)).collect();
+    let numbers: String = (0..60_000u64)
+        .map(|index| format!("{}\n", index.wrapping_mul(7_919) % 100_003))
+        .collect();
     std::fs::write(dir.path().join("numbers"), numbers).unwrap();
     let sort = ["sort", "--parallel=2", "-S", "8M", "numbers"];
-    let args = [&["page-color", "run", "--colors", "0-7", "--report", "r.json", "--"][..], &sort[..]].concat();
+    let args = [
+        &[
+            "page-color",
+            "run",
+            "--colors",
+            "0-7",
+            "--report",
+            "r.json",
+            "--",
+        ][..],
+        &sort[..],
+    ]
+    .concat();
     let colored = run(dir.path(), &args);
     if colored.code == Some(1) && colored.err.contains(MOVED) {
         report_unchecked("a program in colors", colored.err);
         return;
     }
     let colored = colored.ok();
-    let plain = std::process::Command::new("sort").args(&sort[1..]).current_dir(&dir).output().unwrap();
+    let plain = std::process::Command::new("sort")
+        .args(&sort[1..])
+        .current_dir(&dir)
+        .output()
+        .unwrap();
     assert!(colored.out.as_bytes() == plain.stdout, "another output");
     let report = std::fs::read_to_string(dir.path().join("r.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     let figures = &report["processes"][0]["agent"]["account"]["Ok"];
     let figure_of = |name: &str| figures[name].as_u64().unwrap();
-    assert!(figure_of("faults") > 0 && figure_of("allowed_pages") > 0, "{figures}");
-    assert_eq!((figure_of("lost_pages"), figure_of("max_held") <= figure_of("max_hold")), (0, true), "{figures}");
-    let exits = run(dir.path(), &["page-color", "run", "--colors", "0-7", "--", "sh", "-c", "exit 7"]);
-    assert!(exits.code == Some(7) || exits.err.contains(MOVED), "{:?}: {}", exits.code, exits.err);
+    assert!(
+        figure_of("faults") > 0 && figure_of("allowed_pages") > 0,
+        "{figures}"
+    );
+    assert_eq!(
+        (
+            figure_of("lost_pages"),
+            figure_of("max_held") <= figure_of("max_hold")
+        ),
+        (0, true),
+        "{figures}"
+    );
+    let exits = run(
+        dir.path(),
+        &[
+            "page-color",
+            "run",
+            "--colors",
+            "0-7",
+            "--",
+            "sh",
+            "-c",
+            "exit 7",
+        ],
+    );
+    assert!(
+        exits.code == Some(7) || exits.err.contains(MOVED),
+        "{:?}: {}",
+        exits.code,
+        exits.err
+    );
 }
 
 /// The directory of the counting process, once its agent is running.
 fn agent_of(marker: &str) -> Option<PathBuf> {
-    for session in std::fs::read_dir("/dev/shm/cachemate-color").ok()?.flatten() {
-        for process in std::fs::read_dir(session.path()).into_iter().flatten().flatten() {
+    for session in std::fs::read_dir("/dev/shm/cachemate-color")
+        .ok()?
+        .flatten()
+    {
+        for process in std::fs::read_dir(session.path())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let pid = process.file_name().to_string_lossy().into_owned();
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let counts = String::from_utf8_lossy(&line).ends_with(&format!("moves\0{marker}\0"));
-            if counts && std::fs::read_to_string(process.path().join("status")).is_ok_and(|text| text.contains("turn"))
+            if counts
+                && std::fs::read_to_string(process.path().join("status"))
+                    .is_ok_and(|text| text.contains("turn"))
             {
                 return Some(process.path());
             }
@@ -117,16 +176,39 @@ fn a_recolored_program_ends_as_usual_if_its_launcher_is_killed() {
         return;
     }
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
-    let line = format!("'{}' && echo right >result || echo wrong >result", counting_command(&each).join("' '"));
-    let args = ["page-color", "run", "--colors", "0-7", "--", "sh", "-c", &line];
-    let mut launcher = command(dir.path(), &args).env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap();
+    let line = format!(
+        "'{}' && echo right >result || echo wrong >result",
+        counting_command(&each).join("' '")
+    );
+    let args = [
+        "page-color",
+        "run",
+        "--colors",
+        "0-7",
+        "--",
+        "sh",
+        "-c",
+        &line,
+    ];
+    let mut launcher = command(dir.path(), &args)
+        .env(ADDITIONS, &each)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let start = Instant::now();
     let (mut turns, mut killed) = (0u32, false);
     let result = dir.path().join("result");
     while std::fs::read_to_string(&result).map_or(0, |text| text.len()) < 6 {
-        assert!(start.elapsed() < Duration::from_secs(90), "the program did not end, {turns} turns");
+        assert!(
+            start.elapsed() < Duration::from_secs(90),
+            "the program did not end, {turns} turns"
+        );
         if let Some(agent) = agent_of(&each) {
-            let wanted = if turns % 2 == 0 { "00000000ffffff00a\n" } else { "00000000000000ffa\n" };
+            let wanted = if turns % 2 == 0 {
+                "00000000ffffff00a\n"
+            } else {
+                "00000000000000ffa\n"
+            };
             let written = std::fs::OpenOptions::new()
                 .write(true)
                 .open(agent.join("wanted"))
@@ -134,8 +216,17 @@ fn a_recolored_program_ends_as_usual_if_its_launcher_is_killed() {
             turns += u32::from(written.is_ok());
         }
         // Rejected before the program started.
-        if turns == 0 && launcher.try_wait().unwrap().is_some_and(|status| !status.success()) && !result.exists() {
-            report_unchecked("a launcher that is killed", "the colors are no longer told apart");
+        if turns == 0
+            && launcher
+                .try_wait()
+                .unwrap()
+                .is_some_and(|status| !status.success())
+            && !result.exists()
+        {
+            report_unchecked(
+                "a launcher that is killed",
+                "the colors are no longer told apart",
+            );
             return;
         }
         if turns == 2 && !killed {
@@ -184,7 +275,13 @@ impl RecoloredProgram {
         let mut args = vec!["page-color", "run", "--colors", "0-7", "--"];
         args.extend(counting.iter().map(String::as_str));
         let mut program = command(dir.path(), &args);
-        let mut program = ChildGuard(program.env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap());
+        let mut program = ChildGuard(
+            program
+                .env(ADDITIONS, &each)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap(),
+        );
         let start = Instant::now();
         let agent = loop {
             if let Some(agent) = agent_of(&each) {
@@ -204,7 +301,13 @@ impl RecoloredProgram {
             acting_config("static-partition", 50, &pid) + HALVES
         };
         let daemon = start_daemon(dir.path(), &config);
-        Some(RecoloredProgram { dir, program, agent, daemon, cpus_before })
+        Some(RecoloredProgram {
+            dir,
+            program,
+            agent,
+            daemon,
+            cpus_before,
+        })
     }
 
     /// The first status that meets the condition, which may hold for only a few milliseconds.
@@ -216,10 +319,17 @@ impl RecoloredProgram {
     /// Waits until the agent has just started to change colors, according to its own report, which is polled far more
     /// often than a window ends.
     fn until_moving(&self) {
-        let read_mask = || AgentReport::read(&LinuxHost::new("/"), &self.agent).ok()?.counter("mask");
+        let read_mask = || {
+            AgentReport::read(&LinuxHost::new("/"), &self.agent)
+                .ok()?
+                .counter("mask")
+        };
         let (mask_before, start) = (read_mask(), Instant::now());
         while read_mask() == mask_before {
-            assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colors: {mask_before:?}");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "the agent takes up no other colors: {mask_before:?}"
+            );
             std::thread::sleep(Duration::from_micros(200));
         }
     }
@@ -234,7 +344,9 @@ impl RecoloredProgram {
 
     /// Waits until everything that the daemon changed is restored.
     fn put_back(&self, case: &str) {
-        until(&format!("{case}: the end of the journal"), || !self.journal().exists());
+        until(&format!("{case}: the end of the journal"), || {
+            !self.journal().exists()
+        });
     }
 }
 
@@ -249,29 +361,51 @@ fn a_plan_recolors_a_running_program_despite_kills() {
         report_unchecked("a plan in colors", reason);
         return;
     }
-    for (index, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {
+    for (index, case) in ["nobody", "daemon", "guardian", "both", "program"]
+        .into_iter()
+        .enumerate()
+    {
         let Some(mut shown) = RecoloredProgram::start(index, case == "both") else {
             report_unchecked("a plan in colors", "the colors are no longer told apart");
             return;
         };
-        let under_way = |status: &Value| status["pending"].as_array().is_some_and(|pending| !pending.is_empty());
+        let under_way = |status: &Value| {
+            status["pending"]
+                .as_array()
+                .is_some_and(|pending| !pending.is_empty())
+        };
         if case == "nobody" {
-            let there =
-                |share: &Value| share["colors"].is_string() && share["allowed_page_share"].as_f64() >= Some(0.99);
+            let there = |share: &Value| {
+                share["colors"].is_string() && share["allowed_page_share"].as_f64() >= Some(0.99)
+            };
             let pending = shown.until("pages under way", under_way);
             assert!(pending["shares"][0]["colors"].is_string(), "{pending}");
             shown.until("all pages there", |status| {
-                !under_way(status) && status["shares"].as_array().is_some_and(|shares| shares.iter().any(there))
+                !under_way(status)
+                    && status["shares"]
+                        .as_array()
+                        .is_some_and(|shares| shares.iter().any(there))
             });
         }
         let status = shown.until("a guardian", |status| status["guardian_pid"].is_u64());
-        let (daemon, guardian) = (shown.daemon.pid(), status["guardian_pid"].as_u64().unwrap() as i32);
-        let program: i32 = shown.agent.file_name().unwrap().to_string_lossy().parse().unwrap();
+        let (daemon, guardian) = (
+            shown.daemon.pid(),
+            status["guardian_pid"].as_u64().unwrap() as i32,
+        );
+        let program: i32 = shown
+            .agent
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .parse()
+            .unwrap();
         shown.until_moving();
         match case {
             "daemon" => signal(daemon, Signal::KILL),
             "guardian" => signal(guardian, Signal::KILL),
-            "both" => [guardian, daemon].into_iter().for_each(|pid| signal(pid, Signal::KILL)),
+            "both" => [guardian, daemon]
+                .into_iter()
+                .for_each(|pid| signal(pid, Signal::KILL)),
             "program" => signal(program, Signal::KILL),
             _ => {}
         }
@@ -284,7 +418,9 @@ fn a_plan_recolors_a_running_program_despite_kills() {
             }
             _ => {
                 if case == "program" {
-                    shown.until("life without the program", |status| status["tasks"] == Value::Array(Vec::new()));
+                    shown.until("life without the program", |status| {
+                        status["tasks"] == Value::Array(Vec::new())
+                    });
                 }
                 signal(daemon, Signal::TERM);
                 let ended = shown.daemon.0.wait().unwrap();
@@ -294,14 +430,24 @@ fn a_plan_recolors_a_running_program_despite_kills() {
         }
         if case != "program" {
             assert!(
-                LinuxHost::new("/").stat(program).is_ok_and(|stat| stat.state != 'Z'),
+                LinuxHost::new("/")
+                    .stat(program)
+                    .is_ok_and(|stat| stat.state != 'Z'),
                 "{case}: the program ended early"
             );
             assert_eq!(shown.wanted(), BEFORE, "{case}");
-            assert_eq!(LinuxHost::new("/").affinity(program).unwrap(), shown.cpus_before, "{case}");
+            assert_eq!(
+                LinuxHost::new("/").affinity(program).unwrap(),
+                shown.cpus_before,
+                "{case}"
+            );
         }
         signal(program, Signal::TERM);
         let code = shown.program.0.wait().unwrap().code();
-        assert_eq!(code, Some(if case == "program" { 137 } else { 0 }), "{case}: an addition was lost, or it crashed");
+        assert_eq!(
+            code,
+            Some(if case == "program" { 137 } else { 0 }),
+            "{case}: an addition was lost, or it crashed"
+        );
     }
 }

@@ -24,10 +24,21 @@ fn moved_by_one_who_died(dir: &Path, programs: &[ChildGuard]) {
     let mut journal = Journal::create(&state, &host.boot_id().unwrap(), 0).unwrap();
     for program in programs {
         let thread = host.stat(program.pid()).unwrap().key;
-        let object = JournalObject::Affinity { pid: program.pid(), thread };
+        let object = JournalObject::Affinity {
+            pid: program.pid(),
+            thread,
+        };
         let first_cpu: CpuSet = affinity_of(program.pid()).first().into_iter().collect();
-        let (now, wanted) = (ObjectState::Cpus(affinity_of(program.pid())), ObjectState::Cpus(first_cpu.clone()));
-        let change = IntendedChange { object, current: now, target: wanted, follows_cpuset: false };
+        let (now, wanted) = (
+            ObjectState::Cpus(affinity_of(program.pid())),
+            ObjectState::Cpus(first_cpu.clone()),
+        );
+        let change = IntendedChange {
+            object,
+            current: now,
+            target: wanted,
+            follows_cpuset: false,
+        };
         journal.journal_changes(&[change]).unwrap();
         host.set_affinity(program.pid(), &first_cpu).unwrap();
     }
@@ -39,9 +50,16 @@ struct ShellPrograms(ChildGuard);
 impl ShellPrograms {
     fn start() -> Self {
         let spawn_sleepers = |count| format!("for n in $(seq {count}); do sleep 1000 & done");
-        let script = format!("{}; read more; {}; echo there; wait", spawn_sleepers(12), spawn_sleepers(40));
+        let script = format!(
+            "{}; read more; {}; echo there; wait",
+            spawn_sleepers(12),
+            spawn_sleepers(40)
+        );
         let mut shell = Command::new("sh");
-        shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        shell
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let crowd = ShellPrograms(ChildGuard(shell.spawn().unwrap()));
         while crowd.children().len() < 12 {
             std::thread::sleep(Duration::from_millis(5));
@@ -50,9 +68,15 @@ impl ShellPrograms {
     }
     fn children(&self) -> Vec<i32> {
         let host = LinuxHost::new("/");
-        let is_own_child =
-            |pid: &i32| host.stat(*pid).is_ok_and(|stat| stat.parent == self.0.pid() && stat.name == "sleep");
-        host.processes().unwrap().into_iter().filter(is_own_child).collect()
+        let is_own_child = |pid: &i32| {
+            host.stat(*pid)
+                .is_ok_and(|stat| stat.parent == self.0.pid() && stat.name == "sleep")
+        };
+        host.processes()
+            .unwrap()
+            .into_iter()
+            .filter(is_own_child)
+            .collect()
     }
     fn grow(&mut self) {
         self.0.0.stdin.take().unwrap().write_all(b"more\n").unwrap();
@@ -85,28 +109,57 @@ fn everything_is_restored_after_descriptors_run_out() {
     let dir = tempfile::tempdir().unwrap();
     let mut crowd = ShellPrograms::start();
     let first = crowd.children();
-    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 20, &crowd.0.pid().to_string())).unwrap();
+    std::fs::write(
+        dir.path().join("c.toml"),
+        acting_config("shake", 20, &crowd.0.pid().to_string()),
+    )
+    .unwrap();
     let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -n 48; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cachemate")]).args(MANAGE);
+    limited
+        .args([
+            "-c",
+            "ulimit -n 48; exec \"$0\" \"$@\"",
+            env!("CARGO_BIN_EXE_cachemate"),
+        ])
+        .args(MANAGE);
     limited.env("CACHEMATE_LOCK_DIR", dir.path());
-    let mut daemon =
-        ChildGuard(limited.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+    let mut daemon = ChildGuard(
+        limited
+            .current_dir(dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
     let start = Instant::now();
     while first.iter().all(|&pid| affinity_of(pid) == whole) {
-        assert!(start.elapsed() < Duration::from_secs(60), "nobody was moved");
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "nobody was moved"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     crowd.grow();
     std::thread::sleep(Duration::from_millis(600));
-    Command::new("kill").arg(daemon.pid().to_string()).status().unwrap();
+    Command::new("kill")
+        .arg(daemon.pid().to_string())
+        .status()
+        .unwrap();
     let ended = daemon.0.wait().unwrap();
     let start = Instant::now();
     let journal = dir.path().join("state/restore.journal");
     while journal.exists() && start.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let moved = crowd.children().into_iter().filter(|&pid| affinity_of(pid) != whole).count();
-    assert!(moved == 0 && !journal.exists(), "{moved} stay moved; the daemon ended with {ended}");
+    let moved = crowd
+        .children()
+        .into_iter()
+        .filter(|&pid| affinity_of(pid) != whole)
+        .count();
+    assert!(
+        moved == 0 && !journal.exists(),
+        "{moved} stay moved; the daemon ended with {ended}"
+    );
     assert_eq!(ended.code(), Some(0));
 }
 
@@ -125,10 +178,22 @@ fn a_damaged_journal_is_reported_by_the_exit_code() {
     std::fs::write(&path, bytes).unwrap();
     let outcome = run(dir.path(), &RESTORE);
     assert_eq!(outcome.code, Some(1), "{}", outcome.err);
-    assert!(outcome.out.contains("line 2 cannot be read"), "{}", outcome.out);
-    assert!(programs[1..].iter().all(|program| affinity_of(program.pid()) == affinity_before));
+    assert!(
+        outcome.out.contains("line 2 cannot be read"),
+        "{}",
+        outcome.out
+    );
+    assert!(
+        programs[1..]
+            .iter()
+            .all(|program| affinity_of(program.pid()) == affinity_before)
+    );
     let again = run(dir.path(), &RESTORE);
-    assert!(again.code == Some(1) && again.out.contains("quarantined earlier"), "{}", again.out);
+    assert!(
+        again.code == Some(1) && again.out.contains("quarantined earlier"),
+        "{}",
+        again.out
+    );
     std::fs::remove_file(dir.path().join("state/damaged.journal.1")).unwrap();
     run(dir.path(), &RESTORE).ok();
 }
@@ -142,7 +207,11 @@ fn restore_works_with_a_read_only_state_directory() {
     moved_by_one_who_died(dir.path(), &programs);
     let state = dir.path().join("state");
     let mount_state = |args: &[&str]| {
-        let mount_status = Command::new("mount").args(args).arg(&state).stderr(Stdio::null()).status();
+        let mount_status = Command::new("mount")
+            .args(args)
+            .arg(&state)
+            .stderr(Stdio::null())
+            .status();
         mount_status.is_ok_and(|status| status.success())
     };
     if !mount_state(&["--bind", state.to_str().unwrap()]) {
@@ -154,7 +223,9 @@ fn restore_works_with_a_read_only_state_directory() {
     Command::new("umount").arg(&state).status().unwrap();
     assert!(read_only);
     assert!(
-        programs.iter().all(|program| affinity_of(program.pid()) == affinity_before),
+        programs
+            .iter()
+            .all(|program| affinity_of(program.pid()) == affinity_before),
         "{}{}",
         outcome.out,
         outcome.err
@@ -178,11 +249,22 @@ fn a_forged_journal_is_not_applied_and_is_reported() {
     let affinity_before = affinity_of(programs[0].pid());
     moved_by_one_who_died(dir.path(), &programs);
     let journal = dir.path().join("state/restore.journal");
-    if Command::new("chown").arg("65534").arg(&journal).stderr(Stdio::null()).status().unwrap().success() {
+    if Command::new("chown")
+        .arg("65534")
+        .arg(&journal)
+        .stderr(Stdio::null())
+        .status()
+        .unwrap()
+        .success()
+    {
         let outcome = run(dir.path(), &RESTORE);
         assert_eq!(outcome.code, Some(1));
         assert!(outcome.out.contains("found owner 65534"), "{}", outcome.out);
-        Command::new("chown").arg("0").arg(&journal).status().unwrap();
+        Command::new("chown")
+            .arg("0")
+            .arg(&journal)
+            .status()
+            .unwrap();
     } else {
         println!("not shown here: a journal of another user (not root)");
     }
@@ -190,17 +272,32 @@ fn a_forged_journal_is_not_applied_and_is_reported() {
     assert_eq!(affinity_of(programs[0].pid()), affinity_before);
     let secret = dir.path().join("secret");
     std::fs::write(&secret, "one's own").unwrap();
-    let mut made_up = Journal::create(&dir.path().join("state"), &LinuxHost::new("/").boot_id().unwrap(), 0).unwrap();
-    let (now, wanted) = (ObjectState::Text("another's".into()), ObjectState::Text("one's own".into()));
+    let mut made_up = Journal::create(
+        &dir.path().join("state"),
+        &LinuxHost::new("/").boot_id().unwrap(),
+        0,
+    )
+    .unwrap();
+    let (now, wanted) = (
+        ObjectState::Text("another's".into()),
+        ObjectState::Text("one's own".into()),
+    );
     made_up
         .journal_changes(&[IntendedChange {
-            object: JournalObject::File { path: secret.clone() },
+            object: JournalObject::File {
+                path: secret.clone(),
+            },
             current: now,
             target: wanted,
             follows_cpuset: false,
         }])
         .unwrap();
     let outcome = run(dir.path(), &RESTORE);
-    assert!(outcome.code == Some(1) && outcome.out.contains("not restored"), "{}{}", outcome.out, outcome.err);
+    assert!(
+        outcome.code == Some(1) && outcome.out.contains("not restored"),
+        "{}{}",
+        outcome.out,
+        outcome.err
+    );
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
 }

@@ -20,9 +20,14 @@ impl UnitGroup {
     fn new(unit: &str) -> Result<Self, String> {
         let mut errors = Vec::new();
         for hierarchy in ["pids", "freezer", "unified", ""] {
-            let above = format!("/sys/fs/cgroup/{hierarchy}/cachemate-services-{}", std::process::id());
+            let above = format!(
+                "/sys/fs/cgroup/{hierarchy}/cachemate-services-{}",
+                std::process::id()
+            );
             let group = UnitGroup(PathBuf::from(above).join(unit));
-            match std::fs::create_dir_all(&group.0).and_then(|()| std::fs::metadata(group.0.join("cgroup.procs"))) {
+            match std::fs::create_dir_all(&group.0)
+                .and_then(|()| std::fs::metadata(group.0.join("cgroup.procs")))
+            {
                 Ok(_) => return Ok(group),
                 Err(error) => errors.push(format!("{}: {error}", group.0.display())),
             }
@@ -38,7 +43,10 @@ impl UnitGroup {
 impl Drop for UnitGroup {
     fn drop(&mut self) {
         let start = Instant::now();
-        while self.0.exists() && std::fs::remove_dir(&self.0).is_err() && start.elapsed() < Duration::from_secs(20) {
+        while self.0.exists()
+            && std::fs::remove_dir(&self.0).is_err()
+            && start.elapsed() < Duration::from_secs(20)
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         let _ = self.0.parent().map(std::fs::remove_dir);
@@ -63,34 +71,76 @@ fn a_unit_is_shown_with_its_threads() {
     );
     let _daemon = start_daemon(dir.path(), &config);
     let service_named = |status: &Value, name: &str| -> Option<Value> {
-        status["services"].as_array()?.iter().find(|service| service["name"] == name).cloned()
+        status["services"]
+            .as_array()?
+            .iter()
+            .find(|service| service["name"] == name)
+            .cloned()
     };
     let wait_for_tasks = |tasks: u64| {
-        let has_tasks =
-            |status: &Value| service_named(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks);
-        status_when(dir.path(), "the unit's threads", (Duration::from_millis(50), PATIENCE), has_tasks)
+        let has_tasks = |status: &Value| {
+            service_named(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks)
+        };
+        status_when(
+            dir.path(),
+            "the unit's threads",
+            (Duration::from_millis(50), PATIENCE),
+            has_tasks,
+        )
     };
     let status = wait_for_tasks(1);
     let redis = service_named(&status, "redis.service").unwrap();
-    assert_eq!((redis["kind"].as_str(), redis["max_slowdown_percent"].as_f64()), (Some("unit"), Some(5.0)));
-    assert!(redis["slowdown_percent"].is_null() && redis["reason"].is_string(), "{redis}");
-    assert!(redis["slowdown_by"].as_array().is_some_and(Vec::is_empty) && redis.get("pod").is_none());
+    assert_eq!(
+        (
+            redis["kind"].as_str(),
+            redis["max_slowdown_percent"].as_f64()
+        ),
+        (Some("unit"), Some(5.0))
+    );
+    assert!(
+        redis["slowdown_percent"].is_null() && redis["reason"].is_string(),
+        "{redis}"
+    );
+    assert!(
+        redis["slowdown_by"].as_array().is_some_and(Vec::is_empty) && redis.get("pod").is_none()
+    );
     assert_eq!(service_named(&status, "sleep").unwrap()["kind"], "command");
     group.join(second.pid());
     let redis = service_named(&wait_for_tasks(2), "redis.service").unwrap();
     assert_eq!(redis["task_ids"].as_array().unwrap().len(), 2);
     for word in ["redis", "redis.service", "unit/redis"] {
-        let explained = run(dir.path(), &["explain", word, "--json", "--socket", "s.sock"]).json();
+        let explained = run(
+            dir.path(),
+            &["explain", word, "--json", "--socket", "s.sock"],
+        )
+        .json();
         assert_eq!(explained["services"][0]["name"], "redis.service", "{word}");
         assert_eq!(explained["tasks"].as_array().unwrap().len(), 2, "{word}");
     }
-    let text = run(dir.path(), &["explain", "redis", "--socket", "s.sock"]).ok().out;
-    assert!(text.contains("which service slows which: none is known") && text.contains("redis.service"), "{text}");
-    let misspelt = run(dir.path(), &["explain", "redis.servce", "--socket", "s.sock"]);
-    assert!(misspelt.err.contains("did you mean 'redis.service'"), "{}", misspelt.err);
+    let text = run(dir.path(), &["explain", "redis", "--socket", "s.sock"])
+        .ok()
+        .out;
+    assert!(
+        text.contains("which service slows which: none is known") && text.contains("redis.service"),
+        "{text}"
+    );
+    let misspelt = run(
+        dir.path(),
+        &["explain", "redis.servce", "--socket", "s.sock"],
+    );
+    assert!(
+        misspelt.err.contains("did you mean 'redis.service'"),
+        "{}",
+        misspelt.err
+    );
     let shown = run(dir.path(), &["status", "--socket", "s.sock"]).ok().out;
-    let with_threads = run(dir.path(), &["status", "--threads", "--socket", "s.sock"]).ok().out;
+    let with_threads = run(dir.path(), &["status", "--threads", "--socket", "s.sock"])
+        .ok()
+        .out;
     let tid = first.pid().to_string();
-    assert!(!shown.contains(&format!(" {tid} ")) && with_threads.contains(&tid), "{shown}\n{with_threads}");
+    assert!(
+        !shown.contains(&format!(" {tid} ")) && with_threads.contains(&tid),
+        "{shown}\n{with_threads}"
+    );
     drop((first, second));
 }

@@ -15,14 +15,24 @@ use common::{acting_config, run, start_daemon, status_when, stop};
 /// Resident pages and open files of a process.
 fn pages_and_open_files(pid: u32) -> (u64, usize) {
     let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    let pages = pages.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    (pages, std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count))
+    let pages = pages
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|pages| pages.parse().ok())
+        .unwrap_or(0);
+    (
+        pages,
+        std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count),
+    )
 }
 
 /// Do thousands of programs come and go without the daemon growing, and are the remaining programs restored?
 #[test]
 fn short_lived_programs_do_not_make_the_daemon_grow() {
-    let tasks: usize = std::env::var("CACHEMATE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
+    let tasks: usize = std::env::var("CACHEMATE_SOAK")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(400);
     let dir = tempfile::tempdir().unwrap();
     // Half of the programs run before the first reading, so that growth can be distinguished from the memory needed to
     // start.
@@ -41,15 +51,23 @@ fn short_lived_programs_do_not_make_the_daemon_grow() {
         .unwrap();
     let host = LinuxHost::new("/");
     let affinity_before = host.affinity(parent.id() as i32).unwrap();
-    let mut daemon = start_daemon(dir.path(), &acting_config("shake", 50, &parent.id().to_string()));
+    let mut daemon = start_daemon(
+        dir.path(),
+        &acting_config("shake", 50, &parent.id().to_string()),
+    );
     // Calibration at the daemon's start takes memory for some seconds, so programs start after the first windows.
     let patience = (Duration::from_millis(50), Duration::from_secs(120));
-    status_when(dir.path(), "windows", patience, |status| status["windows"].as_u64() > Some(2));
+    status_when(dir.path(), "windows", patience, |status| {
+        status["windows"].as_u64() > Some(2)
+    });
     std::fs::write(dir.path().join("start"), "").unwrap();
     let start = Instant::now();
     let wait_for_file = |name: &str| {
         while !dir.path().join(name).exists() {
-            assert!(start.elapsed() < Duration::from_secs(600), "'{name}' did not come");
+            assert!(
+                start.elapsed() < Duration::from_secs(600),
+                "'{name}' did not come"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     };
@@ -61,17 +79,24 @@ fn short_lived_programs_do_not_make_the_daemon_grow() {
     let seconds = start.elapsed().as_secs_f64();
     std::thread::sleep(Duration::from_millis(500));
     let (pages_end, files_end) = pages_and_open_files(daemon.0.id());
-    let journal = std::fs::metadata(dir.path().join("state/restore.journal")).map_or(0, |found| found.len());
+    let journal =
+        std::fs::metadata(dir.path().join("state/restore.journal")).map_or(0, |found| found.len());
     assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon ended");
     let status = run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
     let seen = status["counters"]["tasks_seen"].as_u64().unwrap();
     stop(&mut daemon);
     let affinity_after = host.affinity(parent.id() as i32).unwrap();
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id())).unwrap_or_default();
-    let masks: Vec<_> =
-        children.split_ascii_whitespace().filter_map(|pid| host.affinity(pid.parse().ok()?).ok()).collect();
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id()))
+        .unwrap_or_default();
+    let masks: Vec<_> = children
+        .split_ascii_whitespace()
+        .filter_map(|pid| host.affinity(pid.parse().ok()?).ok())
+        .collect();
     for pid in children.split_ascii_whitespace() {
-        let _ = Command::new("kill").args(["-KILL", pid]).stderr(Stdio::null()).status();
+        let _ = Command::new("kill")
+            .args(["-KILL", pid])
+            .stderr(Stdio::null())
+            .status();
     }
     let _ = parent.kill();
     let _ = parent.wait();
@@ -79,12 +104,21 @@ fn short_lived_programs_do_not_make_the_daemon_grow() {
         "{tasks} programs in {seconds:.0} s, {seen} seen; pages {pages_half} -> {pages_end}, files {files_half} -> {files_end}, journal {journal} bytes"
     );
     assert_eq!(affinity_after, affinity_before);
-    assert!(masks.iter().all(|mask| *mask == affinity_before), "{masks:?}");
+    assert!(
+        masks.iter().all(|mask| *mask == affinity_before),
+        "{masks:?}"
+    );
     assert!(!dir.path().join("state/restore.journal").exists());
     assert!(seen >= 2, "the daemon saw {seen} threads");
     // A quarter more, or a megabyte, is due to the allocator; a leak in every task would be far larger.
-    assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
-    assert!(files_end <= files_half + 16, "{files_half} -> {files_end} open files");
+    assert!(
+        pages_end <= pages_half + pages_half / 4 + 256,
+        "{pages_half} -> {pages_end} pages"
+    );
+    assert!(
+        files_end <= files_half + 16,
+        "{files_half} -> {files_end} open files"
+    );
     assert!(journal < 4 << 20, "a journal of {journal} bytes");
 }
 
@@ -99,10 +133,19 @@ fn no_task_starves_under_churn_and_the_longest_wait_is_reported() {
                   i=0; while [ $i -lt 300 ]; do (k=0; while [ $k -lt 2000 ]; do k=$((k+1)); done) & sleep 0.03; i=$((i+1)); done; \
                   touch end; wait";
     let mut parent = Command::new("bash");
-    parent.args(["-c", script]).current_dir(dir.path()).stdin(Stdio::null()).stderr(Stdio::null());
+    parent
+        .args(["-c", script])
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
     // A separate process group allows the test to end all its processes together.
-    let mut parent = std::os::unix::process::CommandExt::process_group(&mut parent, 0).spawn().unwrap();
-    let mut daemon = start_daemon(dir.path(), &acting_config("shake", 50, &parent.id().to_string()));
+    let mut parent = std::os::unix::process::CommandExt::process_group(&mut parent, 0)
+        .spawn()
+        .unwrap();
+    let mut daemon = start_daemon(
+        dir.path(),
+        &acting_config("shake", 50, &parent.id().to_string()),
+    );
     let start = Instant::now();
     while !dir.path().join("end").exists() && start.elapsed() < Duration::from_secs(300) {
         std::thread::sleep(Duration::from_millis(100));
@@ -111,7 +154,10 @@ fn no_task_starves_under_churn_and_the_longest_wait_is_reported() {
     let status = run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
     let words = run(dir.path(), &["status", "--socket", "s.sock"]).ok().out;
     stop(&mut daemon);
-    Command::new("kill").args(["-KILL", "--", &format!("-{}", parent.id())]).status().unwrap();
+    Command::new("kill")
+        .args(["-KILL", "--", &format!("-{}", parent.id())])
+        .status()
+        .unwrap();
     let _ = parent.wait();
     let Some(longest_ns) = status["counters"]["max_runqueue_wait_ns"].as_u64() else {
         common::not_shown::report_unchecked(
@@ -127,7 +173,10 @@ fn no_task_starves_under_churn_and_the_longest_wait_is_reported() {
         longest_ns as f64 / 1e6,
         churned.as_secs_f64()
     );
-    assert!(words.contains("longest wait of a managed thread"), "{words}");
+    assert!(
+        words.contains("longest wait of a managed thread"),
+        "{words}"
+    );
     assert!(
         longest_ns > 0 && longest_ns < status["running_ns"].as_u64().unwrap() / 2,
         "somebody starves: {longest_ns} ns"
@@ -152,14 +201,19 @@ impl Births {
             while !is_stopped.load(Ordering::Relaxed) {
                 let expected = start.elapsed().as_millis() as u64 * BIRTHS_PER_SECOND / 1_000;
                 let due = expected.saturating_sub(births.load(Ordering::Relaxed));
-                let children: Vec<Child> =
-                    (0..due.min(100)).map(|_| Command::new("/bin/true").spawn().unwrap()).collect();
+                let children: Vec<Child> = (0..due.min(100))
+                    .map(|_| Command::new("/bin/true").spawn().unwrap())
+                    .collect();
                 births.fetch_add(children.len() as u64, Ordering::Relaxed);
                 children.into_iter().for_each(|mut child| _ = child.wait());
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        Births { count, stop, thread: Some(thread) }
+        Births {
+            count,
+            stop,
+            thread: Some(thread),
+        }
     }
 
     fn count(&self) -> u64 {
@@ -178,7 +232,10 @@ impl Drop for Births {
 const LONG_RUN_S: u64 = 60;
 
 fn from_environment(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
 /// Beside a thousand short programs a second, and with thousands of threads at once: what does an observer cost, does
@@ -192,17 +249,24 @@ fn observing_births_costs_little_and_does_not_grow() {
     let dir = tempfile::tempdir().unwrap();
     let births = Births::start();
     let pid = std::process::id();
-    let config = format!("window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {pid}\n");
+    let config =
+        format!("window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {pid}\n");
     let mut daemon = start_daemon(dir.path(), &config);
     let every = (Duration::from_millis(50), Duration::from_secs(120));
     let windows_of = |status: &serde_json::Value| status["windows"].as_u64();
-    let status =
-        |subject: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| status_when(dir.path(), subject, every, wanted);
+    let status = |subject: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| {
+        status_when(dir.path(), subject, every, wanted)
+    };
     let count_named_tasks = |status: &serde_json::Value, name: &str| {
-        let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let tasks = status["tasks"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         tasks.iter().filter(|task| task["name"] == name).count() as u64
     };
-    let settled = status("the first windows", &|status| windows_of(status) > Some(5) && births.count() > 0);
+    let settled = status("the first windows", &|status| {
+        windows_of(status) > Some(5) && births.count() > 0
+    });
     let (start, first_births) = (Instant::now(), births.count());
     let (pages_start, _) = pages_and_open_files(daemon.0.id());
     std::thread::sleep(Duration::from_secs(seconds).div_f64(2.0));
@@ -212,19 +276,28 @@ fn observing_births_costs_little_and_does_not_grow() {
     let (pages_end, files_end) = pages_and_open_files(daemon.0.id());
     let rate = (births.count() - first_births) as f64 / start.elapsed().as_secs_f64();
     let count_unread = |status: &serde_json::Value| {
-        let services = status["services"].as_array().map(Vec::as_slice).unwrap_or_default();
-        services.iter().filter_map(|service| service["unread_programs"].as_u64()).sum::<u64>()
+        let services = status["services"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        services
+            .iter()
+            .filter_map(|service| service["unread_programs"].as_u64())
+            .sum::<u64>()
     };
     let unread_programs = count_unread(&ended) - count_unread(&settled);
     let cpu_share_between = |from: &serde_json::Value, to: &serde_json::Value| {
-        let increase_of = |field: &str| (to[field].as_u64().unwrap() - from[field].as_u64().unwrap()) as f64;
+        let increase_of =
+            |field: &str| (to[field].as_u64().unwrap() - from[field].as_u64().unwrap()) as f64;
         increase_of("cpu_ns") / increase_of("running_ns")
     };
     let cost_of_births = cpu_share_between(&settled, &ended);
     let lasting = common::ChildGuard(Command::new("sleep").arg("1000").spawn().unwrap());
     let born = windows_of(&status("a status", &|_| true)).unwrap();
-    let managed =
-        windows_of(&status("the program that lives", &|status| count_named_tasks(status, "sleep") > 0)).unwrap();
+    let managed = windows_of(&status("the program that lives", &|status| {
+        count_named_tasks(status, "sleep") > 0
+    }))
+    .unwrap();
     drop((lasting, births));
     let gate = std::sync::Arc::new(std::sync::Barrier::new(threads as usize + 1));
     for _ in 0..threads {
@@ -234,8 +307,14 @@ fn observing_births_costs_little_and_does_not_grow() {
     }
     // Idle threads of a large process count for their service, and are no tasks of their own.
     let counted = |status: &serde_json::Value| {
-        let services = status["services"].as_array().map(Vec::as_slice).unwrap_or_default();
-        services.iter().filter_map(|service| service["tasks"].as_u64()).sum::<u64>()
+        let services = status["services"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        services
+            .iter()
+            .filter_map(|service| service["tasks"].as_u64())
+            .sum::<u64>()
     };
     let crowd = status("all threads", &|status| counted(status) > threads);
     std::thread::sleep(Duration::from_secs(2));
@@ -251,10 +330,23 @@ fn observing_births_costs_little_and_does_not_grow() {
         crowded["tasks"].as_array().map_or(0, Vec::len)
     );
     // Two windows, and the one that was in progress when the program started.
-    assert!(managed <= born + 3, "born in window {born}, managed in window {managed}");
-    assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
-    assert!(files_end <= files_half + 64, "{files_half} -> {files_end} open files");
-    assert!(seconds < LONG_RUN_S || cost_of_births < 0.05, "{:.1} % of a CPU", 100.0 * cost_of_births);
+    assert!(
+        managed <= born + 3,
+        "born in window {born}, managed in window {managed}"
+    );
+    assert!(
+        pages_end <= pages_half + pages_half / 4 + 256,
+        "{pages_half} -> {pages_end} pages"
+    );
+    assert!(
+        files_end <= files_half + 64,
+        "{files_half} -> {files_end} open files"
+    );
+    assert!(
+        seconds < LONG_RUN_S || cost_of_births < 0.05,
+        "{:.1} % of a CPU",
+        100.0 * cost_of_births
+    );
     assert!(
         seconds < LONG_RUN_S || cost_of_threads < 0.05,
         "{threads} threads: {:.1} % of a CPU",

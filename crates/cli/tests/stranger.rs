@@ -38,12 +38,23 @@ fn as_nobody(dir: &Path, part: &str) -> ChildGuard {
     // The test program may be where `nobody` cannot read it. Another process copies it: a file that this one writes may
     // be open in a child that another test has just forked, and a file that is open for writing cannot be executed.
     let program = dir.join(part);
-    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
+    let copied = Command::new("cp")
+        .arg(std::env::current_exe().unwrap())
+        .arg(&program)
+        .status()
+        .unwrap();
     assert!(copied.success(), "{copied}");
     open_to_all(&program);
     let mut command = Command::new(&program);
-    command.args(["--exact", part, "--ignored", "--nocapture"]).env(DIR, dir).current_dir(dir);
-    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+        .args(["--exact", part, "--ignored", "--nocapture"])
+        .env(DIR, dir)
+        .current_dir(dir);
+    command
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut running = ChildGuard(command.spawn().unwrap());
     let mut output = String::new();
     let mut lines = BufReader::new(running.0.stdout.take().unwrap());
@@ -63,13 +74,17 @@ fn stranger_dir() -> Option<PathBuf> {
 }
 
 fn wait_until_ready(dir: &Path) {
-    status_when(dir, "a window", PATIENCE, |status| status["windows"].as_u64() > Some(0));
+    status_when(dir, "a window", PATIENCE, |status| {
+        status["windows"].as_u64() > Some(0)
+    });
 }
 
 /// Does another user at the socket get no information, and root an answer, however many connections that user holds?
 #[test]
 fn other_users_get_no_information_and_delay_no_answer() {
-    let Some(dir) = make_shared_dir("a stranger's connections") else { return };
+    let Some(dir) = make_shared_dir("a stranger's connections") else {
+        return;
+    };
     let _daemon = start_daemon(dir.path(), "window_ms = 100\n");
     wait_until_ready(dir.path());
     let _stranger = as_nobody(dir.path(), "part_of_a_stranger_at_the_socket");
@@ -89,7 +104,9 @@ fn part_of_a_stranger_at_the_socket() {
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.contains("user 65534 may not ask here"), "{answer}");
     }
-    let held: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(dir.join("s.sock")).unwrap()).collect();
+    let held: Vec<UnixStream> = (0..300)
+        .map(|_| UnixStream::connect(dir.join("s.sock")).unwrap())
+        .collect();
     report_done();
     drop(held);
 }
@@ -100,19 +117,28 @@ fn part_of_a_stranger_at_the_socket() {
 /// Cost: 10 s of CPU, because two programs run until the daemon has credited one of them.
 #[test]
 fn other_users_cannot_report_for_roots_program() {
-    let Some(dir) = make_shared_dir("a stranger's reports") else { return };
-    let program = ChildGuard(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+    let Some(dir) = make_shared_dir("a stranger's reports") else {
+        return;
+    };
+    let program = ChildGuard(
+        Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap(),
+    );
     let pid = program.pid();
     let config = format!("window_ms = 100\n[[rules]]\npid = {pid}\naction = \"observe\"\n");
     let _daemon = start_daemon(dir.path(), &config);
     wait_until_ready(dir.path());
     std::fs::write(dir.path().join("pid"), pid.to_string()).unwrap();
     let stranger = as_nobody(dir.path(), "part_of_a_stranger_in_the_progress_directory");
-    let has_reported_work = |status: &serde_json::Value| status["tasks"][0]["progress_unit"] == "work reported";
+    let has_reported_work =
+        |status: &serde_json::Value| status["tasks"][0]["progress_unit"] == "work reported";
     let windows_of = |status: &serde_json::Value| status["windows"].as_u64().unwrap_or(0);
     let status_before = status_when(dir.path(), "a status", PATIENCE, |_| true);
-    let status_after =
-        status_when(dir.path(), "windows", PATIENCE, |status| windows_of(status) > windows_of(&status_before) + 5);
+    let status_after = status_when(dir.path(), "windows", PATIENCE, |status| {
+        windows_of(status) > windows_of(&status_before) + 5
+    });
     assert!(!has_reported_work(&status_after), "{status_after}");
     // The daemon's own user gets an answer.
     drop(stranger);
@@ -135,7 +161,14 @@ fn part_of_a_stranger_in_the_progress_directory() {
     let progress = dir.join("progress");
     let report = progress.join(pid);
     let own_report = progress.join(std::process::id().to_string());
-    rustix::fs::mknodat(rustix::fs::CWD, &own_report, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &own_report,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
     std::fs::write(&report, u64::MAX.to_ne_bytes()).unwrap();
     assert!(std::fs::remove_dir_all(&progress).is_err());
     // Continues to report work in the name of root's program.
@@ -151,7 +184,9 @@ fn part_of_a_stranger_in_the_progress_directory() {
 /// Are the journal and the locks inaccessible to other users for reading, writing and removing while a daemon runs?
 #[test]
 fn the_state_directory_is_inaccessible_to_other_users() {
-    let Some(dir) = make_shared_dir("a stranger at the state directory") else { return };
+    let Some(dir) = make_shared_dir("a stranger at the state directory") else {
+        return;
+    };
     let _daemon = start_daemon(dir.path(), "window_ms = 100\n");
     wait_until_ready(dir.path());
     let _stranger = as_nobody(dir.path(), "part_of_a_stranger_at_the_state_directory");
@@ -182,7 +217,9 @@ const NAMES: [(&str, &str); 4] = [
 /// daemon's log, the page of a recording?
 #[test]
 fn other_users_program_names_affect_no_front_end() {
-    let Some(dir) = make_shared_dir("a stranger's program") else { return };
+    let Some(dir) = make_shared_dir("a stranger's program") else {
+        return;
+    };
     let at = dir.path();
     let mut config = String::from(
         "window_ms = 100\nrun_log = \"run.jsonl\"\nmetrics_textfile = \"metrics.prom\"\npolicy = { name = \"default\" }\n",
@@ -192,14 +229,29 @@ fn other_users_program_names_affect_no_front_end() {
         let program = at.join(name.replace('/', "_"));
         std::fs::copy("/bin/sleep", &program).unwrap();
         open_to_all(&program);
-        let sleeper = ChildGuard(Command::new(&program).arg("100").uid(NOBODY).gid(NOBODY).spawn().unwrap());
-        config.push_str(&format!("[[rules]]\npid = {}\naction = \"observe\"\n", sleeper.pid()));
+        let sleeper = ChildGuard(
+            Command::new(&program)
+                .arg("100")
+                .uid(NOBODY)
+                .gid(NOBODY)
+                .spawn()
+                .unwrap(),
+        );
+        config.push_str(&format!(
+            "[[rules]]\npid = {}\naction = \"observe\"\n",
+            sleeper.pid()
+        ));
         programs.push(sleeper);
     }
     let mut daemon = start_daemon(at, &config);
     status_when(at, "the programs", PATIENCE, |status| {
-        let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
-        NAMES.iter().all(|(name, _)| tasks.iter().any(|task| task["name"] == *name))
+        let tasks = status["tasks"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        NAMES
+            .iter()
+            .all(|(name, _)| tasks.iter().any(|task| task["name"] == *name))
     });
     let is_acting = |c: char| matches!(c, '\u{1b}' | '\u{202e}');
     let check_output = |command: &str, text: &str, has_names: bool| {
@@ -209,12 +261,20 @@ fn other_users_program_names_affect_no_front_end() {
         }
         let is_forged = |line: &str| line.starts_with(" 1 1 init") || line.trim() == "# EOF";
         assert!(
-            text.lines().filter(|line| is_forged(line)).count() <= usize::from(command == "metrics.prom"),
+            text.lines().filter(|line| is_forged(line)).count()
+                <= usize::from(command == "metrics.prom"),
             "{command}: {text}"
         );
     };
-    let pids: Vec<String> = programs.iter().map(|program| program.pid().to_string()).collect();
-    let mut commands: Vec<Vec<&str>> = vec![vec!["status"], vec!["status", "--threads"], vec!["status", "--json"]];
+    let pids: Vec<String> = programs
+        .iter()
+        .map(|program| program.pid().to_string())
+        .collect();
+    let mut commands: Vec<Vec<&str>> = vec![
+        vec!["status"],
+        vec!["status", "--threads"],
+        vec!["status", "--json"],
+    ];
     commands.extend([vec!["top", "-n", "1"], vec!["explain", &pids[0], "--json"]]);
     commands.extend(pids.iter().map(|pid| vec!["explain", pid.as_str()]));
     commands.extend(NAMES.iter().map(|(name, _)| vec!["explain", name]));
@@ -224,7 +284,13 @@ fn other_users_program_names_affect_no_front_end() {
         check_output(&args.join(" "), &output.out, has_names);
         check_output(&args.join(" "), &output.err, false);
     }
-    let check_file = |file: &str| check_output(file, &std::fs::read_to_string(at.join(file)).unwrap(), false);
+    let check_file = |file: &str| {
+        check_output(
+            file,
+            &std::fs::read_to_string(at.join(file)).unwrap(),
+            false,
+        )
+    };
     check_file("metrics.prom");
     stop(&mut daemon);
     let page = run(at, &["dashboard", "run.jsonl", "-o", "run.html"]).ok();

@@ -116,8 +116,18 @@ impl Access {
 
 impl fmt::Debug for Access {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let wait = if self.is_dependent() { " dependent" } else { "" };
-        write!(out, "+{} {:?} {:#x}{wait}", self.gap(), self.kind(), self.address())
+        let wait = if self.is_dependent() {
+            " dependent"
+        } else {
+            ""
+        };
+        write!(
+            out,
+            "+{} {:?} {:#x}{wait}",
+            self.gap(),
+            self.kind(),
+            self.address()
+        )
     }
 }
 
@@ -169,13 +179,25 @@ mod tests {
     #[test]
     fn an_access_keeps_its_fields_at_their_limits() {
         let last_address = Access::ADDRESS_LIMIT - 1;
-        let kinds = [AccessKind::Load, AccessKind::Store, AccessKind::Jump, AccessKind::Compute];
+        let kinds = [
+            AccessKind::Load,
+            AccessKind::Store,
+            AccessKind::Jump,
+            AccessKind::Compute,
+        ];
         for kind in kinds {
-            for (address, gap, dependent) in
-                [(0, 0, false), (last_address, Access::GAP_LIMIT - 1, true), (64, 7, false)]
-            {
+            for (address, gap, dependent) in [
+                (0, 0, false),
+                (last_address, Access::GAP_LIMIT - 1, true),
+                (64, 7, false),
+            ] {
                 let access = Access::new(kind, address, gap, dependent);
-                let decoded_fields = (access.kind(), access.address(), access.gap(), access.is_dependent());
+                let decoded_fields = (
+                    access.kind(),
+                    access.address(),
+                    access.gap(),
+                    access.is_dependent(),
+                );
                 assert_eq!(decoded_fields, (kind, address, gap, dependent));
             }
         }

@@ -5,7 +5,8 @@
 /// is not touched, and is released at once.
 pub fn can_allocate(bytes: u64) -> bool {
     let mut probe_buffer: Vec<u8> = Vec::new();
-    let can_reserve = usize::try_from(bytes).is_ok_and(|bytes| probe_buffer.try_reserve_exact(bytes).is_ok());
+    let can_reserve =
+        usize::try_from(bytes).is_ok_and(|bytes| probe_buffer.try_reserve_exact(bytes).is_ok());
     // Without a visible use, the compiler would remove the allocation, and the check would always succeed.
     std::hint::black_box(&probe_buffer);
     can_reserve

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, Plan, ProbeId, TaskId};
+use crate::{
+    CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, Plan, ProbeId, TaskId,
+};
 
 /// An item of the plan that was refused or is in progress.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -118,11 +120,20 @@ pub struct AppliedPlan {
 impl AppliedPlan {
     /// Returns whether the machine has refused this probe.
     pub fn has_refused_probe(&self, probe: ProbeId) -> bool {
-        self.refused.iter().any(|refused| refused.item == PlanItem::Probe(probe))
+        self.refused
+            .iter()
+            .any(|refused| refused.item == PlanItem::Probe(probe))
     }
 
     /// Records a task's CPUs and weight, unless they are the machine's default and `plan` does not state them.
-    pub fn record_task(&mut self, task: TaskId, cpus: &CpuSet, weight: f64, all_cpus: &CpuSet, plan: &Plan) {
+    pub fn record_task(
+        &mut self,
+        task: TaskId,
+        cpus: &CpuSet,
+        weight: f64,
+        all_cpus: &CpuSet,
+        plan: &Plan,
+    ) {
         if cpus != all_cpus || plan.affinity.contains_key(&task) {
             self.affinity.insert(task, cpus.clone());
         }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    CacheId, CacheShare, Capabilities, CpuId, CpuSet, PartitionSupport, Plan, ShareMember, TaskId, TaskSample, Units,
-    View, WindowLength,
+    CacheId, CacheShare, Capabilities, CpuId, CpuSet, PartitionSupport, Plan, ShareMember, TaskId,
+    TaskSample, Units, View, WindowLength,
 };
 
 /// The invariant that a plan violates.
@@ -50,7 +50,12 @@ pub enum PlanError {
 /// # Errors
 /// Returns the first violated invariant, in the order of the plan's fields.
 pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
-    let tasks: BTreeMap<TaskId, &TaskSample> = view.observation.tasks.iter().map(|task| (task.task, task)).collect();
+    let tasks: BTreeMap<TaskId, &TaskSample> = view
+        .observation
+        .tasks
+        .iter()
+        .map(|task| (task.task, task))
+        .collect();
     let online_cpus = view.online();
     let require_movable = |task: TaskId| match tasks.get(&task) {
         None => Err(PlanError::UnknownTask(task)),
@@ -88,15 +93,22 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
         return Err(PlanError::DuplicateProbeId(duplicate.id.0));
     }
     match plan.window {
-        WindowLength::Time { ns: 0 } | WindowLength::Cycles { cycles: 0 } => Err(PlanError::EmptyWindow),
+        WindowLength::Time { ns: 0 } | WindowLength::Cycles { cycles: 0 } => {
+            Err(PlanError::EmptyWindow)
+        }
         _ => Ok(()),
     }
 }
 
-fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSample>) -> Result<(), PlanError> {
+fn check_gangs(
+    plan: &Plan,
+    online: &CpuSet,
+    tasks: &BTreeMap<TaskId, &TaskSample>,
+) -> Result<(), PlanError> {
     for (index, schedule) in plan.gangs.iter().enumerate() {
-        if let Some(earlier_index) =
-            plan.gangs[..index].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus))
+        if let Some(earlier_index) = plan.gangs[..index]
+            .iter()
+            .position(|earlier| earlier.cpus.intersects(&schedule.cpus))
         {
             return Err(PlanError::OverlappingGangs(earlier_index, index));
         }
@@ -119,22 +131,42 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
                 if !members.insert(task) {
                     return invalid_gang("one gang contains a task twice");
                 }
-                if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !taken_cpus.insert(cpu)) {
+                if cpu.is_some_and(|CpuId(cpu)| {
+                    !schedule.cpus.contains(cpu) || !taken_cpus.insert(cpu)
+                }) {
                     return invalid_gang("a member's CPU is outside the schedule or taken twice");
                 }
                 let affinity = plan.affinity.get(&task);
-                if cpu.zip(affinity).is_some_and(|(CpuId(cpu), affinity)| !affinity.contains(cpu)) {
+                if cpu
+                    .zip(affinity)
+                    .is_some_and(|(CpuId(cpu), affinity)| !affinity.contains(cpu))
+                {
                     return invalid_gang("a member's CPU is outside its own affinity");
                 }
             }
-            if gang.slices == 0 || gang.members.is_empty() || gang.members.len() > schedule.cpus.count() as usize {
+            if gang.slices == 0
+                || gang.members.is_empty()
+                || gang.members.len() > schedule.cpus.count() as usize
+            {
                 return invalid_gang("a gang has no slices, no members, or more members than CPUs");
             }
         }
-        for task in tasks.values().filter(|task| !task.exited && !task.unmovable) {
-            let is_confined =
-                plan.affinity.get(&task.task).unwrap_or(online).intersection(online).is_subset(&schedule.cpus);
-            let has_turn = || schedule.gangs.iter().any(|gang| gang.members.iter().any(|&(id, _)| id == task.task));
+        for task in tasks
+            .values()
+            .filter(|task| !task.exited && !task.unmovable)
+        {
+            let is_confined = plan
+                .affinity
+                .get(&task.task)
+                .unwrap_or(online)
+                .intersection(online)
+                .is_subset(&schedule.cpus);
+            let has_turn = || {
+                schedule
+                    .gangs
+                    .iter()
+                    .any(|gang| gang.members.iter().any(|&(id, _)| id == task.task))
+            };
             if is_confined && !has_turn() {
                 return Err(PlanError::Starved(task.task));
             }
@@ -166,7 +198,9 @@ fn check_shares(
         let is_ways_share = matches!(share.units, Units::Ways { .. });
         for &member in &share.members {
             if !members.insert((member, is_ways_share.then_some(share.cache))) {
-                return invalid_share(format!("found {member:?} in two shares, expected each member in one"));
+                return invalid_share(format!(
+                    "found {member:?} in two shares, expected each member in one"
+                ));
             }
         }
         if is_ways_share {
@@ -174,9 +208,14 @@ fn check_shares(
         }
     }
     for (&cache, &groups) in &way_group_counts {
-        let max_groups = capabilities.partitions_of(cache).find_map(PartitionSupport::way_groups);
+        let max_groups = capabilities
+            .partitions_of(cache)
+            .find_map(PartitionSupport::way_groups);
         if let Some(max_groups) = max_groups.filter(|&most| groups > most) {
-            return Err(PlanError::InvalidShare(cache, format!("{groups} groups, expected at most {max_groups}")));
+            return Err(PlanError::InvalidShare(
+                cache,
+                format!("{groups} groups, expected at most {max_groups}"),
+            ));
         }
     }
     Ok(())
@@ -190,7 +229,9 @@ fn check_share(
     let invalid_share = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
     for member in &share.members {
         match *member {
-            ShareMember::Task(task) if !tasks.contains_key(&task) => return Err(PlanError::UnknownTask(task)),
+            ShareMember::Task(task) if !tasks.contains_key(&task) => {
+                return Err(PlanError::UnknownTask(task));
+            }
             ShareMember::Process(process) if tasks.values().all(|task| task.process != process) => {
                 return invalid_share(format!("process {} has no task in this window", process.0));
             }
@@ -205,13 +246,25 @@ fn check_share(
             (PartitionSupport::Colors { colors, .. }, Units::Colors { allowed, .. }) => {
                 return match allowed.iter().last() {
                     None => invalid_share("no color allowed".to_string()),
-                    Some(last) if last >= *colors => invalid_share(format!("color {last} of {colors}")),
+                    Some(last) if last >= *colors => {
+                        invalid_share(format!("color {last} of {colors}"))
+                    }
                     Some(_) => Ok(()),
                 };
             }
-            (PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. }, Units::Ways { mask }) => {
+            (
+                PartitionSupport::Ways {
+                    ways,
+                    min_ways: at_least,
+                    contiguous,
+                    ..
+                },
+                Units::Ways { mask },
+            ) => {
                 let last_way = mask.iter().last().unwrap_or(0);
-                let is_contiguous = mask.first().is_some_and(|first| last_way - first + 1 == mask.count());
+                let is_contiguous = mask
+                    .first()
+                    .is_some_and(|first| last_way - first + 1 == mask.count());
                 return if mask.count() < *at_least || last_way >= *ways {
                     invalid_share(format!(
                         "way mask {mask} needs at least {at_least} of ways 0-{}",

@@ -86,15 +86,28 @@ impl FactSource {
 impl<T> Fact<T> {
     /// Builds a value without an interval of its own.
     pub fn new(value: T, source: FactSource, window: u64) -> Self {
-        Fact { value, error: None, source, window }
+        Fact {
+            value,
+            error: None,
+            source,
+            window,
+        }
     }
 }
 
 impl Fact<f64> {
     /// Returns a number with its confidence interval.
     pub fn from_measurement(estimate: Estimate, source: FactSource, window: u64) -> Self {
-        let error = Some(ConfidenceInterval { low: estimate.low, high: estimate.high });
-        Fact { value: estimate.value, error, source, window }
+        let error = Some(ConfidenceInterval {
+            low: estimate.low,
+            high: estimate.high,
+        });
+        Fact {
+            value: estimate.value,
+            error,
+            source,
+            window,
+        }
     }
 
     /// Returns an exact value, known before anything ran.
@@ -104,8 +117,15 @@ impl Fact<f64> {
 
     /// Returns the number with its interval; exact if it has none.
     pub fn estimate(&self) -> Estimate {
-        let interval = self.error.unwrap_or(ConfidenceInterval { low: self.value, high: self.value });
-        Estimate { value: self.value, low: interval.low, high: interval.high }
+        let interval = self.error.unwrap_or(ConfidenceInterval {
+            low: self.value,
+            high: self.value,
+        });
+        Estimate {
+            value: self.value,
+            low: interval.low,
+            high: interval.high,
+        }
     }
 }
 
@@ -160,7 +180,9 @@ impl<T: Clone> Facts for Option<Fact<T>> {
     }
     fn merge_newer(&mut self, source: &Self) {
         match (&mut *self, source) {
-            (Some(old_fact), Some(new_fact)) if new_fact.may_replace(old_fact) => old_fact.clone_from(new_fact),
+            (Some(old_fact), Some(new_fact)) if new_fact.may_replace(old_fact) => {
+                old_fact.clone_from(new_fact)
+            }
             (None, Some(new_fact)) => *self = Some(new_fact.clone()),
             _ => {}
         }
@@ -191,7 +213,8 @@ impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
         }
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
-        self.values_mut().for_each(|fact| (fact.source, fact.window) = (source, window));
+        self.values_mut()
+            .for_each(|fact| (fact.source, fact.window) = (source, window));
     }
 }
 

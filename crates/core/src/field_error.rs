@@ -14,14 +14,25 @@ pub struct FieldError {
 
 impl FieldError {
     /// Builds an error about one field.
-    pub fn new(field: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
-        FieldError { field: field.into(), found: found.to_string(), expected: expected.into() }
+    pub fn new(
+        field: impl Into<String>,
+        found: impl ToString,
+        expected: impl Into<String>,
+    ) -> Self {
+        FieldError {
+            field: field.into(),
+            found: found.to_string(),
+            expected: expected.into(),
+        }
     }
 
     /// Returns the same error, with `path` before the field; an empty field is the value at `path` itself.
     #[must_use]
     pub fn with_path_prefix(self, path: &str) -> Self {
         let separator = if self.field.is_empty() { "" } else { "." };
-        FieldError { field: format!("{path}{separator}{}", self.field), ..self }
+        FieldError {
+            field: format!("{path}{separator}{}", self.field),
+            ..self
+        }
     }
 }

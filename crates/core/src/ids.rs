@@ -42,7 +42,9 @@ impl IndexSet {
 
     /// Returns whether the index is in the set; an index beyond the largest one is not.
     pub fn contains(&self, index: u32) -> bool {
-        self.0.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
+        self.0
+            .get(index as usize / 64)
+            .is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
     /// Adds an index, if it is not in the set yet. Memory grows with the largest index.
     pub fn insert(&mut self, index: u32) {
@@ -75,7 +77,10 @@ impl IndexSet {
     }
     /// Returns whether every index is also in `superset`.
     pub fn is_subset(&self, superset: &Self) -> bool {
-        self.0.iter().enumerate().all(|(i, word)| word & !superset.0.get(i).copied().unwrap_or(0) == 0)
+        self.0
+            .iter()
+            .enumerate()
+            .all(|(i, word)| word & !superset.0.get(i).copied().unwrap_or(0) == 0)
     }
     /// Returns the indices that are in either set.
     pub fn union(&self, other: &Self) -> Self {
@@ -87,7 +92,11 @@ impl IndexSet {
     }
     /// Returns the number of indices in both sets, computed without building the intersection.
     pub fn common_count(&self, other: &Self) -> u32 {
-        self.0.iter().zip(&other.0).map(|(a, b)| (a & b).count_ones()).sum()
+        self.0
+            .iter()
+            .zip(&other.0)
+            .map(|(a, b)| (a & b).count_ones())
+            .sum()
     }
     /// Returns the number of indices.
     pub fn count(&self) -> u32 {
@@ -137,7 +146,10 @@ impl fmt::Display for IndexSet {
         let mut comma = "";
         while let Some(first) = remaining_indices.next() {
             let mut last = first;
-            while remaining_indices.next_if(|&next| next == last + 1).is_some() {
+            while remaining_indices
+                .next_if(|&next| next == last + 1)
+                .is_some()
+            {
                 last += 1;
             }
             write!(out, "{comma}{first}")?;
@@ -162,10 +174,21 @@ impl FromStr for IndexSet {
     type Err = ParseIndexSetError;
     fn from_str(text: &str) -> Result<Self, ParseIndexSetError> {
         let mut set = Self::default();
-        for part in text.trim().split(',').filter(|part| !part.trim().is_empty()) {
-            let parse_error = || ParseIndexSetError { found: part.to_string() };
+        for part in text
+            .trim()
+            .split(',')
+            .filter(|part| !part.trim().is_empty())
+        {
+            let parse_error = || ParseIndexSetError {
+                found: part.to_string(),
+            };
             let parse_index = |digits: &str| {
-                digits.trim().parse().ok().filter(|&index: &u32| index < Self::LIMIT).ok_or_else(parse_error)
+                digits
+                    .trim()
+                    .parse()
+                    .ok()
+                    .filter(|&index: &u32| index < Self::LIMIT)
+                    .ok_or_else(parse_error)
             };
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (parse_index(first)?, parse_index(last)?);
@@ -192,6 +215,10 @@ pub struct Estimate {
 impl Estimate {
     /// Returns an exact value (the result of an exact computation).
     pub fn exact(value: f64) -> Self {
-        Estimate { value, low: value, high: value }
+        Estimate {
+            value,
+            low: value,
+            high: value,
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, IndexSet, MachineSpec, Observation, PageMigration, Plan, Units,
+    AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, IndexSet, MachineSpec, Observation,
+    PageMigration, Plan, Units,
 };
 
 /// Whether a machine has an ability, and if not, the reason and the remedy.
@@ -29,12 +30,21 @@ pub enum Support {
 impl Support {
     /// Support with a note; an empty one means that there is no notable limit.
     pub fn with_note(note: impl Into<String>) -> Self {
-        Support::Yes { note: Some(note.into()).filter(|note| !note.is_empty()) }
+        Support::Yes {
+            note: Some(note.into()).filter(|note| !note.is_empty()),
+        }
     }
 
     /// Support if a condition holds, and otherwise none, for this reason and without a remedy.
     pub fn provided(is_supported: bool, reason: &str) -> Self {
-        if is_supported { Support::with_note("") } else { Support::No { reason: reason.to_string(), remedy: None } }
+        if is_supported {
+            Support::with_note("")
+        } else {
+            Support::No {
+                reason: reason.to_string(),
+                remedy: None,
+            }
+        }
     }
 }
 
@@ -132,21 +142,35 @@ impl PartitionSupport {
             page_bytes: spec.pages.page_bytes,
             page_migration_ns,
         });
-        let by_way = spec.caches.iter().find(|described| described.level == cache.level).and_then(|described| {
-            let groups = described.way_partitions?;
-            Some(PartitionSupport::Ways {
-                ways: described.ways,
-                min_ways: groups.min_ways,
-                contiguous: groups.contiguous,
-                max_groups: groups.groups,
-            })
-        });
-        by_color.into_iter().chain(by_way).map(|partition| (cache.id, partition)).collect()
+        let by_way = spec
+            .caches
+            .iter()
+            .find(|described| described.level == cache.level)
+            .and_then(|described| {
+                let groups = described.way_partitions?;
+                Some(PartitionSupport::Ways {
+                    ways: described.ways,
+                    min_ways: groups.min_ways,
+                    contiguous: groups.contiguous,
+                    max_groups: groups.groups,
+                })
+            });
+        by_color
+            .into_iter()
+            .chain(by_way)
+            .map(|partition| (cache.id, partition))
+            .collect()
     }
 
     /// Returns the way to prefer: ways before colors, because ways need no copying. `None` without partitions.
     pub fn preferred<'a>(partitions: impl Iterator<Item = &'a Self>) -> Option<Self> {
-        partitions.copied().reduce(|a, b| if matches!(a, PartitionSupport::Ways { .. }) { a } else { b })
+        partitions.copied().reduce(|a, b| {
+            if matches!(a, PartitionSupport::Ways { .. }) {
+                a
+            } else {
+                b
+            }
+        })
     }
 
     /// Returns the number of colors; `None` for a partition by ways.
@@ -168,7 +192,8 @@ impl PartitionSupport {
     /// Returns the number of units of the whole cache.
     pub fn units(&self) -> u32 {
         match *self {
-            PartitionSupport::Colors { colors: units, .. } | PartitionSupport::Ways { ways: units, .. } => units,
+            PartitionSupport::Colors { colors: units, .. }
+            | PartitionSupport::Ways { ways: units, .. } => units,
         }
     }
 
@@ -182,13 +207,18 @@ impl PartitionSupport {
 
     /// Returns the maximum number of groups, besides the class of service of ungrouped processes.
     pub fn max_shares(&self) -> u32 {
-        self.way_groups().map_or(self.units(), |max_groups| max_groups.saturating_sub(1).min(self.units()))
+        self.way_groups().map_or(self.units(), |max_groups| {
+            max_groups.saturating_sub(1).min(self.units())
+        })
     }
 
     /// Converts a set of units to ways or colors.
     pub fn to_units(&self, units: IndexSet, migration: PageMigration) -> Units {
         match self {
-            PartitionSupport::Colors { .. } => Units::Colors { allowed: units, migration },
+            PartitionSupport::Colors { .. } => Units::Colors {
+                allowed: units,
+                migration,
+            },
             PartitionSupport::Ways { .. } => Units::Ways { mask: units },
         }
     }
@@ -262,7 +292,11 @@ pub struct Cache {
 impl Topology {
     /// Returns the online CPUs.
     pub fn online(&self) -> CpuSet {
-        self.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect()
+        self.cpus
+            .iter()
+            .filter(|cpu| cpu.online)
+            .map(|cpu| cpu.id.0)
+            .collect()
     }
 
     /// Returns the cache with this id.
@@ -288,27 +322,37 @@ impl Topology {
         let weighted_factor = |(node, &pages): (usize, &u64)| {
             Some(pages as f64 * row.get(node).copied().filter(|factor| *factor >= 1.0)?)
         };
-        let nodes = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(weighted_factor);
+        let nodes = pages_per_node
+            .iter()
+            .enumerate()
+            .filter(|(_, pages)| **pages > 0)
+            .map(weighted_factor);
         let total_factor = nodes.sum::<Option<f64>>()?;
         (pages > 0).then(|| total_factor / pages as f64)
     }
 
     /// Returns the last-level cache behind a CPU.
     pub fn last_level_cache_of(&self, cpu: CpuId) -> Option<&Cache> {
-        self.last_level_caches().find(|cache| cache.cpus.contains(cpu.0))
+        self.last_level_caches()
+            .find(|cache| cache.cpus.contains(cpu.0))
     }
 
     /// Each last-level cache with its online CPUs, in the topology's order; caches without online CPUs are omitted.
     pub fn online_last_levels(&self) -> Vec<(CacheId, CpuSet)> {
         let online = self.online();
-        let caches = self.last_level_caches().map(|cache| (cache.id, cache.cpus.intersection(&online)));
+        let caches = self
+            .last_level_caches()
+            .map(|cache| (cache.id, cache.cpus.intersection(&online)));
         caches.filter(|(_, cpus)| !cpus.is_empty()).collect()
     }
 
     /// The online CPUs of each last-level cache, as [`Topology::online_last_levels`] lists them. A position in the list
     /// changes when an earlier cache goes offline, so state that outlives a window names the cache.
     pub fn last_level_domains(&self) -> Vec<CpuSet> {
-        self.online_last_levels().into_iter().map(|(_, cpus)| cpus).collect()
+        self.online_last_levels()
+            .into_iter()
+            .map(|(_, cpus)| cpus)
+            .collect()
     }
 }
 
@@ -320,7 +364,10 @@ impl Capabilities {
 
     /// Returns the ways in which a cache can be partitioned; empty if there is none.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &PartitionSupport> {
-        self.partitions.iter().filter(move |(id, _)| *id == cache).map(|(_, partition)| partition)
+        self.partitions
+            .iter()
+            .filter(move |(id, _)| *id == cache)
+            .map(|(_, partition)| partition)
     }
 
     /// Returns the number of page colors of a cache; `None` if pages cannot be placed by color.

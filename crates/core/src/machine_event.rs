@@ -61,40 +61,79 @@ impl MachineEvent {
         let kind_count = kinds.iter().filter(|is_given| **is_given).count();
         if kind_count != 1 {
             let expected = "exactly one of 'external_traffic', 'resize_cache', 'split_cpus', 'offline', 'online'";
-            return Err(FieldError::new("", format!("{kind_count} kinds of event"), expected));
+            return Err(FieldError::new(
+                "",
+                format!("{kind_count} kinds of event"),
+                expected,
+            ));
         }
-        let caches = machine.last_level_cache().map_or(0, |cache| machine.instance_count(cache));
+        let caches = machine
+            .last_level_cache()
+            .map_or(0, |cache| machine.instance_count(cache));
         let cpus = machine.cpus();
         for (field, cache) in [
-            ("external_traffic.cache", self.external_traffic.map(|traffic| traffic.cache)),
-            ("resize_cache.cache", self.resize_cache.map(|resize| resize.cache)),
+            (
+                "external_traffic.cache",
+                self.external_traffic.map(|traffic| traffic.cache),
+            ),
+            (
+                "resize_cache.cache",
+                self.resize_cache.map(|resize| resize.cache),
+            ),
         ] {
             if let Some(cache) = cache.filter(|cache| *cache >= caches) {
-                let expected = format!("0 to {}, a contended cache of {}", caches.max(1) - 1, machine.name);
+                let expected = format!(
+                    "0 to {}, a contended cache of {}",
+                    caches.max(1) - 1,
+                    machine.name
+                );
                 return Err(FieldError::new(field, cache, expected));
             }
         }
         for (field, cpu) in [("offline", self.offline), ("online", self.online)] {
             if let Some(cpu) = cpu.filter(|cpu| *cpu >= cpus) {
-                return Err(FieldError::new(field, cpu, format!("0 to {}, a CPU of {}", cpus - 1, machine.name)));
+                return Err(FieldError::new(
+                    field,
+                    cpu,
+                    format!("0 to {}, a CPU of {}", cpus - 1, machine.name),
+                ));
             }
         }
-        if let Some(lines) = self.external_traffic.map(|traffic| traffic.lines_per_second)
+        if let Some(lines) = self
+            .external_traffic
+            .map(|traffic| traffic.lines_per_second)
             && !(lines.is_finite() && lines >= 0.0)
         {
-            return Err(FieldError::new("external_traffic.lines_per_second", lines, "0 or more"));
+            return Err(FieldError::new(
+                "external_traffic.lines_per_second",
+                lines,
+                "0 or more",
+            ));
         }
         if let Some(share) = self.resize_cache.map(|resize| resize.size_share)
             && !(share > 0.0 && share <= 1.0)
         {
-            return Err(FieldError::new("resize_cache.size_share", share, "more than 0, at most 1"));
+            return Err(FieldError::new(
+                "resize_cache.size_share",
+                share,
+                "more than 0, at most 1",
+            ));
         }
         if let Some(split_cpus) = &self.split_cpus {
-            let cpus_per_cache =
-                machine.last_level_cache().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
-            let cache_numbers = split_cpus.iter().map(|cpu| cpu / cpus_per_cache).collect::<BTreeSet<_>>();
+            let cpus_per_cache = machine
+                .last_level_cache()
+                .map_or(1, |cache| cache.shared_by_cores)
+                * machine.contexts_per_core;
+            let cache_numbers = split_cpus
+                .iter()
+                .map(|cpu| cpu / cpus_per_cache)
+                .collect::<BTreeSet<_>>();
             if split_cpus.iter().any(|cpu| cpu >= cpus) || cache_numbers.len() != 1 {
-                return Err(FieldError::new("split_cpus", format!("'{split_cpus}'"), "CPUs of one contended cache"));
+                return Err(FieldError::new(
+                    "split_cpus",
+                    format!("'{split_cpus}'"),
+                    "CPUs of one contended cache",
+                ));
             }
         }
         Ok(())

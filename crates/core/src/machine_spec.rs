@@ -84,7 +84,10 @@ fn default_store_buffer() -> u32 {
 impl CoreModel {
     /// Returns an in-order core with the usual store buffer.
     pub fn in_order(issue_width: u32) -> Self {
-        CoreModel::InOrder { issue_width, store_buffer: default_store_buffer() }
+        CoreModel::InOrder {
+            issue_width,
+            store_buffer: default_store_buffer(),
+        }
     }
 
     /// Returns the maximum number of misses in flight: a core's miss registers, or the stores of an in-order context.
@@ -301,7 +304,12 @@ pub struct PageSpec {
 impl Default for PageSpec {
     fn default() -> Self {
         // CP: 11 051 cycles to move a 4 KB page on POWER5.
-        PageSpec { page_bytes: 4096, colors: None, migration_cycles: 11_051, fault_cycles: 1_000 }
+        PageSpec {
+            page_bytes: 4096,
+            colors: None,
+            migration_cycles: 11_051,
+            fault_cycles: 1_000,
+        }
     }
 }
 
@@ -319,7 +327,11 @@ pub struct OsSpec {
 
 impl Default for OsSpec {
     fn default() -> Self {
-        OsSpec { context_switch_cycles: 3_000, migration_cycles: 3_000, time_slice_ns: 10_000_000 }
+        OsSpec {
+            context_switch_cycles: 3_000,
+            migration_cycles: 3_000,
+            time_slice_ns: 10_000_000,
+        }
     }
 }
 
@@ -337,7 +349,11 @@ pub struct PmuSpec {
 
 impl Default for PmuSpec {
     fn default() -> Self {
-        PmuSpec { count: 6, interrupt_cycles: 3_000, sampler: SamplerModel::Ideal }
+        PmuSpec {
+            count: 6,
+            interrupt_cycles: 3_000,
+            sampler: SamplerModel::Ideal,
+        }
     }
 }
 
@@ -391,23 +407,33 @@ impl MachineSpec {
     /// Returns the contended level: the last one that is filled by misses (a victim cache behind it does not count).
     /// `None` only for a machine without data caches.
     pub fn last_level_cache(&self) -> Option<&CacheSpec> {
-        let is_filled_by_misses =
-            |cache: &&CacheSpec| cache.level != CacheLevel::L1Instruction && cache.inclusion != Inclusion::Victim;
+        let is_filled_by_misses = |cache: &&CacheSpec| {
+            cache.level != CacheLevel::L1Instruction && cache.inclusion != Inclusion::Victim
+        };
         self.caches.iter().rfind(is_filled_by_misses)
     }
 
     /// Returns the number of classes of service that every partitioned cache has, including the default one; at least 1.
     pub fn class_count(&self) -> u32 {
-        self.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1).max(1)
+        self.caches
+            .iter()
+            .filter_map(|cache| Some(cache.way_partitions?.groups))
+            .min()
+            .unwrap_or(1)
+            .max(1)
     }
 
     /// Returns the size of the largest data cache above the contended one, per core that shares it; 0 if there is none.
     pub fn private_bytes(&self) -> u64 {
         let contended_level = self.last_level_cache().map(|cache| cache.level);
         let private_caches = self.caches.iter().filter(|cache| {
-            cache.level != CacheLevel::L1Instruction && contended_level.is_some_and(|level| cache.level < level)
+            cache.level != CacheLevel::L1Instruction
+                && contended_level.is_some_and(|level| cache.level < level)
         });
-        private_caches.map(|cache| cache.size_bytes / u64::from(cache.shared_by_cores.max(1))).max().unwrap_or(0)
+        private_caches
+            .map(|cache| cache.size_bytes / u64::from(cache.shared_by_cores.max(1)))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Checks that the machine could be built.
@@ -425,11 +451,26 @@ impl MachineSpec {
         };
         let bounded_counts = [
             ("packages", u64::from(self.packages), 1, 1024),
-            ("cores_per_package", u64::from(self.cores_per_package), 1, 1024),
-            ("contexts_per_core", u64::from(self.contexts_per_core), 1, 16),
+            (
+                "cores_per_package",
+                u64::from(self.cores_per_package),
+                1,
+                1024,
+            ),
+            (
+                "contexts_per_core",
+                u64::from(self.contexts_per_core),
+                1,
+                16,
+            ),
             ("hertz", self.hertz, 1_000_000, 100_000_000_000),
             ("memory.nodes", u64::from(self.memory.nodes), 1, 64),
-            ("memory.local_latency_cycles", u64::from(self.memory.local_latency_cycles), 1, 1 << 20),
+            (
+                "memory.local_latency_cycles",
+                u64::from(self.memory.local_latency_cycles),
+                1,
+                1 << 20,
+            ),
             ("counters.count", u64::from(self.counters.count), 1, 1024),
         ];
         for (field, found, low, high) in bounded_counts {
@@ -439,53 +480,105 @@ impl MachineSpec {
         }
         let (issue_width, window, mshrs) = match self.pipeline {
             CoreModel::InOrder { issue_width, .. } => (issue_width, 1, 1),
-            CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => (issue_width, window, mshrs),
+            CoreModel::OutOfOrder {
+                issue_width,
+                window,
+                mshrs,
+                ..
+            } => (issue_width, window, mshrs),
         };
-        for (field, found) in [("issue_width", issue_width), ("window", window), ("mshrs", mshrs)] {
+        for (field, found) in [
+            ("issue_width", issue_width),
+            ("window", window),
+            ("mshrs", mshrs),
+        ] {
             if !(1..=4096).contains(&found) {
                 return spec_error(&format!("pipeline.{field}"), found.to_string(), "1 to 4096");
             }
         }
         if self.memory.remote_latency_cycles < self.memory.local_latency_cycles {
             let found = self.memory.remote_latency_cycles.to_string();
-            return spec_error("memory.remote_latency_cycles", found, "at least memory.local_latency_cycles");
+            return spec_error(
+                "memory.remote_latency_cycles",
+                found,
+                "at least memory.local_latency_cycles",
+            );
         }
         if !self.packages.is_multiple_of(self.memory.nodes) {
-            return spec_error("memory.nodes", self.memory.nodes.to_string(), "a divisor of packages");
+            return spec_error(
+                "memory.nodes",
+                self.memory.nodes.to_string(),
+                "a divisor of packages",
+            );
         }
         let bandwidths = [
             ("memory.bytes_per_cycle", Some(self.memory.bytes_per_cycle)),
-            ("memory.package_bus_bytes_per_cycle", self.memory.package_bus_bytes_per_cycle),
+            (
+                "memory.package_bus_bytes_per_cycle",
+                self.memory.package_bus_bytes_per_cycle,
+            ),
         ];
         for (field, found) in bandwidths {
             if let Some(found) = found.filter(|found| !(found.is_finite() && *found > 0.0)) {
                 return spec_error(field, found.to_string(), "a positive number");
             }
         }
-        if let Some(found) = self.memory.scheduling.requests_in_flight.filter(|found| !(1..=4096).contains(found)) {
-            return spec_error("memory.scheduling.requests_in_flight", found.to_string(), "1 to 4096");
+        if let Some(found) = self
+            .memory
+            .scheduling
+            .requests_in_flight
+            .filter(|found| !(1..=4096).contains(found))
+        {
+            return spec_error(
+                "memory.scheduling.requests_in_flight",
+                found.to_string(),
+                "1 to 4096",
+            );
         }
         self.check_prefetchers()?;
         let page_bytes = self.pages.page_bytes;
         if !(512..=1 << 30).contains(&page_bytes) || !page_bytes.is_power_of_two() {
-            return spec_error("pages.page_bytes", page_bytes.to_string(), "a power of two from 512 to 2^30");
+            return spec_error(
+                "pages.page_bytes",
+                page_bytes.to_string(),
+                "a power of two from 512 to 2^30",
+            );
         }
-        if self.memory.size_bytes < page_bytes || !self.memory.size_bytes.is_multiple_of(page_bytes) {
+        if self.memory.size_bytes < page_bytes || !self.memory.size_bytes.is_multiple_of(page_bytes)
+        {
             return spec_error(
                 "memory.size_bytes",
                 self.memory.size_bytes.to_string(),
                 "a multiple of pages.page_bytes",
             );
         }
-        self.caches.iter().enumerate().try_for_each(|(index, cache)| self.check_cache(index, cache))?;
+        self.caches
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, cache)| self.check_cache(index, cache))?;
         self.check_colors()
     }
 
     fn check_prefetchers(&self) -> Result<(), MachineSpecError> {
         for (index, prefetcher) in self.prefetchers.iter().enumerate() {
-            let PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } = *prefetcher else { continue };
-            let counts = [("up_streams", up_streams), ("down_streams", down_streams), ("ahead_lines", ahead_lines)];
-            if let Some((field, found)) = counts.into_iter().find(|(_, found)| !(1..=4096).contains(found)) {
+            let PrefetcherSpec::Streamer {
+                up_streams,
+                down_streams,
+                ahead_lines,
+                ..
+            } = *prefetcher
+            else {
+                continue;
+            };
+            let counts = [
+                ("up_streams", up_streams),
+                ("down_streams", down_streams),
+                ("ahead_lines", ahead_lines),
+            ];
+            if let Some((field, found)) = counts
+                .into_iter()
+                .find(|(_, found)| !(1..=4096).contains(found))
+            {
                 return Err(MachineSpecError {
                     machine: self.name.clone(),
                     field: format!("prefetchers[{index}].{field}"),
@@ -507,7 +600,11 @@ impl MachineSpec {
             })
         };
         if !cache.line_bytes.is_power_of_two() || !(8..=4096).contains(&cache.line_bytes) {
-            return cache_spec_error("line_bytes", cache.line_bytes.to_string(), "a power of two from 8 to 4096");
+            return cache_spec_error(
+                "line_bytes",
+                cache.line_bytes.to_string(),
+                "a power of two from 8 to 4096",
+            );
         }
         if !(1..=1 << 20).contains(&cache.ways) {
             return cache_spec_error("ways", cache.ways.to_string(), "1 to 2^20");
@@ -515,21 +612,28 @@ impl MachineSpec {
         if !(1..=1024).contains(&cache.slices) {
             return cache_spec_error("slices", cache.slices.to_string(), "1 to 1024");
         }
-        let row_bytes = u64::from(cache.slices) * u64::from(cache.ways) * u64::from(cache.line_bytes);
+        let row_bytes =
+            u64::from(cache.slices) * u64::from(cache.ways) * u64::from(cache.line_bytes);
         if cache.size_bytes == 0 || !cache.size_bytes.is_multiple_of(row_bytes) {
             let expected = format!("a multiple of slices x ways x line_bytes = {row_bytes}");
             return cache_spec_error("size_bytes", cache.size_bytes.to_string(), &expected);
         }
-        let may_be_virtual =
-            cache.level <= CacheLevel::L1Data && cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
+        let may_be_virtual = cache.level <= CacheLevel::L1Data
+            && cache.slices == 1
+            && cache.sets_per_slice().is_power_of_two();
         if cache.index == SetIndexing::Virtual && !may_be_virtual {
             let expected = "physical, but for an L1 of one slice with a power of two of sets";
             return cache_spec_error("index", "virtual".to_string(), expected);
         }
         if cache.replacement == ReplacementPolicy::TreePlru && !cache.ways.is_power_of_two() {
-            return cache_spec_error("ways", cache.ways.to_string(), "a power of two, as replacement is tree-plru");
+            return cache_spec_error(
+                "ways",
+                cache.ways.to_string(),
+                "a power of two, as replacement is tree-plru",
+            );
         }
-        let is_divisor = cache.shared_by_cores != 0 && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
+        let is_divisor = cache.shared_by_cores != 0
+            && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
         if !is_divisor {
             return cache_spec_error(
                 "shared_by_cores",
@@ -537,17 +641,28 @@ impl MachineSpec {
                 "a divisor of cores_per_package",
             );
         }
-        if let Some(found) = cache.bandwidth_bytes_per_cycle.filter(|found| !(found.is_finite() && *found > 0.0)) {
-            return cache_spec_error("bandwidth_bytes_per_cycle", found.to_string(), "a positive number");
+        if let Some(found) = cache
+            .bandwidth_bytes_per_cycle
+            .filter(|found| !(found.is_finite() && *found > 0.0))
+        {
+            return cache_spec_error(
+                "bandwidth_bytes_per_cycle",
+                found.to_string(),
+                "a positive number",
+            );
         }
         if let Some(way_partitions) = cache.way_partitions
             && !(way_partitions.groups >= 1 && (1..=cache.ways).contains(&way_partitions.min_ways))
         {
-            let found = format!("{} groups, at least {} ways", way_partitions.groups, way_partitions.min_ways);
+            let found = format!(
+                "{} groups, at least {} ways",
+                way_partitions.groups, way_partitions.min_ways
+            );
             return cache_spec_error("way_partitions", found, "1 group or more, 1 to `ways` ways");
         }
-        let inner_cache =
-            self.caches[..index].iter().rfind(|inner_cache| inner_cache.level != CacheLevel::L1Instruction);
+        let inner_cache = self.caches[..index]
+            .iter()
+            .rfind(|inner_cache| inner_cache.level != CacheLevel::L1Instruction);
         if let Some(inner_cache) = inner_cache.filter(|_| cache.level > CacheLevel::L1Data) {
             if cache.level <= inner_cache.level {
                 return cache_spec_error(
@@ -563,19 +678,37 @@ impl MachineSpec {
                     "at least that of the level before",
                 );
             }
-            if !cache.shared_by_cores.is_multiple_of(inner_cache.shared_by_cores) {
+            if !cache
+                .shared_by_cores
+                .is_multiple_of(inner_cache.shared_by_cores)
+            {
                 let expected = "a multiple of that of the level before";
-                return cache_spec_error("shared_by_cores", cache.shared_by_cores.to_string(), expected);
+                return cache_spec_error(
+                    "shared_by_cores",
+                    cache.shared_by_cores.to_string(),
+                    expected,
+                );
             }
-        } else if self.caches[..index].iter().any(|inner_cache| inner_cache.level >= cache.level) {
-            return cache_spec_error("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
+        } else if self.caches[..index]
+            .iter()
+            .any(|inner_cache| inner_cache.level >= cache.level)
+        {
+            return cache_spec_error(
+                "level",
+                format!("{:?}", cache.level),
+                "levels from the core outwards, each once",
+            );
         }
         Ok(())
     }
 
     fn check_colors(&self) -> Result<(), MachineSpecError> {
-        let Some(colors) = self.pages.colors else { return Ok(()) };
-        let max_colors = self.last_level_cache().map_or(1, |cache| self.colors_of(cache));
+        let Some(colors) = self.pages.colors else {
+            return Ok(());
+        };
+        let max_colors = self
+            .last_level_cache()
+            .map_or(1, |cache| self.colors_of(cache));
         if colors.is_power_of_two() && u64::from(colors) <= max_colors {
             return Ok(());
         }
@@ -583,7 +716,9 @@ impl MachineSpec {
             machine: self.name.clone(),
             field: "pages.colors".to_string(),
             found: colors.to_string(),
-            expected: format!("a power of two, at most the last level's sets x line / page = {max_colors}"),
+            expected: format!(
+                "a power of two, at most the last level's sets x line / page = {max_colors}"
+            ),
         })
     }
 
@@ -595,10 +730,24 @@ impl MachineSpec {
 
     fn memory_latency(&self) -> Vec<Vec<f64>> {
         let (memory, nodes) = (&self.memory, self.memory.nodes as usize);
-        let remote_factor = f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
-        let latency_row =
-            |source_node: usize| (0..nodes).map(|node| if node == source_node { 1.0 } else { remote_factor }).collect();
-        if nodes > 1 { (0..nodes).map(latency_row).collect() } else { Vec::new() }
+        let remote_factor =
+            f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
+        let latency_row = |source_node: usize| {
+            (0..nodes)
+                .map(|node| {
+                    if node == source_node {
+                        1.0
+                    } else {
+                        remote_factor
+                    }
+                })
+                .collect()
+        };
+        if nodes > 1 {
+            (0..nodes).map(latency_row).collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Returns the topology that policies use. Cache ids follow the order of `caches`, instance by instance.
@@ -616,21 +765,27 @@ impl MachineSpec {
             }
         });
         let last_level = self.last_level_cache().map(|cache| cache.level);
-        let instances =
-            self.caches.iter().flat_map(|cache| (0..self.instance_count(cache)).map(move |instance| (cache, instance)));
+        let instances = self.caches.iter().flat_map(|cache| {
+            (0..self.instance_count(cache)).map(move |instance| (cache, instance))
+        });
         let caches = instances.enumerate().map(|(id, (cache, instance))| {
             let cpus_per_instance = cache.shared_by_cores * self.contexts_per_core;
             Cache {
                 id: CacheId(id as u32),
                 level: cache.level,
-                cpus: (instance * cpus_per_instance..(instance + 1) * cpus_per_instance).collect::<CpuSet>(),
+                cpus: (instance * cpus_per_instance..(instance + 1) * cpus_per_instance)
+                    .collect::<CpuSet>(),
                 last_level: Some(cache.level) == last_level,
                 size_bytes: Some(cache.size_bytes),
                 ways: Some(cache.ways),
                 line_bytes: Some(cache.line_bytes),
             }
         });
-        Topology { cpus: cpus.collect(), caches: caches.collect(), memory_latency: self.memory_latency() }
+        Topology {
+            cpus: cpus.collect(),
+            caches: caches.collect(),
+            memory_latency: self.memory_latency(),
+        }
     }
 }
 
@@ -644,7 +799,10 @@ mod tests {
             packages: 2,
             cores_per_package: 2,
             contexts_per_core: 2,
-            pages: PageSpec { colors: Some(16), ..PageSpec::default() },
+            pages: PageSpec {
+                colors: Some(16),
+                ..PageSpec::default()
+            },
             ..machine_spec(vec![
                 cache(CacheLevel::L1Instruction, 16 << 10, 4, 1),
                 cache(CacheLevel::L1Data, 8 << 10, 4, 1),
@@ -674,14 +832,26 @@ mod tests {
             spec.check().unwrap_err().field
         };
         assert_eq!(refused(|m| m.caches[2].ways = 17), "caches[2].size_bytes");
-        assert_eq!(refused(|m| m.caches[2].line_bytes = 48), "caches[2].line_bytes");
-        assert_eq!(refused(|m| m.caches[2].shared_by_cores = 3), "caches[2].shared_by_cores");
+        assert_eq!(
+            refused(|m| m.caches[2].line_bytes = 48),
+            "caches[2].line_bytes"
+        );
+        assert_eq!(
+            refused(|m| m.caches[2].shared_by_cores = 3),
+            "caches[2].shared_by_cores"
+        );
         assert_eq!(refused(|m| m.caches.swap(1, 2)), "caches[2].level");
         assert_eq!(refused(|m| m.pages.colors = Some(17)), "pages.colors");
         assert_eq!(refused(|m| m.pages.colors = Some(32)), "pages.colors");
         assert_eq!(refused(|m| m.packages = 0), "packages");
-        assert_eq!(refused(|m| m.caches[2].index = SetIndexing::Virtual), "caches[2].index");
-        assert_eq!(refused(|m| m.memory.bytes_per_cycle = f64::NAN), "memory.bytes_per_cycle");
+        assert_eq!(
+            refused(|m| m.caches[2].index = SetIndexing::Virtual),
+            "caches[2].index"
+        );
+        assert_eq!(
+            refused(|m| m.memory.bytes_per_cycle = f64::NAN),
+            "memory.bytes_per_cycle"
+        );
         assert_eq!(
             refused(|m| {
                 m.caches[1].replacement = ReplacementPolicy::TreePlru;

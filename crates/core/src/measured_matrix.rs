@@ -46,18 +46,29 @@ impl MeasuredMatrix {
     /// Returns an error if a name has no row (with the most similar name), or if two copies have an empty diagonal.
     pub fn slowdowns_of(&self, programs: &[String]) -> Result<Vec<Vec<f64>>, MatrixLookupError> {
         let find_program = |name: &String| {
-            self.names.iter().position(|matrix_name| matrix_name == name).ok_or_else(|| MatrixLookupError::Unknown {
-                name: name.as_str().into(),
-                known: self.names.join(", ").into(),
-                meant: nearest_name(name, self.names.iter().map(String::as_str)).map(Box::from),
-            })
+            self.names
+                .iter()
+                .position(|matrix_name| matrix_name == name)
+                .ok_or_else(|| MatrixLookupError::Unknown {
+                    name: name.as_str().into(),
+                    known: self.names.join(", ").into(),
+                    meant: nearest_name(name, self.names.iter().map(String::as_str)).map(Box::from),
+                })
         };
-        let matrix_rows: Vec<usize> = programs.iter().map(find_program).collect::<Result<_, _>>()?;
+        let matrix_rows: Vec<usize> = programs
+            .iter()
+            .map(find_program)
+            .collect::<Result<_, _>>()?;
         for (index, &row) in matrix_rows.iter().enumerate() {
             if matrix_rows[..index].contains(&row) && !self.has_diagonal[row] {
-                return Err(MatrixLookupError::NotBesideACopy { name: self.names[row].as_str().into() });
+                return Err(MatrixLookupError::NotBesideACopy {
+                    name: self.names[row].as_str().into(),
+                });
             }
         }
-        Ok(matrix_rows.iter().map(|&i| matrix_rows.iter().map(|&j| self.slowdowns[i][j]).collect()).collect())
+        Ok(matrix_rows
+            .iter()
+            .map(|&i| matrix_rows.iter().map(|&j| self.slowdowns[i][j]).collect())
+            .collect())
     }
 }

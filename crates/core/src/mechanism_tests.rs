@@ -6,10 +6,18 @@ use crate::*;
 /// Are unmeasured events absent, and multiplexed ones scaled?
 #[test]
 fn unmeasured_events_are_absent_and_multiplexed_ones_scaled() {
-    let half = EventCounts(vec![EventCount { event: CounterEvent::Instructions, count: 10, enabled_share: 0.5 }]);
+    let half = EventCounts(vec![EventCount {
+        event: CounterEvent::Instructions,
+        count: 10,
+        enabled_share: 0.5,
+    }]);
     assert_eq!(half.get(CounterEvent::Instructions), Some(20.0));
     assert_eq!(half.get(CounterEvent::Cycles), None);
-    let never_enabled = EventCounts(vec![EventCount { event: CounterEvent::Cycles, count: 0, enabled_share: 0.0 }]);
+    let never_enabled = EventCounts(vec![EventCount {
+        event: CounterEvent::Cycles,
+        count: 0,
+        enabled_share: 0.0,
+    }]);
     assert_eq!(never_enabled.get(CounterEvent::Cycles), None);
 }
 
@@ -27,17 +35,26 @@ impl Machine for Canned {
         &self.3
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let Some((observation, plan, applied)) = self.0.next() else { return Ok(None) };
+        let Some((observation, plan, applied)) = self.0.next() else {
+            return Ok(None);
+        };
         self.1 = Some((plan, applied));
         Ok(Some(observation))
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
-        let (recorded, applied) = self.1.take().ok_or_else(|| MachineError("apply before observe".into()))?;
+        let (recorded, applied) = self
+            .1
+            .take()
+            .ok_or_else(|| MachineError("apply before observe".into()))?;
         if *plan == recorded {
             return Ok(applied);
         }
         let message = "the recorded run did something else here".to_string();
-        let refused = vec![RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message }];
+        let refused = vec![RefusedItem {
+            item: PlanItem::Plan,
+            reason: RefusalReason::NotRecorded,
+            message,
+        }];
         Ok(AppliedPlan { refused, ..applied })
     }
 }
@@ -54,12 +71,20 @@ impl Policy for KeepPlanPolicy {
 fn a_replay_reports_divergence_and_slow_actions_stay_pending() {
     let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let pending_move = |done| AppliedPlan {
-        pending: vec![PendingItem { item: PlanItem::Share(GroupId(0), CacheId(0)), done, total: Some(1_000) }],
+        pending: vec![PendingItem {
+            item: PlanItem::Share(GroupId(0), CacheId(0)),
+            done,
+            total: Some(1_000),
+        }],
         ..AppliedPlan::default()
     };
     let observation = |window, in_force| Observation {
         window,
-        span: TimeSpan { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+        span: TimeSpan {
+            start_ns: 0,
+            elapsed_ns: 1_000_000_000,
+            elapsed_cycles: None,
+        },
         end_reason: WindowEnd::Elapsed,
         tasks: Vec::new(),
         shared_counts: vec![(CounterScope::Cache(CacheId(0)), EventCounts::default())],
@@ -73,11 +98,31 @@ fn a_replay_reports_divergence_and_slow_actions_stay_pending() {
     };
     let other_plan = Plan::idle(WindowLength::Time { ns: 5 });
     let recorded_windows = vec![
-        (observation(0, AppliedPlan::default()), plan.clone(), pending_move(10)),
-        (observation(1, pending_move(600)), other_plan, pending_move(700)),
+        (
+            observation(0, AppliedPlan::default()),
+            plan.clone(),
+            pending_move(10),
+        ),
+        (
+            observation(1, pending_move(600)),
+            other_plan,
+            pending_move(700),
+        ),
     ];
-    let machine = Canned(recorded_windows.into_iter(), None, topology_fixture(1), capabilities_fixture(&[]));
-    let mut run = ControlLoop::new(machine, Vec::new(), Box::new(NullPredictor), "keep", KeepPlanPolicy, plan.window);
+    let machine = Canned(
+        recorded_windows.into_iter(),
+        None,
+        topology_fixture(1),
+        capabilities_fixture(&[]),
+    );
+    let mut run = ControlLoop::new(
+        machine,
+        Vec::new(),
+        Box::new(NullPredictor),
+        "keep",
+        KeepPlanPolicy,
+        plan.window,
+    );
     let first = run.step().unwrap().unwrap();
     assert!(first.applied.refused.is_empty());
     let second = run.step().unwrap().unwrap();
@@ -88,9 +133,18 @@ fn a_replay_reports_divergence_and_slow_actions_stay_pending() {
 
 /// One second with two tasks, on a machine with two CPUs and one cache of 16 ways that supports at most two groups.
 fn two_cpu_fixture() -> ViewFixture {
-    let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 2 };
+    let ways = PartitionSupport::Ways {
+        ways: 16,
+        min_ways: 1,
+        contiguous: true,
+        max_groups: 2,
+    };
     let divisible = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
-    ViewFixture::new(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), divisible, 2)
+    ViewFixture::new(
+        last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+        divisible,
+        2,
+    )
 }
 
 fn check(change: impl FnOnce(&mut Plan)) -> Result<(), PlanError> {
@@ -105,11 +159,20 @@ fn plans_that_starve_or_overlap_gangs_are_rejected() {
     let gangs = |members: &[u32]| GangSchedule {
         cpus: [0, 1].into_iter().collect(),
         slice_ns: 1,
-        gangs: members.iter().map(|&t| Gang { members: vec![(TaskId(t), None)], slices: 1 }).collect(),
+        gangs: members
+            .iter()
+            .map(|&t| Gang {
+                members: vec![(TaskId(t), None)],
+                slices: 1,
+            })
+            .collect(),
     };
     assert_eq!(check(|_| ()), Ok(()));
     assert_eq!(check(|plan| plan.gangs = vec![gangs(&[0, 1])]), Ok(()));
-    assert_eq!(check(|plan| plan.gangs = vec![gangs(&[1])]), Err(PlanError::Starved(TaskId(0))));
+    assert_eq!(
+        check(|plan| plan.gangs = vec![gangs(&[1])]),
+        Err(PlanError::Starved(TaskId(0)))
+    );
     let doubled_schedule = check(|plan| plan.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])]);
     assert_eq!(doubled_schedule, Err(PlanError::OverlappingGangs(0, 1)));
     let nowhere = check(|plan| _ = plan.affinity.insert(TaskId(0), [3].into_iter().collect()));
@@ -123,10 +186,18 @@ fn plans_that_starve_or_overlap_gangs_are_rejected() {
 fn a_gang_member_on_a_cpu_outside_its_affinity_is_rejected() {
     let seated = |affinity: u32| {
         check(|plan| {
-            plan.affinity.insert(TaskId(0), [affinity].into_iter().collect());
-            let gang = |task, cpu| Gang { members: vec![(TaskId(task), cpu)], slices: 1 };
+            plan.affinity
+                .insert(TaskId(0), [affinity].into_iter().collect());
+            let gang = |task, cpu| Gang {
+                members: vec![(TaskId(task), cpu)],
+                slices: 1,
+            };
             let gangs = vec![gang(0, Some(CpuId(1))), gang(1, None)];
-            plan.gangs = vec![GangSchedule { cpus: [0, 1].into_iter().collect(), slice_ns: 1, gangs }];
+            plan.gangs = vec![GangSchedule {
+                cpus: [0, 1].into_iter().collect(),
+                slice_ns: 1,
+                gangs,
+            }];
         })
     };
     assert_eq!(seated(1), Ok(()));
@@ -140,26 +211,49 @@ fn excess_shares_double_members_and_duplicate_ids_are_detected() {
         group: GroupId(group),
         members: vec![ShareMember::Task(TaskId(task))],
         cache: CacheId(0),
-        units: Units::Ways { mask: (0..2).collect() },
+        units: Units::Ways {
+            mask: (0..2).collect(),
+        },
     };
     let message = |shares: Vec<CacheShare>| match check(|plan| plan.shares = shares) {
         Err(PlanError::InvalidShare(CacheId(0), what)) => what,
         other => format!("{other:?}"),
     };
-    assert_eq!(check(|plan| plan.shares = vec![share(0, 0), share(1, 1)]), Ok(()));
-    assert!(message(vec![share(0, 0), share(1, 0)]).contains("in two shares, expected each member in one"));
-    assert!(message(vec![share(0, 0), share(0, 1)]).contains("in two shares, expected one share for each group"));
-    let nobody = |group| CacheShare { members: Vec::new(), ..share(group, 0) };
-    assert!(message(vec![share(0, 0), share(1, 1), nobody(2)]).contains("3 groups, expected at most 2"));
-    let elsewhere = CacheShare { cache: CacheId(9), ..share(0, 0) };
-    assert!(matches!(check(|plan| plan.shares = vec![elsewhere]), Err(PlanError::InvalidShare(CacheId(9), _))));
+    assert_eq!(
+        check(|plan| plan.shares = vec![share(0, 0), share(1, 1)]),
+        Ok(())
+    );
+    assert!(
+        message(vec![share(0, 0), share(1, 0)])
+            .contains("in two shares, expected each member in one")
+    );
+    assert!(
+        message(vec![share(0, 0), share(0, 1)])
+            .contains("in two shares, expected one share for each group")
+    );
+    let nobody = |group| CacheShare {
+        members: Vec::new(),
+        ..share(group, 0)
+    };
+    assert!(
+        message(vec![share(0, 0), share(1, 1), nobody(2)]).contains("3 groups, expected at most 2")
+    );
+    let elsewhere = CacheShare {
+        cache: CacheId(9),
+        ..share(0, 0)
+    };
+    assert!(matches!(
+        check(|plan| plan.shares = vec![elsewhere]),
+        Err(PlanError::InvalidShare(CacheId(9), _))
+    ));
 }
 
 /// Does a record read back bit for bit, including maps keyed by ids and index sets?
 #[test]
 fn a_plan_reads_back_from_json() {
     let mut plan = Plan::idle(WindowLength::Cycles { cycles: 5 });
-    plan.affinity.insert(TaskId(3), (0..130).chain([200]).collect());
+    plan.affinity
+        .insert(TaskId(3), (0..130).chain([200]).collect());
     plan.weights.insert(TaskId(3), 0.1 + 0.2);
     let text = serde_json::to_string(&plan).unwrap();
     assert!(text.contains("0-129,200"), "{text}");

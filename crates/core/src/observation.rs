@@ -8,7 +8,10 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AppliedPlan, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, ProcessId, Profile, ServiceIdentity, TaskId};
+use crate::{
+    AppliedPlan, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, ProcessId, Profile,
+    ServiceIdentity, TaskId,
+};
 
 /// A span of time on the machine's own clock. `elapsed_cycles` is present only if the cycles of all CPUs are equal (the
 /// simulator).
@@ -106,7 +109,11 @@ pub struct EventCounts(pub Vec<EventCount>);
 impl EventCounts {
     /// Counts of counters that were enabled all the time, so that none is scaled.
     pub fn exact(counts: impl IntoIterator<Item = (CounterEvent, u64)>) -> Self {
-        let exact_reading = |(event, count)| EventCount { event, count, enabled_share: 1.0 };
+        let exact_reading = |(event, count)| EventCount {
+            event,
+            count,
+            enabled_share: 1.0,
+        };
         let mut readings: Vec<EventCount> = counts.into_iter().map(exact_reading).collect();
         readings.sort_by_key(|reading| reading.event);
         EventCounts(readings)
@@ -181,7 +188,11 @@ impl TaskSample {
 
     /// Returns the time on these CPUs within the window.
     pub fn ran_on_ns(&self, cpus: &CpuSet) -> u64 {
-        self.on_cpu_ns.iter().filter(|(cpu, _)| cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+        self.on_cpu_ns
+            .iter()
+            .filter(|(cpu, _)| cpus.contains(cpu.0))
+            .map(|(_, ns)| ns)
+            .sum()
     }
 
     /// Builds a thread that exists since the start of the run, without any measurement.
@@ -242,9 +253,16 @@ pub struct RowInterval {
 /// Returns for each row of a probe whether it is complete: whether it has all tasks of the probe, although other rows do
 /// not.
 pub fn complete_rows(rows: &[&[TaskId]]) -> Vec<bool> {
-    let task_count = rows.iter().copied().flatten().collect::<std::collections::BTreeSet<_>>().len();
+    let task_count = rows
+        .iter()
+        .copied()
+        .flatten()
+        .collect::<std::collections::BTreeSet<_>>()
+        .len();
     let has_partial_row = rows.iter().any(|row| row.len() < task_count);
-    rows.iter().map(|row| has_partial_row && row.len() == task_count).collect()
+    rows.iter()
+        .map(|row| has_partial_row && row.len() == task_count)
+        .collect()
 }
 
 /// The kind of address in a log.
@@ -506,6 +524,10 @@ pub struct Observation {
 impl Observation {
     /// Returns the tasks that did not end in this window.
     pub fn live_tasks(&self) -> BTreeSet<TaskId> {
-        self.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect()
+        self.tasks
+            .iter()
+            .filter(|task| !task.exited)
+            .map(|task| task.task)
+            .collect()
     }
 }

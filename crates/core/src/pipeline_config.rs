@@ -71,7 +71,13 @@ pub struct GuardConfig {
 impl Default for GuardConfig {
     fn default() -> Self {
         let objective = GuardObjective::default();
-        GuardConfig { trial_windows: 5, min_loss: 0.03, cooldown_windows: 60, objective, waits_for_reference: false }
+        GuardConfig {
+            trial_windows: 5,
+            min_loss: 0.03,
+            cooldown_windows: 60,
+            objective,
+            waits_for_reference: false,
+        }
     }
 }
 
@@ -192,7 +198,11 @@ pub struct PhaseParameters {
 
 impl Default for PhaseParameters {
     fn default() -> Self {
-        PhaseParameters { history: 3, threshold: 3.0, edge_share: 0.5 }
+        PhaseParameters {
+            history: 3,
+            threshold: 3.0,
+            edge_share: 0.5,
+        }
     }
 }
 
@@ -234,7 +244,10 @@ pub struct ShMapParameters {
 
 impl Default for ShMapParameters {
     fn default() -> Self {
-        ShMapParameters { entries: 256, region_bytes: 128 }
+        ShMapParameters {
+            entries: 256,
+            region_bytes: 128,
+        }
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, CacheLevel, CpuId, CpuSet, GroupId, IndexSet, Neighbor, ProbeId, ProcessId, TaskId};
+use crate::{
+    CacheId, CacheLevel, CpuId, CpuSet, GroupId, IndexSet, Neighbor, ProbeId, ProcessId, TaskId,
+};
 
 /// The time of the next observation, unless a probe or a change of tasks ends the window sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

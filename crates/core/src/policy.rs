@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Cache, CacheId, Capabilities, CpuId, CpuSet, Forecast, Observation, PartitionSupport, Plan, Predictor, ProcessId,
-    Profiles, TaskId, TaskSample, Topology,
+    Cache, CacheId, Capabilities, CpuId, CpuSet, Forecast, Observation, PartitionSupport, Plan,
+    Predictor, ProcessId, Profiles, TaskId, TaskSample, Topology,
 };
 
 /// One reason, independent of task names: `{0}` in `text` stands for `tasks[0]`.
@@ -24,7 +24,12 @@ pub struct Reason {
 impl Reason {
     /// Builds an explanation of the plan.
     pub fn new(tasks: Vec<TaskId>, text: impl Into<String>, numbers: Vec<(String, f64)>) -> Self {
-        Reason { kind: ReasonKind::Explanation, tasks, text: text.into(), numbers }
+        Reason {
+            kind: ReasonKind::Explanation,
+            tasks,
+            text: text.into(),
+            numbers,
+        }
     }
 
     /// Returns the text with a name in place of each task. Names are inserted in one pass and not expanded again,
@@ -38,7 +43,9 @@ impl Reason {
             let index_and_remaining = placeholder[1..]
                 .split_once('}')
                 .and_then(|(index, remaining)| Some((index.parse::<usize>().ok()?, remaining)));
-            match index_and_remaining.and_then(|(index, remaining)| Some((*self.tasks.get(index)?, remaining))) {
+            match index_and_remaining
+                .and_then(|(index, remaining)| Some((*self.tasks.get(index)?, remaining)))
+            {
                 Some((task, remaining)) => {
                     output.push_str(&name(task).to_string());
                     remaining_text = remaining;
@@ -232,7 +239,12 @@ pub struct Decision {
 impl Decision {
     /// Builds a decision without a forecast of its own, verified by comparison with the state before.
     pub fn new(plan: Plan, reasons: Vec<Reason>) -> Self {
-        Decision { plan, reasons, forecast: None, verification: Verification::default() }
+        Decision {
+            plan,
+            reasons,
+            forecast: None,
+            verification: Verification::default(),
+        }
     }
 }
 
@@ -254,7 +266,11 @@ pub struct Goal {
 impl Default for Goal {
     /// Returns a task without a goal.
     fn default() -> Self {
-        Goal { priority: 1.0, max_slowdown: None, min_rate: None }
+        Goal {
+            priority: 1.0,
+            max_slowdown: None,
+            min_rate: None,
+        }
     }
 }
 
@@ -267,10 +283,11 @@ impl Goal {
     /// Returns the combination of two goals: the highest priority and the strictest of each promise.
     #[must_use]
     pub fn merged_with(self, other: Goal) -> Goal {
-        let stricter_of = |a: Option<f64>, b: Option<f64>, stricter: fn(f64, f64) -> f64| match (a, b) {
-            (Some(a), Some(b)) => Some(stricter(a, b)),
-            (a, b) => a.or(b),
-        };
+        let stricter_of =
+            |a: Option<f64>, b: Option<f64>, stricter: fn(f64, f64) -> f64| match (a, b) {
+                (Some(a), Some(b)) => Some(stricter(a, b)),
+                (a, b) => a.or(b),
+            };
         Goal {
             priority: self.priority.max(other.priority),
             max_slowdown: stricter_of(self.max_slowdown, other.max_slowdown, f64::min),
@@ -301,7 +318,9 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// Returns the plan from which a policy continues: the plan of the verdict, or else the previous one.
     pub fn plan_to_keep(&self) -> &'a Plan {
-        self.verdicts.latest().map_or(self.previous_plan, |verdict| &verdict.plan)
+        self.verdicts
+            .latest()
+            .map_or(self.previous_plan, |verdict| &verdict.plan)
     }
 
     /// Returns the online CPUs.
@@ -356,8 +375,15 @@ mod tests {
     #[test]
     fn placeholders_in_task_names_are_not_expanded() {
         let text = "{0} beside {1}, {9}, {x} and {".to_string();
-        let reason = Reason { text, tasks: vec![TaskId(0), TaskId(1)], ..Reason::default() };
+        let reason = Reason {
+            text,
+            tasks: vec![TaskId(0), TaskId(1)],
+            ..Reason::default()
+        };
         let names = ["{1}", "{0}"];
-        assert_eq!(reason.render(|task| names[task.0 as usize]), "{1} beside {0}, {9}, {x} and {");
+        assert_eq!(
+            reason.render(|task| names[task.0 as usize]),
+            "{1} beside {0}, {9}, {x} and {"
+        );
     }
 }

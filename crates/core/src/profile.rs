@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::fact::facts;
 use crate::{
-    CacheId, CacheLevel, Estimate, Fact, FactOrigin, FactSource, Facts, Observation, Plan, ProcessId, SuperSetCount,
-    TaskId, View,
+    CacheId, CacheLevel, Estimate, Fact, FactOrigin, FactSource, Facts, Observation, Plan,
+    ProcessId, SuperSetCount, TaskId, View,
 };
 
 /// A quantity by cache size in bytes, in ascending order of size; each point has its interval.
@@ -177,7 +177,10 @@ impl Profile {
 
     /// Returns LRU stack positions, then misses, per million instructions.
     pub fn stack_positions(&self) -> Option<&[f64]> {
-        self.locality.stack_positions.as_ref().map(|fact| fact.value.as_slice())
+        self.locality
+            .stack_positions
+            .as_ref()
+            .map(|fact| fact.value.as_slice())
     }
 
     /// Returns the task's counters of shared regions.
@@ -188,14 +191,18 @@ impl Profile {
     /// Returns the profile, extended by a curve of misses at `level`.
     #[must_use]
     pub fn with_misses(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
-        self.locality.misses_per_kilo_instr.insert(level, Fact::new(points, source, 0));
+        self.locality
+            .misses_per_kilo_instr
+            .insert(level, Fact::new(points, source, 0));
         self
     }
 
     /// Returns the profile, extended by a curve of stalls at `level`.
     #[must_use]
     pub fn with_stalls(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
-        self.locality.stalls_per_kilo_instr.insert(level, Fact::new(points, source, 0));
+        self.locality
+            .stalls_per_kilo_instr
+            .insert(level, Fact::new(points, source, 0));
         self
     }
 

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CacheLevel, CounterEvent, Decision, Estimate, Fact, FactSource, Observation, Plan, ProcessId, Profile, Profiles,
-    Reason, ReasonKind, StallCause, TaskId, TaskSample, Topology,
+    CacheLevel, CounterEvent, Decision, Estimate, Fact, FactSource, Observation, Plan, ProcessId,
+    Profile, Profiles, Reason, ReasonKind, StallCause, TaskId, TaskSample, Topology,
 };
 
 /// The state of a promise.
@@ -75,8 +75,16 @@ impl PromiseTerm {
     pub fn state_of(self, measured: Estimate) -> PromiseState {
         // Differences from the bound; a positive one is outside the promise.
         let (value, low, high) = match self {
-            PromiseTerm::MaxSlowdown(max) => (measured.value - max, measured.low - max, measured.high - max),
-            PromiseTerm::MinRate(min) => (min - measured.value, min - measured.high, min - measured.low),
+            PromiseTerm::MaxSlowdown(max) => (
+                measured.value - max,
+                measured.low - max,
+                measured.high - max,
+            ),
+            PromiseTerm::MinRate(min) => (
+                min - measured.value,
+                min - measured.high,
+                min - measured.low,
+            ),
         };
         match (low > 0.0, value > 0.0, high > 0.0) {
             (true, ..) => PromiseState::Broken,
@@ -136,7 +144,9 @@ impl MissingPromiseEvidence {
                 "its solo speed is not known; a stored profile, a solo interval, or stall counters with a miss curve would \
                  tell"
             }
-            MissingPromiseEvidence::Windows => "the plan in force is too new; some windows more will tell",
+            MissingPromiseEvidence::Windows => {
+                "the plan in force is too new; some windows more will tell"
+            }
             MissingPromiseEvidence::Work => "it does no work at present",
         }
     }
@@ -197,7 +207,9 @@ impl PromiseReport {
             (PromiseTerm::MaxSlowdown(max), None) => {
                 text += &format!(": promised at most {} slower", format_percent(max))
             }
-            (PromiseTerm::MinRate(min), None) => text += &format!(": promised at least {min:.4e} a second"),
+            (PromiseTerm::MinRate(min), None) => {
+                text += &format!(": promised at least {min:.4e} a second")
+            }
         }
         if let Some(basis) = self.basis {
             text += &format!(", by {}", basis.describe());
@@ -210,7 +222,9 @@ impl PromiseReport {
                 (PromiseTerm::MaxSlowdown(_), Some(best)) => {
                     text += &format!("; the best plan reaches {}", format_percent(best))
                 }
-                (PromiseTerm::MinRate(_), Some(best)) => text += &format!("; the best plan reaches {best:.4e}"),
+                (PromiseTerm::MinRate(_), Some(best)) => {
+                    text += &format!("; the best plan reaches {best:.4e}")
+                }
                 (_, None) => {}
             }
             if !self.must_leave.is_empty() {
@@ -248,33 +262,61 @@ pub struct SoloCycles {
 }
 
 /// Returns the best known solo speed of a task; `None` if neither a fact nor the counters give one.
-pub fn solo_cycles(task: &TaskSample, profile: &Profile, last_level: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
-    if let Some(fact) = profile.rates.solo_instr_per_cycle.filter(|fact| fact.value > 0.0) {
-        return Some(SoloCycles { cycles_per_instr: inverse_estimate(&fact), basis: solo_basis(fact.source) });
+pub fn solo_cycles(
+    task: &TaskSample,
+    profile: &Profile,
+    last_level: Option<(CacheLevel, u64)>,
+) -> Option<SoloCycles> {
+    if let Some(fact) = profile
+        .rates
+        .solo_instr_per_cycle
+        .filter(|fact| fact.value > 0.0)
+    {
+        return Some(SoloCycles {
+            cycles_per_instr: inverse_estimate(&fact),
+            basis: solo_basis(fact.source),
+        });
     }
     let (level, bytes) = last_level?;
     let cycles_per_instr = modeled_solo_cycles(task, profile, level, bytes)?;
-    Some(SoloCycles { cycles_per_instr, basis: SoloBasis::Model })
+    Some(SoloCycles {
+        cycles_per_instr,
+        basis: SoloBasis::Model,
+    })
 }
 
 fn solo_basis(source: FactSource) -> SoloBasis {
     match source {
-        FactSource::StoredProfile | FactSource::Oracle | FactSource::ExactTrace => SoloBasis::SoloProfile,
+        FactSource::StoredProfile | FactSource::Oracle | FactSource::ExactTrace => {
+            SoloBasis::SoloProfile
+        }
         _ => SoloBasis::SoloInterval,
     }
 }
 
 fn inverse_estimate(fact: &Fact<f64>) -> Estimate {
     let half_width = UNSTATED_ERROR * fact.value;
-    let (low, high) =
-        fact.error.map_or((fact.value - half_width, fact.value + half_width), |ends| (ends.low, ends.high));
-    Estimate { value: 1.0 / fact.value, low: 1.0 / high.max(fact.value), high: 1.0 / low.clamp(1e-9, fact.value) }
+    let (low, high) = fact
+        .error
+        .map_or((fact.value - half_width, fact.value + half_width), |ends| {
+            (ends.low, ends.high)
+        });
+    Estimate {
+        value: 1.0 / fact.value,
+        low: 1.0 / high.max(fact.value),
+        high: 1.0 / low.clamp(1e-9, fact.value),
+    }
 }
 
 /// Returns the model: counted cycles per instruction, minus the waits of misses beyond those that the curve has for the
 /// whole cache, minus the queueing that others cause. The program's own part of the queueing is not counted, so the
 /// interval ranges from none of it to all of it.
-fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, bytes: u64) -> Option<Estimate> {
+fn modeled_solo_cycles(
+    task: &TaskSample,
+    profile: &Profile,
+    level: CacheLevel,
+    bytes: u64,
+) -> Option<Estimate> {
     let event_count = |event| task.counts.get(event);
     let instructions = event_count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
     let cycles_per_instr = event_count(CounterEvent::Cycles)? / instructions;
@@ -282,21 +324,37 @@ fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, 
     let queue_cycles_per_instr =
         event_count(CounterEvent::StallCycles(StallCause::BusQueue)).unwrap_or(0.0) / instructions;
     let memory = [StallCause::LocalMemory, StallCause::RemoteMemory].into_iter();
-    let memory_stalls: Vec<f64> = memory.filter_map(|cause| event_count(CounterEvent::StallCycles(cause))).collect();
+    let memory_stalls: Vec<f64> = memory
+        .filter_map(|cause| event_count(CounterEvent::StallCycles(cause)))
+        .collect();
     if memory_stalls.is_empty() {
         return None;
     }
     let stall_cycles_per_instr = memory_stalls.iter().sum::<f64>() / instructions;
     let curve = profile.locality.misses_per_kilo_instr.get(&level)?;
-    let solo_mpki = curve.value.iter().rfind(|(size, _)| *size <= bytes).or(curve.value.first())?.1;
+    let solo_mpki = curve
+        .value
+        .iter()
+        .rfind(|(size, _)| *size <= bytes)
+        .or(curve.value.first())?
+        .1;
     // Misses beyond those with the whole cache, as a fraction of all misses.
     let excess_share = |whole_mpki: f64| {
-        if misses_per_instr > 0.0 { (1.0 - whole_mpki / 1000.0 / misses_per_instr).clamp(0.0, 1.0) } else { 0.0 }
+        if misses_per_instr > 0.0 {
+            (1.0 - whole_mpki / 1000.0 / misses_per_instr).clamp(0.0, 1.0)
+        } else {
+            0.0
+        }
     };
-    let (least_share, middle_share, largest_share) =
-        (excess_share(solo_mpki.high), excess_share(solo_mpki.value), excess_share(solo_mpki.low));
+    let (least_share, middle_share, largest_share) = (
+        excess_share(solo_mpki.high),
+        excess_share(solo_mpki.value),
+        excess_share(solo_mpki.low),
+    );
     let solo_cost_estimate = |share: f64, cost: f64, queue_share: f64| {
-        (cycles_per_instr - share * stall_cycles_per_instr * cost - queue_share.max(share) * queue_cycles_per_instr)
+        (cycles_per_instr
+            - share * stall_cycles_per_instr * cost
+            - queue_share.max(share) * queue_cycles_per_instr)
             .max(0.05 * cycles_per_instr)
     };
     Some(Estimate {
@@ -354,12 +412,15 @@ impl PromiseTracker {
         current_plan: &Plan,
         decision: &Decision,
     ) -> Vec<PromiseReport> {
-        let is_promised = |task: &&TaskSample| !task.exited && task.goal.is_some_and(|goal| goal.is_promised());
+        let is_promised =
+            |task: &&TaskSample| !task.exited && task.goal.is_some_and(|goal| goal.is_promised());
         if !observation.tasks.iter().any(|task| is_promised(&task)) {
             self.histories.clear();
             return Vec::new();
         }
-        let last_levels = topology.last_level_caches().filter_map(|cache| Some((cache.level, cache.size_bytes?)));
+        let last_levels = topology
+            .last_level_caches()
+            .filter_map(|cache| Some((cache.level, cache.size_bytes?)));
         let last_level = last_levels.max_by_key(|(_, bytes)| *bytes);
         let is_counted = self.settling_windows == 0 && observation.applied.pending.is_empty();
         self.settling_windows = self.settling_windows.saturating_sub(1);
@@ -370,11 +431,27 @@ impl PromiseTracker {
                 continue;
             }
             processes.push(first_task.process);
-            let threads: Vec<&TaskSample> =
-                observation.tasks.iter().filter(|task| task.process == first_task.process && !task.exited).collect();
-            let goal = threads.iter().filter_map(|task| task.goal).reduce(|a, b| a.merged_with(b)).unwrap_or_default();
-            let busiest_task = threads.iter().fold(first_task, |a, b| if b.ran_ns() > a.ran_ns() { b } else { a }).task;
-            let terms = [goal.max_slowdown.map(PromiseTerm::MaxSlowdown), goal.min_rate.map(PromiseTerm::MinRate)];
+            let threads: Vec<&TaskSample> = observation
+                .tasks
+                .iter()
+                .filter(|task| task.process == first_task.process && !task.exited)
+                .collect();
+            let goal = threads
+                .iter()
+                .filter_map(|task| task.goal)
+                .reduce(|a, b| a.merged_with(b))
+                .unwrap_or_default();
+            let busiest_task = threads
+                .iter()
+                .fold(
+                    first_task,
+                    |a, b| if b.ran_ns() > a.ran_ns() { b } else { a },
+                )
+                .task;
+            let terms = [
+                goal.max_slowdown.map(PromiseTerm::MaxSlowdown),
+                goal.min_rate.map(PromiseTerm::MinRate),
+            ];
             for term in terms.into_iter().flatten() {
                 let is_rate = matches!(term, PromiseTerm::MinRate(_));
                 let judgment = if is_rate {
@@ -382,7 +459,10 @@ impl PromiseTracker {
                 } else {
                     estimate_slowdown(&threads, observation, profiles, last_level)
                 };
-                let history = self.histories.entry((first_task.process, is_rate)).or_default();
+                let history = self
+                    .histories
+                    .entry((first_task.process, is_rate))
+                    .or_default();
                 match judgment {
                     Ok((window, basis)) => history.add_judged(window, basis, is_counted),
                     Err(missing) => history.add_unjudged(missing, is_counted),
@@ -391,10 +471,13 @@ impl PromiseTracker {
                 reports.push(history.build_report(first_task.process, busiest_task, term));
             }
         }
-        self.histories.retain(|(process, _), _| processes.contains(process));
+        self.histories
+            .retain(|(process, _), _| processes.contains(process));
         if has_other_placement(current_plan, &decision.plan) {
             self.settling_windows = SETTLING_WINDOWS;
-            self.histories.values_mut().for_each(|history| history.windows.clear());
+            self.histories
+                .values_mut()
+                .for_each(|history| history.windows.clear());
         }
         reports
     }
@@ -415,21 +498,30 @@ fn estimate_slowdown(
     last_level: Option<(CacheLevel, u64)>,
 ) -> Result<(JudgedWindow, Option<SoloBasis>), MissingPromiseEvidence> {
     let min_demand_ns = MIN_CPU_SHARE * observation.span.elapsed_ns.max(1) as f64;
-    let task_demand_ns = |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
+    let task_demand_ns =
+        |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
     let (mut demand_ns, mut solo_ns, mut basis) = (0.0, Estimate::exact(0.0), None);
-    for task in threads.iter().filter(|task| task_demand_ns(task) >= min_demand_ns) {
+    for task in threads
+        .iter()
+        .filter(|task| task_demand_ns(task) >= min_demand_ns)
+    {
         demand_ns += task_demand_ns(task);
         if !task.has_run() {
             continue;
         }
         let event_count = |event| task.counts.get(event).filter(|count| *count > 0.0);
-        let (Some(instructions), Some(cycles)) =
-            (event_count(CounterEvent::Instructions), event_count(CounterEvent::Cycles))
-        else {
+        let (Some(instructions), Some(cycles)) = (
+            event_count(CounterEvent::Instructions),
+            event_count(CounterEvent::Cycles),
+        ) else {
             return Err(MissingPromiseEvidence::Counters);
         };
-        let solo = profiles.get(&task.task).and_then(|profile| solo_cycles(task, profile, last_level));
-        let Some(solo) = solo else { return Err(MissingPromiseEvidence::SoloSpeed) };
+        let solo = profiles
+            .get(&task.task)
+            .and_then(|profile| solo_cycles(task, profile, last_level));
+        let Some(solo) = solo else {
+            return Err(MissingPromiseEvidence::SoloSpeed);
+        };
         let ns_per_cycle = task.ran_ns() as f64 / cycles;
         let solo_work_ns = |cycles_per_instr: f64| instructions * cycles_per_instr * ns_per_cycle;
         solo_ns.value += solo_work_ns(solo.cycles_per_instr.value);
@@ -448,7 +540,13 @@ fn estimate_slowdown(
     if demand_ns < (1.0 - CONTRADICTED_FROM) * solo_ns.low {
         return Err(MissingPromiseEvidence::SoloSpeed);
     }
-    Ok((JudgedWindow { amount: demand_ns, reference: solo_ns }, basis))
+    Ok((
+        JudgedWindow {
+            amount: demand_ns,
+            reference: solo_ns,
+        },
+        basis,
+    ))
 }
 
 /// Returns the work per second of each working thread in one window: reported work, or instructions if no thread
@@ -460,14 +558,21 @@ fn measure_work_rate(
     let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
     let has_reports = threads.iter().any(|task| task.progress.is_some());
     let work_of = |task: &&TaskSample| {
-        if has_reports { task.progress } else { task.counts.get(CounterEvent::Instructions) }
+        if has_reports {
+            task.progress
+        } else {
+            task.counts.get(CounterEvent::Instructions)
+        }
     };
     let work_counts: Vec<f64> = threads.iter().filter_map(work_of).collect();
     if work_counts.is_empty() {
         return Err(MissingPromiseEvidence::Counters);
     }
     let reference = Estimate::exact(work_counts.len() as f64 * seconds);
-    Ok(JudgedWindow { amount: work_counts.iter().sum(), reference })
+    Ok(JudgedWindow {
+        amount: work_counts.iter().sum(),
+        reference,
+    })
 }
 
 impl PromiseHistory {
@@ -513,18 +618,27 @@ impl PromiseHistory {
     fn record_infeasibility(&mut self, reasons: &[Reason], threads: &[&TaskSample]) {
         let is_own = |reason: &&Reason| {
             reason.kind == ReasonKind::InfeasibleGoal
-                && reason.tasks.first().is_some_and(|task| threads.iter().any(|thread| thread.task == *task))
+                && reason
+                    .tasks
+                    .first()
+                    .is_some_and(|task| threads.iter().any(|thread| thread.task == *task))
         };
         if let Some(reason) = reasons.iter().find(is_own) {
-            let reason_number =
-                |name: &str| reason.numbers.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+            let reason_number = |name: &str| {
+                reason
+                    .numbers
+                    .iter()
+                    .find(|(key, _)| key == name)
+                    .map(|(_, value)| *value)
+            };
             self.infeasibility = Some(InfeasiblePromise {
                 must_leave: reason.tasks[1..]
                     .iter()
                     .take(reason_number("must_leave").map_or(0, |n| n as usize))
                     .copied()
                     .collect(),
-                best_possible: reason_number("forecast_slowdown").or_else(|| reason_number("forecast_rate_per_s")),
+                best_possible: reason_number("forecast_slowdown")
+                    .or_else(|| reason_number("forecast_rate_per_s")),
             });
         }
     }
@@ -533,18 +647,29 @@ impl PromiseHistory {
     /// error of the solo speed.
     fn measured_value(&self, term: PromiseTerm) -> Option<Estimate> {
         let count = self.judged_windows().count() as f64;
-        let sum_over_windows = |amount_of: fn(&JudgedWindow) -> f64| self.judged_windows().map(amount_of).sum::<f64>();
-        let (amount, reference) =
-            (sum_over_windows(|window| window.amount), sum_over_windows(|window| window.reference.value));
+        let sum_over_windows =
+            |amount_of: fn(&JudgedWindow) -> f64| self.judged_windows().map(amount_of).sum::<f64>();
+        let (amount, reference) = (
+            sum_over_windows(|window| window.amount),
+            sum_over_windows(|window| window.reference.value),
+        );
         if reference <= 0.0 {
             return None;
         }
         let ratio = amount / reference;
-        let excess_of = |window: &JudgedWindow| (window.amount - ratio * window.reference.value) * count / reference;
-        let squared_excess = self.judged_windows().map(|window| excess_of(window) * excess_of(window)).sum::<f64>();
+        let excess_of = |window: &JudgedWindow| {
+            (window.amount - ratio * window.reference.value) * count / reference
+        };
+        let squared_excess = self
+            .judged_windows()
+            .map(|window| excess_of(window) * excess_of(window))
+            .sum::<f64>();
         // Two standard errors; windows are correlated, so only half of them count.
-        let half_width: f64 =
-            if count < 2.0 { 0.0 } else { 2.0 * (squared_excess / (count - 1.0) / (0.5 * count)).sqrt() };
+        let half_width: f64 = if count < 2.0 {
+            0.0
+        } else {
+            2.0 * (squared_excess / (count - 1.0) / (0.5 * count)).sqrt()
+        };
         let (offset, scale) = match term {
             PromiseTerm::MaxSlowdown(_) => (1.0, 1.0),
             PromiseTerm::MinRate(_) => (0.0, ratio.abs()),
@@ -558,11 +683,18 @@ impl PromiseHistory {
     }
 
     fn judge(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
-        let Some(measured) = measured.filter(|_| self.has_enough_windows()) else { return PromiseState::Unknown };
+        let Some(measured) = measured.filter(|_| self.has_enough_windows()) else {
+            return PromiseState::Unknown;
+        };
         term.state_of(measured)
     }
 
-    fn build_report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
+    fn build_report(
+        &mut self,
+        process: ProcessId,
+        task: TaskId,
+        term: PromiseTerm,
+    ) -> PromiseReport {
         let measured = self.measured_value(term);
         let measured_state = self.judge(measured, term);
         if matches!(measured_state, PromiseState::Kept | PromiseState::Likely) {
@@ -582,11 +714,16 @@ impl PromiseHistory {
             measured,
             basis: self.basis,
             windows: self.windows.len() as u32,
-            missing: is_unknown.then(|| match self.windows.contains(&None) || self.windows.is_empty() {
-                true => self.missing_evidence.unwrap_or(MissingPromiseEvidence::Windows),
-                false => MissingPromiseEvidence::Windows,
+            missing: is_unknown.then(|| {
+                match self.windows.contains(&None) || self.windows.is_empty() {
+                    true => self
+                        .missing_evidence
+                        .unwrap_or(MissingPromiseEvidence::Windows),
+                    false => MissingPromiseEvidence::Windows,
+                }
             }),
-            must_leave: infeasible.map_or_else(Vec::new, |infeasible| infeasible.must_leave.clone()),
+            must_leave: infeasible
+                .map_or_else(Vec::new, |infeasible| infeasible.must_leave.clone()),
             best_possible: infeasible.and_then(|infeasible| infeasible.best_possible),
         }
     }

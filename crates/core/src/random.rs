@@ -82,7 +82,10 @@ mod tests {
     #[test]
     fn the_generator_gives_the_published_numbers() {
         let mut generator = SplitMix64::new(0);
-        assert_eq!([generator.next_u64(), generator.next_u64()], [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
+        assert_eq!(
+            [generator.next_u64(), generator.next_u64()],
+            [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]
+        );
         let mut generator = SplitMix64::new(1_234_567);
         assert_eq!(generator.next_u64(), 6_457_827_717_110_365_317);
         assert_eq!(generator.next_u64(), 3_203_168_211_198_807_973);
@@ -92,9 +95,14 @@ mod tests {
     #[test]
     fn numbers_fractions_and_orders_of_a_seed_are_pinned() {
         let mut generator = SplitMix64::new(42);
-        let drawn: Vec<u64> = [6, 1000, 1 << 20, 1 << 40, u64::MAX].map(|limit| generator.draw_below(limit)).into();
+        let drawn: Vec<u64> = [6, 1000, 1 << 20, 1 << 40, u64::MAX]
+            .map(|limit| generator.draw_below(limit))
+            .into();
         assert_eq!(drawn, [4, 159, 292134, 378441694990, 701532786141963249]);
-        assert_eq!([generator.draw_unit(), generator.draw_unit()], [0.8682280765465323, 0.21840519371218436]);
+        assert_eq!(
+            [generator.draw_unit(), generator.draw_unit()],
+            [0.8682280765465323, 0.21840519371218436]
+        );
         let mut order: Vec<u32> = (0..8).collect();
         generator.shuffle(&mut order);
         assert_eq!(order, [0, 7, 5, 4, 1, 3, 2, 6]);
@@ -104,10 +112,15 @@ mod tests {
     #[test]
     fn exponential_draws_have_their_mean_and_tail() {
         let mut generator = SplitMix64::new(11);
-        let draws: Vec<f64> = (0..10_000).map(|_| generator.draw_exponential(5.0)).collect();
+        let draws: Vec<f64> = (0..10_000)
+            .map(|_| generator.draw_exponential(5.0))
+            .collect();
         let mean = draws.iter().sum::<f64>() / 10_000.0;
         let tail_share = draws.iter().filter(|draw| **draw > 5.0).count() as f64 / 10_000.0;
-        assert!((mean / 5.0 - 1.0).abs() < 0.03 && (tail_share - libm::exp(-1.0)).abs() < 0.015, "{mean} {tail_share}");
+        assert!(
+            (mean / 5.0 - 1.0).abs() < 0.03 && (tail_share - libm::exp(-1.0)).abs() < 0.015,
+            "{mean} {tail_share}"
+        );
     }
 
     /// Do the values of a small range occur about equally often, and does an empty range give 0?
@@ -116,7 +129,10 @@ mod tests {
         let mut generator = SplitMix64::new(7);
         let mut draws = [0u32; 6];
         (0..6000).for_each(|_| draws[generator.draw_below(6) as usize] += 1);
-        assert!(draws.iter().all(|&count| (850..1150).contains(&count)), "{draws:?}");
+        assert!(
+            draws.iter().all(|&count| (850..1150).contains(&count)),
+            "{draws:?}"
+        );
         assert_eq!(generator.draw_below(0), 0);
     }
 
@@ -127,6 +143,9 @@ mod tests {
         let limit = 3 << 62;
         let mut rests = [0u32; 3];
         (0..6000).for_each(|_| rests[(generator.draw_below(limit) % 3) as usize] += 1);
-        assert!(rests.iter().all(|&count| (1850..2150).contains(&count)), "{rests:?}");
+        assert!(
+            rests.iter().all(|&count| (1850..2150).contains(&count)),
+            "{rests:?}"
+        );
     }
 }

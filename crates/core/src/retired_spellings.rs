@@ -49,9 +49,16 @@ static SPELLINGS: LazyLock<Vec<RetiredSpelling>> = LazyLock::new(|| {
             "machine" => SpellingScope::Machine,
             _ => return None,
         };
-        Some(RetiredSpelling { scope, old: cells.next()?, new: cells.next()? })
+        Some(RetiredSpelling {
+            scope,
+            old: cells.next()?,
+            new: cells.next()?,
+        })
     };
-    include_str!("retired_spellings.tsv").lines().filter_map(parse_line).collect()
+    include_str!("retired_spellings.tsv")
+        .lines()
+        .filter_map(parse_line)
+        .collect()
 });
 
 /// Returns all retired spellings.
@@ -70,9 +77,12 @@ pub fn successor_of(scope: SpellingScope, spelling: &str) -> Option<&'static str
 pub fn key_successor(scope: SpellingScope, path: &str) -> Option<&'static str> {
     let is_in_new_table = |row: &RetiredSpelling| {
         let key = row.old.rsplit('.').next().unwrap_or(row.old);
-        row.new.rsplit_once('.').is_some_and(|(table, _)| path.strip_prefix(table) == Some(format!(".{key}").as_str()))
+        row.new
+            .rsplit_once('.')
+            .is_some_and(|(table, _)| path.strip_prefix(table) == Some(format!(".{key}").as_str()))
     };
-    let row = retired_spellings().find(|row| row.scope == scope && (row.old == path || is_in_new_table(row)));
+    let row = retired_spellings()
+        .find(|row| row.scope == scope && (row.old == path || is_in_new_table(row)));
     row.map(|row| row.new)
 }
 
@@ -90,7 +100,8 @@ mod tests {
             "a line without a known scope and two spellings"
         );
         for row in retired_spellings() {
-            let same = retired_spellings().filter(|other| other.scope == row.scope && other.old == row.old);
+            let same = retired_spellings()
+                .filter(|other| other.scope == row.scope && other.old == row.old);
             assert_eq!(same.count(), 1, "{row:?}");
             assert_eq!(successor_of(row.scope, row.old), Some(row.new));
             assert_eq!(successor_of(row.scope, row.new), None, "{row:?}");

@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::check::{PlanError, check_plan};
 use crate::{
-    Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError, Observation,
-    PipelineConfig, Plan, Policy, Predictor, ProfileRecall, Profiler, Profiles, PromiseReport, PromiseTracker,
-    RefusedItem, TaskId, TaskSample, Topology, View, WindowEnd, WindowLength,
+    Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError,
+    Observation, PipelineConfig, Plan, Policy, Predictor, ProfileRecall, Profiler, Profiles,
+    PromiseReport, PromiseTracker, RefusedItem, TaskId, TaskSample, Topology, View, WindowEnd,
+    WindowLength,
 };
 
 /// The error of the last forecast for a task: the task, the forecast, and the measured value.
@@ -128,17 +129,26 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// Returns the machine's error, or an error if the plan violates an invariant of [`check_plan`]; that plan is not
     /// applied.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
-        let Some(observation) = self.observe()? else { return Ok(None) };
+        let Some(observation) = self.observe()? else {
+            return Ok(None);
+        };
         let changed_online_cpus = self.take_online_change();
         self.update_profiles(&observation);
-        let is_comparable = changed_online_cpus.is_none() && observation.end_reason != WindowEnd::HostChanged;
-        let forecast_errors_instr_per_cycle =
-            if is_comparable { compare_forecast(&self.forecast, &observation) } else { Vec::new() };
+        let is_comparable =
+            changed_online_cpus.is_none() && observation.end_reason != WindowEnd::HostChanged;
+        let forecast_errors_instr_per_cycle = if is_comparable {
+            compare_forecast(&self.forecast, &observation)
+        } else {
+            Vec::new()
+        };
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
             observation: &observation,
-            profiles: self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles),
+            profiles: self
+                .recalled_profiles
+                .as_ref()
+                .unwrap_or(&self.measured_profiles),
             previous_plan: &self.plan,
             predictor: self.predictor.as_ref(),
             verdicts: &(),
@@ -149,9 +159,17 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             window: observation.window,
             bad,
         })?;
-        let forecast = decision.forecast.take().unwrap_or_else(|| self.predictor.forecast(&view, &decision.plan));
-        let promises =
-            self.promise_tracker.observe(&observation, view.profiles, self.machine.topology(), &self.plan, &decision);
+        let forecast = decision
+            .forecast
+            .take()
+            .unwrap_or_else(|| self.predictor.forecast(&view, &decision.plan));
+        let promises = self.promise_tracker.observe(
+            &observation,
+            view.profiles,
+            self.machine.topology(),
+            &self.plan,
+            &decision,
+        );
         let applied = self.machine.apply(&decision.plan)?;
         self.refused_items.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
@@ -170,7 +188,9 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// Returns the next observation, completed with the refusals of the plan in force, which a recording already
     /// contains.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let Some(mut observation) = self.machine.observe()? else { return Ok(None) };
+        let Some(mut observation) = self.machine.observe()? else {
+            return Ok(None);
+        };
         for refused_item in self.refused_items.drain(..) {
             if !observation.applied.refused.contains(&refused_item) {
                 observation.applied.refused.push(refused_item);
@@ -197,25 +217,39 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
                 profile.process = Some(task.process);
             }
         }
-        self.recalled_profiles =
-            self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured_profiles));
+        self.recalled_profiles = self
+            .recall
+            .as_mut()
+            .and_then(|recall| recall.recall(observation, &self.measured_profiles));
     }
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
     /// Returns the profiles after the last step, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
-        self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles)
+        self.recalled_profiles
+            .as_ref()
+            .unwrap_or(&self.measured_profiles)
     }
 
     /// Returns the machine, and the profiles after the last step for the machine to learn from.
     pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
-        (&mut self.machine, self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles))
+        (
+            &mut self.machine,
+            self.recalled_profiles
+                .as_ref()
+                .unwrap_or(&self.measured_profiles),
+        )
     }
 
     /// Forecasts another plan than the last one from the current profiles. This is for replays, in which the recorded
     /// plan is in force instead of the decided one. `previous_plan` is the plan that was in force in the window.
-    pub fn forecast_under(&self, observation: &Observation, previous_plan: &Plan, plan: &Plan) -> Forecast {
+    pub fn forecast_under(
+        &self,
+        observation: &Observation,
+        previous_plan: &Plan,
+        plan: &Plan,
+    ) -> Forecast {
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
@@ -231,12 +265,21 @@ impl<M: Machine, P> ControlLoop<M, P> {
 
 fn compare_forecast(expected: &Forecast, observation: &Observation) -> Vec<ForecastError> {
     let measured_speed = |task: &TaskSample| {
-        let cycles = task.counts.get(CounterEvent::Cycles).filter(|&cycles| cycles > 0.0)?;
+        let cycles = task
+            .counts
+            .get(CounterEvent::Cycles)
+            .filter(|&cycles| cycles > 0.0)?;
         Some(task.counts.get(CounterEvent::Instructions)? / cycles)
     };
     observation
         .tasks
         .iter()
-        .filter_map(|task| Some((task.task, expected.tasks.get(&task.task)?.instr_per_cycle?, measured_speed(task)?)))
+        .filter_map(|task| {
+            Some((
+                task.task,
+                expected.tasks.get(&task.task)?.instr_per_cycle?,
+                measured_speed(task)?,
+            ))
+        })
         .collect()
 }

@@ -32,6 +32,11 @@ pub struct CounterNoise {
 
 impl Default for CounterNoise {
     fn default() -> Self {
-        CounterNoise { noise: 0.01, autocorrelation: 0.5, multiplexing_noise: 0.1, skew: 0.0 }
+        CounterNoise {
+            noise: 0.01,
+            autocorrelation: 0.5,
+            multiplexing_noise: 0.1,
+            skew: 0.0,
+        }
     }
 }

@@ -85,7 +85,12 @@ const SHORT_ID: usize = 12;
 impl ServiceIdentity {
     /// Builds a service without pod and container.
     pub fn new(kind: ServiceKind, name: impl Into<String>) -> Self {
-        ServiceIdentity { kind, name: name.into(), pod: None, container: None }
+        ServiceIdentity {
+            kind,
+            name: name.into(),
+            pod: None,
+            container: None,
+        }
     }
 
     /// Returns a program without a service.
@@ -95,12 +100,16 @@ impl ServiceIdentity {
 
     /// Returns a container outside any pod.
     pub fn container(id: &str) -> Self {
-        ServiceIdentity { container: Some(id.to_string()), ..Self::new(ServiceKind::Container, shorten_id(id)) }
+        ServiceIdentity {
+            container: Some(id.to_string()),
+            ..Self::new(ServiceKind::Container, shorten_id(id))
+        }
     }
 
     /// Returns a container of a pod; without one, the pod as a whole.
     pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
-        let name = container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));
+        let name =
+            container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));
         ServiceIdentity {
             kind: ServiceKind::Pod,
             name,
@@ -113,13 +122,18 @@ impl ServiceIdentity {
     /// `pod/namespace/name`.
     pub fn is_named(&self, word: &str) -> bool {
         let is_named_by = |word: &str| {
-            let stem = self.name.rsplit_once('.').filter(|(_, suffix)| UNIT_SUFFIXES.contains(suffix));
+            let stem = self
+                .name
+                .rsplit_once('.')
+                .filter(|(_, suffix)| UNIT_SUFFIXES.contains(suffix));
             self.name == word
                 || stem.is_some_and(|(stem, _)| stem == word)
                 || self.pod.as_deref() == Some(word)
                 || self.container.as_deref() == Some(word)
         };
-        let qualified_name = word.split_once('/').filter(|(kind, _)| *kind == self.kind.text());
+        let qualified_name = word
+            .split_once('/')
+            .filter(|(kind, _)| *kind == self.kind.text());
         is_named_by(word) || qualified_name.is_some_and(|(_, unit_name)| is_named_by(unit_name))
     }
 }
@@ -150,7 +164,11 @@ pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let services = paths.filter_map(service_of_cgroup);
     services.fold(None, |best: Option<CgroupService>, service| match best {
-        Some(best) if specificity_of(best.identity.kind) >= specificity_of(service.identity.kind) => Some(best),
+        Some(best)
+            if specificity_of(best.identity.kind) >= specificity_of(service.identity.kind) =>
+        {
+            Some(best)
+        }
         _ => Some(service),
     })
 }
@@ -180,7 +198,10 @@ pub fn service_of_cgroup(path: &str) -> Option<CgroupService> {
 }
 
 fn program_service(identity: ServiceIdentity) -> CgroupService {
-    CgroupService { identity, is_helper: false }
+    CgroupService {
+        identity,
+        is_helper: false,
+    }
 }
 
 /// Parses `/kubepods/burstable/podUID/ID` and
@@ -188,18 +209,26 @@ fn program_service(identity: ServiceIdentity) -> CgroupService {
 fn pod_service(names: &[&str]) -> Option<CgroupService> {
     let uid_of = |name: &&str| {
         let uid = match name.strip_suffix(".slice") {
-            Some(slice) => slice.rsplit_once("-pod").map(|(_, uid)| uid.replace('_', "-")),
+            Some(slice) => slice
+                .rsplit_once("-pod")
+                .map(|(_, uid)| uid.replace('_', "-")),
             None => name.strip_prefix("pod").map(str::to_string),
         };
         uid.filter(|uid| is_pod_uid(uid))
     };
-    let first_index = names.iter().position(|name| name.starts_with("kubepods") || name.contains("-kubepods"))?;
-    let (index, uid) = (first_index..names.len()).find_map(|index| Some((index, uid_of(&names[index])?)))?;
+    let first_index = names
+        .iter()
+        .position(|name| name.starts_with("kubepods") || name.contains("-kubepods"))?;
+    let (index, uid) =
+        (first_index..names.len()).find_map(|index| Some((index, uid_of(&names[index])?)))?;
     let child_name = names.get(index + 1).copied();
     let container = child_name.and_then(container_id);
     // CRI-O and Podman keep their monitor in a separate group, beside the containers.
     let is_helper = child_name.is_some_and(|name| name.contains("conmon"));
-    Some(CgroupService { identity: ServiceIdentity::from_pod(&uid, container), is_helper })
+    Some(CgroupService {
+        identity: ServiceIdentity::from_pod(&uid, container),
+        is_helper,
+    })
 }
 
 /// A UUID, or the 32 hex digits of a static pod.
@@ -211,46 +240,85 @@ fn is_pod_uid(uid: &str) -> bool {
 fn container_id(name: &str) -> Option<&str> {
     let name = name.strip_suffix(".scope").unwrap_or(name);
     let id = name.rsplit(['-', ':']).next()?;
-    (id.len() == 64 && id.chars().all(|c| c.is_ascii_hexdigit()) && !name.contains("conmon")).then_some(id)
+    (id.len() == 64 && id.chars().all(|c| c.is_ascii_hexdigit()) && !name.contains("conmon"))
+        .then_some(id)
 }
 
 /// Prefixes of the scopes in which container engines put a container.
-const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "cri-containerd-", "crio-", "nerdctl-", "buildkit-"];
+const CONTAINER_SCOPES: [&str; 6] = [
+    "docker-",
+    "libpod-",
+    "cri-containerd-",
+    "crio-",
+    "nerdctl-",
+    "buildkit-",
+];
 
 /// Parses `/docker/ID`, `/system.slice/docker-ID.scope`, `/machine.slice/libpod-ID.scope` and `lxc.payload.NAME`.
 fn container_service(names: &[&str]) -> Option<CgroupService> {
     names.iter().enumerate().find_map(|(index, name)| {
-        if let Some(monitored_name) = name.strip_prefix("libpod-conmon-").or_else(|| name.strip_prefix("crio-conmon-"))
+        if let Some(monitored_name) = name
+            .strip_prefix("libpod-conmon-")
+            .or_else(|| name.strip_prefix("crio-conmon-"))
         {
             let id = container_id(monitored_name)?;
-            return Some(CgroupService { identity: ServiceIdentity::container(id), is_helper: true });
+            return Some(CgroupService {
+                identity: ServiceIdentity::container(id),
+                is_helper: true,
+            });
         }
-        if let Some(name) = name.strip_prefix("lxc.payload.").or_else(|| name.strip_prefix("lxc.monitor.")) {
+        if let Some(name) = name
+            .strip_prefix("lxc.payload.")
+            .or_else(|| name.strip_prefix("lxc.monitor."))
+        {
             let identity = ServiceIdentity::container(name);
-            return Some(CgroupService { identity, is_helper: names[index].starts_with("lxc.monitor.") });
+            return Some(CgroupService {
+                identity,
+                is_helper: names[index].starts_with("lxc.monitor."),
+            });
         }
         let parent_name = index.checked_sub(1).map(|parent_index| names[parent_index]);
-        let is_scope = name.ends_with(".scope") && CONTAINER_SCOPES.iter().any(|prefix| name.starts_with(prefix));
+        let is_scope = name.ends_with(".scope")
+            && CONTAINER_SCOPES
+                .iter()
+                .any(|prefix| name.starts_with(prefix));
         let is_bare = matches!(parent_name, Some("docker" | "libpod" | "libpod_parent"));
-        let id = container_id(name).filter(|_| is_scope || is_bare || !name.contains(['-', '.']))?;
+        let id =
+            container_id(name).filter(|_| is_scope || is_bare || !name.contains(['-', '.']))?;
         Some(program_service(ServiceIdentity::container(id)))
     })
 }
 
 /// Parses `/machine.slice/machine-qemu\x2dN\x2dNAME.scope/libvirt/{vcpuN,emulator}`.
 fn guest_service(names: &[&str]) -> Option<CgroupService> {
-    let index = names.iter().position(|name| name.starts_with("machine-") && name.ends_with(".scope"))?;
-    let machine = unescape_unit_name(names[index].strip_prefix("machine-")?.strip_suffix(".scope")?);
-    let Some(domain) = machine.strip_prefix("qemu-").or_else(|| machine.strip_prefix("ch-")) else {
+    let index = names
+        .iter()
+        .position(|name| name.starts_with("machine-") && name.ends_with(".scope"))?;
+    let machine = unescape_unit_name(
+        names[index]
+            .strip_prefix("machine-")?
+            .strip_suffix(".scope")?,
+    );
+    let Some(domain) = machine
+        .strip_prefix("qemu-")
+        .or_else(|| machine.strip_prefix("ch-"))
+    else {
         return Some(program_service(ServiceIdentity::container(&machine)));
     };
     let name = match domain.split_once('-') {
-        Some((number, name)) if !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()) => name,
+        Some((number, name))
+            if !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()) =>
+        {
+            name
+        }
         _ => domain,
     };
     // Threads outside the groups of virtual CPUs emulate devices.
     let is_helper = names[index + 1..].contains(&"emulator");
-    Some(CgroupService { identity: ServiceIdentity::new(ServiceKind::Guest, name), is_helper })
+    Some(CgroupService {
+        identity: ServiceIdentity::new(ServiceKind::Guest, name),
+        is_helper,
+    })
 }
 
 /// Parses `/slurm_NODE/uid_U/job_J/step_S/task_T` and `/system.slice/slurmstepd.scope/job_J/step_S/user/task_T`.
@@ -259,28 +327,46 @@ fn job_service(names: &[&str]) -> Option<CgroupService> {
     let index = names.iter().position(is_slurm)?;
     let job_path = &names[index + 1..];
     let number = job_path.iter().find_map(|name| name.strip_prefix("job_"))?;
-    if number.is_empty() || !number.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '-')) {
+    if number.is_empty()
+        || !number
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '-'))
+    {
         return None;
     }
     // Version 2 keeps the step daemon in a group beside the user's.
     let is_helper = job_path.last() == Some(&"slurm");
-    Some(CgroupService { identity: ServiceIdentity::new(ServiceKind::Job, number), is_helper })
+    Some(CgroupService {
+        identity: ServiceIdentity::new(ServiceKind::Job, number),
+        is_helper,
+    })
 }
 
 /// Units and sessions: `/system.slice/NAME.service`, `user@UID.service/app.slice/NAME`, `session-N.scope`.
 fn unit_service(names: &[&str]) -> Option<CgroupService> {
-    let has_unit_suffix = |name: &str| name.rsplit_once('.').is_some_and(|(_, suffix)| UNIT_SUFFIXES.contains(&suffix));
-    let manager = names.iter().position(|name| name.starts_with("user@") && name.ends_with(".service"));
+    let has_unit_suffix = |name: &str| {
+        name.rsplit_once('.')
+            .is_some_and(|(_, suffix)| UNIT_SUFFIXES.contains(&suffix))
+    };
+    let manager = names
+        .iter()
+        .position(|name| name.starts_with("user@") && name.ends_with(".service"));
     if let Some(manager) = manager {
-        let user_unit = names[manager + 1..].iter().find(|name| has_unit_suffix(name));
+        let user_unit = names[manager + 1..]
+            .iter()
+            .find(|name| has_unit_suffix(name));
         let name = user_unit.copied().unwrap_or(names[manager]);
-        return Some(program_service(ServiceIdentity::new(ServiceKind::UserUnit, name)));
+        return Some(program_service(ServiceIdentity::new(
+            ServiceKind::UserUnit,
+            name,
+        )));
     }
     let name = names.iter().find(|name| has_unit_suffix(name))?;
-    let kind = match name.starts_with("session-") && names.iter().any(|name| name.starts_with("user-")) {
-        true => ServiceKind::Session,
-        false => ServiceKind::Unit,
-    };
+    let kind =
+        match name.starts_with("session-") && names.iter().any(|name| name.starts_with("user-")) {
+            true => ServiceKind::Session,
+            false => ServiceKind::Unit,
+        };
     Some(program_service(ServiceIdentity::new(kind, *name)))
 }
 
@@ -290,7 +376,9 @@ fn unescape_unit_name(name: &str) -> String {
     let mut remaining_bytes = name.as_bytes();
     while let Some((&first, after)) = remaining_bytes.split_first() {
         let digits = after.strip_prefix(b"x").and_then(|digits| digits.get(..2));
-        let code = digits.filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        let code = digits
+            .filter(|_| first == b'\\')
+            .and_then(|digits| std::str::from_utf8(digits).ok());
         match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
             Some(byte) => {
                 bytes.push(byte);
@@ -314,16 +402,30 @@ fn shorten_id(id: &str) -> &str {
 /// pause containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
 /// `(server)`).
 pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
-    let helper_prefixes = ["containerd-shim", "runc:[", "slurmstepd", "conmon", "crun:["];
+    let helper_prefixes = [
+        "containerd-shim",
+        "runc:[",
+        "slurmstepd",
+        "conmon",
+        "crun:[",
+    ];
     let is_contained = matches!(kind, Some(ServiceKind::Pod | ServiceKind::Container));
-    helper_prefixes.iter().any(|prefix| command.starts_with(prefix))
-        || is_contained && matches!(command, "pause" | "runc" | "crun" | "catatonit" | "docker-init" | "tini")
+    helper_prefixes
+        .iter()
+        .any(|prefix| command.starts_with(prefix))
+        || is_contained
+            && matches!(
+                command,
+                "pause" | "runc" | "crun" | "catatonit" | "docker-init" | "tini"
+            )
         || command.starts_with('(') && command.ends_with(')')
 }
 
 /// Returns whether a thread of a guest's process is a virtual CPU. The others emulate devices.
 pub fn is_virtual_cpu(thread: &str) -> bool {
-    let number = thread.strip_prefix("CPU ").and_then(|after_prefix| after_prefix.split('/').next());
+    let number = thread
+        .strip_prefix("CPU ")
+        .and_then(|after_prefix| after_prefix.split('/').next());
     number.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))
 }
 
@@ -335,7 +437,10 @@ mod tests {
     const UID: &str = "3f7a1c22-8a6e-4d5f-9b3a-0c1d2e3f4a5b";
 
     fn read(path: &str) -> Option<(String, bool)> {
-        let path = path.replace("ID", ID).replace("UU", UID).replace("U_", &UID.replace('-', "_"));
+        let path = path
+            .replace("ID", ID)
+            .replace("UU", UID)
+            .replace("U_", &UID.replace('-', "_"));
         service_of_cgroup(&path).map(|service| (service.identity.to_string(), service.is_helper))
     }
 
@@ -345,59 +450,155 @@ mod tests {
         let pod = format!("pod/{UID}/{}", &ID[..12]);
         for (path, expected, is_helper) in [
             ("/system.slice/redis.service", "unit/redis.service", false),
-            ("/system.slice/system-getty.slice/getty@tty1.service", "unit/getty@tty1.service", false),
+            (
+                "/system.slice/system-getty.slice/getty@tty1.service",
+                "unit/getty@tty1.service",
+                false,
+            ),
             ("/system.slice/run-r12.scope", "unit/run-r12.scope", false),
-            ("/user.slice/user-1000.slice/session-3.scope", "session/session-3.scope", false),
-            ("/user.slice/user-1000.slice/user@1000.service/app.slice/web.service", "user-unit/web.service", false),
+            (
+                "/user.slice/user-1000.slice/session-3.scope",
+                "session/session-3.scope",
+                false,
+            ),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/app.slice/web.service",
+                "user-unit/web.service",
+                false,
+            ),
             (
                 "/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.scope/x",
                 "user-unit/app-org.gnome.scope",
                 false,
             ),
-            ("/user.slice/user-1000.slice/user@1000.service/init.scope", "user-unit/init.scope", false),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/init.scope",
+                "user-unit/init.scope",
+                false,
+            ),
             ("/kubepods/podUU/ID", &pod, false),
             ("/kubepods/burstable/podUU/ID", &pod, false),
-            ("/kubepods/besteffort/podUU/ID/nested/x.service", &pod, false),
+            (
+                "/kubepods/besteffort/podUU/ID/nested/x.service",
+                &pod,
+                false,
+            ),
             (
                 "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podU_.slice/cri-containerd-ID.scope",
                 &pod,
                 false,
             ),
-            ("/kubepods.slice/kubepods-podU_.slice/crio-ID.scope", &pod, false),
-            ("/kubepods.slice/kubepods-podU_.slice/crio-conmon-ID.scope", &format!("pod/{UID}"), true),
-            ("/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podU_.slice/cri-containerd-ID.scope", &pod, false),
+            (
+                "/kubepods.slice/kubepods-podU_.slice/crio-ID.scope",
+                &pod,
+                false,
+            ),
+            (
+                "/kubepods.slice/kubepods-podU_.slice/crio-conmon-ID.scope",
+                &format!("pod/{UID}"),
+                true,
+            ),
+            (
+                "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podU_.slice/cri-containerd-ID.scope",
+                &pod,
+                false,
+            ),
             ("/docker/ID", &format!("container/{}", &ID[..12]), false),
-            ("/system.slice/docker-ID.scope", &format!("container/{}", &ID[..12]), false),
-            ("/system.slice/docker-ID.scope/system.slice/x.service", &format!("container/{}", &ID[..12]), false),
-            ("/machine.slice/libpod-ID.scope/container", &format!("container/{}", &ID[..12]), false),
-            ("/machine.slice/libpod-conmon-ID.scope", &format!("container/{}", &ID[..12]), true),
+            (
+                "/system.slice/docker-ID.scope",
+                &format!("container/{}", &ID[..12]),
+                false,
+            ),
+            (
+                "/system.slice/docker-ID.scope/system.slice/x.service",
+                &format!("container/{}", &ID[..12]),
+                false,
+            ),
+            (
+                "/machine.slice/libpod-ID.scope/container",
+                &format!("container/{}", &ID[..12]),
+                false,
+            ),
+            (
+                "/machine.slice/libpod-conmon-ID.scope",
+                &format!("container/{}", &ID[..12]),
+                true,
+            ),
             (
                 "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope",
                 &format!("container/{}", &ID[..12]),
                 false,
             ),
             ("/default/ID", &format!("container/{}", &ID[..12]), false),
-            ("/lxc.payload.web/system.slice/x.service", "container/web", false),
-            ("/slurm_node7/uid_1000/job_42/step_0/task_1", "job/42", false),
+            (
+                "/lxc.payload.web/system.slice/x.service",
+                "container/web",
+                false,
+            ),
+            (
+                "/slurm_node7/uid_1000/job_42/step_0/task_1",
+                "job/42",
+                false,
+            ),
             ("/slurm/uid_0/job_1", "job/1", false),
-            ("/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0", "job/42", false),
-            ("/system.slice/slurmstepd.scope/job_42/step_batch/slurm", "job/42", true),
-            ("/system.slice/node7_slurmstepd.scope/job_42/step_0/user", "job/42", false),
-            ("/system.slice/slurmstepd.scope/system", "unit/slurmstepd.scope", false),
-            (r"/machine.slice/machine-qemu\x2d3\x2dweb\x2d1.scope/libvirt/vcpu0", "guest/web-1", false),
-            (r"/machine.slice/machine-qemu\x2d3\x2dweb.scope/libvirt/emulator", "guest/web", true),
-            (r"/machine.slice/machine-debian.scope", "container/debian", false),
+            (
+                "/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0",
+                "job/42",
+                false,
+            ),
+            (
+                "/system.slice/slurmstepd.scope/job_42/step_batch/slurm",
+                "job/42",
+                true,
+            ),
+            (
+                "/system.slice/node7_slurmstepd.scope/job_42/step_0/user",
+                "job/42",
+                false,
+            ),
+            (
+                "/system.slice/slurmstepd.scope/system",
+                "unit/slurmstepd.scope",
+                false,
+            ),
+            (
+                r"/machine.slice/machine-qemu\x2d3\x2dweb\x2d1.scope/libvirt/vcpu0",
+                "guest/web-1",
+                false,
+            ),
+            (
+                r"/machine.slice/machine-qemu\x2d3\x2dweb.scope/libvirt/emulator",
+                "guest/web",
+                true,
+            ),
+            (
+                r"/machine.slice/machine-debian.scope",
+                "container/debian",
+                false,
+            ),
         ] {
-            assert_eq!(read(path), Some((expected.to_string(), is_helper)), "{path}");
+            assert_eq!(
+                read(path),
+                Some((expected.to_string(), is_helper)),
+                "{path}"
+            );
         }
     }
 
     /// Does a path that names no service give none, whatever it looks like?
     #[test]
     fn other_paths_name_no_service() {
-        for path in
-            ["", "/", "/fleet/redis", "/kubepods/podx/x", "/slurm_node/uid_0", "/docker", "/a-ID", "///", "/pod1"]
-        {
+        for path in [
+            "",
+            "/",
+            "/fleet/redis",
+            "/kubepods/podx/x",
+            "/slurm_node/uid_0",
+            "/docker",
+            "/a-ID",
+            "///",
+            "/pod1",
+        ] {
             assert_eq!(read(path), None, "{path}");
         }
     }
@@ -405,12 +606,29 @@ mod tests {
     /// Do pods and containers have their ids, and does a name identify them?
     #[test]
     fn a_container_of_a_pod_has_both_ids() {
-        let service = service_of_cgroup(&format!("/kubepods/pod{UID}/{ID}")).unwrap().identity;
-        assert_eq!((service.pod.as_deref(), service.container.as_deref()), (Some(UID), Some(ID)));
-        assert!(service.is_named(UID) && service.is_named(&format!("pod/{UID}")) && service.is_named(ID));
+        let service = service_of_cgroup(&format!("/kubepods/pod{UID}/{ID}"))
+            .unwrap()
+            .identity;
+        assert_eq!(
+            (service.pod.as_deref(), service.container.as_deref()),
+            (Some(UID), Some(ID))
+        );
+        assert!(
+            service.is_named(UID)
+                && service.is_named(&format!("pod/{UID}"))
+                && service.is_named(ID)
+        );
         let unit = ServiceIdentity::new(ServiceKind::Unit, "redis.service");
-        assert!(["redis", "redis.service", "unit/redis"].iter().all(|word| unit.is_named(word)));
-        assert!(["redi", "job/redis", "service", "unit"].iter().all(|word| !unit.is_named(word)));
+        assert!(
+            ["redis", "redis.service", "unit/redis"]
+                .iter()
+                .all(|word| unit.is_named(word))
+        );
+        assert!(
+            ["redi", "job/redis", "service", "unit"]
+                .iter()
+                .all(|word| !unit.is_named(word))
+        );
         let named = ServiceIdentity::from_pod("shop/cart-1", Some("redis"));
         assert!(named.is_named("pod/shop/cart-1") && named.is_named("shop/cart-1/redis"));
     }
@@ -418,11 +636,15 @@ mod tests {
     /// On cgroup v1, does the most specific hierarchy decide?
     #[test]
     fn the_most_specific_hierarchy_counts() {
-        let name = |text: &str| service_of_cgroups(text).map(|service| service.identity.to_string());
+        let name =
+            |text: &str| service_of_cgroups(text).map(|service| service.identity.to_string());
         let slurm = "9:cpuset:/\n8:freezer:/slurm_n/uid_0/job_7/step_0\n1:name=systemd:/system.slice/slurmd.service\n";
         assert_eq!(name(slurm).as_deref(), Some("job/7"));
         assert_eq!(name("5:cpuset:/\n0::/\n"), None);
-        assert_eq!(name("0::/system.slice/db.service\n").as_deref(), Some("unit/db.service"));
+        assert_eq!(
+            name("0::/system.slice/db.service\n").as_deref(),
+            Some("unit/db.service")
+        );
         assert_eq!(name("broken\n:\n1:x\n"), None);
         let v1 = format!("4:memory:/docker/{ID}\n1:name=systemd:/system.slice/docker.service\n");
         assert_eq!(name(&v1).unwrap(), format!("container/{}", &ID[..12]));
@@ -432,13 +654,27 @@ mod tests {
     #[test]
     fn runtime_helpers_differ_from_programs_of_the_same_name() {
         let pod = Some(ServiceKind::Pod);
-        for command in ["pause", "runc:[2:INIT]", "containerd-shim", "conmon", "slurmstepd", "(s-server)"] {
+        for command in [
+            "pause",
+            "runc:[2:INIT]",
+            "containerd-shim",
+            "conmon",
+            "slurmstepd",
+            "(s-server)",
+        ] {
             assert!(is_runtime_helper(command, pod), "{command}");
         }
         assert!(!is_runtime_helper("(half", pod) && !is_runtime_helper("half)", pod));
-        assert!(!is_runtime_helper("redis-server", pod) && !is_runtime_helper("pause", Some(ServiceKind::Unit)));
+        assert!(
+            !is_runtime_helper("redis-server", pod)
+                && !is_runtime_helper("pause", Some(ServiceKind::Unit))
+        );
         assert!(is_virtual_cpu("CPU 0/KVM") && is_virtual_cpu("CPU 12/TCG"));
-        assert!(!is_virtual_cpu("qemu-system-x86") && !is_virtual_cpu("CPU x/KVM") && !is_virtual_cpu("IO iothread1"));
+        assert!(
+            !is_virtual_cpu("qemu-system-x86")
+                && !is_virtual_cpu("CPU x/KVM")
+                && !is_virtual_cpu("IO iothread1")
+        );
     }
 
     /// Are escapes in unit names decoded, and malformed ones kept?

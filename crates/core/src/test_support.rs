@@ -3,23 +3,39 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Ability, AppliedPlan, Cache, CacheId, CacheLevel, CacheSpec, Capabilities, CoherenceSpec, CoreModel, Cpu, CpuId,
-    Decision, Forecast, Inclusion, Machine, MachineError, MachineSpec, MemorySchedulingSpec, MemorySpec, Observation,
-    OsSpec, PageSpec, PartitionSupport, PipelineConfig, Plan, PmuSpec, Policy, PolicyConfig, Predictor,
-    PredictorConfig, ProcessId, Profiles, ReplacementPolicy, RunHeader, SetIndexing, Support, TaskId, TaskSample,
-    TimeSpan, Topology, View, WindowEnd, WindowLength, WindowRecord, WritePolicy, check_plan,
+    Ability, AppliedPlan, Cache, CacheId, CacheLevel, CacheSpec, Capabilities, CoherenceSpec,
+    CoreModel, Cpu, CpuId, Decision, Forecast, Inclusion, Machine, MachineError, MachineSpec,
+    MemorySchedulingSpec, MemorySpec, Observation, OsSpec, PageSpec, PartitionSupport,
+    PipelineConfig, Plan, PmuSpec, Policy, PolicyConfig, Predictor, PredictorConfig, ProcessId,
+    Profiles, ReplacementPolicy, RunHeader, SetIndexing, Support, TaskId, TaskSample, TimeSpan,
+    Topology, View, WindowEnd, WindowLength, WindowRecord, WritePolicy, check_plan,
 };
 
 pub mod alternating;
 
 /// A topology of this number of online CPUs, each on its own core in one package, without caches.
 pub fn topology_fixture(cpus: u32) -> Topology {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    Topology { cpus: (0..cpus).map(cpu).collect(), ..Topology::default() }
+    let cpu = |id| Cpu {
+        id: CpuId(id),
+        core: id,
+        package: 0,
+        memory_node: 0,
+        online: true,
+        hertz: None,
+    };
+    Topology {
+        cpus: (0..cpus).map(cpu).collect(),
+        ..Topology::default()
+    }
 }
 
 /// `caches` last-level caches of `cpus_each` CPUs, with 16 ways and 64-byte lines.
-pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_bytes: u64) -> Topology {
+pub fn last_level_caches(
+    caches: u32,
+    cpus_each: u32,
+    level: CacheLevel,
+    size_bytes: u64,
+) -> Topology {
     let cache = |id: u32| Cache {
         id: CacheId(id),
         level,
@@ -29,13 +45,19 @@ pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_by
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { caches: (0..caches).map(cache).collect(), ..topology_fixture(caches * cpus_each) }
+    Topology {
+        caches: (0..caches).map(cache).collect(),
+        ..topology_fixture(caches * cpus_each)
+    }
 }
 
 /// Capabilities with these abilities and no cache partitions.
 pub fn capabilities_fixture(abilities: &[Ability]) -> Capabilities {
     Capabilities {
-        abilities: abilities.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
+        abilities: abilities
+            .iter()
+            .map(|&ability| (ability, Support::Yes { note: None }))
+            .collect(),
         partitions: Vec::new(),
         min_window_ns: 1,
         min_slice_ns: None,
@@ -54,29 +76,57 @@ impl Capabilities {
 /// A pipeline with the named policy without parameters, no guard and no profilers.
 pub fn pipeline_config(policy: &str) -> PipelineConfig {
     PipelineConfig {
-        policy: PolicyConfig { name: policy.into(), parameters: String::new(), seed: 0 },
+        policy: PolicyConfig {
+            name: policy.into(),
+            parameters: String::new(),
+            seed: 0,
+        },
         guard: None,
         profilers: Vec::new(),
-        predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_source: "a test".into() },
+        predictor: PredictorConfig {
+            miss_penalty_cycles: 100.0,
+            miss_penalty_source: "a test".into(),
+        },
         first_window: WindowLength::Time { ns: 1 },
     }
 }
 
 /// The first line of a recording of such a machine. The writer of run logs fills in its format.
-pub fn run_header(topology: Topology, capabilities: Capabilities, pipeline: PipelineConfig) -> RunHeader {
-    RunHeader { format: 0, topology, capabilities, pipeline }
+pub fn run_header(
+    topology: Topology,
+    capabilities: Capabilities,
+    pipeline: PipelineConfig,
+) -> RunHeader {
+    RunHeader {
+        format: 0,
+        topology,
+        capabilities,
+        pipeline,
+    }
 }
 
 /// A window of one second with this number of tasks, each in its own process.
 pub fn observation_fixture(window: u64, tasks: u32) -> Observation {
-    observation_of(window, 1_000_000_000, (0..tasks).map(|id| TaskSample::new(TaskId(id), ProcessId(id))))
+    observation_of(
+        window,
+        1_000_000_000,
+        (0..tasks).map(|id| TaskSample::new(TaskId(id), ProcessId(id))),
+    )
 }
 
 /// A window of this length with these tasks, in a row of equal windows.
-pub fn observation_of(window: u64, window_ns: u64, tasks: impl IntoIterator<Item = TaskSample>) -> Observation {
+pub fn observation_of(
+    window: u64,
+    window_ns: u64,
+    tasks: impl IntoIterator<Item = TaskSample>,
+) -> Observation {
     Observation {
         window,
-        span: TimeSpan { start_ns: window * window_ns, elapsed_ns: window_ns, elapsed_cycles: None },
+        span: TimeSpan {
+            start_ns: window * window_ns,
+            elapsed_ns: window_ns,
+            elapsed_cycles: None,
+        },
         end_reason: WindowEnd::Elapsed,
         tasks: tasks.into_iter().collect(),
         shared_counts: Vec::new(),
@@ -120,7 +170,12 @@ pub struct ScriptedMachine {
 impl ScriptedMachine {
     /// A machine that plays these windows once.
     pub fn new(topology: Topology, capabilities: Capabilities, windows: Vec<Observation>) -> Self {
-        ScriptedMachine { topology, capabilities, windows: windows.into_iter(), applied: AppliedPlan::default() }
+        ScriptedMachine {
+            topology,
+            capabilities,
+            windows: windows.into_iter(),
+            applied: AppliedPlan::default(),
+        }
     }
 }
 
@@ -132,11 +187,17 @@ impl Machine for ScriptedMachine {
         &self.capabilities
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        Ok(self.windows.next().map(|observation| Observation { applied: self.applied.clone(), ..observation }))
+        Ok(self.windows.next().map(|observation| Observation {
+            applied: self.applied.clone(),
+            ..observation
+        }))
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
-        self.applied =
-            AppliedPlan { affinity: plan.affinity.clone(), gangs: plan.gangs.clone(), ..AppliedPlan::default() };
+        self.applied = AppliedPlan {
+            affinity: plan.affinity.clone(),
+            gangs: plan.gangs.clone(),
+            ..AppliedPlan::default()
+        };
         Ok(self.applied.clone())
     }
 }
@@ -185,7 +246,8 @@ impl ViewFixture {
     pub fn decide(&mut self, policy: &mut dyn Policy, predictor: &dyn Predictor) -> Decision {
         let view = self.view(predictor);
         let decision = policy.decide(&view);
-        check_plan(&decision.plan, &view).unwrap_or_else(|error| panic!("an invalid plan: {error}"));
+        check_plan(&decision.plan, &view)
+            .unwrap_or_else(|error| panic!("an invalid plan: {error}"));
         self.previous_plan = decision.plan.clone();
         decision
     }
@@ -226,7 +288,12 @@ pub fn memory_spec(size_bytes: u64, latency_cycles: u32, bytes_per_cycle: f64) -
 }
 
 /// A cache with 64-byte lines, a latency of 3 cycles, LRU replacement, and defaults otherwise.
-pub fn cache_spec(level: CacheLevel, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
+pub fn cache_spec(
+    level: CacheLevel,
+    size_bytes: u64,
+    ways: u32,
+    shared_by_cores: u32,
+) -> CacheSpec {
     CacheSpec {
         level,
         size_bytes,

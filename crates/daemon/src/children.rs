@@ -10,6 +10,10 @@ use rustix::process::Signal;
 pub fn end_with_parent(command: &mut Command, signal: Signal) {
     // SAFETY: prctl(2) is async-signal-safe and touches no memory of this process.
     unsafe {
-        command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?));
+        command.pre_exec(move || {
+            Ok(rustix::process::set_parent_process_death_signal(Some(
+                signal,
+            ))?)
+        });
     }
 }

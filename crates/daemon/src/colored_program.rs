@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use cachemate_agent::layout::{DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE};
-use cachemate_linux::act::colors::agents::{self, AgentReport, ResidentPages, resident_pages, target_text};
+use cachemate_linux::act::colors::agents::{
+    self, AgentReport, ResidentPages, resident_pages, target_text,
+};
 use cachemate_linux::act::colors::preloadable;
 use cachemate_linux::act::colors::reference_set::{self, BASE, FrameLedger};
 use cachemate_linux::kernel::{Kernel, LinuxHost};
@@ -38,7 +40,9 @@ pub struct ColoredCommand<'a> {
 /// Memory available without swapping, as the kernel reports it.
 pub fn available_bytes() -> Option<u64> {
     let text = cachemate_files::read_text_limited(Path::new("/proc/meminfo"), 1 << 16).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
@@ -62,8 +66,8 @@ impl ColoredProgram {
     pub fn start(launch: &ColoredCommand<'_>) -> anyhow::Result<Self> {
         let name = launch.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
-        let program_path =
-            preloadable::find_executable(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
+        let program_path = preloadable::find_executable(name, path.as_deref())
+            .with_context(|| format!("{name}: not found"))?;
         if let Some(reason) = preloadable::find_refusal(&program_path)
             .with_context(|| format!("{}: cannot be read", program_path.display()))?
         {
@@ -83,10 +87,20 @@ impl ColoredProgram {
             _ => library.display().to_string(),
         };
         let mut command = Command::new(&program_path);
-        command.arg0(name).args(&launch.command[1..]).env("LD_PRELOAD", preload);
-        command.env(DIR_VARIABLE, &dir).env(MASK_VARIABLE, target_text(launch.mask, true));
+        command
+            .arg0(name)
+            .args(&launch.command[1..])
+            .env("LD_PRELOAD", preload);
+        command
+            .env(DIR_VARIABLE, &dir)
+            .env(MASK_VARIABLE, target_text(launch.mask, true));
         command.env(HOLD_VARIABLE, launch.hold_bytes.to_string());
-        command.envs(launch.variables.iter().map(|(name, value)| (*name, value.as_os_str())));
+        command.envs(
+            launch
+                .variables
+                .iter()
+                .map(|(name, value)| (*name, value.as_os_str())),
+        );
         if let Some(path) = launch.output {
             let file = cachemate_files::create(path, true)
                 .with_context(|| format!("{}: cannot be written", path.display()))?;
@@ -107,7 +121,14 @@ impl ColoredProgram {
                 return Err(error).with_context(|| format!("{name}: cannot be started"));
             }
         };
-        Ok(ColoredProgram { child, dir, ledger, reference_set_id, resident_by_pid: BTreeMap::new(), mask: launch.mask })
+        Ok(ColoredProgram {
+            child,
+            dir,
+            ledger,
+            reference_set_id,
+            resident_by_pid: BTreeMap::new(),
+            mask: launch.mask,
+        })
     }
 
     /// Process id of the program itself.
@@ -147,7 +168,10 @@ impl ColoredProgram {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        bail!("the agent did not report within {:.0} s", max_wait.as_secs_f64());
+        bail!(
+            "the agent did not report within {:.0} s",
+            max_wait.as_secs_f64()
+        );
     }
 
     /// Requests other colors; the agent moves the pages.
@@ -157,7 +181,9 @@ impl ColoredProgram {
     pub fn recolor(&mut self, mask: u64) -> anyhow::Result<()> {
         let path = self.agent_dir().join("wanted");
         let text = format!("{}\n", target_text(mask, true));
-        LinuxHost::new("/").write(&path, &text).with_context(|| format!("{}: cannot be written", path.display()))?;
+        LinuxHost::new("/")
+            .write(&path, &text)
+            .with_context(|| format!("{}: cannot be written", path.display()))?;
         self.mask = mask;
         Ok(())
     }
@@ -165,7 +191,11 @@ impl ColoredProgram {
     /// Counts the resident frames of the program and its descendants, from outside. A process without an active agent
     /// is not counted; one that has exited counts with its last value.
     pub fn poll_resident_pages(&mut self) -> Option<ResidentPages> {
-        for (pid, agent) in self.agent_reports().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
+        for (pid, agent) in self
+            .agent_reports()
+            .into_iter()
+            .filter(|(_, agent)| agent.account.is_ok())
+        {
             if let Ok(resident) = resident_pages(pid, &self.ledger, self.mask, Some(&agent))
                 && resident.allowed_anonymous_share().is_some()
             {
@@ -177,7 +207,10 @@ impl ColoredProgram {
 
     /// The pages of all its processes together, as last read.
     pub fn last_resident_pages(&self) -> Option<ResidentPages> {
-        self.resident_by_pid.values().copied().reduce(|sum, pages| sum.sum(&pages))
+        self.resident_by_pid
+            .values()
+            .copied()
+            .reduce(|sum, pages| sum.sum(&pages))
     }
 
     /// The reports of all agents of the session: the program's own, and those of programs that it started.
@@ -185,7 +218,12 @@ impl ColoredProgram {
         let host = LinuxHost::new("/");
         let pids = agents::list_processes(&host, &self.dir);
         pids.into_iter()
-            .filter_map(|pid| Some((pid, AgentReport::read(&host, &self.dir.join(pid.to_string())).ok()?)))
+            .filter_map(|pid| {
+                Some((
+                    pid,
+                    AgentReport::read(&host, &self.dir.join(pid.to_string())).ok()?,
+                ))
+            })
             .collect()
     }
 
@@ -200,8 +238,14 @@ impl ColoredProgram {
         let mut poll_interval = Duration::from_millis(15).min(max_poll_interval);
         let (mut is_signaled, mut next_poll) = (false, Instant::now() + poll_interval);
         loop {
-            if let Some(status) = self.child.try_wait().context("cannot wait for the program")? {
-                return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .context("cannot wait for the program")?
+            {
+                return Ok(status
+                    .code()
+                    .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
             }
             if stop.load(Ordering::Relaxed) && !is_signaled {
                 is_signaled = true;
@@ -233,7 +277,10 @@ impl Drop for ColoredProgram {
         // Programs that outlive this one still have the directory's files open or mapped, so a later session
         // removes the directory.
         let host = LinuxHost::new("/");
-        if !agents::list_processes(&host, &self.dir).into_iter().any(|pid| host.stat(pid).is_ok()) {
+        if !agents::list_processes(&host, &self.dir)
+            .into_iter()
+            .any(|pid| host.stat(pid).is_ok())
+        {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }

@@ -77,17 +77,31 @@ impl ConfigSource {
             false => ManageConfig::default(),
         };
         if let Some(name) = &self.policy {
-            let is_configured_policy = config.policy.as_ref().is_some_and(|choice| choice.name == *name);
+            let is_configured_policy = config
+                .policy
+                .as_ref()
+                .is_some_and(|choice| choice.name == *name);
             if !is_configured_policy {
                 let name = name.clone();
-                config.policy = Some(cachemate_spec::PolicyChoice { name, parameters: Default::default() });
+                config.policy = Some(cachemate_spec::PolicyChoice {
+                    name,
+                    parameters: Default::default(),
+                });
             }
         }
         if self.is_observe_only {
             config.mode = ManageMode::Observe;
         }
-        config.state_dir = self.state_dir.clone().or(config.state_dir).or_else(|| Some(paths::state_dir()));
-        config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::default_socket()));
+        config.state_dir = self
+            .state_dir
+            .clone()
+            .or(config.state_dir)
+            .or_else(|| Some(paths::state_dir()));
+        config.socket = self
+            .socket
+            .clone()
+            .or(config.socket)
+            .or_else(|| Some(paths::default_socket()));
         host::build_verified_policy(&config)?;
         Ok(config)
     }
@@ -98,19 +112,27 @@ impl ConfigSource {
 /// # Errors
 /// Another daemon runs, an earlier run could not be restored completely, the host cannot be read, or a step failed. In
 /// each case all changes have been restored, or are recorded in the journal.
-pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -> anyhow::Result<()> {
+pub fn run(
+    source: &ConfigSource,
+    flags: &ControlFlags,
+    report: &dyn Fn(&str),
+) -> anyhow::Result<()> {
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     paths::create_private_dir(&state_dir)?;
     let Some(_lock) = DaemonLock::acquire_within(&state_dir, LOCK_TIMEOUT)? else {
         bail!("another daemon holds {}", state_dir.display());
     };
-    let recovery = restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), &state_dir)?;
+    let recovery = restore_left_behind(
+        &LinuxHost::new("/").with_owners(GroupOwners::default()),
+        &state_dir,
+    )?;
     report_damage(&recovery, report);
     report_failures(&recovery.restored_objects, report)?;
     let host_survey = host::survey_host(false)?;
     let progress = make_progress_files(&config, report);
-    let service_watch = ServiceWatch::start(&state_dir, &config, source.nri.clone(), flags.wake.clone())?;
+    let service_watch =
+        ServiceWatch::start(&state_dir, &config, source.nri.clone(), flags.wake.clone())?;
     let options = LiveRunOptions {
         rules: host::manage_rules(&config.rules),
         learned_profiles: service_watch.profile_store.read(report),
@@ -121,45 +143,93 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
         wake: flags.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, header, missing_evidence } =
-        host::build_live_run(&host_survey, &options)?;
-    missing_evidence.iter().for_each(|evidence| report(&evidence.to_string()));
+    let host::LiveRun {
+        control_loop: mut live,
+        header,
+        missing_evidence,
+    } = host::build_live_run(&host_survey, &options)?;
+    missing_evidence
+        .iter()
+        .for_each(|evidence| report(&evidence.to_string()));
     let shared_status = new_shared_status(&options.config, flags);
     let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone());
     let missing_config = source.describe_absence();
     missing_config.iter().for_each(|absence| report(absence));
-    status_tracker.status.config = missing_config.is_none().then(|| source.path().display().to_string());
+    status_tracker.status.config = missing_config
+        .is_none()
+        .then(|| source.path().display().to_string());
     status_tracker.status.version = env!("CARGO_PKG_VERSION").to_string();
     status_tracker.status.pid = std::process::id();
     status_tracker.status.level = host_survey.capability_survey.level;
     let calibrated_level = host::start_calibration(&host_survey);
     status_tracker.status.calibrated = calibrated_level.load(Ordering::Relaxed) != 0;
-    status_tracker.status.hertz = Some(1e9 / cycle_ns(cachemate_core::Machine::topology(&live.machine)));
+    status_tracker.status.hertz =
+        Some(1e9 / cycle_ns(cachemate_core::Machine::topology(&live.machine)));
     status_tracker.status.mode = options.config.mode;
     status_tracker.status.policy = live.policy_name.clone();
     status_tracker.status.colors = Some(describe_colors(&live));
     publish(&shared_status, &status_tracker);
-    let socket_path = options.config.socket.clone().unwrap_or_else(paths::default_socket);
+    let socket_path = options
+        .config
+        .socket
+        .clone()
+        .unwrap_or_else(paths::default_socket);
     let _server = socket::serve(&socket_path, shared_status.clone())?;
     let metrics_address = MetricsAddress::from_config(&options.config)?;
     let create_textfile = |path: &PathBuf| MetricsTextfile::create(path, shared_status.clone());
-    let _textfile = options.config.metrics_textfile.as_ref().map(create_textfile).transpose()?;
-    let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared_status, &header, report)?;
-    status_tracker.status.unavailable.clone_from(&endpoints.unavailable);
+    let _textfile = options
+        .config
+        .metrics_textfile
+        .as_ref()
+        .map(create_textfile)
+        .transpose()?;
+    let endpoints = Endpoints::open(
+        metrics_address,
+        source.page.as_ref(),
+        &shared_status,
+        &header,
+        report,
+    )?;
+    status_tracker
+        .status
+        .unavailable
+        .clone_from(&endpoints.unavailable);
     publish(&shared_status, &status_tracker);
     let log = create_run_log(&options.config, &header)?;
     // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     report(&format!(
         "{} with policy '{}', {} (cachemate doctor); socket {}",
-        if options.config.mode == ManageMode::Act { "managing" } else { "observing only" },
+        if options.config.mode == ManageMode::Act {
+            "managing"
+        } else {
+            "observing only"
+        },
         live.policy_name,
-        describe_evidence_level(host_survey.capability_survey.level, calibrated_level.load(Ordering::Relaxed) != 0),
+        describe_evidence_level(
+            host_survey.capability_survey.level,
+            calibrated_level.load(Ordering::Relaxed) != 0
+        ),
         socket_path.display()
     ));
-    let sinks = WindowSinks { shared_status, log, endpoints, header, services: service_watch };
-    live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
-    let outcome = run_windows(source, flags, &mut live, &mut status_tracker, sinks, &calibrated_level, report);
+    let sinks = WindowSinks {
+        shared_status,
+        log,
+        endpoints,
+        header,
+        services: service_watch,
+    };
+    live.machine
+        .set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
+    let outcome = run_windows(
+        source,
+        flags,
+        &mut live,
+        &mut status_tracker,
+        sinks,
+        &calibrated_level,
+        report,
+    );
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let restored_objects = live.machine.restore_all()?;
     report_failures(&restored_objects, report)?;
@@ -170,10 +240,21 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
 /// rights than the daemon.
 fn describe_colors(control_loop: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
-    match control_loop.machine.capabilities().abilities.get(&Ability::Colors) {
+    match control_loop
+        .machine
+        .capabilities()
+        .abilities
+        .get(&Ability::Colors)
+    {
         Some(Support::Yes { note }) => note.clone().unwrap_or_default(),
-        Some(Support::No { reason: why, remedy: Some(remedy) }) => format!("none: {why} (remedy: {remedy})"),
-        Some(Support::No { reason: why, remedy: None }) => format!("none: {why}"),
+        Some(Support::No {
+            reason: why,
+            remedy: Some(remedy),
+        }) => format!("none: {why} (remedy: {remedy})"),
+        Some(Support::No {
+            reason: why,
+            remedy: None,
+        }) => format!("none: {why}"),
         None => "none".to_string(),
     }
 }
@@ -185,21 +266,29 @@ pub(crate) fn progress_dir(config: &ManageConfig) -> Option<PathBuf> {
 
 /// Creates the files for progress reports, so that every user may report.
 fn make_progress_files(config: &ManageConfig, report: &dyn Fn(&str)) -> ProgressFiles {
-    let Some((dir, socket_dir)) = progress_dir(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
+    let Some((dir, socket_dir)) =
+        progress_dir(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
     else {
         return ProgressFiles::default();
     };
     // A directory that cannot be created is reported like any other failure, and the daemon runs without progress
     // reports.
-    let progress_files = std::fs::create_dir_all(&socket_dir).and_then(|()| ProgressFiles::create(&dir));
+    let progress_files =
+        std::fs::create_dir_all(&socket_dir).and_then(|()| ProgressFiles::create(&dir));
     progress_files.unwrap_or_else(|error| {
-        report(&format!("{}: {error}: programs cannot report their progress", dir.display()));
+        report(&format!(
+            "{}: {error}: programs cannot report their progress",
+            dir.display()
+        ));
         ProgressFiles::default()
     })
 }
 
 fn new_shared_status(config: &ManageConfig, flags: &ControlFlags) -> SharedStatus {
-    SharedStatus { flags: flags.clone(), allow_users: Arc::new(Mutex::new(allowed_user_ids(config))) }
+    SharedStatus {
+        flags: flags.clone(),
+        allow_users: Arc::new(Mutex::new(allowed_user_ids(config))),
+    }
 }
 
 fn allowed_user_ids(config: &ManageConfig) -> Vec<u32> {
@@ -211,19 +300,33 @@ fn allowed_user_ids(config: &ManageConfig) -> Vec<u32> {
 }
 
 /// Creates the run log. The file of an earlier run is kept as `PATH.1`.
-fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<Option<RunLogWriter>> {
-    let Some(path) = &config.run_log else { return Ok(None) };
-    if path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
+fn create_run_log(
+    config: &ManageConfig,
+    header: &RunHeader,
+) -> anyhow::Result<Option<RunLogWriter>> {
+    let Some(path) = &config.run_log else {
+        return Ok(None);
+    };
+    if path
+        .symlink_metadata()
+        .is_ok_and(|metadata| metadata.is_file())
+    {
         let mut earlier_path = path.clone().into_os_string();
         earlier_path.push(".1");
-        std::fs::rename(path, &earlier_path)
-            .with_context(|| format!("{}: the earlier run log cannot be renamed", path.display()))?;
+        std::fs::rename(path, &earlier_path).with_context(|| {
+            format!("{}: the earlier run log cannot be renamed", path.display())
+        })?;
     }
     Ok(Some(RunLogWriter::create(path, true, header)?))
 }
 
 fn publish(shared_status: &SharedStatus, status_tracker: &StatusTracker) {
-    shared_status.flags.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&status_tracker.status);
+    shared_status
+        .flags
+        .status
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone_from(&status_tracker.status);
 }
 
 /// Receivers of each window: the control socket, the metrics, the run log, and the dashboard.
@@ -244,11 +347,24 @@ fn run_windows(
     calibrated_level: &AtomicU32,
     report: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let WindowSinks { shared_status, mut log, mut endpoints, header, mut services } = sinks;
+    let WindowSinks {
+        shared_status,
+        mut log,
+        mut endpoints,
+        header,
+        mut services,
+    } = sinks;
     let start_time = Instant::now();
     loop {
         if flags.reload.swap(false, Ordering::Relaxed)
-            && reload(source, control_loop, status_tracker, &shared_status, &mut services, report)
+            && reload(
+                source,
+                control_loop,
+                status_tracker,
+                &shared_status,
+                &mut services,
+                report,
+            )
         {
             end_log(&mut log, "the configuration was reloaded", report);
         }
@@ -277,12 +393,25 @@ fn run_windows(
             log = None;
         }
         let topology = cachemate_core::Machine::topology(&control_loop.machine).clone();
-        status_tracker.observe(&record, &control_loop.machine, &topology, control_loop.profiles());
-        services.observe(control_loop, &record.observation, &mut status_tracker.status, report);
+        status_tracker.observe(
+            &record,
+            &control_loop.machine,
+            &topology,
+            control_loop.profiles(),
+        );
+        services.observe(
+            control_loop,
+            &record.observation,
+            &mut status_tracker.status,
+            report,
+        );
         let level = calibrated_level.load(Ordering::Relaxed);
         if level != 0 && !status_tracker.status.calibrated {
             report(&describe_evidence_level(level, true));
-            (status_tracker.status.level, status_tracker.status.calibrated) = (level, true);
+            (
+                status_tracker.status.level,
+                status_tracker.status.calibrated,
+            ) = (level, true);
         }
         if status_tracker.status.mode == ManageMode::Act && !control_loop.machine.is_acting() {
             report(
@@ -290,11 +419,17 @@ fn run_windows(
             );
             report_restored(&control_loop.machine.take_overruled(), report);
         }
-        status_tracker.status.mode =
-            if control_loop.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
+        status_tracker.status.mode = if control_loop.machine.is_acting() {
+            ManageMode::Act
+        } else {
+            ManageMode::Observe
+        };
         status_tracker.status.running_ns = start_time.elapsed().as_nanos() as u64;
         if endpoints.retry_unavailable(&shared_status, &header, report) {
-            status_tracker.status.unavailable.clone_from(&endpoints.unavailable);
+            status_tracker
+                .status
+                .unavailable
+                .clone_from(&endpoints.unavailable);
         }
         publish(&shared_status, status_tracker);
         if let Some(feed) = &endpoints.feed {
@@ -336,27 +471,40 @@ fn reload(
         let name = host::policy_config(&config).name;
         let is_acting = config.mode == ManageMode::Act;
         let new_lock = if is_acting && !control_loop.machine.may_act() {
-            Some(host::acquire_actuation_lock(&config.state_dir.clone().unwrap_or_else(paths::state_dir))?)
+            Some(host::acquire_actuation_lock(
+                &config.state_dir.clone().unwrap_or_else(paths::state_dir),
+            )?)
         } else {
             None
         };
         // Nothing after this can fail, so the rules and the policy are replaced together or not at all.
-        let restored_objects =
-            control_loop.machine.set_rules(host::manage_rules(&config.rules), config.cpusets.clone(), is_acting)?;
+        let restored_objects = control_loop.machine.set_rules(
+            host::manage_rules(&config.rules),
+            config.cpusets.clone(),
+            is_acting,
+        )?;
         if let Some(actuation_lock) = new_lock {
             control_loop.machine.set_actuation_lock(actuation_lock);
         }
-        control_loop.machine.set_budgets(host::slowdown_budgets(&config));
+        control_loop
+            .machine
+            .set_budgets(host::slowdown_budgets(&config));
         report_restored(&restored_objects, report);
         cachemate_pipeline::replace_policy(control_loop, name, policy);
-        *shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
+        *shared_status
+            .allow_users
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
         Ok(config)
     });
     let is_reloaded = outcome.is_ok();
     match outcome {
         Ok(config) => {
             status_tracker.status.mode = config.mode;
-            status_tracker.status.policy.clone_from(&control_loop.policy_name);
+            status_tracker
+                .status
+                .policy
+                .clone_from(&control_loop.policy_name);
             status_tracker.status.config_error = None;
             status_tracker.status.unmatched_rules.clear();
             services.set_config(config);
@@ -375,7 +523,10 @@ fn reload(
 ///
 /// # Errors
 /// An object could not be restored; the journal is kept.
-pub fn report_failures(restored_objects: &[RestoredObject], report: &dyn Fn(&str)) -> anyhow::Result<()> {
+pub fn report_failures(
+    restored_objects: &[RestoredObject],
+    report: &dyn Fn(&str),
+) -> anyhow::Result<()> {
     let mut failure_count = 0;
     for restored in restored_objects {
         match &restored.outcome {
@@ -383,14 +534,17 @@ pub fn report_failures(restored_objects: &[RestoredObject], report: &dyn Fn(&str
                 failure_count += 1;
                 report(&format!("not restored: {:?}: {reason}", restored.object));
             }
-            RestoreOutcome::ChangedByOther(current_state) => {
-                report(&format!("left alone, changed by another process: {:?} is {current_state}", restored.object))
-            }
+            RestoreOutcome::ChangedByOther(current_state) => report(&format!(
+                "left alone, changed by another process: {:?} is {current_state}",
+                restored.object
+            )),
             _ => {}
         }
     }
     if failure_count > 0 {
-        bail!("{failure_count} objects could not be restored; the journal is kept, and cachemate restore tries again");
+        bail!(
+            "{failure_count} objects could not be restored; the journal is kept, and cachemate restore tries again"
+        );
     }
     Ok(())
 }
@@ -410,7 +564,10 @@ pub(crate) fn report_damage(recovery: &RecoveryReport, report: &dyn Fn(&str)) {
         report(&damage.to_string());
     }
     if let Some(silence) = recovery.silence {
-        report(&format!("no heartbeat from the daemon for {} s: the host is being restored", silence.as_secs()));
+        report(&format!(
+            "no heartbeat from the daemon for {} s: the host is being restored",
+            silence.as_secs()
+        ));
     }
     if let Some(error) = &recovery.removal_error {
         report(&format!("the journal could not be removed: {error}"));
@@ -423,7 +580,8 @@ pub(crate) fn report_damage(recovery: &RecoveryReport, report: &dyn Fn(&str)) {
 /// The handler cannot be set.
 pub fn handle_hangup(flags: &ControlFlags) -> anyhow::Result<()> {
     for flag in [&flags.reload, &flags.wake] {
-        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(flag)).context("cannot handle SIGHUP")?;
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(flag))
+            .context("cannot handle SIGHUP")?;
     }
     Ok(())
 }

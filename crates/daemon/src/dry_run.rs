@@ -43,14 +43,21 @@ pub struct DryRun {
 impl DryRun {
     /// A dry run that has observed nothing yet.
     pub fn new(policy: &str) -> Self {
-        DryRun { policy: policy.to_string(), ..DryRun::default() }
+        DryRun {
+            policy: policy.to_string(),
+            ..DryRun::default()
+        }
     }
 
     /// Observes one window and the resulting list. Returns whether a list to report has been found.
     pub fn observe(&mut self, record: &WindowRecord, changes: &[Change]) -> bool {
         self.windows += 1;
-        let messages =
-            record.applied.refused.iter().map(|item| &item.message).filter(|message| *message != OBSERVE_ONLY_REASON);
+        let messages = record
+            .applied
+            .refused
+            .iter()
+            .map(|item| &item.message)
+            .filter(|message| *message != OBSERVE_ONLY_REASON);
         for refusal in messages {
             self.record_refusal(refusal.clone());
         }
@@ -58,9 +65,19 @@ impl DryRun {
             return self.window.is_some();
         }
         self.window = Some(record.observation.window);
-        self.changes =
-            changes.iter().map(|change| DryRunChange { line: change.to_string(), change: change.clone() }).collect();
-        self.reasons = record.decision.reasons.iter().map(|reason| reason.text.clone()).collect();
+        self.changes = changes
+            .iter()
+            .map(|change| DryRunChange {
+                line: change.to_string(),
+                change: change.clone(),
+            })
+            .collect();
+        self.reasons = record
+            .decision
+            .reasons
+            .iter()
+            .map(|reason| reason.text.clone())
+            .collect();
         true
     }
 
@@ -76,22 +93,43 @@ impl DryRun {
         let policy = &self.policy;
         let mut text = match self.window {
             None => format!("policy '{policy}': none in {} windows\n", self.windows),
-            Some(window) => format!("policy '{policy}', window {window}: not applied, because this is a dry run\n"),
+            Some(window) => format!(
+                "policy '{policy}', window {window}: not applied, because this is a dry run\n"
+            ),
         };
         for DryRunChange { line, change } in &self.changes {
-            let dependencies: Vec<String> = change.depends_on.iter().map(|id| id.0.to_string()).collect();
-            let dependency_text =
-                if dependencies.is_empty() { String::new() } else { format!("; after {}", dependencies.join(", ")) };
+            let dependencies: Vec<String> = change
+                .depends_on
+                .iter()
+                .map(|id| id.0.to_string())
+                .collect();
+            let dependency_text = if dependencies.is_empty() {
+                String::new()
+            } else {
+                format!("; after {}", dependencies.join(", "))
+            };
             text.push_str(&format!("{:>4}  {line}{dependency_text}\n", change.id.0));
         }
-        self.reasons.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
-        self.refused.iter().take(5).for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
-        self.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
+        self.reasons
+            .iter()
+            .take(8)
+            .for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
+        self.refused
+            .iter()
+            .take(5)
+            .for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
+        self.notes
+            .iter()
+            .for_each(|note| text.push_str(&format!("note: {note}\n")));
         text
     }
 
     /// Runs a loop that does not act until there is a list, or until `windows` windows have been observed.
-    fn run_until_changes(&mut self, control_loop: &mut LiveLoop, max_windows: u64) -> anyhow::Result<()> {
+    fn run_until_changes(
+        &mut self,
+        control_loop: &mut LiveLoop,
+        max_windows: u64,
+    ) -> anyhow::Result<()> {
         while self.windows < max_windows {
             match control_loop.step() {
                 Ok(Some(record)) => {
@@ -116,14 +154,19 @@ impl DryRun {
 ///
 /// # Errors
 /// The configuration is invalid, or the host cannot be read.
-pub fn dry_run(source: &ConfigSource, flags: &ControlFlags, max_windows: u64) -> anyhow::Result<DryRun> {
+pub fn dry_run(
+    source: &ConfigSource,
+    flags: &ControlFlags,
+    max_windows: u64,
+) -> anyhow::Result<DryRun> {
     let mut config = source.read()?;
     config.mode = ManageMode::Observe;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     let host_survey = host::survey_host(false)?;
     let options = LiveRunOptions {
         rules: host::manage_rules(&config.rules),
-        progress: progress_dir(&config).map_or_else(ProgressFiles::default, ProgressFiles::read_only),
+        progress: progress_dir(&config)
+            .map_or_else(ProgressFiles::default, ProgressFiles::read_only),
         state_dir: state_dir.clone(),
         learned_profiles: Default::default(),
         runtime: None,
@@ -131,10 +174,18 @@ pub fn dry_run(source: &ConfigSource, flags: &ControlFlags, max_windows: u64) ->
         wake: flags.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, missing_evidence, .. } = host::build_live_run(&host_survey, &options)?;
+    let host::LiveRun {
+        control_loop: mut live,
+        missing_evidence,
+        ..
+    } = host::build_live_run(&host_survey, &options)?;
     let mut dry_run_result = DryRun::new(&live.policy_name);
-    dry_run_result.notes.extend(missing_evidence.iter().map(ToString::to_string));
-    dry_run_result.notes.extend(describe_active_daemon(&state_dir));
+    dry_run_result
+        .notes
+        .extend(missing_evidence.iter().map(ToString::to_string));
+    dry_run_result
+        .notes
+        .extend(describe_active_daemon(&state_dir));
     dry_run_result.run_until_changes(&mut live, max_windows)?;
     Ok(dry_run_result)
 }

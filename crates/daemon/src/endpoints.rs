@@ -49,8 +49,14 @@ impl Endpoints {
             next_attempt: Instant::now(),
         };
         endpoints.serve_pending(shared_status, header, report)?;
-        let retry_text = format!("going on without it, and trying again every {} s", RETRY_PERIOD.as_secs());
-        endpoints.unavailable.iter().for_each(|reason| report(&format!("{reason}; {retry_text}")));
+        let retry_text = format!(
+            "going on without it, and trying again every {} s",
+            RETRY_PERIOD.as_secs()
+        );
+        endpoints
+            .unavailable
+            .iter()
+            .for_each(|reason| report(&format!("{reason}; {retry_text}")));
         Ok(endpoints)
     }
 
@@ -87,7 +93,9 @@ impl Endpoints {
                     report(&format!("metrics are at http://{bound_address}/metrics"));
                     self.pending_metrics = None;
                 }
-                Err(error) if is_address_in_use(&error) => self.unavailable.push(format!("no metrics: {error:#}")),
+                Err(error) if is_address_in_use(&error) => {
+                    self.unavailable.push(format!("no metrics: {error:#}"))
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -97,7 +105,9 @@ impl Endpoints {
                     report(&format!("the page is at {}", feed.address));
                     (self.feed, self.pending_page) = (Some(feed), None);
                 }
-                Err(error) if error.is_taken() => self.unavailable.push(format!("no dashboard: {error}")),
+                Err(error) if error.is_taken() => {
+                    self.unavailable.push(format!("no dashboard: {error}"))
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -107,16 +117,25 @@ impl Endpoints {
 
 /// Does another process listen at the address?
 fn is_address_in_use(error: &anyhow::Error) -> bool {
-    let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
-    kinds.into_iter().any(|kind| kind == io::ErrorKind::AddrInUse)
-        || error.downcast_ref::<ServeError>().is_some_and(ServeError::is_taken)
+    let kinds = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .map(io::Error::kind);
+    kinds
+        .into_iter()
+        .any(|kind| kind == io::ErrorKind::AddrInUse)
+        || error
+            .downcast_ref::<ServeError>()
+            .is_some_and(ServeError::is_taken)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use cachemate_core::CacheLevel;
-    use cachemate_core::test_support::{capabilities_fixture, last_level_caches, pipeline_config, run_header};
+    use cachemate_core::test_support::{
+        capabilities_fixture, last_level_caches, pipeline_config, run_header,
+    };
     use std::cell::RefCell;
     use std::net::TcpListener;
 
@@ -133,25 +152,49 @@ mod tests {
     #[test]
     fn taken_ports_are_reported_and_served_once_free() {
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
-        let (messages, shared, header) = (RefCell::new(Vec::new()), SharedStatus::default(), sample_header());
+        let [metrics, page] = ports
+            .each_ref()
+            .map(|port| port.local_addr().unwrap().to_string());
+        let (messages, shared, header) = (
+            RefCell::new(Vec::new()),
+            SharedStatus::default(),
+            sample_header(),
+        );
         let say = |text: &str| messages.borrow_mut().push(text.to_string());
-        let page = PageAddress { address: page, requires_token: true };
-        let metrics_address = MetricsAddress { address: metrics.clone(), token: None };
-        let mut endpoints = Endpoints::open(Some(metrics_address), Some(&page), &shared, &header, &say).unwrap();
-        assert_eq!(endpoints.unavailable.len(), 2, "{:?}", endpoints.unavailable);
+        let page = PageAddress {
+            address: page,
+            requires_token: true,
+        };
+        let metrics_address = MetricsAddress {
+            address: metrics.clone(),
+            token: None,
+        };
+        let mut endpoints =
+            Endpoints::open(Some(metrics_address), Some(&page), &shared, &header, &say).unwrap();
+        assert_eq!(
+            endpoints.unavailable.len(),
+            2,
+            "{:?}",
+            endpoints.unavailable
+        );
         assert!(endpoints.feed.is_none());
         assert!(
             messages.borrow()[0].contains(&metrics) && messages.borrow()[1].contains(&page.address),
             "{messages:?}"
         );
-        assert!(!endpoints.retry_unavailable(&shared, &header, &say), "not at once");
+        assert!(
+            !endpoints.retry_unavailable(&shared, &header, &say),
+            "not at once"
+        );
         drop(ports);
         endpoints.next_attempt = Instant::now();
         assert!(endpoints.retry_unavailable(&shared, &header, &say));
         assert!(endpoints.unavailable.is_empty() && endpoints.feed.is_some());
         assert!(
-            messages.borrow().iter().any(|text| text.contains(&format!("http://{metrics}/metrics"))),
+            messages
+                .borrow()
+                .iter()
+                .any(|text| text.contains(&format!("http://{metrics}/metrics"))),
             "{messages:?}"
         );
     }
@@ -159,7 +202,19 @@ mod tests {
     /// Is an address that no host of the user could serve an error rather than retried forever?
     #[test]
     fn an_address_of_another_host_is_an_error() {
-        let page = PageAddress { address: "0.0.0.0:0".into(), requires_token: true };
-        assert!(Endpoints::open(None, Some(&page), &SharedStatus::default(), &sample_header(), &|_| {}).is_err());
+        let page = PageAddress {
+            address: "0.0.0.0:0".into(),
+            requires_token: true,
+        };
+        assert!(
+            Endpoints::open(
+                None,
+                Some(&page),
+                &SharedStatus::default(),
+                &sample_header(),
+                &|_| {}
+            )
+            .is_err()
+        );
     }
 }

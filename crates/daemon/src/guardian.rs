@@ -14,7 +14,10 @@ use crate::daemon::{report_damage, report_failures};
 /// # Errors
 /// The journal cannot be read, or one of its objects could not be restored.
 pub fn run(state_dir: &Path, report: &dyn Fn(&str)) -> anyhow::Result<()> {
-    let recovery = watch(&LinuxHost::new("/").with_owners(GroupOwners::default()), state_dir)?;
+    let recovery = watch(
+        &LinuxHost::new("/").with_owners(GroupOwners::default()),
+        state_dir,
+    )?;
     report_damage(&recovery, report);
     report_failures(&recovery.restored_objects, report)?;
     if recovery.damage.is_some() || recovery.removal_error.is_some() {

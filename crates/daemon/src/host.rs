@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::{
-    Ability, CacheLevel, Capabilities, Machine, PolicyConfig, Profile, RunHeader, ServiceProfiles, Support, Topology,
-    WindowLength,
+    Ability, CacheLevel, Capabilities, Machine, PolicyConfig, Profile, RunHeader, ServiceProfiles,
+    Support, Topology, WindowLength,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::budgets::SlowdownBudget;
@@ -33,7 +33,9 @@ use cachemate_pipeline::{
     Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, VerifiedPolicy, with_size_sweeps,
 };
 use cachemate_policy::policies;
-use cachemate_spec::{BudgetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User};
+use cachemate_spec::{
+    BudgetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User,
+};
 use cachemate_trace::ProfileFile;
 
 #[cfg(feature = "chaos")]
@@ -81,12 +83,18 @@ pub struct HostSurvey {
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
 pub fn survey_host(must_calibrate: bool) -> anyhow::Result<HostSurvey> {
-    let host_topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
+    let host_topology =
+        read_topology(Path::new("/")).context("cannot read the caches of this host")?;
     let kernel = LinuxHost::new("/");
     let event_surveys = survey(&kernel, last_level(&host_topology.topology));
     let resctrl = resctrl::find(&kernel, &host_topology);
-    let capability_survey =
-        survey_capabilities(&kernel, &host_topology.topology, &resctrl, &event_surveys, must_calibrate);
+    let capability_survey = survey_capabilities(
+        &kernel,
+        &host_topology.topology,
+        &resctrl,
+        &event_surveys,
+        must_calibrate,
+    );
     Ok(HostSurvey {
         topology: host_topology.topology,
         warnings: host_topology.warnings,
@@ -105,9 +113,18 @@ pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
         return level;
     }
     let (thread_level, topology) = (level.clone(), host_survey.topology.clone());
-    let spawn_result = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
-        thread_level.store(if can_probe(&topology) { PROBE_LEVEL } else { TOPOLOGY_ONLY }, Ordering::Relaxed);
-    });
+    let spawn_result = std::thread::Builder::new()
+        .name("cachemate-calibr".into())
+        .spawn(move || {
+            thread_level.store(
+                if can_probe(&topology) {
+                    PROBE_LEVEL
+                } else {
+                    TOPOLOGY_ONLY
+                },
+                Ordering::Relaxed,
+            );
+        });
     if spawn_result.is_err() {
         level.store(host_survey.capability_survey.level, Ordering::Relaxed);
     }
@@ -115,7 +132,10 @@ pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
 }
 
 fn last_level(topology: &Topology) -> CacheLevel {
-    topology.last_level_caches().next().map_or(CacheLevel::L3, |cache| cache.level)
+    topology
+        .last_level_caches()
+        .next()
+        .map_or(CacheLevel::L3, |cache| cache.level)
 }
 
 /// Options of one managed run, from a configuration or a command line.
@@ -142,22 +162,43 @@ pub struct LiveRunOptions {
 ///
 /// # Errors
 /// An unknown policy or invalid parameters, a profile that cannot be read, or a state directory that cannot be created.
-pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
+pub fn build_live_run(
+    host_survey: &HostSurvey,
+    run_options: &LiveRunOptions,
+) -> anyhow::Result<LiveRun> {
     let should_act = run_options.config.mode == ManageMode::Act;
     if should_act {
         crate::paths::create_private_dir(&run_options.state_dir)?;
     }
     let window = window_length(&run_options.config);
-    let partitions = host_survey.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
-    let mut capabilities: Capabilities =
-        policy_capabilities(&host_survey.capability_survey, partitions, window.as_nanos() as u64);
+    let partitions = host_survey
+        .resctrl
+        .as_ref()
+        .map(Resctrl::partitions)
+        .unwrap_or_default();
+    let mut capabilities: Capabilities = policy_capabilities(
+        &host_survey.capability_survey,
+        partitions,
+        window.as_nanos() as u64,
+    );
     let (color_support, color_partitions) = match colors::survey_partitions(&host_survey.topology) {
-        Ok(color_partitions) => {
-            (Support::Yes { note: Some(colors::describe_partitions(&color_partitions)) }, color_partitions)
-        }
-        Err(absence) => (Support::No { reason: absence.reason, remedy: Some(absence.remedy) }, Vec::new()),
+        Ok(color_partitions) => (
+            Support::Yes {
+                note: Some(colors::describe_partitions(&color_partitions)),
+            },
+            color_partitions,
+        ),
+        Err(absence) => (
+            Support::No {
+                reason: absence.reason,
+                remedy: Some(absence.remedy),
+            },
+            Vec::new(),
+        ),
     };
-    capabilities.abilities.insert(Ability::Colors, color_support);
+    capabilities
+        .abilities
+        .insert(Ability::Colors, color_support);
     capabilities.partitions.extend(color_partitions);
     let state_dir = run_options.state_dir.display().to_string();
     let options = LiveOptions {
@@ -168,7 +209,9 @@ pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) ->
         guardian: GuardianCommand {
             // After an upgrade, the path by which this process was started may name another file.
             program: PathBuf::from("/proc/self/exe"),
-            args: ["guardian", "--state-dir", &state_dir].map(str::to_string).to_vec(),
+            args: ["guardian", "--state-dir", &state_dir]
+                .map(str::to_string)
+                .to_vec(),
         },
         first_window: window.min(Duration::from_millis(100)),
         probe_share: 0.5,
@@ -177,15 +220,29 @@ pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) ->
         gang_scheduler_socket: gang_scheduler_socket(&run_options.config),
         kernel_tolerance: run_options.config.kernel_cache_tolerance,
         learned_profiles: run_options.learned_profiles.clone(),
-        directory: run_options.runtime.as_ref().map(|runtime| runtime.directory.clone()).unwrap_or_default(),
-        starts: run_options.runtime.as_ref().map(|runtime| runtime.starts.clone()).unwrap_or_default(),
+        directory: run_options
+            .runtime
+            .as_ref()
+            .map(|runtime| runtime.directory.clone())
+            .unwrap_or_default(),
+        starts: run_options
+            .runtime
+            .as_ref()
+            .map(|runtime| runtime.starts.clone())
+            .unwrap_or_default(),
         known_profiles: read_known_profiles(&run_options.config.profiles)?,
-        actuation_lock: if should_act { Some(acquire_actuation_lock(&run_options.state_dir)?) } else { None },
+        actuation_lock: if should_act {
+            Some(acquire_actuation_lock(&run_options.state_dir)?)
+        } else {
+            None
+        },
         stop_flag: run_options.stop.clone(),
         wake_flag: run_options.wake.clone(),
     };
-    let owners =
-        run_options.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
+    let owners = run_options
+        .runtime
+        .clone()
+        .map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
     let mut machine = LiveMachine::new(
         kernel,
@@ -195,9 +252,20 @@ pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) ->
         options,
     );
     machine.set_budgets(slowdown_budgets(&run_options.config));
-    let pipeline = build_pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
-    let (header, missing_evidence) = (pipeline.build_run_header(&machine), pipeline.missing_evidence(&machine));
-    Ok(LiveRun { control_loop: pipeline.start(machine), header, missing_evidence })
+    let pipeline = build_pipeline(
+        &run_options.config,
+        &host_survey.topology,
+        machine.capabilities(),
+    )?;
+    let (header, missing_evidence) = (
+        pipeline.build_run_header(&machine),
+        pipeline.missing_evidence(&machine),
+    );
+    Ok(LiveRun {
+        control_loop: pipeline.start(machine),
+        header,
+        missing_evidence,
+    })
 }
 
 /// Acquires the right to act. Each user has one such right.
@@ -208,7 +276,12 @@ pub(crate) fn acquire_actuation_lock(state_dir: &Path) -> anyhow::Result<Arc<Act
     // Maximum time that a guardian may need to restore the host.
     const MAX_RESTORE_WAIT: Duration = Duration::from_secs(10);
     let lock_paths = crate::paths::actuation_lock_paths()?;
-    match ActuationLock::acquire(&LinuxHost::new("/"), &lock_paths, state_dir, MAX_RESTORE_WAIT)? {
+    match ActuationLock::acquire(
+        &LinuxHost::new("/"),
+        &lock_paths,
+        state_dir,
+        MAX_RESTORE_WAIT,
+    )? {
         Some(actuation_lock) => Ok(Arc::new(actuation_lock)),
         None => bail!(
             "{}: another cachemate acts, of this user or of root; with --observe-only this one changes nothing",
@@ -233,17 +306,25 @@ fn window_length(config: &ManageConfig) -> Duration {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not accept.
-fn build_pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
+fn build_pipeline(
+    config: &ManageConfig,
+    topology: &Topology,
+    capabilities: &Capabilities,
+) -> anyhow::Result<Pipeline> {
     let standard_pipeline = StandardPipeline {
         policy: policy_config(config),
         guard: config.rollback.guard_config(),
         counted_instructions: MIN_READING_INSTRUCTIONS,
         predictor: miss_cost::measure(topology),
         watches_code: false,
-        first_window: WindowLength::Time { ns: window_length(config).as_nanos() as u64 },
+        first_window: WindowLength::Time {
+            ns: window_length(config).as_nanos() as u64,
+        },
     };
-    let pipeline_config =
-        with_size_sweeps(standard_pipeline.for_machine(topology, capabilities), MIN_WINDOW_INSTRUCTIONS);
+    let pipeline_config = with_size_sweeps(
+        standard_pipeline.for_machine(topology, capabilities),
+        MIN_WINDOW_INSTRUCTIONS,
+    );
     Ok(match chaos_policy(&pipeline_config.policy) {
         Some(policy) => Pipeline::with_policy(pipeline_config, policy),
         None => Pipeline::build(pipeline_config)?,
@@ -255,9 +336,15 @@ const DEFAULT_POLICY: &str = "auto";
 
 /// The configured policy, or the default one.
 pub(crate) fn policy_config(config: &ManageConfig) -> PolicyConfig {
-    let policy_choice =
-        config.policy.clone().unwrap_or(PolicyChoice { name: DEFAULT_POLICY.into(), parameters: Default::default() });
-    PolicyConfig { name: policy_choice.name, parameters: policy_choice.parameters.to_string(), seed: config.seed }
+    let policy_choice = config.policy.clone().unwrap_or(PolicyChoice {
+        name: DEFAULT_POLICY.into(),
+        parameters: Default::default(),
+    });
+    PolicyConfig {
+        name: policy_choice.name,
+        parameters: policy_choice.parameters.to_string(),
+        seed: config.seed,
+    }
 }
 
 /// Always `None`, because this build lacks the chaos policies, which only tests use.
@@ -276,7 +363,10 @@ pub fn build_verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPo
         Some(chaos_policy) => chaos_policy,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::wrap_in_verifier(unguarded_policy, config.rollback.guard_config()))
+    Ok(cachemate_pipeline::wrap_in_verifier(
+        unguarded_policy,
+        config.rollback.guard_config(),
+    ))
 }
 
 /// The configured rules in the machine's form.
@@ -306,7 +396,11 @@ pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
 pub(crate) fn slowdown_budgets(config: &ManageConfig) -> Vec<SlowdownBudget> {
     let slowdown_budget = |budget: &BudgetConfig| SlowdownBudget {
         max_slowdown: budget.max_slowdown,
-        weights: budget.services.iter().map(|entry| (entry.service.clone(), entry.weight)).collect(),
+        weights: budget
+            .services
+            .iter()
+            .map(|entry| (entry.service.clone(), entry.weight))
+            .collect(),
     };
     config.budgets.iter().map(slowdown_budget).collect()
 }
@@ -316,9 +410,12 @@ pub(crate) fn read_known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<
     let mut profiles = BTreeMap::new();
     for path in paths {
         let files = if path.is_dir() {
-            let mut files =
-                cachemate_files::list_dir(path).with_context(|| format!("{}: cannot be read", path.display()))?;
-            files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+            let mut files = cachemate_files::list_dir(path)
+                .with_context(|| format!("{}: cannot be read", path.display()))?;
+            files.retain(|file| {
+                file.extension()
+                    .is_some_and(|extension| extension == "json")
+            });
             files
         } else {
             vec![path.clone()]
@@ -329,8 +426,18 @@ pub(crate) fn read_known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<
                 .rev()
                 .find(|&index| profile_file.program.is_char_boundary(index))
                 .unwrap_or(0);
-            if profiles.insert(profile_file.program[..name_len].to_string(), profile_file.profile).is_some() {
-                bail!("{}: a second profile of '{}'", file.display(), profile_file.program);
+            if profiles
+                .insert(
+                    profile_file.program[..name_len].to_string(),
+                    profile_file.profile,
+                )
+                .is_some()
+            {
+                bail!(
+                    "{}: a second profile of '{}'",
+                    file.display(),
+                    profile_file.program
+                );
             }
         }
     }
@@ -345,9 +452,18 @@ mod tests {
     #[test]
     fn policies_of_tests_are_not_shipped() {
         for name in ["shake", "squeeze", "astray"] {
-            let choice = PolicyChoice { name: name.to_string(), parameters: Default::default() };
-            let config = ManageConfig { policy: Some(choice), ..ManageConfig::default() };
-            let error = build_verified_policy(&config).map(|_| ()).unwrap_err().to_string();
+            let choice = PolicyChoice {
+                name: name.to_string(),
+                parameters: Default::default(),
+            };
+            let config = ManageConfig {
+                policy: Some(choice),
+                ..ManageConfig::default()
+            };
+            let error = build_verified_policy(&config)
+                .map(|_| ())
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(name), "{error}");
         }
     }

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Cache, ContentionFacts, CounterEvent, CounterScope, ProbeEvidence, TaskSample, WindowRecord};
+use cachemate_core::{
+    Cache, ContentionFacts, CounterEvent, CounterScope, ProbeEvidence, TaskSample, WindowRecord,
+};
 use cachemate_linux::act::resctrl::CacheUse;
 use cachemate_linux::kernel::Kernel;
 use cachemate_linux::sense::cpu_load::CpuLoadReader;
@@ -42,7 +44,11 @@ impl HostUse {
     /// Observes the probes of one window.
     pub(crate) fn observe(&mut self, record: &WindowRecord) {
         for result in &record.observation.probe_results {
-            if let ProbeEvidence::PrimeProbe { buffer_bytes, wait_ns, .. } = result.evidence
+            if let ProbeEvidence::PrimeProbe {
+                buffer_bytes,
+                wait_ns,
+                ..
+            } = result.evidence
                 && wait_ns > 0
             {
                 self.full_probe_rate = Some(buffer_bytes as f64 * 1e9 / wait_ns as f64);
@@ -71,11 +77,20 @@ impl HostUse {
 
     /// The readings of a cache. Its busy CPUs are known only if the load of each of them is.
     pub(crate) fn cache_readings(&self, cache: &Cache, record: &WindowRecord) -> CacheReadings {
-        let busy_shares: Option<Vec<f64>> =
-            cache.cpus.iter().map(|cpu| self.busy_share_by_cpu.get(&cpu).copied()).collect();
+        let busy_shares: Option<Vec<f64>> = cache
+            .cpus
+            .iter()
+            .map(|cpu| self.busy_share_by_cpu.get(&cpu).copied())
+            .collect();
         let span_ns = record.observation.span.elapsed_ns;
-        let counts = record.observation.shared_counts.iter().find(|(scope, _)| *scope == CounterScope::Cache(cache.id));
-        let traffic = counts.and_then(|(_, counts)| counts.get(CounterEvent::MemoryBytes)).filter(|_| span_ns > 0);
+        let counts = record
+            .observation
+            .shared_counts
+            .iter()
+            .find(|(scope, _)| *scope == CounterScope::Cache(cache.id));
+        let traffic = counts
+            .and_then(|(_, counts)| counts.get(CounterEvent::MemoryBytes))
+            .filter(|_| span_ns > 0);
         let cache_use = self.cache_use.iter().find(|used| used.cache == cache.id);
         CacheReadings {
             busy_cpus: busy_shares.map(|shares| shares.iter().sum()),

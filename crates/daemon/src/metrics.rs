@@ -45,7 +45,11 @@ struct LabelValue(String);
 
 impl LabelValue {
     fn new(text: &str) -> Self {
-        LabelValue(escape_controls(text).replace('\\', "\\\\").replace('"', "\\\""))
+        LabelValue(
+            escape_controls(text)
+                .replace('\\', "\\\\")
+                .replace('"', "\\\""),
+        )
     }
 }
 
@@ -63,12 +67,22 @@ fn metric_label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
 ///
 /// # Errors
 /// The address is taken, or is not of this host.
-pub fn serve(metrics_address: &MetricsAddress, shared_status: SharedStatus) -> anyhow::Result<SocketAddr> {
-    let page = Arc::new(MetricsPage { shared_status, last_page: Mutex::default() });
-    http::serve(&metrics_address.address, metrics_address.token.clone(), move |path| match path {
-        "/metrics" => Some((OPEN_METRICS, page.render())),
-        _ => None,
-    })
+pub fn serve(
+    metrics_address: &MetricsAddress,
+    shared_status: SharedStatus,
+) -> anyhow::Result<SocketAddr> {
+    let page = Arc::new(MetricsPage {
+        shared_status,
+        last_page: Mutex::default(),
+    });
+    http::serve(
+        &metrics_address.address,
+        metrics_address.token.clone(),
+        move |path| match path {
+            "/metrics" => Some((OPEN_METRICS, page.render())),
+            _ => None,
+        },
+    )
 }
 
 /// The address at which metrics are served, and the token that a request must contain.
@@ -87,8 +101,14 @@ impl MetricsAddress {
     /// # Errors
     /// The token's file cannot be read, is readable by every user, or does not contain a valid token.
     pub fn from_config(config: &ManageConfig) -> anyhow::Result<Option<Self>> {
-        let Some(address) = config.metrics_address.clone() else { return Ok(None) };
-        let token = config.metrics_token_file.as_deref().map(read_token).transpose()?;
+        let Some(address) = config.metrics_address.clone() else {
+            return Ok(None);
+        };
+        let token = config
+            .metrics_token_file
+            .as_deref()
+            .map(read_token)
+            .transpose()?;
         Ok(Some(MetricsAddress { address, token }))
     }
 }
@@ -101,12 +121,19 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
         .ok_or_else(not_found)?;
     let mode = metadata.permissions().mode() & 0o777;
     if mode & 0o007 != 0 {
-        bail!("{file}: found mode {mode:03o}, expected one that keeps the token from other users (chmod 640)");
+        bail!(
+            "{file}: found mode {mode:03o}, expected one that keeps the token from other users (chmod 640)"
+        );
     }
-    let text = cachemate_files::read_text_limited(path, 4096).with_context(|| format!("{file}: cannot be read"))?;
+    let text = cachemate_files::read_text_limited(path, 4096)
+        .with_context(|| format!("{file}: cannot be read"))?;
     let token = text.trim_end_matches(['\r', '\n']);
-    if !TOKEN_CHARACTERS.contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        bail!("{file}: expected one line of 16 to 512 visible ASCII characters (openssl rand -hex 32)");
+    if !TOKEN_CHARACTERS.contains(&token.len())
+        || !token.bytes().all(|byte| byte.is_ascii_graphic())
+    {
+        bail!(
+            "{file}: expected one line of 16 to 512 visible ASCII characters (openssl rand -hex 32)"
+        );
     }
     Ok(token.to_string())
 }
@@ -133,7 +160,10 @@ impl MetricsTextfile {
         };
         write_page(path, &shared_status)
             .with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
-        let textfile = MetricsTextfile { path: path.to_path_buf(), has_ended: Arc::default() };
+        let textfile = MetricsTextfile {
+            path: path.to_path_buf(),
+            has_ended: Arc::default(),
+        };
         let (path, has_ended) = (textfile.path.clone(), Arc::clone(&textfile.has_ended));
         std::thread::spawn(move || {
             loop {
@@ -152,7 +182,10 @@ impl MetricsTextfile {
 
 impl Drop for MetricsTextfile {
     fn drop(&mut self) {
-        *self.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self
+            .has_ended
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -170,10 +203,16 @@ struct MetricsPage {
 
 impl MetricsPage {
     fn render(&self) -> String {
-        let mut last_page = self.last_page.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_page = self
+            .last_page
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match &*last_page {
             Some((built_at, text)) if built_at.elapsed() < MAX_PAGE_AGE => text.clone(),
-            _ => last_page.insert((Instant::now(), metrics_page(&self.shared_status.status()))).1.clone(),
+            _ => last_page
+                .insert((Instant::now(), metrics_page(&self.shared_status.status())))
+                .1
+                .clone(),
         }
     }
 }
@@ -183,11 +222,31 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
     let mut registry = Registry::with_prefix("cachemate");
     let counters: [(&str, &str, u64); 6] = [
         ("windows", "Windows observed", status.windows),
-        ("tasks_seen", "Managed threads so far", status.counters.tasks_seen),
-        ("decisions", "Decisions with a new reason", status.counters.decisions),
-        ("rollbacks", "Decisions that were rolled back because they lowered speeds", status.counters.rollbacks),
-        ("refused_changes", "Changes that the host refused", status.counters.refused_changes),
-        ("refused_plans", "Invalid plans, which were refused and not carried out", status.counters.refused_plans),
+        (
+            "tasks_seen",
+            "Managed threads so far",
+            status.counters.tasks_seen,
+        ),
+        (
+            "decisions",
+            "Decisions with a new reason",
+            status.counters.decisions,
+        ),
+        (
+            "rollbacks",
+            "Decisions that were rolled back because they lowered speeds",
+            status.counters.rollbacks,
+        ),
+        (
+            "refused_changes",
+            "Changes that the host refused",
+            status.counters.refused_changes,
+        ),
+        (
+            "refused_plans",
+            "Invalid plans, which were refused and not carried out",
+            status.counters.refused_plans,
+        ),
     ];
     for (name, help, value) in counters {
         let counter = Counter::<u64>::default();
@@ -195,8 +254,16 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         registry.register(name, help, counter);
     }
     for (name, help, ns) in [
-        ("process_cpu", "Processor time of the daemon, its probes and its guardian", status.cpu_ns),
-        ("probe_withheld", "Time for which probes kept programs from running", status.counters.probe_withheld_ns),
+        (
+            "process_cpu",
+            "Processor time of the daemon, its probes and its guardian",
+            status.cpu_ns,
+        ),
+        (
+            "probe_withheld",
+            "Time for which probes kept programs from running",
+            status.counters.probe_withheld_ns,
+        ),
     ] {
         let counter = Counter::<f64, AtomicU64>::default();
         counter.inc_by(ns as f64 / 1e9);
@@ -209,39 +276,84 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         registry.register_with_unit("max_runqueue_wait", help, Unit::Seconds, max_wait);
     }
     let acting_gauge = Gauge::<f64, AtomicU64>::default();
-    acting_gauge.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
-    registry.register("acting", "1 = changes the host, 0 = observes only", acting_gauge);
+    acting_gauge.set(if status.mode == ManageMode::Act {
+        1.0
+    } else {
+        0.0
+    });
+    registry.register(
+        "acting",
+        "1 = changes the host, 0 = observes only",
+        acting_gauge,
+    );
     // The label contains the CPUs, because a cache's id alone does not say where the cache is.
     let cache_labels = |id: u32| {
-        let cpus = status.caches.iter().find(|cache| cache.cache == id).map_or("", |cache| &cache.cpus);
-        [metric_label("cache_id", &id.to_string()), metric_label("cpus", cpus)]
+        let cpus = status
+            .caches
+            .iter()
+            .find(|cache| cache.cache == id)
+            .map_or("", |cache| &cache.cpus);
+        [
+            metric_label("cache_id", &id.to_string()),
+            metric_label("cpus", cpus),
+        ]
     };
-    let tasks = status.caches.iter().map(|c| (cache_labels(c.cache).to_vec(), c.tasks.len() as f64)).collect();
-    register_gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
+    let tasks = status
+        .caches
+        .iter()
+        .map(|c| (cache_labels(c.cache).to_vec(), c.tasks.len() as f64))
+        .collect();
+    register_gauge(
+        &mut registry,
+        "cache_tasks",
+        "Managed threads last seen on the cache",
+        tasks,
+    );
     let cache_readings: [(&str, &str, fn(&CacheStatus) -> Option<f64>); 3] = [
-        ("cache_busy_cpus", "Busy CPUs of the cache, whichever programs use them", |cache| cache.readings.busy_cpus),
-        ("cache_memory_bytes_per_second", "Memory traffic of the cache", |cache| {
-            cache.readings.memory_bytes_per_second
-        }),
-        ("cache_occupancy_bytes", "Bytes of the cache in use", |cache| {
-            cache.readings.occupancy_bytes.map(|bytes| bytes as f64)
-        }),
+        (
+            "cache_busy_cpus",
+            "Busy CPUs of the cache, whichever programs use them",
+            |cache| cache.readings.busy_cpus,
+        ),
+        (
+            "cache_memory_bytes_per_second",
+            "Memory traffic of the cache",
+            |cache| cache.readings.memory_bytes_per_second,
+        ),
+        (
+            "cache_occupancy_bytes",
+            "Bytes of the cache in use",
+            |cache| cache.readings.occupancy_bytes.map(|bytes| bytes as f64),
+        ),
     ];
     for (name, help, reading) in cache_readings {
-        let known = status.caches.iter().filter_map(|c| Some((cache_labels(c.cache).to_vec(), reading(c)?)));
+        let known = status
+            .caches
+            .iter()
+            .filter_map(|c| Some((cache_labels(c.cache).to_vec(), reading(c)?)));
         register_gauge(&mut registry, name, help, known.collect());
     }
     let mut tasks_by_class: BTreeMap<&str, f64> = BTreeMap::new();
     for task in &status.tasks {
-        *tasks_by_class.entry(task.class.map_or("unknown", ContentionClass::text)).or_default() += 1.0;
+        *tasks_by_class
+            .entry(task.class.map_or("unknown", ContentionClass::text))
+            .or_default() += 1.0;
     }
-    let classes =
-        tasks_by_class.into_iter().map(|(class, tasks)| (vec![metric_label("class", &class.replace(' ', "_"))], tasks));
-    register_gauge(&mut registry, "class_tasks", "Managed threads by measured class", classes.collect());
+    let classes = tasks_by_class
+        .into_iter()
+        .map(|(class, tasks)| (vec![metric_label("class", &class.replace(' ', "_"))], tasks));
+    register_gauge(
+        &mut registry,
+        "class_tasks",
+        "Managed threads by measured class",
+        classes.collect(),
+    );
     let mut intensity_by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
     for task in &status.tasks {
         if let (Some(intensity), Some(cache)) = (task.intensity, task.cache) {
-            let max_ratio = intensity_by_name.entry((task.name.clone(), cache)).or_insert(f64::MIN);
+            let max_ratio = intensity_by_name
+                .entry((task.name.clone(), cache))
+                .or_insert(f64::MIN);
             *max_ratio = max_ratio.max(intensity.value);
         }
     }
@@ -250,7 +362,12 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
     rows.truncate(MAX_NAMED_SERIES);
     let labeled_rows = rows
         .into_iter()
-        .map(|((name, id), value)| ([&[metric_label("name", &name)], &cache_labels(id)[..]].concat(), value))
+        .map(|((name, id), value)| {
+            (
+                [&[metric_label("name", &name)], &cache_labels(id)[..]].concat(),
+                value,
+            )
+        })
         .collect();
     register_gauge(
         &mut registry,
@@ -283,7 +400,13 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
             metric_label("term", term),
         ]
     };
-    let term_name = |promise: &PromiseStatus| if promise.max_slowdown.is_some() { "max_slowdown" } else { "min_rate" };
+    let term_name = |promise: &PromiseStatus| {
+        if promise.max_slowdown.is_some() {
+            "max_slowdown"
+        } else {
+            "min_rate"
+        }
+    };
     let states = status.promises.iter().flat_map(|promise| {
         PromiseState::ALL.into_iter().map(move |state| {
             let mut labels = promise_labels(promise, term_name(promise));
@@ -291,12 +414,26 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
             (labels, f64::from(u8::from(promise.state == state)))
         })
     });
-    register_gauge(registry, "promise_state", "1 = the promise is in this state, by measurements", states.collect());
-    let slowdowns: Vec<_> = status.promises.iter().filter(|promise| promise.max_slowdown.is_some()).collect();
+    register_gauge(
+        registry,
+        "promise_state",
+        "1 = the promise is in this state, by measurements",
+        states.collect(),
+    );
+    let slowdowns: Vec<_> = status
+        .promises
+        .iter()
+        .filter(|promise| promise.max_slowdown.is_some())
+        .collect();
     let slowdown_rows = |select_slowdown: fn(&PromiseStatus) -> Option<f64>| {
         slowdowns
             .iter()
-            .filter_map(|promise| Some((promise_labels(promise, term_name(promise)), select_slowdown(promise)?)))
+            .filter_map(|promise| {
+                Some((
+                    promise_labels(promise, term_name(promise)),
+                    select_slowdown(promise)?,
+                ))
+            })
             .collect()
     };
     let help = "Measured slowdown of a program with a promise, over its solo speed";
@@ -318,15 +455,29 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
 fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
     let shown_services = &services[..services.len().min(MAX_SERVICES)];
     let service_labels = |service: &ServiceStatus| {
-        let mut labels = vec![metric_label("service", &service.name), metric_label("kind", service.kind.text())];
+        let mut labels = vec![
+            metric_label("service", &service.name),
+            metric_label("kind", service.kind.text()),
+        ];
         if let Some((namespace, pod)) = service.pod.as_ref().and_then(|pod| pod.split_once('/')) {
-            labels.extend([metric_label("namespace", namespace), metric_label("pod", pod)]);
+            labels.extend([
+                metric_label("namespace", namespace),
+                metric_label("pod", pod),
+            ]);
         }
-        labels.extend(service.container.as_ref().map(|container| metric_label("container", container)));
+        labels.extend(
+            service
+                .container
+                .as_ref()
+                .map(|container| metric_label("container", container)),
+        );
         labels
     };
     let build_rows = |select_figure: fn(&ServiceStatus) -> f64| {
-        shown_services.iter().map(|status| (service_labels(status), select_figure(status))).collect()
+        shown_services
+            .iter()
+            .map(|status| (service_labels(status), select_figure(status)))
+            .collect()
     };
     register_gauge(
         registry,
@@ -334,13 +485,26 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
         "Managed threads of the service",
         build_rows(|status| f64::from(status.tasks)),
     );
-    register_gauge(registry, "service_cpus", "Processor time per time", build_rows(|status| status.cpu_share));
+    register_gauge(
+        registry,
+        "service_cpus",
+        "Processor time per time",
+        build_rows(|status| status.cpu_share),
+    );
     let slowdowns = shown_services.iter().filter_map(|service| {
         let source = vec![metric_label("source", service.slowdown_source.as_ref()?)];
-        Some(([service_labels(service), source].concat(), service.slowdown_percent? / 100.0))
+        Some((
+            [service_labels(service), source].concat(),
+            service.slowdown_percent? / 100.0,
+        ))
     });
     let help = "Run time over run time alone, minus one";
-    register_gauge(registry, "service_slowdown_ratio", help, slowdowns.collect());
+    register_gauge(
+        registry,
+        "service_slowdown_ratio",
+        help,
+        slowdowns.collect(),
+    );
     let losses = shown_services.iter().flat_map(|service| {
         service.slowdown_by.iter().take(MAX_CAUSES).map(|cause| {
             let cause_labels = vec![
@@ -348,10 +512,18 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
                 metric_label("by_kind", cause.kind.text()),
                 metric_label("source", &cause.source),
             ];
-            ([service_labels(service), cause_labels].concat(), cause.percent / 100.0)
+            (
+                [service_labels(service), cause_labels].concat(),
+                cause.percent / 100.0,
+            )
         })
     });
-    register_gauge(registry, "service_loss_ratio", "Run time that another service adds", losses.collect());
+    register_gauge(
+        registry,
+        "service_loss_ratio",
+        "Run time that another service adds",
+        losses.collect(),
+    );
 }
 
 #[cfg(test)]
@@ -361,8 +533,12 @@ mod tests {
     /// Do the names follow the conventions: own prefix, base units, `_total` on counters?
     #[test]
     fn metric_names_follow_the_conventions() {
-        let mut status =
-            DaemonStatus { windows: 3, cpu_ns: 1_500_000_000, mode: ManageMode::Act, ..DaemonStatus::default() };
+        let mut status = DaemonStatus {
+            windows: 3,
+            cpu_ns: 1_500_000_000,
+            mode: ManageMode::Act,
+            ..DaemonStatus::default()
+        };
         status.caches.push(crate::status::CacheStatus {
             cache: 2,
             level: "L3".into(),
@@ -371,8 +547,14 @@ mod tests {
             tasks: vec![0, 1],
             ..crate::status::CacheStatus::default()
         });
-        let task_of_class = |class| crate::status::TaskStatus { class, ..crate::status::TaskStatus::default() };
-        status.tasks = vec![task_of_class(Some(ContentionClass::NotVictim)), task_of_class(None)];
+        let task_of_class = |class| crate::status::TaskStatus {
+            class,
+            ..crate::status::TaskStatus::default()
+        };
+        status.tasks = vec![
+            task_of_class(Some(ContentionClass::NotVictim)),
+            task_of_class(None),
+        ];
         let page = metrics_page(&status);
         for line in [
             "cachemate_windows_total 3",
@@ -391,11 +573,21 @@ mod tests {
     /// from running?
     #[test]
     fn the_cost_is_the_same_figure_in_status_and_metrics() {
-        let mut status = DaemonStatus { cpu_ns: 540_000_000, running_ns: 1, ..DaemonStatus::default() };
+        let mut status = DaemonStatus {
+            cpu_ns: 540_000_000,
+            running_ns: 1,
+            ..DaemonStatus::default()
+        };
         status.counters.probe_withheld_ns = 3_090_000_000;
         let page = metrics_page(&status);
-        assert!(page.contains("cachemate_process_cpu_seconds_total 0.54\n"), "{page}");
-        assert!(page.contains("cachemate_probe_withheld_seconds_total 3.09\n"), "{page}");
+        assert!(
+            page.contains("cachemate_process_cpu_seconds_total 0.54\n"),
+            "{page}"
+        );
+        assert!(
+            page.contains("cachemate_probe_withheld_seconds_total 3.09\n"),
+            "{page}"
+        );
         assert!(!page.contains("probe_cpu"), "{page}");
     }
 
@@ -412,18 +604,29 @@ mod tests {
         let read_address = |text: &str, mode: u32| {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            MetricsAddress::from_config(&config).map(|at| at.unwrap().token.unwrap()).map_err(|error| error.to_string())
+            MetricsAddress::from_config(&config)
+                .map(|at| at.unwrap().token.unwrap())
+                .map_err(|error| error.to_string())
         };
-        assert_eq!(read_address("0123456789abcdef\n", 0o640), Ok("0123456789abcdef".to_string()));
-        for (text, mode, why) in
-            [("0123456789abcdef", 0o644, "mode 644"), ("short", 0o600, "16 to 512"), ("", 0o600, "16")]
-        {
+        assert_eq!(
+            read_address("0123456789abcdef\n", 0o640),
+            Ok("0123456789abcdef".to_string())
+        );
+        for (text, mode, why) in [
+            ("0123456789abcdef", 0o644, "mode 644"),
+            ("short", 0o600, "16 to 512"),
+            ("", 0o600, "16"),
+        ] {
             let refusal = read_address(text, mode).unwrap_err();
             assert!(refusal.contains(why), "{refusal}");
         }
         std::fs::remove_file(&path).unwrap();
         assert!(MetricsAddress::from_config(&config).is_err());
-        assert!(MetricsAddress::from_config(&ManageConfig::default()).unwrap().is_none());
+        assert!(
+            MetricsAddress::from_config(&ManageConfig::default())
+                .unwrap()
+                .is_none()
+        );
     }
 
     /// Does a promise have one series per state, exactly one of which is 1, and its measured and promised slowdowns?
@@ -435,10 +638,17 @@ mod tests {
             state: PromiseState::AtRisk,
             max_slowdown: Some(0.05),
             min_rate: None,
-            measured: Some(cachemate_core::Estimate { value: 0.06, low: 0.04, high: 0.08 }),
+            measured: Some(cachemate_core::Estimate {
+                value: 0.06,
+                low: 0.04,
+                high: 0.08,
+            }),
             text: String::new(),
         };
-        let page = metrics_page(&DaemonStatus { promises: vec![promise], ..DaemonStatus::default() });
+        let page = metrics_page(&DaemonStatus {
+            promises: vec![promise],
+            ..DaemonStatus::default()
+        });
         let labels = "name=\"redis\",pid=\"7\",term=\"max_slowdown\"";
         for line in [
             format!("cachemate_promise_state{{{labels},state=\"at_risk\"}} 1.0"),
@@ -461,12 +671,21 @@ mod tests {
             intensity: Some(cachemate_core::Estimate::exact(0.5)),
             ..crate::status::TaskStatus::default()
         };
-        let page =
-            metrics_page(&DaemonStatus { tasks: names.iter().map(sample_task).collect(), ..DaemonStatus::default() });
+        let page = metrics_page(&DaemonStatus {
+            tasks: names.iter().map(sample_task).collect(),
+            ..DaemonStatus::default()
+        });
         for label in [r#"evil\"} 1\\n# EOF\\n"#, r"\\u{1b}[2J\\\\", "plain"] {
-            let line = format!("cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\",cpus=\"\"}} 0.5");
+            let line = format!(
+                "cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\",cpus=\"\"}} 0.5"
+            );
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
         }
-        assert_eq!(page.lines().filter(|line| line.starts_with("# EOF")).count(), 1);
+        assert_eq!(
+            page.lines()
+                .filter(|line| line.starts_with("# EOF"))
+                .count(),
+            1
+        );
     }
 }

@@ -48,7 +48,10 @@ fn check_cpusets(config: &ManageConfig) -> anyhow::Result<()> {
     let host_cpus: CpuSet = host.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
     for (index, cpuset) in config.cpusets.iter().enumerate() {
         if cpuset.cpus.iter().any(|cpu| !host_cpus.contains(cpu)) {
-            bail!("cpusets[{index}].cpus: found '{}', expected some of the CPUs {host_cpus} of this host", cpuset.cpus);
+            bail!(
+                "cpusets[{index}].cpus: found '{}', expected some of the CPUs {host_cpus} of this host",
+                cpuset.cpus
+            );
         }
     }
     Ok(())
@@ -65,7 +68,13 @@ fn check_dir(path: &Path) -> anyhow::Result<()> {
     if path.as_os_str().is_empty() {
         bail!("found an empty path, expected a directory");
     }
-    let ancestors = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let ancestors = path.ancestors().map(|path| {
+        if path.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            path
+        }
+    });
     for path in ancestors {
         match path.metadata() {
             Ok(metadata) if metadata.is_dir() => return check_write_access(path),
@@ -82,7 +91,10 @@ fn parent_dir(path: &Path) -> anyhow::Result<&Path> {
     if path.file_name().is_none() {
         bail!("found a path without a file's name");
     }
-    Ok(path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+    Ok(path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new(".")))
 }
 
 fn check_socket(path: &Path) -> anyhow::Result<()> {
@@ -129,30 +141,74 @@ mod tests {
             ..ManageConfig::default()
         };
         check_config(&good).unwrap();
-        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 2, "nothing was made");
+        assert_eq!(
+            std::fs::read_dir(root.path()).unwrap().count(),
+            2,
+            "nothing was made"
+        );
         let cases: [(&str, fn(&mut ManageConfig, PathBuf), &str); 11] = [
             ("state_dir", |c, path| c.state_dir = Some(path), ""),
-            ("state_dir", |c, path| c.state_dir = Some(path), "file/below"),
+            (
+                "state_dir",
+                |c, path| c.state_dir = Some(path),
+                "file/below",
+            ),
             ("state_dir", |c, path| c.state_dir = Some(path), "file"),
             ("socket", |c, path| c.socket = Some(path), ""),
             ("socket", |c, path| c.socket = Some(path), "file"),
-            ("socket", |c, path| c.socket = Some(path.join("s".repeat(120))), "directory"),
-            ("profiles", |c, path| c.profiles = vec![path], "missing.json"),
+            (
+                "socket",
+                |c, path| c.socket = Some(path.join("s".repeat(120))),
+                "directory",
+            ),
+            (
+                "profiles",
+                |c, path| c.profiles = vec![path],
+                "missing.json",
+            ),
             ("profiles", |c, path| c.profiles = vec![path], "file"),
             ("run_log", |c, path| c.run_log = Some(path), "missing/log"),
-            ("metrics_textfile", |c, path| c.metrics_textfile = Some(path), "missing/x.prom"),
-            ("metrics_textfile", |c, path| c.metrics_textfile = Some(path), "directory"),
+            (
+                "metrics_textfile",
+                |c, path| c.metrics_textfile = Some(path),
+                "missing/x.prom",
+            ),
+            (
+                "metrics_textfile",
+                |c, path| c.metrics_textfile = Some(path),
+                "directory",
+            ),
         ];
         for (field, spoil, path) in cases {
             let mut config = good.clone();
-            spoil(&mut config, if path.is_empty() { PathBuf::new() } else { path_of(path) });
+            spoil(
+                &mut config,
+                if path.is_empty() {
+                    PathBuf::new()
+                } else {
+                    path_of(path)
+                },
+            );
             let message = format!("{:#}", check_config(&config).unwrap_err());
             assert!(message.starts_with(field), "{field} {path}: {message}");
         }
-        let cpuset_config = |cpus: &str| CpusetGroup { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
-        check_config(&ManageConfig { cpusets: vec![cpuset_config("0")], ..good.clone() }).unwrap();
-        let far = ManageConfig { cpusets: vec![cpuset_config("0"), cpuset_config("0-8191")], ..good };
+        let cpuset_config = |cpus: &str| CpusetGroup {
+            cgroup: "/a".into(),
+            cpus: cpus.parse().unwrap(),
+        };
+        check_config(&ManageConfig {
+            cpusets: vec![cpuset_config("0")],
+            ..good.clone()
+        })
+        .unwrap();
+        let far = ManageConfig {
+            cpusets: vec![cpuset_config("0"), cpuset_config("0-8191")],
+            ..good
+        };
         let message = format!("{:#}", check_config(&far).unwrap_err());
-        assert!(message.starts_with("cpusets[1].cpus: found '0-8191', expected some of the CPUs 0"), "{message}");
+        assert!(
+            message.starts_with("cpusets[1].cpus: found '0-8191', expected some of the CPUs 0"),
+            "{message}"
+        );
     }
 }

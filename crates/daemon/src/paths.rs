@@ -32,10 +32,12 @@ pub fn cache_dir() -> PathBuf {
 
 /// The daemon's default socket.
 pub fn default_socket() -> PathBuf {
-    path_variable("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
-        (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),
-        (false, Some(dir)) => PathBuf::from(dir).join("cachemate.sock"),
-        (false, None) => state_dir().join("cachemate.sock"),
+    path_variable("CACHEMATE_SOCKET").unwrap_or_else(|| {
+        match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
+            (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),
+            (false, Some(dir)) => PathBuf::from(dir).join("cachemate.sock"),
+            (false, None) => state_dir().join("cachemate.sock"),
+        }
     })
 }
 
@@ -53,19 +55,29 @@ pub(crate) fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
         false if user_dir.is_dir() => user_dir,
         false => self::path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     });
-    std::fs::create_dir_all(&dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
-    let root_announcement =
-        path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT_LOCK_DIR)).join("root-acts");
-    Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_announcement })
+    std::fs::create_dir_all(&dir)
+        .with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
+    let root_announcement = path_variable("CACHEMATE_LOCK_DIR")
+        .unwrap_or_else(|| PathBuf::from(ROOT_LOCK_DIR))
+        .join("root-acts");
+    Ok(LockPaths {
+        lock: dir.join(format!("cachemate-acting-{user}.lock")),
+        root_announcement,
+    })
 }
 
 fn path_variable(variable: &str) -> Option<PathBuf> {
-    std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+    std::env::var_os(variable)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
 }
 
 fn path_from_variable(variable: &str, home_subpath: &str) -> PathBuf {
-    path_variable(variable)
-        .unwrap_or_else(|| path_variable("HOME").unwrap_or_else(|| PathBuf::from("/")).join(home_subpath))
+    path_variable(variable).unwrap_or_else(|| {
+        path_variable("HOME")
+            .unwrap_or_else(|| PathBuf::from("/"))
+            .join(home_subpath)
+    })
 }
 
 /// Is the effective user root?
@@ -88,7 +100,14 @@ pub fn create_private_dir(path: &Path) -> anyhow::Result<()> {
 
 /// The numeric id of a user of this host, from `/etc/passwd`.
 pub(crate) fn find_user_id(name: &str) -> Option<u32> {
-    let users = cachemate_files::read_text_limited(std::path::Path::new("/etc/passwd"), 64 << 20).ok()?;
-    let mut entries = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    entries.find(|fields| fields.first() == Some(&name))?.get(2)?.parse().ok()
+    let users =
+        cachemate_files::read_text_limited(std::path::Path::new("/etc/passwd"), 64 << 20).ok()?;
+    let mut entries = users
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>());
+    entries
+        .find(|fields| fields.first() == Some(&name))?
+        .get(2)?
+        .parse()
+        .ok()
 }

@@ -61,11 +61,19 @@ impl ProgramGroup {
         stop: Arc<AtomicBool>,
         is_over: Arc<AtomicBool>,
     ) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(progress_dir)
-            .with_context(|| format!("{}: the directory cannot be created", progress_dir.display()))?;
+        std::fs::create_dir_all(progress_dir).with_context(|| {
+            format!(
+                "{}: the directory cannot be created",
+                progress_dir.display()
+            )
+        })?;
         let mut children: Vec<RunningChild> = Vec::new();
         for (index, command) in commands.iter().enumerate() {
-            match spawn_child(command, &progress_dir.join(format!("program-{index}")), progress_dir) {
+            match spawn_child(
+                command,
+                &progress_dir.join(format!("program-{index}")),
+                progress_dir,
+            ) {
                 Ok(program) => {
                     signal_group(&program, Signal::STOP);
                     children.push(program);
@@ -76,7 +84,10 @@ impl ProgramGroup {
                 }
             }
         }
-        let pids = children.iter().map(|program| program.child.id() as i32).collect();
+        let pids = children
+            .iter()
+            .map(|program| program.child.id() as i32)
+            .collect();
         let is_released = Arc::new(AtomicBool::new(false));
         let release_flag = Arc::clone(&is_released);
         let waiter = std::thread::Builder::new()
@@ -88,7 +99,11 @@ impl ProgramGroup {
                 wait_for_exits(children, deadline, &stop, &is_over)
             })
             .context("cannot start the waiting thread")?;
-        Ok(ProgramGroup { pids, is_released, waiter })
+        Ok(ProgramGroup {
+            pids,
+            is_released,
+            waiter,
+        })
     }
 
     /// Resumes all programs; their time starts now.
@@ -102,16 +117,25 @@ impl ProgramGroup {
     }
 }
 
-fn spawn_child(command: &[String], report_path: &Path, progress_dir: &Path) -> anyhow::Result<RunningChild> {
+fn spawn_child(
+    command: &[String],
+    report_path: &Path,
+    progress_dir: &Path,
+) -> anyhow::Result<RunningChild> {
     let name = command.first().context("an empty command")?;
     cachemate_files::replace(report_path, &0u64.to_ne_bytes())
         .with_context(|| format!("{}: cannot be written", report_path.display()))?;
     let mut child = Command::new(name);
-    child.args(&command[1..]).env(PROGRESS_VARIABLE, report_path).stdin(Stdio::null());
+    child
+        .args(&command[1..])
+        .env(PROGRESS_VARIABLE, report_path)
+        .stdin(Stdio::null());
     // Each program gets its own process group, so that Ctrl-C reaches only this process, which then ends the
     // programs.
     child.process_group(0);
-    let mut child = child.spawn().with_context(|| format!("'{name}' cannot be started"))?;
+    let mut child = child
+        .spawn()
+        .with_context(|| format!("'{name}' cannot be started"))?;
     // The daemon looks up reports by process id, whereas the name in the environment had to be chosen before the id
     // was known.
     let pid_path = progress_dir.join(child.id().to_string());
@@ -121,7 +145,10 @@ fn spawn_child(command: &[String], report_path: &Path, progress_dir: &Path) -> a
         let _ = child.wait();
         return Err(error).with_context(|| format!("{}: cannot be linked", pid_path.display()));
     }
-    Ok(RunningChild { child, report_path: report_path.to_path_buf() })
+    Ok(RunningChild {
+        child,
+        report_path: report_path.to_path_buf(),
+    })
 }
 
 fn wait_for_exits(
@@ -132,14 +159,20 @@ fn wait_for_exits(
 ) -> Vec<ProgramExit> {
     // A short program may end before this thread runs again, so the clock starts first.
     let start = Instant::now();
-    children.iter().for_each(|program| signal_group(program, Signal::CONT));
+    children
+        .iter()
+        .for_each(|program| signal_group(program, Signal::CONT));
     let mut exits: Vec<Option<ProgramExit>> = vec![None; children.len()];
     while exits.iter().any(Option::is_none) {
         let is_late = deadline.is_some_and(|deadline| start.elapsed() >= deadline);
         if is_late || stop.load(Ordering::Relaxed) {
             break;
         }
-        for (program, exit) in children.iter_mut().zip(&mut exits).filter(|(_, exit)| exit.is_none()) {
+        for (program, exit) in children
+            .iter_mut()
+            .zip(&mut exits)
+            .filter(|(_, exit)| exit.is_none())
+        {
             if let Ok(Some(status)) = program.child.try_wait() {
                 *exit = Some(read_exit(start, &program.report_path, Some(status)));
             }
@@ -148,8 +181,9 @@ fn wait_for_exits(
     }
     // Work is read before the programs end, so that their shutdown is not measured.
     let results = children.iter().zip(exits);
-    let results =
-        results.map(|(program, exit)| exit.unwrap_or_else(|| read_exit(start, &program.report_path, None))).collect();
+    let results = results
+        .map(|(program, exit)| exit.unwrap_or_else(|| read_exit(start, &program.report_path, None)))
+        .collect();
     is_over.store(true, Ordering::Relaxed);
     end_programs(&mut children);
     results
@@ -179,11 +213,19 @@ fn signal_group(program: &RunningChild, signal: Signal) {
 /// Terminates the whole process group, first with SIGTERM and then with SIGKILL.
 fn end_programs(children: &mut [RunningChild]) {
     let is_alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
-    children.iter_mut().filter_map(|p| is_alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
+    children
+        .iter_mut()
+        .filter_map(|p| is_alive(p).then_some(p))
+        .for_each(|p| signal_group(p, Signal::TERM));
     let deadline = Instant::now() + TERM_GRACE;
     while Instant::now() < deadline && children.iter_mut().any(is_alive) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    children.iter_mut().filter_map(|p| is_alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::KILL));
-    children.iter_mut().for_each(|program| drop(program.child.wait()));
+    children
+        .iter_mut()
+        .filter_map(|p| is_alive(p).then_some(p))
+        .for_each(|p| signal_group(p, Signal::KILL));
+    children
+        .iter_mut()
+        .for_each(|program| drop(program.child.wait()));
 }

@@ -34,24 +34,36 @@ pub fn build_rule_report<'a>(
     config: &ManageConfig,
     profiled_programs: impl Iterator<Item = &'a str>,
 ) -> anyhow::Result<RuleReport> {
-    let (mut report, services) = match_entries(config, profiled_programs, &ServiceDirectory::default())
-        .context("cannot read the processes of this host")?;
+    let (mut report, services) =
+        match_entries(config, profiled_programs, &ServiceDirectory::default())
+            .context("cannot read the processes of this host")?;
     for (index, budget) in host::slowdown_budgets(config).iter().enumerate() {
         let limits = budget.divide(services.clone());
         if limits.is_empty() {
-            report.warnings.push(format!("budgets[{index}]: no managed service now"));
-            continue;
-        }
-        report.lines.push(format!("budgets[{index}] {}", describe_budget(budget, &limits)));
-    }
-    for (index, floor) in config.service_floors.iter().enumerate() {
-        if let Some(path) = floor.progress_file.as_ref().filter(|path| !cachemate_files::path_exists(path)) {
             report
                 .warnings
-                .push(format!("service_floors[{index}].progress_file: {}: no such file now", path.display()));
+                .push(format!("budgets[{index}]: no managed service now"));
+            continue;
+        }
+        report.lines.push(format!(
+            "budgets[{index}] {}",
+            describe_budget(budget, &limits)
+        ));
+    }
+    for (index, floor) in config.service_floors.iter().enumerate() {
+        if let Some(path) = floor
+            .progress_file
+            .as_ref()
+            .filter(|path| !cachemate_files::path_exists(path))
+        {
+            report.warnings.push(format!(
+                "service_floors[{index}].progress_file: {}: no such file now",
+                path.display()
+            ));
         }
     }
-    let has_limits = !config.budgets.is_empty() || config.rules.iter().any(|rule| rule.max_slowdown.is_some());
+    let has_limits =
+        !config.budgets.is_empty() || config.rules.iter().any(|rule| rule.max_slowdown.is_some());
     if has_limits && host::survey_host(false)?.capability_survey.level != 1 {
         report.warnings.push(
             "max_slowdown: without counters (cachemate doctor), a limit is measured only for programs that report \
@@ -78,19 +90,33 @@ fn match_entries<'a>(
     for (index, (rule, rule_match)) in config.rules.iter().zip(rule_matches).enumerate() {
         let label = format!("rules[{index}] ({})", describe_conditions(rule));
         let commands = &rule_match.decided_commands;
-        report.lines.push(format!("{label} {}: {}", describe_treatment(rule), describe_commands(commands)));
+        report.lines.push(format!(
+            "{label} {}: {}",
+            describe_treatment(rule),
+            describe_commands(commands)
+        ));
         if commands.is_empty() {
-            report.warnings.push(format!("{label} {}", describe_absence(rule_match)));
+            report
+                .warnings
+                .push(format!("{label} {}", describe_absence(rule_match)));
         }
         if rule.action == RuleAction::Manage {
             services.extend(rule_match.services.iter().cloned());
         }
     }
     for ((label, _), entry_match) in named_programs.iter().zip(entry_matches) {
-        let commands = [entry_match.decided_commands.as_slice(), &entry_match.earlier_commands].concat();
+        let commands = [
+            entry_match.decided_commands.as_slice(),
+            &entry_match.earlier_commands,
+        ]
+        .concat();
         match commands.is_empty() {
-            true => report.warnings.push(format!("{label} {}", describe_absence(entry_match))),
-            false => report.lines.push(format!("{label}: {}", describe_commands(&commands))),
+            true => report
+                .warnings
+                .push(format!("{label} {}", describe_absence(entry_match))),
+            false => report
+                .lines
+                .push(format!("{label}: {}", describe_commands(&commands))),
         }
     }
     Ok((report, services))
@@ -102,21 +128,46 @@ fn named_programs<'a>(
     profiled_programs: impl Iterator<Item = &'a str>,
 ) -> Vec<(String, RuleConfig)> {
     let cpuset_rule = |(index, cpuset): (usize, &CpusetGroup)| {
-        let rule = RuleConfig { cgroup: Some(cpuset.cgroup.clone()), ..RuleConfig::default() };
-        (format!("cpusets[{index}] ({}) to CPUs {}", describe_conditions(&rule), cpuset.cpus), rule)
+        let rule = RuleConfig {
+            cgroup: Some(cpuset.cgroup.clone()),
+            ..RuleConfig::default()
+        };
+        (
+            format!(
+                "cpusets[{index}] ({}) to CPUs {}",
+                describe_conditions(&rule),
+                cpuset.cpus
+            ),
+            rule,
+        )
     };
     let floor_rule = |(index, floor): (usize, &ServiceFloorConfig)| {
-        let rule = RuleConfig { service: Some(floor.service.clone()), ..RuleConfig::default() };
+        let rule = RuleConfig {
+            service: Some(floor.service.clone()),
+            ..RuleConfig::default()
+        };
         let (conditions, rate) = (describe_conditions(&rule), format_number(floor.min_rate));
-        (format!("service_floors[{index}] ({conditions}) at least {rate} a second"), rule)
+        (
+            format!("service_floors[{index}] ({conditions}) at least {rate} a second"),
+            rule,
+        )
     };
     let profile_rule = |name: &str| {
         let label = format!("profile of '{}'", escape_controls(name));
-        (label, RuleConfig { command: Some(name.to_string()), ..RuleConfig::default() })
+        (
+            label,
+            RuleConfig {
+                command: Some(name.to_string()),
+                ..RuleConfig::default()
+            },
+        )
     };
     let cpuset_rules = config.cpusets.iter().enumerate().map(cpuset_rule);
     let floor_rules = config.service_floors.iter().enumerate().map(floor_rule);
-    cpuset_rules.chain(floor_rules).chain(profiled_programs.map(profile_rule)).collect()
+    cpuset_rules
+        .chain(floor_rules)
+        .chain(profiled_programs.map(profile_rule))
+        .collect()
 }
 
 /// The treatment of the programs that match a rule, with their goals as they were understood.
@@ -127,23 +178,45 @@ fn describe_treatment(rule: &RuleConfig) -> String {
         RuleAction::Ignore => "ignored",
     };
     let goals = [
-        rule.max_slowdown.map(|limit| format!("at most {} % slower", format_number(100.0 * limit))),
-        rule.min_rate.map(|rate| format!("at least {} a second", format_number(rate))),
-        rule.priority.map(|priority| format!("priority {}", format_number(priority))),
+        rule.max_slowdown
+            .map(|limit| format!("at most {} % slower", format_number(100.0 * limit))),
+        rule.min_rate
+            .map(|rate| format!("at least {} a second", format_number(rate))),
+        rule.priority
+            .map(|priority| format!("priority {}", format_number(priority))),
     ];
-    [action.to_string()].into_iter().chain(goals.into_iter().flatten()).collect::<Vec<_>>().join(", ")
+    [action.to_string()]
+        .into_iter()
+        .chain(goals.into_iter().flatten())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// A budget with the limits of its services, the largest first.
 fn describe_budget(budget: &SlowdownBudget, limits: &BTreeMap<ServiceIdentity, f64>) -> String {
-    let mut limits: Vec<(&ServiceIdentity, f64)> = limits.iter().map(|(service, limit)| (service, *limit)).collect();
+    let mut limits: Vec<(&ServiceIdentity, f64)> = limits
+        .iter()
+        .map(|(service, limit)| (service, *limit))
+        .collect();
     limits.sort_by(|a, b| b.1.total_cmp(&a.1));
     let describe_limit = |(service, limit): &(&ServiceIdentity, f64)| {
-        format!("{} {:.1} %", escape_controls(&service.to_string()), 100.0 * limit)
+        format!(
+            "{} {:.1} %",
+            escape_controls(&service.to_string()),
+            100.0 * limit
+        )
     };
     let limit_texts: Vec<String> = limits.iter().take(MAX_NAMES).map(describe_limit).collect();
-    let ellipsis = if limits.len() > MAX_NAMES { ", ..." } else { "" };
-    format!("({:.1} %): {}{ellipsis}", 100.0 * budget.max_slowdown, limit_texts.join(", "))
+    let ellipsis = if limits.len() > MAX_NAMES {
+        ", ..."
+    } else {
+        ""
+    };
+    format!(
+        "({:.1} %): {}{ellipsis}",
+        100.0 * budget.max_slowdown,
+        limit_texts.join(", ")
+    )
 }
 
 /// Interval between checks of the rules of a running daemon.
@@ -160,7 +233,11 @@ impl RuleCheck {
     /// Builds the check. The first comparison takes place one interval from now, so a rule may match nothing for a
     /// minute.
     pub(crate) fn new(config: ManageConfig) -> Self {
-        RuleCheck { config, last_check: Instant::now(), warnings: Vec::new() }
+        RuleCheck {
+            config,
+            last_check: Instant::now(),
+            warnings: Vec::new(),
+        }
     }
 
     /// Returns the entries that match nothing, once a minute; `None` between checks. Logs rules that were not in the
@@ -175,8 +252,14 @@ impl RuleCheck {
             return None;
         }
         self.last_check = Instant::now();
-        let unmatched_texts = match_entries(&self.config, profiled_programs, directory).ok()?.0.warnings;
-        unmatched_texts.iter().filter(|text| !self.warnings.contains(text)).for_each(|text| report(text));
+        let unmatched_texts = match_entries(&self.config, profiled_programs, directory)
+            .ok()?
+            .0
+            .warnings;
+        unmatched_texts
+            .iter()
+            .filter(|text| !self.warnings.contains(text))
+            .for_each(|text| report(text));
         self.warnings.clone_from(&unmatched_texts);
         Some(unmatched_texts)
     }
@@ -188,21 +271,36 @@ fn describe_conditions(rule: &RuleConfig) -> String {
         User::Name(name) => format!("user '{}'", escape_controls(name)),
     });
     let conditions = [
-        rule.command.as_ref().map(|pattern| format!("command '{}'", escape_controls(pattern))),
-        rule.cgroup.as_ref().map(|path| format!("cgroup '{}'", escape_controls(path))),
+        rule.command
+            .as_ref()
+            .map(|pattern| format!("command '{}'", escape_controls(pattern))),
+        rule.cgroup
+            .as_ref()
+            .map(|path| format!("cgroup '{}'", escape_controls(path))),
         rule.pid.map(|pid| format!("pid {pid}")),
         user,
-        rule.service.as_ref().map(|pattern| format!("service '{}'", escape_controls(pattern))),
+        rule.service
+            .as_ref()
+            .map(|pattern| format!("service '{}'", escape_controls(pattern))),
         rule.kind.map(|kind| format!("kind {kind}")),
-        rule.namespace.as_ref().map(|pattern| format!("namespace '{}'", escape_controls(pattern))),
+        rule.namespace
+            .as_ref()
+            .map(|pattern| format!("namespace '{}'", escape_controls(pattern))),
         (!rule.labels.is_empty()).then(|| format!("labels {}", describe_labels(&rule.labels))),
     ];
     let stated_conditions: Vec<String> = conditions.into_iter().flatten().collect();
-    if stated_conditions.is_empty() { "every program".to_string() } else { stated_conditions.join(", ") }
+    if stated_conditions.is_empty() {
+        "every program".to_string()
+    } else {
+        stated_conditions.join(", ")
+    }
 }
 
 fn describe_labels(labels: &BTreeMap<String, String>) -> String {
-    let pairs: Vec<String> = labels.iter().map(|(name, value)| escape_controls(&format!("{name}={value}"))).collect();
+    let pairs: Vec<String> = labels
+        .iter()
+        .map(|(name, value)| escape_controls(&format!("{name}={value}")))
+        .collect();
     pairs.join(",")
 }
 
@@ -213,14 +311,22 @@ fn describe_commands(commands: &[String]) -> String {
             names.push(name);
         }
     }
-    let shown_names: Vec<String> = names.iter().take(MAX_NAMES).map(|name| escape_controls(name)).collect();
+    let shown_names: Vec<String> = names
+        .iter()
+        .take(MAX_NAMES)
+        .map(|name| escape_controls(name))
+        .collect();
     let ellipsis = if names.len() > MAX_NAMES { ", ..." } else { "" };
     let count = match commands.len() {
         0 => "0 processes".to_string(),
         1 => "1 process".to_string(),
         count => format!("{count} processes"),
     };
-    if shown_names.is_empty() { count } else { format!("{count}: {}{ellipsis}", shown_names.join(", ")) }
+    if shown_names.is_empty() {
+        count
+    } else {
+        format!("{count}: {}{ellipsis}", shown_names.join(", "))
+    }
 }
 
 fn describe_absence(rule_match: &RuleMatch) -> String {
@@ -233,8 +339,10 @@ fn describe_absence(rule_match: &RuleMatch) -> String {
     match rule_match.nearest.as_slice() {
         [] => "matches nothing now".to_string(),
         nearest_names => {
-            let quoted_names: Vec<String> =
-                nearest_names.iter().map(|name| format!("'{}'", escape_controls(name))).collect();
+            let quoted_names: Vec<String> = nearest_names
+                .iter()
+                .map(|name| format!("'{}'", escape_controls(name)))
+                .collect();
             format!("matches nothing now; nearest: {}", quoted_names.join(", "))
         }
     }
@@ -249,12 +357,27 @@ mod tests {
     #[test]
     fn names_are_listed_once_and_escaped() {
         let decided = ["redis", "redis", "evil\x1b[2J"].map(String::from).to_vec();
-        assert_eq!(describe_commands(&decided), "3 processes: redis, evil\\u{1b}[2J");
-        let budget = SlowdownBudget { max_slowdown: 0.3, weights: vec![("*".into(), 1.0), ("unit/*".into(), 2.0)] };
-        let services = [ServiceIdentity::command("a\x1b"), ServiceIdentity::new(ServiceKind::Unit, "b.service")];
+        assert_eq!(
+            describe_commands(&decided),
+            "3 processes: redis, evil\\u{1b}[2J"
+        );
+        let budget = SlowdownBudget {
+            max_slowdown: 0.3,
+            weights: vec![("*".into(), 1.0), ("unit/*".into(), 2.0)],
+        };
+        let services = [
+            ServiceIdentity::command("a\x1b"),
+            ServiceIdentity::new(ServiceKind::Unit, "b.service"),
+        ];
         let limits = budget.divide(services.into());
-        assert_eq!(describe_budget(&budget, &limits), "(30.0 %): unit/b.service 15.0 %, command/a\\u{1b} 15.0 %");
-        let shadowed = RuleMatch { earlier_commands: vec![String::new(); 2], ..RuleMatch::default() };
+        assert_eq!(
+            describe_budget(&budget, &limits),
+            "(30.0 %): unit/b.service 15.0 %, command/a\\u{1b} 15.0 %"
+        );
+        let shadowed = RuleMatch {
+            earlier_commands: vec![String::new(); 2],
+            ..RuleMatch::default()
+        };
         assert!(describe_absence(&shadowed).contains("earlier rules apply first"));
     }
 
@@ -265,7 +388,11 @@ mod tests {
                     [[service_floors]]\nservice = 'no-such-service'\nmin_rate = 5\nprogress_file = '/no/such/file'";
         let config = cachemate_spec::parse_manage_config("c.toml", text, &|_| None).unwrap();
         let report = build_rule_report(&config, std::iter::once("no-such-program")).unwrap();
-        assert!(report.lines[0].starts_with("rules[0] (pid 1) managed, at most 0.05 % slower: "), "{:?}", report.lines);
+        assert!(
+            report.lines[0].starts_with("rules[0] (pid 1) managed, at most 0.05 % slower: "),
+            "{:?}",
+            report.lines
+        );
         let starts = [
             "cpusets[0] (cgroup '/no/such.service') to CPUs 0 matches nothing now",
             "service_floors[0] (service 'no-such-service') at least 5 a second matches nothing now",
@@ -273,7 +400,14 @@ mod tests {
             "profile of 'no-such-program' matches nothing now",
         ];
         for start in starts {
-            assert!(report.warnings.iter().any(|warning| warning.starts_with(start)), "{start}: {:?}", report.warnings);
+            assert!(
+                report
+                    .warnings
+                    .iter()
+                    .any(|warning| warning.starts_with(start)),
+                "{start}: {:?}",
+                report.warnings
+            );
         }
     }
 }

@@ -8,7 +8,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cachemate_core::{CounterEvent, Estimate, Observation, PromiseState, PromiseTerm, ServiceIdentity, TaskSample};
+use cachemate_core::{
+    CounterEvent, Estimate, Observation, PromiseState, PromiseTerm, ServiceIdentity, TaskSample,
+};
 use cachemate_linux::act::rules::matches_service_name;
 use cachemate_policy::verifier::student_bound;
 use cachemate_spec::ServiceFloorConfig;
@@ -40,7 +42,11 @@ struct RateHistory {
 
 impl ServiceFloors {
     pub(crate) fn new(floors: Vec<ServiceFloorConfig>) -> Self {
-        let floor_history = |config| FloorHistory { config, histories: BTreeMap::new(), last_total: None };
+        let floor_history = |config| FloorHistory {
+            config,
+            histories: BTreeMap::new(),
+            last_total: None,
+        };
         ServiceFloors(floors.into_iter().map(floor_history).collect())
     }
 
@@ -48,9 +54,16 @@ impl ServiceFloors {
     pub(crate) fn observe(&mut self, observation: &Observation, services: &mut [ServiceStatus]) {
         let seconds = observation.span.elapsed_ns as f64 / 1e9;
         for floor_history in &mut self.0 {
-            let file_work =
-                floor_history.config.progress_file.is_some().then(|| floor_history.read_file_work()).flatten();
-            for service in services.iter_mut().filter(|service| service.floor.is_none()) {
+            let file_work = floor_history
+                .config
+                .progress_file
+                .is_some()
+                .then(|| floor_history.read_file_work())
+                .flatten();
+            for service in services
+                .iter_mut()
+                .filter(|service| service.floor.is_none())
+            {
                 let identity = service.identity();
                 if !matches_service_name(&floor_history.config.service, &identity) {
                     continue;
@@ -60,11 +73,17 @@ impl ServiceFloors {
                     None => sum_task_work(observation, &identity),
                 };
                 let history = floor_history.histories.entry(identity).or_default();
-                history.observe(work.filter(|_| seconds > 0.0).map(|(measure, work)| (measure, work / seconds)));
+                history.observe(
+                    work.filter(|_| seconds > 0.0)
+                        .map(|(measure, work)| (measure, work / seconds)),
+                );
                 service.floor = Some(history.build_floor_status(&floor_history.config));
             }
-            let is_live = |service: &ServiceIdentity| services.iter().any(|live| live.identity() == *service);
-            floor_history.histories.retain(|service, _| is_live(service));
+            let is_live =
+                |service: &ServiceIdentity| services.iter().any(|live| live.identity() == *service);
+            floor_history
+                .histories
+                .retain(|service, _| is_live(service));
         }
     }
 }
@@ -94,14 +113,24 @@ impl RateHistory {
         let count = self.rates.len();
         let mean_rate = (count >= MIN_WINDOWS).then(|| {
             let mean = self.rates.iter().sum::<f64>() / count as f64;
-            let squared_deviations = self.rates.iter().map(|rate| (rate - mean) * (rate - mean)).sum::<f64>();
+            let squared_deviations = self
+                .rates
+                .iter()
+                .map(|rate| (rate - mean) * (rate - mean))
+                .sum::<f64>();
             let quantile = student_bound(0.025, (count - 1) as f64);
             let half_width = quantile * (squared_deviations / ((count - 1) * count) as f64).sqrt();
-            Estimate { value: mean, low: mean - half_width, high: mean + half_width }
+            Estimate {
+                value: mean,
+                low: mean - half_width,
+                high: mean + half_width,
+            }
         });
         let reason = match (self.measure, mean_rate) {
             (_, Some(_)) => None,
-            (Some(_), None) => Some(format!("{count} windows were measured; {MIN_WINDOWS} are needed")),
+            (Some(_), None) => Some(format!(
+                "{count} windows were measured; {MIN_WINDOWS} are needed"
+            )),
             (None, None) if config.progress_file.is_some() => {
                 Some("its progress file has no growing number".to_string())
             }
@@ -109,19 +138,33 @@ impl RateHistory {
         };
         let term = PromiseTerm::MinRate(config.min_rate);
         let state = mean_rate.map_or(PromiseState::Unknown, |measured| term.state_of(measured));
-        FloorStatus { min_rate: config.min_rate, measure: self.measure, measured: mean_rate, state, reason }
+        FloorStatus {
+            min_rate: config.min_rate,
+            measure: self.measure,
+            measured: mean_rate,
+            state,
+            reason,
+        }
     }
 }
 
 /// Work of all tasks of a service: the reported work if any of them reports, otherwise their instructions.
-fn sum_task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
-    let own_tasks: Vec<&TaskSample> =
-        observation.tasks.iter().filter(|task| *task.service_or_command() == *service).collect();
+fn sum_task_work(
+    observation: &Observation,
+    service: &ServiceIdentity,
+) -> Option<(FloorMeasure, f64)> {
+    let own_tasks: Vec<&TaskSample> = observation
+        .tasks
+        .iter()
+        .filter(|task| *task.service_or_command() == *service)
+        .collect();
     let sum_work = |select_work: fn(&TaskSample) -> Option<f64>| {
         own_tasks
             .iter()
             .filter_map(|task| select_work(task))
-            .fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
+            .fold(None, |sum: Option<f64>, work| {
+                Some(sum.unwrap_or(0.0) + work)
+            })
     };
     let reported_work = sum_work(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
     let total_instructions = || sum_work(|task| task.counts.get(CounterEvent::Instructions));
@@ -142,7 +185,11 @@ mod tests {
         };
         Observation {
             window: 1,
-            span: TimeSpan { start_ns: 0, elapsed_ns: 500_000_000, elapsed_cycles: None },
+            span: TimeSpan {
+                start_ns: 0,
+                elapsed_ns: 500_000_000,
+                elapsed_cycles: None,
+            },
             end_reason: WindowEnd::Elapsed,
             tasks: work.iter().enumerate().map(sample_task).collect(),
             shared_counts: Vec::new(),
@@ -167,8 +214,15 @@ mod tests {
         services[0].floor.clone()
     }
 
-    fn sample_config(min_rate: f64, progress_file: Option<std::path::PathBuf>) -> ServiceFloorConfig {
-        ServiceFloorConfig { service: "redis".into(), min_rate, progress_file }
+    fn sample_config(
+        min_rate: f64,
+        progress_file: Option<std::path::PathBuf>,
+    ) -> ServiceFloorConfig {
+        ServiceFloorConfig {
+            service: "redis".into(),
+            min_rate,
+            progress_file,
+        }
     }
 
     /// Is the work of all threads summed, and the state unknown before three windows, then judged by its interval?
@@ -181,17 +235,35 @@ mod tests {
                 last = observe(&mut floors, &window_fixture(&work.map(Some)));
             }
             let floor = last.unwrap();
-            assert_eq!((floor.measure, floor.state, floor.reason), (Some(FloorMeasure::Reported), state, None));
+            assert_eq!(
+                (floor.measure, floor.state, floor.reason),
+                (Some(FloorMeasure::Reported), state, None)
+            );
             assert!((floor.measured.unwrap().value - 30.05).abs() < 1e-9);
         }
         let mut floors = ServiceFloors::new(vec![sample_config(25.0, None)]);
         let floor = observe(&mut floors, &window_fixture(&[Some(10.0)])).unwrap();
         assert_eq!((floor.state, floor.measured), (PromiseState::Unknown, None));
-        let floor =
-            observe(&mut ServiceFloors::new(vec![sample_config(25.0, None)]), &window_fixture(&[None])).unwrap();
-        assert_eq!(floor.reason.as_deref(), Some("no work of its threads is counted"));
-        let other = ServiceFloorConfig { service: "nginx".into(), ..sample_config(1.0, None) };
-        assert_eq!(observe(&mut ServiceFloors::new(vec![other]), &window_fixture(&[Some(1.0)])), None);
+        let floor = observe(
+            &mut ServiceFloors::new(vec![sample_config(25.0, None)]),
+            &window_fixture(&[None]),
+        )
+        .unwrap();
+        assert_eq!(
+            floor.reason.as_deref(),
+            Some("no work of its threads is counted")
+        );
+        let other = ServiceFloorConfig {
+            service: "nginx".into(),
+            ..sample_config(1.0, None)
+        };
+        assert_eq!(
+            observe(
+                &mut ServiceFloors::new(vec![other]),
+                &window_fixture(&[Some(1.0)])
+            ),
+            None
+        );
     }
 
     /// Does the growth of a service's own file count as its work, and is a file that shrinks or contains no number no
@@ -207,12 +279,20 @@ mod tests {
             last = observe(&mut floors, &window_fixture(&[Some(1e9)]));
         }
         let floor = last.unwrap();
-        assert_eq!((floor.measure, floor.state), (Some(FloorMeasure::File), PromiseState::Broken));
+        assert_eq!(
+            (floor.measure, floor.state),
+            (Some(FloorMeasure::File), PromiseState::Broken)
+        );
         assert_eq!(floor.measured.unwrap().value, 20.0);
         std::fs::remove_file(&file).unwrap();
-        let floor =
-            observe(&mut ServiceFloors::new(vec![sample_config(25.0, Some(file))]), &window_fixture(&[Some(1e9)]))
-                .unwrap();
-        assert_eq!(floor.reason.as_deref(), Some("its progress file has no growing number"));
+        let floor = observe(
+            &mut ServiceFloors::new(vec![sample_config(25.0, Some(file))]),
+            &window_fixture(&[Some(1e9)]),
+        )
+        .unwrap();
+        assert_eq!(
+            floor.reason.as_deref(),
+            Some("its progress file has no growing number")
+        );
     }
 }

@@ -34,7 +34,11 @@ pub(crate) struct ProfileStore {
 impl ProfileStore {
     /// The store in a state directory.
     pub(crate) fn new(state_dir: &Path) -> Self {
-        ProfileStore { path: state_dir.join(FILE_NAME), last_write: Instant::now(), has_changes: false }
+        ProfileStore {
+            path: state_dir.join(FILE_NAME),
+            last_write: Instant::now(),
+            has_changes: false,
+        }
     }
 
     /// Profiles of earlier runs. An unusable file is reported and replaced, because everything in it can be measured
@@ -43,13 +47,21 @@ impl ProfileStore {
         let mut service_profiles = ServiceProfiles::default();
         match read_stored_profiles(&self.path) {
             Ok(profiles) => service_profiles.restore(profiles),
-            Err(error) => report(&format!("{}: {error}; learning profiles from scratch", self.path.display())),
+            Err(error) => report(&format!(
+                "{}: {error}; learning profiles from scratch",
+                self.path.display()
+            )),
         }
         service_profiles
     }
 
     /// Records whether there is something new, and writes it at most once a minute.
-    pub(crate) fn observe(&mut self, has_new_profile: bool, profiles: &ServiceProfiles, report: &dyn Fn(&str)) {
+    pub(crate) fn observe(
+        &mut self,
+        has_new_profile: bool,
+        profiles: &ServiceProfiles,
+        report: &dyn Fn(&str),
+    ) {
         self.has_changes |= has_new_profile;
         if self.last_write.elapsed() >= WRITE_INTERVAL {
             self.write(profiles, report);
@@ -62,10 +74,18 @@ impl ProfileStore {
         if !std::mem::take(&mut self.has_changes) {
             return;
         }
-        let file = ProfilesFile { format: FORMAT, profiles: profiles.entries().cloned().collect() };
+        let file = ProfilesFile {
+            format: FORMAT,
+            profiles: profiles.entries().cloned().collect(),
+        };
         let encode_result = serde_json::to_vec(&file).map_err(std::io::Error::other);
-        if let Err(error) = encode_result.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
-            report(&format!("{}: {error}; learned profiles are not stored", self.path.display()));
+        if let Err(error) =
+            encode_result.and_then(|bytes| cachemate_files::replace(&self.path, &bytes))
+        {
+            report(&format!(
+                "{}: {error}; learned profiles are not stored",
+                self.path.display()
+            ));
         }
     }
 }
@@ -75,10 +95,14 @@ impl ProfileStore {
 /// # Errors
 /// The file cannot be read, is too large, or is not such a file.
 pub fn read_stored_profiles(path: &Path) -> Result<Vec<StoredServiceProfile>, String> {
-    if cachemate_files::metadata_if_exists(path).map_err(|error| error.to_string())?.is_none() {
+    if cachemate_files::metadata_if_exists(path)
+        .map_err(|error| error.to_string())?
+        .is_none()
+    {
         return Ok(Vec::new());
     }
-    let text = cachemate_files::read_text_limited(path, MAX_FILE_BYTES).map_err(|error| error.to_string())?;
+    let text = cachemate_files::read_text_limited(path, MAX_FILE_BYTES)
+        .map_err(|error| error.to_string())?;
     let file: ProfilesFile = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     match file.format {
         FORMAT => Ok(file.profiles),
@@ -108,14 +132,18 @@ mod tests {
         store.write(&profiles, &record_message);
         let again = ProfileStore::new(dir.path()).read(&record_message);
         let intensity = again.get(&key).unwrap().contention.intensity.unwrap();
-        assert_eq!((intensity.value, intensity.source), (0.4, FactSource::StoredProfile));
+        assert_eq!(
+            (intensity.value, intensity.source),
+            (0.4, FactSource::StoredProfile)
+        );
         assert!(message.borrow().is_empty());
         for broken in ["{", r#"{"format":9,"profiles":[]}"#] {
             std::fs::write(dir.path().join(FILE_NAME), broken).unwrap();
             assert_eq!(store.read(&record_message), ServiceProfiles::default());
         }
         assert!(
-            message.borrow().len() == 2 && message.borrow()[1].contains("found format 9, expected 1"),
+            message.borrow().len() == 2
+                && message.borrow()[1].contains("found format 9, expected 1"),
             "{message:?}"
         );
     }

@@ -111,7 +111,12 @@ pub struct SlowdownCause {
 impl ServiceStatus {
     /// A service's status from the evidence of one window.
     pub fn new(report: &ServiceReport) -> Self {
-        let ServiceIdentity { kind, name, pod, container } = report.service.clone();
+        let ServiceIdentity {
+            kind,
+            name,
+            pod,
+            container,
+        } = report.service.clone();
         ServiceStatus {
             kind,
             name,
@@ -124,9 +129,13 @@ impl ServiceStatus {
             unread_programs: None,
             cpu_share: report.cpu_share,
             waiting_share: None,
-            slowdown_percent: report.slowdown.map(|(slowdown, _)| rounded_percent(slowdown.value)),
+            slowdown_percent: report
+                .slowdown
+                .map(|(slowdown, _)| rounded_percent(slowdown.value)),
             slowdown_range_percent: report.slowdown.map(|(slowdown, _)| percent_range(slowdown)),
-            slowdown_source: report.slowdown.map(|(_, source)| source.describe().to_string()),
+            slowdown_source: report
+                .slowdown
+                .map(|(_, source)| source.describe().to_string()),
             slowdown_by: report.losses.iter().map(slowdown_cause).collect(),
             prevented: report.prevented_losses.iter().map(slowdown_cause).collect(),
             reason: report.reason.clone(),
@@ -140,11 +149,20 @@ impl ServiceStatus {
         self.profile = record.labels.get("cachemate.io/profile").cloned();
         let repository = record.image_name.as_deref().map(|name| {
             let last_segment = name.rfind('/').map_or(0, |slash| slash + 1);
-            let tag = name[last_segment..].find([':', '@']).map(|colon| last_segment + colon);
+            let tag = name[last_segment..]
+                .find([':', '@'])
+                .map(|colon| last_segment + colon);
             &name[..tag.unwrap_or(name.len())]
         });
-        let by_digest = repository.zip(record.image.as_deref()).map(|(name, digest)| format!("{name}@{digest}"));
-        self.images = record.image_name.clone().into_iter().chain(by_digest).collect();
+        let by_digest = repository
+            .zip(record.image.as_deref())
+            .map(|(name, digest)| format!("{name}@{digest}"));
+        self.images = record
+            .image_name
+            .clone()
+            .into_iter()
+            .chain(by_digest)
+            .collect();
     }
 
     /// Identity of the service.
@@ -160,22 +178,42 @@ impl ServiceStatus {
 
 /// Adds the waits of their threads in this window to the services.
 pub(crate) fn observe_waits(services: &mut [ServiceStatus], observation: &Observation) {
-    let known_waits = observation.tasks.iter().filter_map(|task| Some((task.task.0, task.run_queue_wait_ns?)));
+    let known_waits = observation
+        .tasks
+        .iter()
+        .filter_map(|task| Some((task.task.0, task.run_queue_wait_ns?)));
     let waits_ns: BTreeMap<u32, u64> = known_waits.collect();
     let elapsed_ns = observation.span.elapsed_ns as f64;
     for service in services {
-        let waits = service.task_ids.iter().filter_map(|task| waits_ns.get(task));
-        let total_ns = waits.copied().reduce(|total, wait| total + wait).filter(|_| elapsed_ns > 0.0);
+        let waits = service
+            .task_ids
+            .iter()
+            .filter_map(|task| waits_ns.get(task));
+        let total_ns = waits
+            .copied()
+            .reduce(|total, wait| total + wait)
+            .filter(|_| elapsed_ns > 0.0);
         service.waiting_share = total_ns.map(|ns| ns as f64 / elapsed_ns);
     }
 }
 
 /// Describes a control group that its owner or a user has changed.
 pub(crate) fn describe_override(group: &GroupOverride) -> String {
-    let owner_text =
-        group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
-    let GroupOverride { cgroup, configured_cpus, current_cpus: current, .. } = group;
-    format!("cpuset {}: CPUs {configured_cpus} overridden by {owner_text}, now {current}", escape_controls(cgroup))
+    let owner_text = group
+        .owner
+        .map_or("another program or a person".to_string(), |owner| {
+            format!("{owner} or a person")
+        });
+    let GroupOverride {
+        cgroup,
+        configured_cpus,
+        current_cpus: current,
+        ..
+    } = group;
+    format!(
+        "cpuset {}: CPUs {configured_cpus} overridden by {owner_text}, now {current}",
+        escape_controls(cgroup)
+    )
 }
 
 fn slowdown_cause(loss: &ServiceLoss) -> SlowdownCause {
@@ -196,7 +234,10 @@ fn rounded_percent(share: f64) -> f64 {
 }
 
 fn percent_range(estimate: Estimate) -> (f64, f64) {
-    (rounded_percent(estimate.low), rounded_percent(estimate.high))
+    (
+        rounded_percent(estimate.low),
+        rounded_percent(estimate.high),
+    )
 }
 
 #[cfg(test)]
@@ -222,15 +263,26 @@ mod tests {
             let mut status = ServiceStatus::new(&report);
             let labels = [("cachemate.io/profile".to_string(), "index".to_string())].into();
             let (image_name, image) = (Some(name.to_string()), Some("sha256:1".to_string()));
-            status.add_container(ContainerRecord { labels, image_name, image, ..ContainerRecord::default() });
+            status.add_container(ContainerRecord {
+                labels,
+                image_name,
+                image,
+                ..ContainerRecord::default()
+            });
             assert_eq!(status.profile.as_deref(), Some("index"));
             status.images
         };
         assert_eq!(
             images_of("docker.io/library/redis:7"),
-            ["docker.io/library/redis:7", "docker.io/library/redis@sha256:1"]
+            [
+                "docker.io/library/redis:7",
+                "docker.io/library/redis@sha256:1"
+            ]
         );
-        assert_eq!(images_of("host:5000/redis"), ["host:5000/redis", "host:5000/redis@sha256:1"]);
+        assert_eq!(
+            images_of("host:5000/redis"),
+            ["host:5000/redis", "host:5000/redis@sha256:1"]
+        );
     }
 
     /// Does the JSON have the documented fields, null with a reason if a value is unknown, and pod and container only
@@ -249,11 +301,25 @@ mod tests {
             reason: Some("no work is counted".into()),
         };
         let json = serde_json::to_value(ServiceStatus::new(&report)).unwrap();
-        assert_eq!((json["kind"].as_str(), json["name"].as_str()), (Some("unit"), Some("redis.service")));
-        assert!(json["slowdown_percent"].is_null() && json["reason"].is_string() && json.get("pod").is_none());
-        assert_eq!((&json["tasks"], &json["task_ids"]), (&2.into(), &vec![3, 7].into()));
+        assert_eq!(
+            (json["kind"].as_str(), json["name"].as_str()),
+            (Some("unit"), Some("redis.service"))
+        );
+        assert!(
+            json["slowdown_percent"].is_null()
+                && json["reason"].is_string()
+                && json.get("pod").is_none()
+        );
+        assert_eq!(
+            (&json["tasks"], &json["task_ids"]),
+            (&2.into(), &vec![3, 7].into())
+        );
         assert_eq!(json["max_slowdown_percent"], 10.0);
-        let estimate = Estimate { value: 0.1234, low: 0.1, high: 0.2 };
+        let estimate = Estimate {
+            value: 0.1234,
+            low: 0.1,
+            high: 0.2,
+        };
         report.slowdown = Some((estimate, LossSource::Measured));
         report.losses = vec![ServiceLoss {
             cause: ServiceIdentity::from_pod("shop/cart", Some("xz")),

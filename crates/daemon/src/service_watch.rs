@@ -40,11 +40,18 @@ impl ServiceWatch {
         let directory = ServiceDirectory::default();
         let start_plugin = |options| {
             let (starts, updates) = (ContainerStarts::default(), ContainerUpdates::new()?);
-            let channels = NriChannels { directory: directory.clone(), starts, updates, wake };
+            let channels = NriChannels {
+                directory: directory.clone(),
+                starts,
+                updates,
+                wake,
+            };
             std::io::Result::Ok((NriThread::start(options, channels.clone())?, channels))
         };
-        let nri_plugin =
-            nri.map(start_plugin).transpose().context("cannot start the thread of the container runtime's plugin")?;
+        let nri_plugin = nri
+            .map(start_plugin)
+            .transpose()
+            .context("cannot start the thread of the container runtime's plugin")?;
         Ok(ServiceWatch {
             profile_store: ProfileStore::new(state_dir),
             rule_check: RuleCheck::new(config.clone()),
@@ -56,7 +63,9 @@ impl ServiceWatch {
 
     /// Everything that the plugin shares with the machine.
     pub(crate) fn nri_channels(&self) -> Option<NriChannels> {
-        self.nri_plugin.as_ref().map(|(_, channels)| channels.clone())
+        self.nri_plugin
+            .as_ref()
+            .map(|(_, channels)| channels.clone())
     }
 
     /// Observes one window.
@@ -67,25 +76,37 @@ impl ServiceWatch {
         status: &mut DaemonStatus,
         report: &dyn Fn(&str),
     ) {
-        self.service_floors.observe(observation, &mut status.services);
+        self.service_floors
+            .observe(observation, &mut status.services);
         let (machine, profiles) = control_loop.machine_and_profiles();
         if let Some(unread_programs) = machine.unread_programs() {
             for service in &mut status.services {
-                service.unread_programs = Some(unread_programs.get(&service.identity()).copied().unwrap_or(0));
+                service.unread_programs = Some(
+                    unread_programs
+                        .get(&service.identity())
+                        .copied()
+                        .unwrap_or(0),
+                );
             }
         }
         if !self.directory.is_empty() {
             for service in &mut status.services {
                 let record = self.directory.find_by_identity(&service.identity());
-                record.into_iter().for_each(|record| service.add_container(record));
+                record
+                    .into_iter()
+                    .for_each(|record| service.add_container(record));
             }
         }
         let idle_threads = machine.idle_threads();
         for service in &mut status.services {
             service.tasks += idle_threads.get(&service.identity()).copied().unwrap_or(0);
         }
-        self.profile_store.observe(machine.learn(profiles), machine.learned_profiles(), report);
-        if let Some(unmatched_rules) = self.rule_check.poll(&self.directory, machine.profiled_programs(), report) {
+        self.profile_store
+            .observe(machine.learn(profiles), machine.learned_profiles(), report);
+        if let Some(unmatched_rules) =
+            self.rule_check
+                .poll(&self.directory, machine.profiled_programs(), report)
+        {
             status.unmatched_rules = unmatched_rules;
         }
         status.nri = self.nri_plugin.as_ref().map(|(thread, _)| thread.state());
@@ -99,6 +120,7 @@ impl ServiceWatch {
 
     /// Stores everything that was learned.
     pub(crate) fn store_profiles(&mut self, control_loop: &LiveLoop, report: &dyn Fn(&str)) {
-        self.profile_store.write(control_loop.machine.learned_profiles(), report);
+        self.profile_store
+            .write(control_loop.machine.learned_profiles(), report);
     }
 }

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept, serve_in_own_thread};
+use cachemate_page::serve::connection_limit::{
+    ConnectionLimit, Deadlines, accept, serve_in_own_thread,
+};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -56,7 +58,11 @@ pub(crate) struct SharedStatus {
 impl SharedStatus {
     /// A copy of the current status.
     pub fn status(&self) -> DaemonStatus {
-        self.flags.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.flags
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -80,8 +86,12 @@ impl Drop for ControlSocket {
 /// The directory cannot be created, or the socket cannot be bound.
 pub(crate) fn serve(path: &Path, shared_status: SharedStatus) -> anyhow::Result<ControlSocket> {
     let path_text = path.display();
-    if let Some(dir) = path.parent().filter(|dir| !cachemate_files::path_exists(dir)) {
-        std::fs::create_dir_all(dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
+    if let Some(dir) = path
+        .parent()
+        .filter(|dir| !cachemate_files::path_exists(dir))
+    {
+        std::fs::create_dir_all(dir)
+            .with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
     }
     if UnixStream::connect(path).is_ok() {
         bail!("{path_text}: another daemon listens there");
@@ -93,7 +103,9 @@ pub(crate) fn serve(path: &Path, shared_status: SharedStatus) -> anyhow::Result<
     // may connect to the other socket; the peer's credentials decide about the reply.
     listen_at(&owner_path, 0o600, shared_status.clone())?;
     listen_at(path, 0o666, shared_status)?;
-    Ok(ControlSocket { paths: [path.to_path_buf(), owner_path] })
+    Ok(ControlSocket {
+        paths: [path.to_path_buf(), owner_path],
+    })
 }
 
 /// The socket of root and the daemon's own user. It has its own queue in the kernel, so a flood of the public socket
@@ -106,12 +118,16 @@ fn owner_socket_path(path: &Path) -> PathBuf {
 
 fn listen_at(path: &Path, mode: u32, shared_status: SharedStatus) -> anyhow::Result<()> {
     let path_text = path.display();
-    let listener = UnixListener::bind(path).with_context(|| format!("{path_text}: cannot listen"))?;
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("{path_text}: cannot listen"))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("{path_text}: cannot set its mode"))?;
     let start_result = listener.set_nonblocking(true).and_then(|()| {
         serve_in_own_thread("cachemate-socket", || {
-            Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared_status))
+            Ok(listen(
+                tokio::net::UnixListener::from_std(listener)?,
+                shared_status,
+            ))
         })
     });
     start_result.with_context(|| format!("{path_text}: the socket's thread cannot be started"))
@@ -129,30 +145,59 @@ struct Peer {
 async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus) {
     let own_user = rustix::process::geteuid().as_raw();
     let new_limit = |capacity| {
-        ConnectionLimit::new(capacity, Deadlines { unadmitted_lifetime: REQUEST_TIMEOUT, admitted: REQUEST_TIMEOUT })
+        ConnectionLimit::new(
+            capacity,
+            Deadlines {
+                unadmitted_lifetime: REQUEST_TIMEOUT,
+                admitted: REQUEST_TIMEOUT,
+            },
+        )
     };
     // Slots for root and the daemon's own user, for users that the configuration allows, and for all others.
-    let (mut owner_limit, mut allowed_limit, mut other_limit) =
-        (new_limit(MAX_CONNECTIONS), new_limit(4 * MAX_CONNECTIONS), new_limit(MAX_CONNECTIONS));
+    let (mut owner_limit, mut allowed_limit, mut other_limit) = (
+        new_limit(MAX_CONNECTIONS),
+        new_limit(4 * MAX_CONNECTIONS),
+        new_limit(MAX_CONNECTIONS),
+    );
     loop {
-        let Some((stream, _)) = accept(listener.accept().await).await else { continue };
-        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
+        let Some((stream, _)) = accept(listener.accept().await).await else {
+            continue;
+        };
+        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else {
+            continue;
+        };
         let is_owner = user == 0 || user == own_user;
-        let is_allowed =
-            is_owner || shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
-        let peer = Peer { user, is_owner, is_allowed };
+        let is_allowed = is_owner
+            || shared_status
+                .allow_users
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .contains(&user);
+        let peer = Peer {
+            user,
+            is_owner,
+            is_allowed,
+        };
         let limit = match (is_owner, is_allowed) {
             (true, _) => &mut owner_limit,
             (false, true) => &mut allowed_limit,
             (false, false) => &mut other_limit,
         };
-        limit.serve(user, |_| answer_request(stream, peer, shared_status.clone()));
+        limit.serve(user, |_| {
+            answer_request(stream, peer, shared_status.clone())
+        });
     }
 }
 
 /// Answers a request. If the peer has disconnected, the error is ignored.
-async fn answer_request(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: SharedStatus) {
-    let Ok(request) = read_request(&mut stream).await else { return };
+async fn answer_request(
+    mut stream: tokio::net::UnixStream,
+    peer: Peer,
+    shared_status: SharedStatus,
+) {
+    let Ok(request) = read_request(&mut stream).await else {
+        return;
+    };
     if let Ok(reply) = render_reply(&request, peer, &shared_status) {
         let _ = stream.write_all(reply.as_bytes()).await;
     }
@@ -163,7 +208,9 @@ async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String>
     let mut line = Vec::new();
     let mut buffer = [0u8; MAX_REQUEST_BYTES];
     while line.len() < MAX_REQUEST_BYTES && !line.contains(&b'\n') {
-        let read_len = stream.read(&mut buffer[..MAX_REQUEST_BYTES - line.len()]).await?;
+        let read_len = stream
+            .read(&mut buffer[..MAX_REQUEST_BYTES - line.len()])
+            .await?;
         if read_len == 0 {
             break;
         }
@@ -173,11 +220,17 @@ async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String>
     Ok(text.lines().next().unwrap_or_default().trim().to_string())
 }
 
-fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serde_json::Result<String> {
+fn render_reply(
+    request: &str,
+    peer: Peer,
+    shared_status: &SharedStatus,
+) -> serde_json::Result<String> {
     let user = peer.user;
     let error_json = |error: String| serde_json::to_string(&SocketError { error });
     match request {
-        _ if !peer.is_allowed => error_json(format!("user {user} may not ask here (allow_users in the configuration)")),
+        _ if !peer.is_allowed => error_json(format!(
+            "user {user} may not ask here (allow_users in the configuration)"
+        )),
         "status" => serde_json::to_string(&shared_status.status()),
         "reload" if peer.is_owner => {
             shared_status.flags.reload.store(true, Ordering::Relaxed);
@@ -185,7 +238,9 @@ fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serd
             Ok("{\"reload\": true}".to_string())
         }
         "reload" => error_json(format!("user {user} may look but not change anything")),
-        other => error_json(format!("found request {other:?}, expected status or reload")),
+        other => error_json(format!(
+            "found request {other:?}, expected status or reload"
+        )),
     }
 }
 
@@ -206,9 +261,13 @@ pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
 fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Result<String> {
     let path_text = path.display();
     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
-    stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{path_text}: cannot ask"))?;
+    stream
+        .write_all(format!("{request}\n").as_bytes())
+        .with_context(|| format!("{path_text}: cannot ask"))?;
     let mut reply = String::new();
-    stream.read_to_string(&mut reply).with_context(|| format!("{path_text}: no answer"))?;
+    stream
+        .read_to_string(&mut reply)
+        .with_context(|| format!("{path_text}: no answer"))?;
     if let Ok(refusal) = serde_json::from_str::<SocketError>(&reply) {
         bail!("{path_text}: {}", refusal.error);
     }
@@ -221,7 +280,8 @@ fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Resul
 /// The errors of [`query`], or a reply of another version.
 pub fn query_status(path: &Path) -> anyhow::Result<DaemonStatus> {
     let reply = query(path, "status")?;
-    serde_json::from_str(&reply).with_context(|| format!("{}: the daemon is of another version", path.display()))
+    serde_json::from_str(&reply)
+        .with_context(|| format!("{}: the daemon is of another version", path.display()))
 }
 
 #[cfg(test)]
@@ -241,7 +301,9 @@ mod tests {
     #[test]
     fn idle_and_slow_peers_do_not_delay_a_request() {
         let (_dir, path, _server, _) = server_fixture();
-        let mut idle: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let mut idle: Vec<UnixStream> = (0..200)
+            .map(|_| UnixStream::connect(&path).unwrap())
+            .collect();
         let start = Instant::now();
         for stream in idle.iter_mut().rev().take(4) {
             stream.write_all(b"s").unwrap();
@@ -249,7 +311,10 @@ mod tests {
         for _ in 0..5 {
             exchange(UnixStream::connect(&path).unwrap(), &path, "status").unwrap();
         }
-        assert!(start.elapsed() < REQUEST_TIMEOUT, "answered within the time that one idle peer has");
+        assert!(
+            start.elapsed() < REQUEST_TIMEOUT,
+            "answered within the time that one idle peer has"
+        );
         let ended = idle.iter().filter(|stream| {
             let mut stream: &UnixStream = stream;
             stream.set_nonblocking(true).unwrap();
@@ -264,7 +329,10 @@ mod tests {
     fn floods_of_the_public_socket_do_not_delay_owner_requests() {
         let (_dir, path, _server, _) = server_fixture();
         let owners = owner_socket_path(&path);
-        assert_eq!(std::fs::metadata(&owners).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(&owners).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -295,14 +363,20 @@ mod tests {
         let mut slow = UnixStream::connect(&path).unwrap();
         slow.write_all(b"stat").unwrap();
         slow.set_read_timeout(Some(4 * REQUEST_TIMEOUT)).unwrap();
-        assert_eq!(slow.read(&mut [0; 8]).unwrap(), 0, "closed without an answer");
+        assert_eq!(
+            slow.read(&mut [0; 8]).unwrap(),
+            0,
+            "closed without an answer"
+        );
     }
 
     /// Is an invalid request rejected, whatever its length and content?
     #[test]
     fn invalid_requests_are_rejected() {
         let (_dir, path, _server, shared) = server_fixture();
-        assert!(format!("{:#}", query(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop"));
+        assert!(
+            format!("{:#}", query(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop")
+        );
         assert!(query(&path, &"x".repeat(10_000)).is_err());
         assert!(!shared.flags.reload.load(Ordering::Relaxed));
         query(&path, "reload").unwrap();

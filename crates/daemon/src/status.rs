@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, Estimate, FactOrigin, Observation, PendingItem, PlanError,
-    PlanItem, PredictorConfig, ProbeResult, Profile, ReasonKind, RefusedItem, TaskId, TaskSample, Topology, Units,
-    WindowRecord,
+    ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, Estimate, FactOrigin, Observation,
+    PendingItem, PlanError, PlanItem, PredictorConfig, ProbeResult, Profile, ReasonKind,
+    RefusedItem, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::{LiveMachine, OBSERVE_ONLY_REASON};
@@ -15,7 +15,9 @@ use cachemate_linux::nri::NriState;
 use cachemate_linux::safety::guardian::cgroup::ends_with_group_of;
 use cachemate_linux::sense::pressure::{self, Pressure};
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
-use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
+use cachemate_page::window_view::{
+    RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks,
+};
 use cachemate_report::level_name;
 use cachemate_report::text::escape_controls;
 use cachemate_spec::ManageMode;
@@ -351,7 +353,12 @@ struct KernelThreadIds {
 }
 
 fn withheld_ns(result: &ProbeResult) -> u64 {
-    result.cost_ns.iter().filter(|(task, _)| task.is_some()).map(|(_, ns)| ns).sum()
+    result
+        .cost_ns
+        .iter()
+        .filter(|(task, _)| task.is_some())
+        .map(|(_, ns)| ns)
+        .sum()
 }
 
 /// Updates the status, record by record.
@@ -388,7 +395,10 @@ impl StatusTracker {
     pub fn new(predictor: PredictorConfig) -> Self {
         let miss_penalty_cycles = Some(predictor.miss_penalty_cycles);
         StatusTracker {
-            status: DaemonStatus { miss_penalty_cycles, ..DaemonStatus::default() },
+            status: DaemonStatus {
+                miss_penalty_cycles,
+                ..DaemonStatus::default()
+            },
             window_tracker: WindowTracker::new(predictor),
             ..StatusTracker::default()
         }
@@ -408,25 +418,47 @@ impl StatusTracker {
         }
         self.host_use.observe(record);
         let names = task_names(record, machine);
-        let view = self.window_tracker.observe(record, topology, profiles, &names);
+        let view = self
+            .window_tracker
+            .observe(record, topology, profiles, &names);
         self.record_reasons(record.observation.window, &view.reasons);
         let ids: BTreeMap<TaskId, KernelThreadIds> = machine
             .managed_threads()
             .iter()
-            .map(|task| (task.task, KernelThreadIds { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
+            .map(|task| {
+                (
+                    task.task,
+                    KernelThreadIds {
+                        pid: task.pid,
+                        tid: task.thread.tid,
+                        last_cpu: task.last_cpu,
+                    },
+                )
+            })
             .collect();
-        let identified_tasks = view.tasks.iter().filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
+        let identified_tasks = view
+            .tasks
+            .iter()
+            .filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
         let observation = &record.observation;
-        self.status.tasks =
-            identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology, observation)).collect();
-        let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
-        self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
+        self.status.tasks = identified_tasks
+            .map(|(task, ids)| self.task_status(task, ids, topology, observation))
+            .collect();
+        let task_count = record
+            .observation
+            .tasks
+            .iter()
+            .map(|task| u64::from(task.task.0) + 1)
+            .max();
+        self.status.counters.tasks_seen =
+            self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
         let is_refused_change = |refused: &&RefusedItem| {
             !matches!(refused.item, PlanItem::Probe(_)) && refused.message != OBSERVE_ONLY_REASON
         };
         let refused_changes = record.applied.refused.iter().filter(is_refused_change);
         self.status.counters.refused_changes += refused_changes.count() as u64;
-        self.reasons_by_task.retain(|task, _| ids.contains_key(task));
+        self.reasons_by_task
+            .retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();
         observe_waits(&mut self.status.services, &record.observation);
         self.observe_host(&LinuxHost::new("/"), topology, machine);
@@ -439,23 +471,39 @@ impl StatusTracker {
         self.observe_cost(&LinuxHost::new("/"));
         self.status.refused = view.refused.into_iter().take(20).collect();
         self.status.overridden = view.overridden;
-        self.status.overridden.extend(machine.group_overrides().map(describe_override));
+        self.status
+            .overridden
+            .extend(machine.group_overrides().map(describe_override));
         let confined_groups = machine.confined_groups().iter();
         self.status.cpusets = confined_groups
-            .map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() })
+            .map(|group| CpusetStatus {
+                cgroup: group.cgroup.clone(),
+                cpus: group.cpus.to_string(),
+            })
             .collect();
         let pid_of = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
-        self.status.promises = promise_status::build_promise_statuses(&record.promises, pid_of, &names);
+        self.status.promises =
+            promise_status::build_promise_statuses(&record.promises, pid_of, &names);
         self.status.gangs = record.applied.gangs.iter().map(gang_status).collect();
         let shares = record.applied.shares.iter();
-        self.status.shares = shares.map(|active| share_status(active, &record.observation.tasks, machine)).collect();
+        self.status.shares = shares
+            .map(|active| share_status(active, &record.observation.tasks, machine))
+            .collect();
         self.status.pending = record.applied.pending.iter().map(pending_status).collect();
     }
 
     /// Reads the use of the caches, the host's pressure and the kernel's cache-aware scheduling, which change slowly, and
     /// compares the latter with the plan's affinities.
-    fn observe_host(&mut self, kernel: &dyn Kernel, topology: &Topology, machine: &LiveMachine<LinuxHost>) {
-        if self.last_host_read.is_none_or(|read| read.elapsed() >= HOST_PERIOD) {
+    fn observe_host(
+        &mut self,
+        kernel: &dyn Kernel,
+        topology: &Topology,
+        machine: &LiveMachine<LinuxHost>,
+    ) {
+        if self
+            .last_host_read
+            .is_none_or(|read| read.elapsed() >= HOST_PERIOD)
+        {
             self.last_host_read = Some(Instant::now());
             self.host_use.refresh(kernel, machine.cache_use());
             self.status.pressure = pressure::read(kernel);
@@ -473,8 +521,12 @@ impl StatusTracker {
         let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed_thread).collect();
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
         let process_conflicts = |pid: i32| {
-            let conflicts = sched_cache::find_conflicts(sched_cache_status, topology, pid, &threads);
-            conflicts.into_iter().map(move |conflict| ConflictStatus { pid, detail: conflict })
+            let conflicts =
+                sched_cache::find_conflicts(sched_cache_status, topology, pid, &threads);
+            conflicts.into_iter().map(move |conflict| ConflictStatus {
+                pid,
+                detail: conflict,
+            })
         };
         self.status.kernel_conflicts = pids.into_iter().flat_map(process_conflicts).collect();
     }
@@ -482,8 +534,9 @@ impl StatusTracker {
     fn observe_guardian(&mut self, pid: Option<u32>) {
         if self.status.guardian_pid != pid || self.status.guardian_isolated.is_none() {
             let own_pid = std::process::id() as i32;
-            let ends_together =
-                pid.and_then(|pid| ends_with_group_of(&LinuxHost::new("/"), own_pid, i32::try_from(pid).ok()?));
+            let ends_together = pid.and_then(|pid| {
+                ends_with_group_of(&LinuxHost::new("/"), own_pid, i32::try_from(pid).ok()?)
+            });
             self.status.guardian_isolated = ends_together.map(|ends_together| !ends_together);
         }
         self.status.guardian_pid = pid;
@@ -493,11 +546,15 @@ impl StatusTracker {
     fn observe_cost(&mut self, kernel: &dyn Kernel) {
         if let Some(pid) = self.status.guardian_pid
             && let Ok(text) = kernel.read(Path::new(&format!("/proc/{pid}/schedstat")))
-            && let Some(ns) = text.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok())
+            && let Some(ns) = text
+                .split_ascii_whitespace()
+                .next()
+                .and_then(|ns| ns.parse().ok())
         {
             self.guardian_cpu_ns.insert(pid, ns);
         }
-        self.status.cpu_ns = LiveMachine::<LinuxHost>::own_cpu_ns() + self.guardian_cpu_ns.values().sum::<u64>();
+        self.status.cpu_ns =
+            LiveMachine::<LinuxHost>::own_cpu_ns() + self.guardian_cpu_ns.values().sum::<u64>();
     }
 
     /// Observes waits. The kernel adds a wait to a thread's account when the wait ends, so the largest addition between
@@ -506,15 +563,29 @@ impl StatusTracker {
         let mut waits_ns = BTreeMap::new();
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
             let has_run = task.has_run();
-            let previous_ns = self.waiting_ns_by_task.get(&task.task).copied().unwrap_or(0);
-            let ongoing_wait_ns =
-                if task.cpu.is_some() && !has_run { previous_ns + record.observation.span.elapsed_ns } else { 0 };
+            let previous_ns = self
+                .waiting_ns_by_task
+                .get(&task.task)
+                .copied()
+                .unwrap_or(0);
+            let ongoing_wait_ns = if task.cpu.is_some() && !has_run {
+                previous_ns + record.observation.span.elapsed_ns
+            } else {
+                0
+            };
             if ongoing_wait_ns > 0 {
                 waits_ns.insert(task.task, ongoing_wait_ns);
             }
-            let longest_wait_ns =
-                task.run_queue_wait_ns.into_iter().chain((ongoing_wait_ns > 0).then_some(ongoing_wait_ns)).max();
-            self.status.counters.max_runqueue_wait_ns = self.status.counters.max_runqueue_wait_ns.max(longest_wait_ns);
+            let longest_wait_ns = task
+                .run_queue_wait_ns
+                .into_iter()
+                .chain((ongoing_wait_ns > 0).then_some(ongoing_wait_ns))
+                .max();
+            self.status.counters.max_runqueue_wait_ns = self
+                .status
+                .counters
+                .max_runqueue_wait_ns
+                .max(longest_wait_ns);
         }
         self.waiting_ns_by_task = waits_ns;
     }
@@ -535,9 +606,17 @@ impl StatusTracker {
         if !reasons.is_empty() {
             self.reasons_by_task.clear();
         }
-        for RenderedReason { reason, text, is_new } in reasons {
+        for RenderedReason {
+            reason,
+            text,
+            is_new,
+        } in reasons
+        {
             for task in &reason.tasks {
-                self.reasons_by_task.entry(*task).or_default().push(text.clone());
+                self.reasons_by_task
+                    .entry(*task)
+                    .or_default()
+                    .push(text.clone());
             }
             if *is_new {
                 self.status.counters.decisions += 1;
@@ -561,13 +640,19 @@ impl StatusTracker {
         topology: &Topology,
         observation: &Observation,
     ) -> TaskStatus {
-        let TaskView { sample, profile, .. } = task;
-        let contention = profile.map(|profile| profile.contention.clone()).unwrap_or_default();
+        let TaskView {
+            sample, profile, ..
+        } = task;
+        let contention = profile
+            .map(|profile| profile.contention.clone())
+            .unwrap_or_default();
         let cpu = sample.cpu.or(ids.last_cpu);
         let cache = cpu.and_then(|cpu| topology.last_level_cache_of(cpu));
         let elapsed_ns = observation.span.elapsed_ns;
-        let fill_bytes_per_second =
-            cache.and_then(|cache| self.host_use.fill_bytes_per_second(sample, cache, elapsed_ns, &contention));
+        let fill_bytes_per_second = cache.and_then(|cache| {
+            self.host_use
+                .fill_bytes_per_second(sample, cache, elapsed_ns, &contention)
+        });
         TaskStatus {
             task: sample.task.0,
             pid: ids.pid,
@@ -583,23 +668,37 @@ impl StatusTracker {
             intensity: contention.intensity.map(|fact| fact.estimate()),
             sensitivity: contention.sensitivity.map(|fact| fact.estimate()),
             mpki: task.misses_per_kilo_instr(),
-            curve: profile.and_then(|profile| profile.misses_per_kilo_instr()).cloned().unwrap_or_default(),
+            curve: profile
+                .and_then(|profile| profile.misses_per_kilo_instr())
+                .cloned()
+                .unwrap_or_default(),
             fill_bytes_per_second,
             instr_per_cycle: task.instr_per_cycle,
             forecast_slowdown: task.forecast_slowdown.map(|forecast| forecast.value),
             measured_slowdown: task.slowdown,
             progress_per_second: task.work_per_second.map(|(_, rate)| rate),
-            progress_unit: task.work_per_second.map(|(work, _)| work.describe().to_string()),
+            progress_unit: task
+                .work_per_second
+                .map(|(work, _)| work.describe().to_string()),
             max_slowdown: sample.goal.and_then(|goal| goal.max_slowdown),
             min_rate: sample.goal.and_then(|goal| goal.min_rate),
             known: profile.map_or_else(Vec::new, |profile| profile.origins(observation.window)),
-            reasons: self.reasons_by_task.get(&sample.task).cloned().unwrap_or_default(),
+            reasons: self
+                .reasons_by_task
+                .get(&sample.task)
+                .cloned()
+                .unwrap_or_default(),
         }
     }
 
     fn cache_statuses(&self, topology: &Topology, record: &WindowRecord) -> Vec<CacheStatus> {
         let tasks_on = |cache: &Cache| {
-            self.status.tasks.iter().filter(|task| task.cache == Some(cache.id.0)).map(|task| task.task).collect()
+            self.status
+                .tasks
+                .iter()
+                .filter(|task| task.cache == Some(cache.id.0))
+                .map(|task| task.task)
+                .collect()
         };
         let cache_status = |cache: &Cache| CacheStatus {
             cache: cache.id.0,
@@ -607,7 +706,11 @@ impl StatusTracker {
             cpus: cache.cpus.to_string(),
             size_bytes: cache.size_bytes,
             tasks: tasks_on(cache),
-            forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| ratio.value),
+            forecast_miss_ratio: record
+                .forecast
+                .cache_miss_ratio
+                .get(&cache.id)
+                .map(|ratio| ratio.value),
             readings: self.host_use.cache_readings(cache, record),
         };
         topology.last_level_caches().map(cache_status).collect()
@@ -616,16 +719,21 @@ impl StatusTracker {
 
 fn task_names(record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> TaskNames {
     let threads = machine.managed_threads();
-    let mut names: TaskNames =
-        threads.iter().map(|task| (task.task, describe_thread(&task.name, task.thread.tid))).collect();
+    let mut names: TaskNames = threads
+        .iter()
+        .map(|task| (task.task, describe_thread(&task.name, task.thread.tid)))
+        .collect();
     for task in &record.observation.tasks {
-        names.entry(task.task).or_insert_with(|| escape_controls(&task.name));
+        names
+            .entry(task.task)
+            .or_insert_with(|| escape_controls(&task.name));
     }
     names
 }
 
 fn gang_status(schedule: &cachemate_core::GangSchedule) -> GangStatus {
-    let member_ids = |gang: &cachemate_core::Gang| gang.members.iter().map(|(task, _)| task.0).collect();
+    let member_ids =
+        |gang: &cachemate_core::Gang| gang.members.iter().map(|(task, _)| task.0).collect();
     GangStatus {
         cpus: schedule.cpus.to_string(),
         slice_ns: schedule.slice_ns,
@@ -633,7 +741,11 @@ fn gang_status(schedule: &cachemate_core::GangSchedule) -> GangStatus {
     }
 }
 
-fn share_status(active_share: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
+fn share_status(
+    active_share: &ActiveShare,
+    tasks: &[TaskSample],
+    machine: &LiveMachine<LinuxHost>,
+) -> ShareStatus {
     let (ways, colors) = match &active_share.share.units {
         Units::Ways { mask } => (Some(mask.to_string()), None),
         Units::Colors { allowed, .. } => (None, Some(allowed.to_string())),
@@ -641,10 +753,16 @@ fn share_status(active_share: &ActiveShare, tasks: &[TaskSample], machine: &Live
     ShareStatus {
         group: active_share.share.group.0,
         cache: active_share.share.cache.0,
-        notes: if ways.is_some() { machine.explain_share(active_share) } else { Vec::new() },
+        notes: if ways.is_some() {
+            machine.explain_share(active_share)
+        } else {
+            Vec::new()
+        },
         ways,
         colors,
-        tasks: member_tasks(&active_share.share, tasks).map(|task| task.0).collect(),
+        tasks: member_tasks(&active_share.share, tasks)
+            .map(|task| task.0)
+            .collect(),
         occupancy_bytes: active_share.occupancy_bytes,
         allowed_page_share: active_share.pages_in_share,
         fallback_pages: active_share.fallback_pages,
@@ -656,13 +774,24 @@ fn pending_status(pending: &PendingItem) -> PendingStatus {
         PlanItem::Share(group, cache) => (Some(group.0), Some(cache.0)),
         _ => (None, None),
     };
-    PendingStatus { group, cache, done: pending.done, total: pending.total }
+    PendingStatus {
+        group,
+        cache,
+        done: pending.done,
+        total: pending.total,
+    }
 }
 
 /// The class; `None` if nothing was measured.
 fn contention_class(contention: &ContentionFacts) -> Option<ContentionClass> {
-    let is_aggressor = contention.intensity.as_ref().map(|intensity| intensity.value >= MIN_AGGRESSOR_INTENSITY);
-    let is_victim = contention.sensitivity.as_ref().map(|sensitivity| sensitivity.value >= MIN_VICTIM_SENSITIVITY);
+    let is_aggressor = contention
+        .intensity
+        .as_ref()
+        .map(|intensity| intensity.value >= MIN_AGGRESSOR_INTENSITY);
+    let is_victim = contention
+        .sensitivity
+        .as_ref()
+        .map(|sensitivity| sensitivity.value >= MIN_VICTIM_SENSITIVITY);
     let class = match (is_aggressor, is_victim) {
         (None, None) => return None,
         (Some(true), Some(true)) => ContentionClass::AggressorAndVictim,

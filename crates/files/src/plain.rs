@@ -17,7 +17,11 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
-    if metadata.is_file() { Ok(file) } else { Err(refusal_error(path, file_kind(&metadata), "a plain file")) }
+    if metadata.is_file() {
+        Ok(file)
+    } else {
+        Err(refusal_error(path, file_kind(&metadata), "a plain file"))
+    }
 }
 
 /// The kind of a file, for messages.
@@ -65,7 +69,10 @@ pub fn list_dir(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         if paths.len() == MAX_ENTRIES {
-            let message = format!("{}: found more than {MAX_ENTRIES} entries, expected at most that", dir.display());
+            let message = format!(
+                "{}: found more than {MAX_ENTRIES} entries, expected at most that",
+                dir.display()
+            );
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
         paths.push(entry?.path());
@@ -125,9 +132,13 @@ pub fn read_text_limited(path: &Path, limit_bytes: u64) -> io::Result<String> {
 
 pub(crate) fn read_file_limited(file: &File, path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    file.take(limit_bytes.saturating_add(1)).read_to_end(&mut content)?;
+    file.take(limit_bytes.saturating_add(1))
+        .read_to_end(&mut content)?;
     if content.len() as u64 > limit_bytes {
-        let message = format!("{}: found more than {limit_bytes} bytes, expected at most that", path.display());
+        let message = format!(
+            "{}: found more than {limit_bytes} bytes, expected at most that",
+            path.display()
+        );
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
     Ok(content)
@@ -136,7 +147,10 @@ pub(crate) fn read_file_limited(file: &File, path: &Path, limit_bytes: u64) -> i
 pub(crate) fn decode_text(path: &Path, content: Vec<u8>) -> io::Result<String> {
     String::from_utf8(content).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
-        let message = format!("{}: found a byte at {offset} that is no UTF-8, expected text", path.display());
+        let message = format!(
+            "{}: found a byte at {offset} that is no UTF-8, expected text",
+            path.display()
+        );
         io::Error::new(io::ErrorKind::InvalidData, message)
     })
 }
@@ -158,16 +172,30 @@ impl FreshFile {
     /// The error of the file system; or `path` is a directory, a device, a FIFO or a socket, which a rename would
     /// replace.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let name = path.file_name().ok_or_else(|| refusal_error(path, "no file name", "the path of a file"))?;
+        let name = path
+            .file_name()
+            .ok_or_else(|| refusal_error(path, "no file name", "the path of a file"))?;
         if let Ok(metadata) = path.symlink_metadata()
             && !metadata.is_file()
             && !metadata.is_symlink()
         {
-            return Err(refusal_error(path, file_kind(&metadata), "a plain file or none"));
+            return Err(refusal_error(
+                path,
+                file_kind(&metadata),
+                "a plain file or none",
+            ));
         }
         let fresh_path = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
-        let file = File::options().write(true).create_new(true).open(&fresh_path)?;
-        Ok(FreshFile { file, temporary_path: fresh_path, path: path.to_path_buf(), is_committed: false })
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(&fresh_path)?;
+        Ok(FreshFile {
+            file,
+            temporary_path: fresh_path,
+            path: path.to_path_buf(),
+            is_committed: false,
+        })
     }
 
     /// Syncs the content to disk and renames the file to its final name. An existing file or link of that name is
@@ -223,13 +251,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
-        for (path, kind) in
-            [(fifo.as_path(), "a FIFO"), (Path::new("/dev/zero"), "a device"), (dir.path(), "a directory")]
-        {
+        for (path, kind) in [
+            (fifo.as_path(), "a FIFO"),
+            (Path::new("/dev/zero"), "a device"),
+            (dir.path(), "a directory"),
+        ] {
             let error = read_limited(path, 10).unwrap_err().to_string();
-            assert_eq!(error, format!("{}: found {kind}, expected a plain file", path.display()));
+            assert_eq!(
+                error,
+                format!("{}: found {kind}, expected a plain file", path.display())
+            );
         }
-        assert_eq!(read_limited(&dir.path().join("none"), 10).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            read_limited(&dir.path().join("none"), 10)
+                .unwrap_err()
+                .kind(),
+            io::ErrorKind::NotFound
+        );
     }
 
     /// Is the limit exact, for bytes and for text?
@@ -240,9 +278,19 @@ mod tests {
         std::fs::write(&path, "0123456789").unwrap();
         assert_eq!(read_text_limited(&path, 10).unwrap(), "0123456789");
         let error = read_limited(&path, 9).unwrap_err();
-        assert!(error.to_string().ends_with("found more than 9 bytes, expected at most that"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .ends_with("found more than 9 bytes, expected at most that"),
+            "{error}"
+        );
         std::fs::write(&path, b"ok\xff").unwrap();
-        assert!(read_text_limited(&path, 10).unwrap_err().to_string().contains("at 2 that is no UTF-8"));
+        assert!(
+            read_text_limited(&path, 10)
+                .unwrap_err()
+                .to_string()
+                .contains("at 2 that is no UTF-8")
+        );
     }
 
     /// Is a file replaced whole, a link of its name not followed, and nothing left behind after an error?
@@ -258,6 +306,10 @@ mod tests {
         std::fs::create_dir(dir.path().join("occupied")).unwrap();
         assert!(replace(&dir.path().join("occupied"), b"new").is_err());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
-        assert!(metadata_if_exists(&dir.path().join("none")).unwrap().is_none());
+        assert!(
+            metadata_if_exists(&dir.path().join("none"))
+                .unwrap()
+                .is_none()
+        );
     }
 }

@@ -48,24 +48,45 @@ fn is_trusted(owner: u32) -> bool {
 fn check_dir(path: &Path, stat: &Stat) -> io::Result<()> {
     if !is_trusted(stat.st_uid) {
         let owner = format!("a directory of user {}", stat.st_uid);
-        return Err(refusal_error(path, owner, "one of this user or of root (remove it)"));
+        return Err(refusal_error(
+            path,
+            owner,
+            "one of this user or of root (remove it)",
+        ));
     }
     if stat.st_mode & OTHER_WRITE_BITS != 0 {
         let mode = format!("a directory with mode {:04o}", stat.st_mode & 0o7777);
-        return Err(refusal_error(path, mode, "one that only its owner may write (remove it)"));
+        return Err(refusal_error(
+            path,
+            mode,
+            "one that only its owner may write (remove it)",
+        ));
     }
     Ok(())
 }
 
 /// Checks that no other user can replace this directory in its parent.
 fn check_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let metadata = parent.metadata()?;
-    if is_trusted(metadata.uid()) && (metadata.mode() & OTHER_WRITE_BITS == 0 || metadata.mode() & STICKY_BIT != 0) {
+    if is_trusted(metadata.uid())
+        && (metadata.mode() & OTHER_WRITE_BITS == 0 || metadata.mode() & STICKY_BIT != 0)
+    {
         return Ok(());
     }
-    let owner_and_mode = format!("user {} and mode {:04o}", metadata.uid(), metadata.mode() & 0o7777);
-    Err(refusal_error(parent, owner_and_mode, "one of this user or of root, and sticky where others may write"))
+    let owner_and_mode = format!(
+        "user {} and mode {:04o}",
+        metadata.uid(),
+        metadata.mode() & 0o7777
+    );
+    Err(refusal_error(
+        parent,
+        owner_and_mode,
+        "one of this user or of root, and sticky where others may write",
+    ))
 }
 
 impl TrustedDir {
@@ -75,13 +96,20 @@ impl TrustedDir {
     /// The directory is missing (`NotFound`), or other users can change it (`PermissionDenied`, with the reason).
     pub fn open(path: &Path, access: DirAccess) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
-            // The errors by which openat(2) reports a link and a file that is not a directory.
-            Errno::LOOP | Errno::NOTDIR => refusal_error(path, "no directory of its own", "a directory"),
-            other => other.into(),
-        })?;
+        let file =
+            rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
+                // The errors by which openat(2) reports a link and a file that is not a directory.
+                Errno::LOOP | Errno::NOTDIR => {
+                    refusal_error(path, "no directory of its own", "a directory")
+                }
+                other => other.into(),
+            })?;
         check_dir(path, &rustix::fs::fstat(&file)?)?;
-        Ok(TrustedDir { fd: file, path: path.to_path_buf(), access })
+        Ok(TrustedDir {
+            fd: file,
+            path: path.to_path_buf(),
+            access,
+        })
     }
 
     /// Like [`TrustedDir::open`], for a directory that other programs will find by its path. In addition, no other
@@ -129,9 +157,11 @@ impl TrustedDir {
     fn check_writable(&self, subpath: &Path) -> io::Result<()> {
         match self.access {
             DirAccess::ReadWrite => Ok(()),
-            DirAccess::ReadOnly => {
-                Err(refusal_error(&self.path.join(subpath), "a change", "none, because this is read-only"))
-            }
+            DirAccess::ReadOnly => Err(refusal_error(
+                &self.path.join(subpath),
+                "a change",
+                "none, because this is read-only",
+            )),
         }
     }
 
@@ -160,16 +190,28 @@ impl TrustedDir {
     /// Opens the directory at the relative path `subpath`, at any depth. An empty path is this directory.
     pub fn open_dir(&self, subpath: &Path) -> io::Result<Self> {
         let path = self.path.join(subpath);
-        let subpath = if subpath.as_os_str().is_empty() { Path::new(".") } else { subpath };
+        let subpath = if subpath.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            subpath
+        };
         let file = self.open_beneath(subpath, OFlags::RDONLY | OFlags::DIRECTORY)?;
         check_dir(&path, &rustix::fs::fstat(&file)?)?;
-        Ok(TrustedDir { fd: file, path, access: self.access })
+        Ok(TrustedDir {
+            fd: file,
+            path,
+            access: self.access,
+        })
     }
 
     /// Opens the file or directory at `subpath`, without following links and never outside this directory.
     fn open_beneath(&self, subpath: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+        let mode = if flags.contains(OFlags::CREATE) {
+            Mode::RUSR | Mode::WUSR
+        } else {
+            Mode::empty()
+        };
         let resolve_flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let outcome = match rustix::fs::openat2(&self.fd, subpath, flags, mode, resolve_flags) {
             // Kernels before 5.6 lack `openat2`, and some system call filters reject it.
@@ -177,7 +219,11 @@ impl TrustedDir {
             other => other,
         };
         outcome.map_err(|error| match error {
-            Errno::LOOP => refusal_error(&self.path.join(subpath), "a link", "a plain file or directory (remove it)"),
+            Errno::LOOP => refusal_error(
+                &self.path.join(subpath),
+                "a link",
+                "a plain file or directory (remove it)",
+            ),
             other => other.into(),
         })
     }
@@ -222,7 +268,11 @@ impl TrustedDir {
         let file = File::from(self.open_beneath(subpath, flags.difference(OFlags::TRUNC))?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(refusal_error(&full_path(), file_kind(&metadata), "a plain file (remove it)"));
+            return Err(refusal_error(
+                &full_path(),
+                file_kind(&metadata),
+                "a plain file (remove it)",
+            ));
         }
         if !is_trusted(metadata.uid()) {
             return Err(refusal_error(
@@ -233,7 +283,11 @@ impl TrustedDir {
         }
         if metadata.mode() & 0o002 != 0 {
             let mode = format!("a file with mode {:04o}", metadata.mode() & 0o7777);
-            return Err(refusal_error(&full_path(), mode, "one that not every user may write"));
+            return Err(refusal_error(
+                &full_path(),
+                mode,
+                "one that not every user may write",
+            ));
         }
         if flags.contains(OFlags::TRUNC) {
             file.set_len(0)?;
@@ -259,7 +313,9 @@ impl TrustedDir {
     /// The errors of [`TrustedDir::read`], or the file is not UTF-8 text.
     pub fn read_text(&self, subpath: &Path, limit_bytes: u64) -> io::Result<Option<String>> {
         let content = self.read(subpath, limit_bytes)?;
-        content.map(|content| decode_text(&self.path.join(subpath), content)).transpose()
+        content
+            .map(|content| decode_text(&self.path.join(subpath), content))
+            .transpose()
     }
 
     /// Returns the metadata of a file without opening it; `None` if it does not exist. A link is not followed.
@@ -277,8 +333,13 @@ impl TrustedDir {
     /// The file cannot be written. An incomplete file is deleted.
     pub fn write_temporary(&self, name: &str, content: &[u8]) -> io::Result<String> {
         let temporary_name = unpredictable_name(name)?;
-        let file = self.open_file(Path::new(&temporary_name), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
-        (&file).write_all(content).inspect_err(|_| _ = self.remove(&temporary_name))?;
+        let file = self.open_file(
+            Path::new(&temporary_name),
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+        )?;
+        (&file)
+            .write_all(content)
+            .inspect_err(|_| _ = self.remove(&temporary_name))?;
         Ok(temporary_name)
     }
 
@@ -289,7 +350,8 @@ impl TrustedDir {
     /// The error of the file system. The old file is then unchanged.
     pub fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
         let temporary_name = self.write_temporary(name, content)?;
-        self.rename(&temporary_name, name).inspect_err(|_| _ = self.remove(&temporary_name))
+        self.rename(&temporary_name, name)
+            .inspect_err(|_| _ = self.remove(&temporary_name))
     }
 
     /// Appends a line to a file in one write, and creates the file if it is missing.
@@ -314,16 +376,37 @@ impl TrustedDir {
     }
 
     /// Moves a file into another directory. An existing file of the new name is replaced.
-    pub fn rename_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
+    pub fn rename_into(
+        &self,
+        old_name: &str,
+        target_dir: &TrustedDir,
+        new_name: &str,
+    ) -> io::Result<()> {
         self.check_writable(Path::new(old_name))?;
         target_dir.check_writable(Path::new(new_name))?;
-        Ok(rustix::fs::renameat(&self.fd, old_name, &target_dir.fd, new_name)?)
+        Ok(rustix::fs::renameat(
+            &self.fd,
+            old_name,
+            &target_dir.fd,
+            new_name,
+        )?)
     }
 
     /// Creates a hard link to a file in another directory, unless the new name exists (`AlreadyExists`).
-    pub fn link_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
+    pub fn link_into(
+        &self,
+        old_name: &str,
+        target_dir: &TrustedDir,
+        new_name: &str,
+    ) -> io::Result<()> {
         target_dir.check_writable(Path::new(new_name))?;
-        Ok(rustix::fs::linkat(&self.fd, old_name, &target_dir.fd, new_name, AtFlags::empty())?)
+        Ok(rustix::fs::linkat(
+            &self.fd,
+            old_name,
+            &target_dir.fd,
+            new_name,
+            AtFlags::empty(),
+        )?)
     }
 
     /// Removes a file, which may be missing.
@@ -370,13 +453,17 @@ mod tests {
         for (expected, spoil) in cases {
             let (_parent, path) = dir_fixture();
             spoil(&path);
-            let error = TrustedDir::open_anchored(&path, DirAccess::ReadWrite).unwrap_err().to_string();
+            let error = TrustedDir::open_anchored(&path, DirAccess::ReadWrite)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{error}");
         }
         if rustix::process::geteuid().is_root() {
             let (_parent, path) = dir_fixture();
             chown(&path, Some(STRANGER), None).unwrap();
-            let error = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap_err().to_string();
+            let error = TrustedDir::open(&path, DirAccess::ReadWrite)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("a directory of user 65534"), "{error}");
         }
     }
@@ -388,27 +475,70 @@ mod tests {
         let secret = parent.path().join("secret");
         std::fs::write(&secret, "secret").unwrap();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
-        dir.create_dir("inner").unwrap().replace("plain", b"plain").unwrap();
+        dir.create_dir("inner")
+            .unwrap()
+            .replace("plain", b"plain")
+            .unwrap();
         symlink(&secret, path.join("link")).unwrap();
         symlink(parent.path(), path.join("way")).unwrap();
-        for rest in ["link", "way/secret", "../secret", "inner/../../secret", "/etc/hostname"].map(Path::new) {
+        for rest in [
+            "link",
+            "way/secret",
+            "../secret",
+            "inner/../../secret",
+            "/etc/hostname",
+        ]
+        .map(Path::new)
+        {
             assert!(dir.read(rest, LIMIT_BYTES).is_err(), "{}", rest.display());
             assert!(
-                dir.open_file(rest, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).is_err(),
+                dir.open_file(rest, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)
+                    .is_err(),
                 "{}",
                 rest.display()
             );
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            assert!(dir.walk_beneath(rest, flags, Mode::empty()).is_err(), "{}", rest.display());
+            assert!(
+                dir.walk_beneath(rest, flags, Mode::empty()).is_err(),
+                "{}",
+                rest.display()
+            );
         }
-        for (rest, expected) in [("way/secret", Errno::LOOP), ("inner/plain/x", Errno::NOTDIR)] {
+        for (rest, expected) in [
+            ("way/secret", Errno::LOOP),
+            ("inner/plain/x", Errno::NOTDIR),
+        ] {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            assert_eq!(dir.walk_beneath(Path::new(rest), flags, Mode::empty()).unwrap_err(), expected, "{rest}");
-            let by_openat2 = dir.read(Path::new(rest), LIMIT_BYTES).unwrap_err().to_string();
-            assert_eq!(by_openat2.contains("found a link"), expected == Errno::LOOP, "{by_openat2}");
+            assert_eq!(
+                dir.walk_beneath(Path::new(rest), flags, Mode::empty())
+                    .unwrap_err(),
+                expected,
+                "{rest}"
+            );
+            let by_openat2 = dir
+                .read(Path::new(rest), LIMIT_BYTES)
+                .unwrap_err()
+                .to_string();
+            assert_eq!(
+                by_openat2.contains("found a link"),
+                expected == Errno::LOOP,
+                "{by_openat2}"
+            );
         }
-        assert_eq!(dir.read_text(Path::new("inner/plain"), LIMIT_BYTES).unwrap().unwrap(), "plain");
-        assert!(dir.walk_beneath(Path::new("inner/plain"), OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty()).is_ok());
+        assert_eq!(
+            dir.read_text(Path::new("inner/plain"), LIMIT_BYTES)
+                .unwrap()
+                .unwrap(),
+            "plain"
+        );
+        assert!(
+            dir.walk_beneath(
+                Path::new("inner/plain"),
+                OFlags::RDONLY | OFlags::NOFOLLOW,
+                Mode::empty()
+            )
+            .is_ok()
+        );
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
     }
 
@@ -418,15 +548,27 @@ mod tests {
         let (_parent, path) = dir_fixture();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
         rustix::fs::mknodat(&dir.fd, "fifo", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
-        assert!(dir.read(Path::new("fifo"), LIMIT_BYTES).unwrap_err().to_string().contains("found a FIFO"));
+        assert!(
+            dir.read(Path::new("fifo"), LIMIT_BYTES)
+                .unwrap_err()
+                .to_string()
+                .contains("found a FIFO")
+        );
         dir.replace("strange", b"content").unwrap();
         dir.replace("open", b"content").unwrap();
-        std::fs::set_permissions(path.join("open"), std::fs::Permissions::from_mode(0o646)).unwrap();
-        let error = dir.read(Path::new("open"), LIMIT_BYTES).unwrap_err().to_string();
+        std::fs::set_permissions(path.join("open"), std::fs::Permissions::from_mode(0o646))
+            .unwrap();
+        let error = dir
+            .read(Path::new("open"), LIMIT_BYTES)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("found a file with mode 0646"), "{error}");
         if rustix::process::geteuid().is_root() {
             chown(path.join("strange"), Some(STRANGER), None).unwrap();
-            let error = dir.open_file(Path::new("strange"), OFlags::WRONLY | OFlags::TRUNC).unwrap_err().to_string();
+            let error = dir
+                .open_file(Path::new("strange"), OFlags::WRONLY | OFlags::TRUNC)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("a file of user 65534"), "{error}");
             assert_eq!(std::fs::read(path.join("strange")).unwrap(), b"content");
         }
@@ -436,7 +578,10 @@ mod tests {
     #[test]
     fn a_directory_opened_for_reading_changes_nothing() {
         let (_parent, path) = dir_fixture();
-        TrustedDir::open(&path, DirAccess::ReadWrite).unwrap().replace("file", b"content").unwrap();
+        TrustedDir::open(&path, DirAccess::ReadWrite)
+            .unwrap()
+            .replace("file", b"content")
+            .unwrap();
         let dir = TrustedDir::open(&path, DirAccess::ReadOnly).unwrap();
         for outcome in [
             dir.replace("file", b"other"),
@@ -446,11 +591,22 @@ mod tests {
             dir.remove("file"),
             dir.create_dir("inner").map(drop),
             dir.create_new_dir("inner").map(drop),
-            dir.open_file(Path::new("new"), OFlags::WRONLY | OFlags::CREATE).map(drop),
+            dir.open_file(Path::new("new"), OFlags::WRONLY | OFlags::CREATE)
+                .map(drop),
         ] {
-            assert!(outcome.unwrap_err().to_string().contains("this is read-only"));
+            assert!(
+                outcome
+                    .unwrap_err()
+                    .to_string()
+                    .contains("this is read-only")
+            );
         }
-        assert_eq!(dir.read_text(Path::new("file"), LIMIT_BYTES).unwrap().unwrap(), "content");
+        assert_eq!(
+            dir.read_text(Path::new("file"), LIMIT_BYTES)
+                .unwrap()
+                .unwrap(),
+            "content"
+        );
         assert_eq!(dir.names().unwrap(), ["file"]);
     }
 
@@ -468,10 +624,19 @@ mod tests {
         dir.remove(&fresh).unwrap();
         dir.append_line(Path::new("log"), "first").unwrap();
         dir.append_line(Path::new("log"), "second").unwrap();
-        assert_eq!(dir.read_text(Path::new("log"), LIMIT_BYTES).unwrap().unwrap(), "first\nsecond\n");
+        assert_eq!(
+            dir.read_text(Path::new("log"), LIMIT_BYTES)
+                .unwrap()
+                .unwrap(),
+            "first\nsecond\n"
+        );
         assert!(dir.read(Path::new("log"), 5).is_err());
         dir.rename_into("log", &other, "log").unwrap();
         assert!(dir.read(Path::new("log"), LIMIT_BYTES).unwrap().is_none());
-        assert!(dir.stat_if_exists(Path::new("other/log")).unwrap().is_some());
+        assert!(
+            dir.stat_if_exists(Path::new("other/log"))
+                .unwrap()
+                .is_some()
+        );
     }
 }

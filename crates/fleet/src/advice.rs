@@ -67,21 +67,43 @@ pub struct FleetAdvice {
 }
 
 fn corun_member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMember {
-    let threads = service.threads.clamp(1, (solver.cpus_per_cache() / 2).max(1) as u16);
+    let threads = service
+        .threads
+        .clamp(1, (solver.cpus_per_cache() / 2).max(1) as u16);
     let load = libm::round(service.busy_cpus / f64::from(service.threads) * f64::from(LOAD_LEVELS));
-    CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
+    CoRunMember {
+        kind: profile,
+        load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8,
+        threads,
+        is_confined: false,
+    }
 }
 
 /// Slowdowns of two services on one cache in percent: of `member`, then of `other_member`.
-fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRunMember) -> (f64, f64) {
+fn pair_slowdowns(
+    solver: &CoRunSolver,
+    member: CoRunMember,
+    other_member: CoRunMember,
+) -> (f64, f64) {
     let is_swapped = other_member < member;
-    let members = if is_swapped { vec![other_member, member] } else { vec![member, other_member] };
-    let speeds = solver.member_speeds(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
+    let members = if is_swapped {
+        vec![other_member, member]
+    } else {
+        vec![member, other_member]
+    };
+    let speeds = solver.member_speeds(&CoRunKey {
+        members: members.clone(),
+        ..CoRunKey::default()
+    });
     let slowdown_percent = |index: usize| {
         let solo_cycles = f64::from(solver.solo_cycles_per_instr(members[index]));
         ((f64::from(speeds[index].cycles_per_instr) / solo_cycles - 1.0) * 100.0).max(0.0)
     };
-    if is_swapped { (slowdown_percent(1), slowdown_percent(0)) } else { (slowdown_percent(0), slowdown_percent(1)) }
+    if is_swapped {
+        (slowdown_percent(1), slowdown_percent(0))
+    } else {
+        (slowdown_percent(0), slowdown_percent(1))
+    }
 }
 
 /// Returns advice about services on hosts of one kind. `solver` must have the profiles of those services that have
@@ -92,21 +114,32 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
         .filter(|&index| services[index].kind.profile.is_some())
         .map(|index| {
             next_profile += 1;
-            (index, corun_member(&services[index].kind, next_profile - 1, solver))
+            (
+                index,
+                corun_member(&services[index].kind, next_profile - 1, solver),
+            )
         })
         .collect();
-    let limit_percent = |index: usize| services[index].kind.max_slowdown_percent.unwrap_or(DEFAULT_LIMIT_PERCENT);
+    let limit_percent = |index: usize| {
+        services[index]
+            .kind
+            .max_slowdown_percent
+            .unwrap_or(DEFAULT_LIMIT_PERCENT)
+    };
     let mut pairs: Vec<(f64, usize, usize, ServicePair)> = Vec::new();
     for (position, &(one, member)) in profiled_services.iter().enumerate() {
         for &(other_service, other_member) in &profiled_services[position + 1..] {
             let (own_slowdown, other_slowdown) = pair_slowdowns(solver, member, other_member);
-            let (excess, other_excess) =
-                (own_slowdown - limit_percent(one), other_slowdown - limit_percent(other_service));
-            let ((victim, victim_slowdown), (aggressor, aggressor_slowdown)) = if excess >= other_excess {
-                ((one, own_slowdown), (other_service, other_slowdown))
-            } else {
-                ((other_service, other_slowdown), (one, own_slowdown))
-            };
+            let (excess, other_excess) = (
+                own_slowdown - limit_percent(one),
+                other_slowdown - limit_percent(other_service),
+            );
+            let ((victim, victim_slowdown), (aggressor, aggressor_slowdown)) =
+                if excess >= other_excess {
+                    ((one, own_slowdown), (other_service, other_slowdown))
+                } else {
+                    ((other_service, other_slowdown), (one, own_slowdown))
+                };
             let pair = ServicePair {
                 victim: services[victim].kind.name.clone(),
                 aggressor: services[aggressor].kind.name.clone(),
@@ -121,19 +154,31 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
     pairs.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     let service_advice = |(index, service): (usize, &AdvisedService)| {
         let bad_pairs = || pairs.iter().filter(|pair| pair.3.is_bad);
-        let (is_victim, is_aggressor) =
-            (bad_pairs().any(|pair| pair.1 == index), bad_pairs().any(|pair| pair.2 == index));
+        let (is_victim, is_aggressor) = (
+            bad_pairs().any(|pair| pair.1 == index),
+            bad_pairs().any(|pair| pair.2 == index),
+        );
         let bad_co_runners = bad_pairs().filter(|pair| pair.1 == index || pair.2 == index);
         let keep_apart: Vec<String> = bad_co_runners
-            .map(|pair| services[if pair.1 == index { pair.2 } else { pair.1 }].kind.name.clone())
+            .map(|pair| {
+                services[if pair.1 == index { pair.2 } else { pair.1 }]
+                    .kind
+                    .name
+                    .clone()
+            })
             .collect();
-        let wants_own_cache = is_victim && 2 * keep_apart.len() > profiled_services.len().saturating_sub(1);
-        let role = service.kind.profile.as_ref().map(|_| match (is_victim, is_aggressor) {
-            (true, true) => "both",
-            (true, false) => "victim",
-            (false, true) => "aggressor",
-            (false, false) => "neutral",
-        });
+        let wants_own_cache =
+            is_victim && 2 * keep_apart.len() > profiled_services.len().saturating_sub(1);
+        let role = service
+            .kind
+            .profile
+            .as_ref()
+            .map(|_| match (is_victim, is_aggressor) {
+                (true, true) => "both",
+                (true, false) => "victim",
+                (false, true) => "aggressor",
+                (false, false) => "neutral",
+            });
         ServiceAdvice {
             name: service.kind.name.clone(),
             role,
@@ -144,7 +189,11 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
     };
     let service_advices = services.iter().enumerate().map(service_advice).collect();
     let pairs = pairs.into_iter().map(|(.., pair)| pair).collect();
-    FleetAdvice { machine: solver.host().name.clone(), pairs, services: service_advices }
+    FleetAdvice {
+        machine: solver.host().name.clone(),
+        pairs,
+        services: service_advices,
+    }
 }
 
 fn recommended_settings(
@@ -159,8 +208,13 @@ fn recommended_settings(
         return settings;
     }
     if is_victim {
-        let limit = service.kind.max_slowdown_percent.unwrap_or(DEFAULT_LIMIT_PERCENT);
-        settings.push(format!("annotations: cachemate.io/class: victim, cachemate.io/max-slowdown: \"{limit}%\""));
+        let limit = service
+            .kind
+            .max_slowdown_percent
+            .unwrap_or(DEFAULT_LIMIT_PERCENT);
+        settings.push(format!(
+            "annotations: cachemate.io/class: victim, cachemate.io/max-slowdown: \"{limit}%\""
+        ));
         settings.push(match service.has_whole_cpus {
             true => "kubelet: cpuManagerPolicy static with prefer-align-cpus-by-uncorecache".to_string(),
             false => {
@@ -169,12 +223,18 @@ fn recommended_settings(
         });
     }
     if is_aggressor {
-        settings.push("annotation: cachemate.io/class: aggressor (a small part of the cache by RDT)".to_string());
+        settings.push(
+            "annotation: cachemate.io/class: aggressor (a small part of the cache by RDT)"
+                .to_string(),
+        );
     }
     if wants_own_cache {
         settings.push("a cache of its own: request all CPUs of one".to_string());
     } else if is_victim {
-        settings.push("podAntiAffinity on kubernetes.io/hostname against the services to keep apart".to_string());
+        settings.push(
+            "podAntiAffinity on kubernetes.io/hostname against the services to keep apart"
+                .to_string(),
+        );
     }
     settings
 }
@@ -186,8 +246,17 @@ mod tests {
     /// Is a service without a profile reported as unmeasured, and never called neutral?
     #[test]
     fn services_without_a_profile_are_reported_as_unmeasured() {
-        let kind = FleetService { cpus: 1.0, threads: 1, busy_cpus: 1.0, weight: 1.0, ..FleetService::default() };
-        let unknown = AdvisedService { kind, has_whole_cpus: true };
+        let kind = FleetService {
+            cpus: 1.0,
+            threads: 1,
+            busy_cpus: 1.0,
+            weight: 1.0,
+            ..FleetService::default()
+        };
+        let unknown = AdvisedService {
+            kind,
+            has_whole_cpus: true,
+        };
         assert!(recommended_settings(&unknown, false, false, false)[0].contains("measure"));
     }
 }

@@ -51,7 +51,10 @@ impl Eq for Departure {}
 
 impl Ord for Departure {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        other.hour.total_cmp(&self.hour).then(other.service.cmp(&self.service))
+        other
+            .hour
+            .total_cmp(&self.hour)
+            .then(other.service.cmp(&self.service))
     }
 }
 
@@ -72,7 +75,11 @@ struct FleetCell<'a> {
 }
 
 /// Runs a cell; returns `None` if `should_stop` returned true.
-pub fn run_cell(setup: &CellSetup<'_>, lives: &[ServiceLife], should_stop: &dyn Fn() -> bool) -> Option<CellOutcome> {
+pub fn run_cell(
+    setup: &CellSetup<'_>,
+    lives: &[ServiceLife],
+    should_stop: &dyn Fn() -> bool,
+) -> Option<CellOutcome> {
     let mut cell = FleetCell::new(setup);
     let mut departures = BinaryHeap::new();
     let mut next_life = 0;
@@ -88,7 +95,10 @@ pub fn run_cell(setup: &CellSetup<'_>, lives: &[ServiceLife], should_stop: &dyn 
             let life = &lives[next_life];
             cell.remove_departed(&mut departures, life.arrival_hour);
             let service = cell.add_service(life.kind, hour);
-            departures.push(Departure { hour: life.departure_hour, service });
+            departures.push(Departure {
+                hour: life.departure_hour,
+                service,
+            });
             next_life += 1;
         }
         cell.remove_departed(&mut departures, start_hour);
@@ -122,7 +132,12 @@ impl<'a> FleetCell<'a> {
     /// Adds a service and places it, or lets it wait for room. Returns its number.
     fn add_service(&mut self, kind: u16, hour: f64) -> u32 {
         let number = self.services.len() as u32;
-        self.services.push(PlacedService { kind, host: None, is_live: true, lost_seconds: 0.0 });
+        self.services.push(PlacedService {
+            kind,
+            host: None,
+            is_live: true,
+            lost_seconds: 0.0,
+        });
         self.outcome.services += 1;
         if !self.place_service(number, hour) {
             self.waiting_services.push(number);
@@ -131,8 +146,13 @@ impl<'a> FleetCell<'a> {
     }
 
     fn remove_departed(&mut self, departures: &mut BinaryHeap<Departure>, hour: f64) {
-        while departures.peek().is_some_and(|departure| departure.hour <= hour) {
-            let Some(departure) = departures.pop() else { break };
+        while departures
+            .peek()
+            .is_some_and(|departure| departure.hour <= hour)
+        {
+            let Some(departure) = departures.pop() else {
+                break;
+            };
             let service = &mut self.services[departure.service as usize];
             service.is_live = false;
             self.remove_service(departure.service);
@@ -141,7 +161,9 @@ impl<'a> FleetCell<'a> {
 
     fn remove_service(&mut self, number: u32) {
         let service = &mut self.services[number as usize];
-        let Some(host) = service.host.take() else { return };
+        let Some(host) = service.host.take() else {
+            return;
+        };
         let kind = service.kind;
         self.hosts[host as usize].remove(&self.setup.model, number, kind);
         if let Some(count) = self.service_counts[host as usize].get_mut(&kind) {
@@ -151,7 +173,8 @@ impl<'a> FleetCell<'a> {
 
     fn service_demand(&self, kind: u16, load: u8) -> ServiceDemand<'_> {
         let service_kind = &self.setup.model.kinds[usize::from(kind)];
-        let busy_cpus = f64::from(service_kind.threads) * f64::from(load) / f64::from(crate::corun::LOAD_LEVELS);
+        let busy_cpus = f64::from(service_kind.threads) * f64::from(load)
+            / f64::from(crate::corun::LOAD_LEVELS);
         ServiceDemand {
             profile: service_kind.profile.as_ref(),
             busy_cpus,
@@ -162,7 +185,8 @@ impl<'a> FleetCell<'a> {
     fn choose_host_for(&self, kind: u16, load: u8, excluded_host: Option<usize>) -> Option<usize> {
         let service_kind = &self.setup.model.kinds[usize::from(kind)];
         let service = self.service_demand(kind, load);
-        let count_same_kind = |host: usize| self.service_counts[host].get(&kind).copied().unwrap_or(0);
+        let count_same_kind =
+            |host: usize| self.service_counts[host].get(&kind).copied().unwrap_or(0);
         choose_host(
             self.setup.policy,
             &self.hosts,
@@ -177,7 +201,9 @@ impl<'a> FleetCell<'a> {
     fn place_service(&mut self, number: u32, hour: f64) -> bool {
         let kind = self.services[number as usize].kind;
         let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
-        let Some(host) = self.choose_host_for(kind, load, None) else { return false };
+        let Some(host) = self.choose_host_for(kind, load, None) else {
+            return false;
+        };
         self.place_on(host, number, load);
         true
     }
@@ -208,9 +234,15 @@ impl<'a> FleetCell<'a> {
         for host in 0..self.hosts.len() {
             self.hosts[host].set_hour(model, hour);
             let slowdowns = self.hosts[host].evaluate_caches(model);
-            let slowdowns = self.hosts[host].tune_caches(model, slowdowns, &mut self.outcome.node_moves);
+            let slowdowns =
+                self.hosts[host].tune_caches(model, slowdowns, &mut self.outcome.node_moves);
             slowdown_sums.clear();
-            for PartSlowdown { service, threads, ratio } in slowdowns.into_iter().flatten() {
+            for PartSlowdown {
+                service,
+                threads,
+                ratio,
+            } in slowdowns.into_iter().flatten()
+            {
                 let sum = slowdown_sums.entry(service).or_default();
                 sum.0 += ratio * f64::from(threads);
                 sum.1 += f64::from(threads);
@@ -233,9 +265,12 @@ impl<'a> FleetCell<'a> {
         }
         // A service that waits for space counts as exceeding its limit.
         let has_limit = |service: &&u32| {
-            model.kinds[usize::from(self.services[**service as usize].kind)].max_slowdown_percent.is_some()
+            model.kinds[usize::from(self.services[**service as usize].kind)]
+                .max_slowdown_percent
+                .is_some()
         };
-        self.outcome.limited_samples += self.waiting_services.iter().filter(has_limit).count() as u64;
+        self.outcome.limited_samples +=
+            self.waiting_services.iter().filter(has_limit).count() as u64;
         self.outcome.waiting_samples += self.waiting_services.len() as u64;
         if setup.policy.moves_services() {
             self.reschedule_worst(exceeding_services, hour);
@@ -266,10 +301,19 @@ impl<'a> FleetCell<'a> {
             if remaining_moves == 0 {
                 break;
             }
-            let PlacedService { kind, host: Some(current_host), .. } = self.services[number as usize] else { continue };
+            let PlacedService {
+                kind,
+                host: Some(current_host),
+                ..
+            } = self.services[number as usize]
+            else {
+                continue;
+            };
             let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
             let host = self.choose_host_for(kind, load, Some(current_host as usize));
-            let Some(host) = host.filter(|&host| self.is_move_worthwhile(kind, load, host)) else { continue };
+            let Some(host) = host.filter(|&host| self.is_move_worthwhile(kind, load, host)) else {
+                continue;
+            };
             self.remove_service(number);
             self.place_on(host, number, load);
             self.outcome.moves += 1;
@@ -285,7 +329,8 @@ impl<'a> FleetCell<'a> {
             return true;
         }
         let demand = self.service_demand(kind, load);
-        let forecast = crate::scorer::ServiceForecaster::new(&demand).forecast_node(&self.hosts[host].state);
+        let forecast =
+            crate::scorer::ServiceForecaster::new(&demand).forecast_node(&self.hosts[host].state);
         forecast.is_some_and(|(_, forecast)| forecast.broken_limits <= 0.0)
     }
 }

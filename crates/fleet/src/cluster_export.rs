@@ -75,12 +75,18 @@ pub struct PodResources {
 
 /// Returns the annotation `name` of a pod or, if the pod has none, its label of that name.
 pub fn annotation_or_label<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
-    metadata.annotations.get(name).or_else(|| metadata.labels.get(name)).map(String::as_str)
+    metadata
+        .annotations
+        .get(name)
+        .or_else(|| metadata.labels.get(name))
+        .map(String::as_str)
 }
 
 /// Parses a Kubernetes quantity: `500m`, `2`, `1.5Gi`. `None` if it is not a quantity.
 pub fn parse_quantity(text: &str) -> Option<f64> {
-    let digits = text.find(|letter: char| !(letter.is_ascii_digit() || letter == '.')).unwrap_or(text.len());
+    let digits = text
+        .find(|letter: char| !(letter.is_ascii_digit() || letter == '.'))
+        .unwrap_or(text.len());
     let number: f64 = text[..digits].parse().ok()?;
     let scale = match &text[digits..] {
         "" => 1.0,
@@ -107,8 +113,9 @@ pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FieldE
     for (index, container) in pod.spec.containers.iter().enumerate() {
         if let Some(text) = container.resources.requests.get(resource) {
             let field_path = || format!("spec.containers[{index}].resources.requests.{resource}");
-            sum += parse_quantity(text)
-                .ok_or_else(|| FieldError::new(field_path(), text, "a quantity such as 500m or 2Gi"))?;
+            sum += parse_quantity(text).ok_or_else(|| {
+                FieldError::new(field_path(), text, "a quantity such as 500m or 2Gi")
+            })?;
         }
     }
     Ok(sum)
@@ -129,20 +136,38 @@ pub struct ClusterServices {
 ///
 /// # Errors
 /// A quantity, limit or profile name is invalid; the error names its pod.
-pub fn cluster_services(list: &PodList, declared_services: &[FleetService]) -> Result<ClusterServices, FieldError> {
+pub fn cluster_services(
+    list: &PodList,
+    declared_services: &[FleetService],
+) -> Result<ClusterServices, FieldError> {
     if list.items.is_empty() || list.items.len() > MAX_PODS {
-        return Err(FieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
+        return Err(FieldError::new(
+            "items",
+            format!("{} pods", list.items.len()),
+            "1 to 1 000 000 pods",
+        ));
     }
-    let mut cluster = ClusterServices { kinds: Vec::new(), pods: Vec::new(), unprofiled_pods: 0 };
+    let mut cluster = ClusterServices {
+        kinds: Vec::new(),
+        pods: Vec::new(),
+        unprofiled_pods: 0,
+    };
     let mut kind_by_identity: BTreeMap<String, u16> = BTreeMap::new();
     for (index, pod) in list.items.iter().enumerate() {
-        let kind =
-            pod_kind(pod, declared_services).map_err(|error| error.with_path_prefix(&format!("items[{index}]")))?;
+        let kind = pod_kind(pod, declared_services)
+            .map_err(|error| error.with_path_prefix(&format!("items[{index}]")))?;
         cluster.unprofiled_pods += usize::from(kind.profile.is_none());
-        let identity = format!("{} {} {} {:?}", kind.name, kind.cpus, kind.memory_bytes, kind.max_slowdown_percent);
+        let identity = format!(
+            "{} {} {} {:?}",
+            kind.name, kind.cpus, kind.memory_bytes, kind.max_slowdown_percent
+        );
         let next_kind = cluster.kinds.len();
         if next_kind >= MAX_KINDS {
-            return Err(FieldError::new(format!("items[{index}]"), "more kinds", "at most 10 000 kinds of pods"));
+            return Err(FieldError::new(
+                format!("items[{index}]"),
+                "more kinds",
+                "at most 10 000 kinds of pods",
+            ));
         }
         let number = *kind_by_identity.entry(identity).or_insert(next_kind as u16);
         if usize::from(number) == next_kind {
@@ -153,24 +178,32 @@ pub fn cluster_services(list: &PodList, declared_services: &[FleetService]) -> R
     Ok(cluster)
 }
 
-fn pod_kind(pod: &ExportedPod, declared_services: &[FleetService]) -> Result<FleetService, FieldError> {
+fn pod_kind(
+    pod: &ExportedPod,
+    declared_services: &[FleetService],
+) -> Result<FleetService, FieldError> {
     let limit = match annotation_or_label(&pod.metadata, "cachemate.io/max-slowdown") {
         None => None,
         Some(text) => Some(limit_percent(text)?),
     };
-    let service = match annotation_or_label(&pod.metadata, "cachemate.io/profile") {
-        None => None,
-        Some(name) => {
-            let field = "metadata.annotations.cachemate.io/profile";
-            let declared_kind = declared_services.iter().find(|kind| kind.name == name);
-            Some(declared_kind.ok_or_else(|| FieldError::new(field, name, "the name of a [[services]] entry"))?)
-        }
-    };
+    let service =
+        match annotation_or_label(&pod.metadata, "cachemate.io/profile") {
+            None => None,
+            Some(name) => {
+                let field = "metadata.annotations.cachemate.io/profile";
+                let declared_kind = declared_services.iter().find(|kind| kind.name == name);
+                Some(declared_kind.ok_or_else(|| {
+                    FieldError::new(field, name, "the name of a [[services]] entry")
+                })?)
+            }
+        };
     let cpus = requested_amount(pod, "cpu")?.clamp(0.01, MAX_CPUS);
     let memory_bytes = requested_amount(pod, "memory")?;
     let load = service.map_or(DEFAULT_LOAD_SHARE, |base| base.busy_cpus / base.cpus);
-    let name =
-        service.map_or_else(|| format!("{}/{}", pod.metadata.namespace, app_name(pod)), |base| base.name.clone());
+    let name = service.map_or_else(
+        || format!("{}/{}", pod.metadata.namespace, app_name(pod)),
+        |base| base.name.clone(),
+    );
     Ok(FleetService {
         name,
         cpus,
@@ -192,13 +225,21 @@ fn pod_kind(pod: &ExportedPod, declared_services: &[FleetService]) -> Result<Fle
 /// The text is not a value from 0 to 10 000 percent.
 pub fn limit_percent(text: &str) -> Result<f64, FieldError> {
     let number = text.trim().trim_end_matches('%').trim().parse::<f64>().ok();
-    number.filter(|percent| (0.0..=10_000.0).contains(percent)).ok_or_else(|| {
-        FieldError::new("cachemate.io/max-slowdown", format!("'{text}'"), "a number of percent such as 10")
-    })
+    number
+        .filter(|percent| (0.0..=10_000.0).contains(percent))
+        .ok_or_else(|| {
+            FieldError::new(
+                "cachemate.io/max-slowdown",
+                format!("'{text}'"),
+                "a number of percent such as 10",
+            )
+        })
 }
 
 fn app_name(pod: &ExportedPod) -> &str {
-    let app = ["app.kubernetes.io/name", "app"].iter().find_map(|label| pod.metadata.labels.get(*label));
+    let app = ["app.kubernetes.io/name", "app"]
+        .iter()
+        .find_map(|label| pod.metadata.labels.get(*label));
     app.map_or(pod.metadata.name.as_str(), String::as_str)
 }
 
@@ -209,13 +250,23 @@ mod tests {
     /// Are quantities parsed as in Kubernetes, and others rejected?
     #[test]
     fn quantities_are_parsed_as_in_kubernetes() {
-        for (text, value) in [("500m", 0.5), ("2", 2.0), ("1.5", 1.5), ("1Gi", 1_073_741_824.0), ("3M", 3e6)] {
+        for (text, value) in [
+            ("500m", 0.5),
+            ("2", 2.0),
+            ("1.5", 1.5),
+            ("1Gi", 1_073_741_824.0),
+            ("3M", 3e6),
+        ] {
             assert_eq!(parse_quantity(text), Some(value), "{text}");
         }
         for text in ["", "m", "-1", "1Q", "1e400", "Gi", "1 Gi"] {
             assert_eq!(parse_quantity(text), None, "{text}");
         }
         assert_eq!(limit_percent("10%").unwrap(), 10.0);
-        assert!(limit_percent("ten").is_err() && limit_percent("-1").is_err() && limit_percent("NaN").is_err());
+        assert!(
+            limit_percent("ten").is_err()
+                && limit_percent("-1").is_err()
+                && limit_percent("NaN").is_err()
+        );
     }
 }

@@ -83,10 +83,12 @@ impl CoRunSolver {
     /// # Errors
     /// The machine has no data cache, or its caches do not divide its memory nodes evenly.
     pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, FieldError> {
-        let machine_error =
-            |found: &str, expected| FieldError::new(format!("machine '{}'", host.name), found, expected);
-        let last_level =
-            host.last_level_cache().ok_or_else(|| machine_error("no data cache", "a shared data cache"))?;
+        let machine_error = |found: &str, expected| {
+            FieldError::new(format!("machine '{}'", host.name), found, expected)
+        };
+        let last_level = host
+            .last_level_cache()
+            .ok_or_else(|| machine_error("no data cache", "a shared data cache"))?;
         let cache_count = host.instance_count(last_level);
         let caches_per_node = cache_count / host.memory.nodes;
         if caches_per_node == 0 || !cache_count.is_multiple_of(host.memory.nodes) {
@@ -99,7 +101,14 @@ impl CoRunSolver {
         machine.memory.nodes = 1;
         let (line_bytes, ways) = (f64::from(last_level.line_bytes), last_level.ways);
         let shards = (0..SHARD_COUNT).map(|_| Mutex::default()).collect();
-        Ok(CoRunSolver { host: host.clone(), machine, profiles, line_bytes, ways, shards })
+        Ok(CoRunSolver {
+            host: host.clone(),
+            machine,
+            profiles,
+            line_bytes,
+            ways,
+            shards,
+        })
     }
 
     /// Returns the specification of a host.
@@ -114,7 +123,9 @@ impl CoRunSolver {
 
     /// Returns the number of contended caches of a host.
     pub fn caches(&self) -> usize {
-        self.host.last_level_cache().map_or(0, |last| self.host.instance_count(last) as usize)
+        self.host
+            .last_level_cache()
+            .map_or(0, |last| self.host.instance_count(last) as usize)
     }
 
     /// Returns the number of caches that share one memory node.
@@ -124,7 +135,9 @@ impl CoRunSolver {
 
     /// Returns the number of CPUs that share one cache.
     pub fn cpus_per_cache(&self) -> u32 {
-        self.host.last_level_cache().map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
+        self.host
+            .last_level_cache()
+            .map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
     }
 
     /// Returns the size of a line of the contended caches, in bytes.
@@ -134,7 +147,9 @@ impl CoRunSolver {
 
     /// Returns the capacity of one cache, in bytes.
     pub fn cache_bytes(&self) -> f64 {
-        self.host.last_level_cache().map_or(0.0, |last| last.size_bytes as f64)
+        self.host
+            .last_level_cache()
+            .map_or(0.0, |last| last.size_bytes as f64)
     }
 
     /// Returns the bandwidth that the caches of one memory node share, in bytes per cycle.
@@ -149,7 +164,9 @@ impl CoRunSolver {
 
     /// Returns whether the cache can be partitioned by ways.
     pub fn can_partition(&self) -> bool {
-        self.host.last_level_cache().is_some_and(|last| last.way_partitions.is_some())
+        self.host
+            .last_level_cache()
+            .is_some_and(|last| last.way_partitions.is_some())
     }
 
     /// Returns the steady speeds of a cache's services, from the store if they were computed before.
@@ -158,7 +175,11 @@ impl CoRunSolver {
             return Arc::new([]);
         }
         let shard = &self.shards[shard_of(key)];
-        let stored_speeds = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let stored_speeds = shard
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(key)
+            .cloned();
         if let Some(stored_speeds) = stored_speeds {
             return stored_speeds;
         }
@@ -173,13 +194,20 @@ impl CoRunSolver {
 
     /// Returns the cycles per instruction of a service that is alone on an idle host.
     pub fn solo_cycles_per_instr(&self, member: CoRunMember) -> f32 {
-        let member = CoRunMember { is_confined: false, ..member };
-        let key = CoRunKey { members: vec![member], ..CoRunKey::default() };
+        let member = CoRunMember {
+            is_confined: false,
+            ..member
+        };
+        let key = CoRunKey {
+            members: vec![member],
+            ..CoRunKey::default()
+        };
         self.member_speeds(&key)[0].cycles_per_instr
     }
 
     fn solve_speeds(&self, key: &CoRunKey) -> Vec<MemberSpeed> {
-        let mut engine = IntervalEngine::new(&self.machine, false).expect("checked: it has a data cache");
+        let mut engine =
+            IntervalEngine::new(&self.machine, false).expect("checked: it has a data cache");
         let mut slots: Vec<(usize, u32)> = Vec::new();
         let mut confined_slots = Vec::new();
         for (index, cpus) in self.member_cpus(&key.members) {
@@ -195,10 +223,14 @@ impl CoRunSolver {
         }
         if key.traffic > 0 && self.caches_per_node() > 1 {
             let program = engine.add_program(self.traffic_program(key.traffic));
-            engine.start_task(program, (self.cpus_per_cache()..self.cpus_per_cache() + 1).collect());
+            engine.start_task(
+                program,
+                (self.cpus_per_cache()..self.cpus_per_cache() + 1).collect(),
+            );
         }
         if key.confined_ways > 0 {
-            let confined_lines = engine.capacity_lines() * f32::from(key.confined_ways) / self.ways as f32;
+            let confined_lines =
+                engine.capacity_lines() * f32::from(key.confined_ways) / self.ways as f32;
             let shared_lines = engine.capacity_lines() - confined_lines;
             engine.divide(
                 0,
@@ -209,7 +241,10 @@ impl CoRunSolver {
         }
         let cycles_per_second = engine.hertz;
         engine.run(SETTLING_SECONDS * cycles_per_second);
-        let totals_before: Vec<_> = slots.iter().map(|&(_, slot)| *engine.task_totals(slot)).collect();
+        let totals_before: Vec<_> = slots
+            .iter()
+            .map(|&(_, slot)| *engine.task_totals(slot))
+            .collect();
         engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * cycles_per_second);
         let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
         for (&(member, slot), start_totals) in slots.iter().zip(&totals_before) {
@@ -236,7 +271,12 @@ impl CoRunSolver {
         heaviest_first.sort_by_key(|&index| std::cmp::Reverse(members[index].load));
         let assign_threads = |index: usize| {
             let member = &members[index];
-            (index, (0..member.threads).map(|_| cpus.assign_cpu(member.load)).collect())
+            (
+                index,
+                (0..member.threads)
+                    .map(|_| cpus.assign_cpu(member.load))
+                    .collect(),
+            )
         };
         heaviest_first.into_iter().map(assign_threads).collect()
     }
@@ -245,8 +285,14 @@ impl CoRunSolver {
         let profile = &self.profiles[usize::from(member.kind)];
         let phase = profile.thread_phase(u32::from(member.threads));
         let cpu_share = f64::from(member.load.clamp(1, LOAD_LEVELS)) / f64::from(LOAD_LEVELS);
-        let demand = Demand { cpu_share, ..Demand::default() };
-        PhasedProgram { demand, ..PhasedProgram::endless_program("service", phase) }
+        let demand = Demand {
+            cpu_share,
+            ..Demand::default()
+        };
+        PhasedProgram {
+            demand,
+            ..PhasedProgram::endless_program("service", phase)
+        }
     }
 
     /// Builds a stream that causes the traffic of the other caches. Its misses never stall it, so it reaches the
@@ -271,16 +317,23 @@ struct CpuLoads {
 
 impl CpuLoads {
     fn new(cpus: u32, contexts_per_core: u32) -> Self {
-        CpuLoads { loads: vec![0; cpus as usize], contexts_per_core: contexts_per_core.max(1) as usize }
+        CpuLoads {
+            loads: vec![0; cpus as usize],
+            contexts_per_core: contexts_per_core.max(1) as usize,
+        }
     }
 
     /// Adds a load to the least loaded CPU, and returns that CPU; among equals, the one on the least loaded core.
     fn assign_cpu(&mut self, load: u8) -> u32 {
         let core_load = |cpu: usize| {
             let first_cpu = cpu / self.contexts_per_core * self.contexts_per_core;
-            self.loads[first_cpu..first_cpu + self.contexts_per_core].iter().sum::<u32>()
+            self.loads[first_cpu..first_cpu + self.contexts_per_core]
+                .iter()
+                .sum::<u32>()
         };
-        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], core_load(cpu), cpu)).unwrap_or(0);
+        let cpu = (0..self.loads.len())
+            .min_by_key(|&cpu| (self.loads[cpu], core_load(cpu), cpu))
+            .unwrap_or(0);
         self.loads[cpu] += u32::from(load);
         cpu as u32
     }

@@ -39,8 +39,13 @@ impl CoreTiming {
     pub fn new(machine: &MachineSpec) -> Option<Self> {
         let last_level = machine.last_level_cache()?;
         // A load visits the levels one after the other.
-        let data_caches = machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction);
-        let hit_cycles = data_caches.map(|cache| f64::from(cache.latency_cycles)).sum::<f64>();
+        let data_caches = machine
+            .caches
+            .iter()
+            .filter(|cache| cache.level != CacheLevel::L1Instruction);
+        let hit_cycles = data_caches
+            .map(|cache| f64::from(cache.latency_cycles))
+            .sum::<f64>();
         Some(CoreTiming {
             line_bytes: u64::from(last_level.line_bytes),
             cache_lines: (last_level.size_bytes / u64::from(last_level.line_bytes)) as usize,
@@ -61,9 +66,15 @@ struct LruStack {
 impl LruStack {
     /// Builds a stack that contains the lines from 0 to `lines`, lowest number first.
     fn new(lines: usize, capacity_lines: usize) -> Self {
-        let mut stack = LruStack { blocks: VecDeque::new(), next_line: lines as u32, capacity_lines };
+        let mut stack = LruStack {
+            blocks: VecDeque::new(),
+            next_line: lines as u32,
+            capacity_lines,
+        };
         for first_line in (0..lines).step_by(BLOCK_LINES) {
-            stack.blocks.push_back((first_line as u32..lines.min(first_line + BLOCK_LINES) as u32).collect());
+            stack.blocks.push_back(
+                (first_line as u32..lines.min(first_line + BLOCK_LINES) as u32).collect(),
+            );
         }
         stack
     }
@@ -71,7 +82,11 @@ impl LruStack {
     /// Uses the line at this depth, or a new line if the stack is not as deep.
     fn use_line(&mut self, depth: usize) -> u32 {
         let (mut index, offset) = (depth / BLOCK_LINES, depth % BLOCK_LINES);
-        let line = match self.blocks.get_mut(index).filter(|block| offset < block.len()) {
+        let line = match self
+            .blocks
+            .get_mut(index)
+            .filter(|block| offset < block.len())
+        {
             Some(block) => block.remove(offset).unwrap_or(0),
             None => {
                 index = self.blocks.len();
@@ -82,9 +97,15 @@ impl LruStack {
         // Each block before the line's passes its last line on to the next, so that all but the last stay full.
         let mut carried_line = Some(line);
         for block in self.blocks.iter_mut().take(index + 1) {
-            let Some(carried_first) = carried_line else { break };
+            let Some(carried_first) = carried_line else {
+                break;
+            };
             block.push_front(carried_first);
-            carried_line = if block.len() > BLOCK_LINES { block.pop_back() } else { None };
+            carried_line = if block.len() > BLOCK_LINES {
+                block.pop_back()
+            } else {
+                None
+            };
         }
         if let Some(carried_last) = carried_line
             && self.blocks.len() * BLOCK_LINES < self.capacity_lines
@@ -130,7 +151,8 @@ impl CurveProgram {
         cycles_per_instr: f64,
         seed: u64,
     ) -> Self {
-        let bytes_per_line = timing.line_bytes as f64 * f64::from(scale) * f64::from(threads.max(1));
+        let bytes_per_line =
+            timing.line_bytes as f64 * f64::from(scale) * f64::from(threads.max(1));
         let footprint_lines = profile.footprint_bytes() / bytes_per_line;
         let lines = libm::ceil(footprint_lines.min(timing.cache_lines as f64)) as usize;
         let dependent_share = profile.stall_cycles_per_miss / timing.memory_cycles.max(1.0);
@@ -143,7 +165,11 @@ impl CurveProgram {
             stack: LruStack::new(lines, timing.cache_lines),
             bytes_per_line,
             untouched_lines: (0..lines as u32).collect(),
-            cycles_per_reference: if references > 0.0 { 1000.0 / references * base_cycles } else { f64::INFINITY },
+            cycles_per_reference: if references > 0.0 {
+                1000.0 / references * base_cycles
+            } else {
+                f64::INFINITY
+            },
             dependent_share: dependent_share.min(1.0),
             pending_cycles: 0.0,
             busy_share,
@@ -158,13 +184,17 @@ impl CurveProgram {
         let misses = self.generator.draw_unit() * self.profile.references_per_kilo_instr;
         let miss_curve = &self.profile.curve;
         let upper = miss_curve.partition_point(|point| point.misses_per_kilo_instr > misses);
-        let Some(high_point) = miss_curve.get(upper) else { return usize::MAX };
-        let (low_bytes, low_misses) = match upper.checked_sub(1).and_then(|index| miss_curve.get(index)) {
-            Some(low) => (low.bytes, low.misses_per_kilo_instr),
-            None => (0.0, self.profile.references_per_kilo_instr),
+        let Some(high_point) = miss_curve.get(upper) else {
+            return usize::MAX;
         };
-        let share =
-            ((low_misses - misses) / (low_misses - high_point.misses_per_kilo_instr).max(1e-12)).clamp(0.0, 1.0);
+        let (low_bytes, low_misses) =
+            match upper.checked_sub(1).and_then(|index| miss_curve.get(index)) {
+                Some(low) => (low.bytes, low.misses_per_kilo_instr),
+                None => (0.0, self.profile.references_per_kilo_instr),
+            };
+        let share = ((low_misses - misses)
+            / (low_misses - high_point.misses_per_kilo_instr).max(1e-12))
+        .clamp(0.0, 1.0);
         ((low_bytes + share * (high_point.bytes - low_bytes)) / self.bytes_per_line) as usize
     }
 
@@ -212,7 +242,12 @@ impl AccessSource for CurveProgram {
         if !self.untouched_lines.is_empty() {
             // From the deepest line to the latest, so that the cache's order is the stack's.
             let remaining_count = self.untouched_lines.len().saturating_sub(1024);
-            for line in self.untouched_lines.split_off(remaining_count).into_iter().rev() {
+            for line in self
+                .untouched_lines
+                .split_off(remaining_count)
+                .into_iter()
+                .rev()
+            {
                 batch.push(Access::load(self.address_of(line), 0));
             }
             return BatchEnd::More;
@@ -224,7 +259,11 @@ impl AccessSource for CurveProgram {
             let interval = interval.min(BUSY_CYCLES);
             self.pending_cycles += interval;
             base_cycles += interval;
-            if self.cycles_per_reference.is_finite() { self.emit_reference(batch) } else { self.emit_compute(batch) }
+            if self.cycles_per_reference.is_finite() {
+                self.emit_reference(batch)
+            } else {
+                self.emit_compute(batch)
+            }
         }
         self.busy_cycles_left -= base_cycles * self.cycles_per_base_cycle;
         if self.busy_share >= 1.0 || self.busy_cycles_left > 0.0 {
@@ -235,7 +274,9 @@ impl AccessSource for CurveProgram {
         let busy_cycles = BUSY_CYCLES * (0.5 + self.generator.draw_unit());
         self.busy_cycles_left = busy_cycles - excess;
         let idle_cycles = busy_cycles * (1.0 - self.busy_share) / self.busy_share;
-        BatchEnd::Sleep { ns: (idle_cycles / self.timing.hertz * 1e9).max(1.0) as u64 }
+        BatchEnd::Sleep {
+            ns: (idle_cycles / self.timing.hertz * 1e9).max(1.0) as u64,
+        }
     }
 
     fn progress(&self) -> Option<f64> {

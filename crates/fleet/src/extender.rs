@@ -14,8 +14,8 @@ use crate::node_table::NodeTable;
 use crate::placement_ledger::{PlacementGuess, PlacementLedger};
 use crate::profile::{LINE_BYTES, WorkloadProfile};
 use crate::scorer::{
-    MAX_CACHES, MAX_SCORE, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster,
-    passes_filter, score_nodes,
+    MAX_CACHES, MAX_SCORE, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand,
+    ServiceForecaster, passes_filter, score_nodes,
 };
 
 /// Maximum number of node names in one request.
@@ -113,35 +113,47 @@ impl ClusterKnowledge {
     /// Returns the name and content of the pod's profile, which its annotation names or, without one, the image of a
     /// container.
     pub fn profile_of(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
-        let profile_named =
-            |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
+        let profile_named = |name: &str| {
+            self.profiles
+                .get_key_value(name)
+                .map(|(name, profile)| (name.as_str(), profile))
+        };
         if let Some(name) = annotation_or_label(&pod.metadata, "cachemate.io/profile") {
             return profile_named(name);
         }
         let image_of = |image: &String| self.images.get(&full_image_name(image));
-        let images = pod.spec.containers.iter().filter_map(|container| image_of(&container.image));
+        let images = pod
+            .spec
+            .containers
+            .iter()
+            .filter_map(|container| image_of(&container.image));
         images.filter_map(|name| profile_named(name)).next()
     }
 
     /// Converts a pod for the scorer. An invalid quantity or limit counts as unknown, so that neither blocks the pod.
     fn scored_pod(&self, pod: &ExportedPod) -> ScoredPod {
         let metadata = &pod.metadata;
-        let max_slowdown_percent =
-            annotation_or_label(metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
+        let max_slowdown_percent = annotation_or_label(metadata, "cachemate.io/max-slowdown")
+            .and_then(|text| limit_percent(text).ok());
         ScoredPod {
             identity: match metadata.uid.is_empty() {
                 true => format!("{}/{}", metadata.namespace, metadata.name),
                 false => metadata.uid.clone(),
             },
             profile: self.profile_of(pod).map(|(name, _)| name.to_string()),
-            busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(MIN_BUSY_CPUS, crate::spec::MAX_CPUS),
+            busy_cpus: requested_amount(pod, "cpu")
+                .unwrap_or(0.0)
+                .clamp(MIN_BUSY_CPUS, crate::spec::MAX_CPUS),
             max_slowdown_percent,
         }
     }
 
     fn pod_demand(&self, pod: &ScoredPod) -> ServiceDemand<'_> {
         ServiceDemand {
-            profile: pod.profile.as_ref().and_then(|name| self.profiles.get(name)),
+            profile: pod
+                .profile
+                .as_ref()
+                .and_then(|name| self.profiles.get(name)),
             busy_cpus: pod.busy_cpus,
             max_slowdown_percent: pod.max_slowdown_percent,
         }
@@ -151,8 +163,12 @@ impl ClusterKnowledge {
 impl Extender {
     /// Replaces the published knowledge. Forecasts are kept for nodes whose state did not change.
     pub fn publish(&mut self, mut knowledge: ClusterKnowledge) {
-        for node in self.ledger.drop_published(|node| knowledge.nodes.get(node).map(|(published_at, _)| *published_at))
-        {
+        for node in self.ledger.drop_published(|node| {
+            knowledge
+                .nodes
+                .get(node)
+                .map(|(published_at, _)| *published_at)
+        }) {
             self.nodes.increment_version(&node);
         }
         let has_same_numbers = self.nodes.publish(std::mem::take(&mut knowledge.nodes));
@@ -169,14 +185,21 @@ impl Extender {
 
     /// Returns the number of nodes whose state is recent enough for a forecast.
     pub fn fresh_nodes(&self, now: f64) -> usize {
-        self.nodes.iter().filter(|node| is_fresh(node.published_at, now)).count()
+        self.nodes
+            .iter()
+            .filter(|node| is_fresh(node.published_at, now))
+            .count()
     }
 
     /// Answers `filter`: removes nodes on which a limit would break, unless no other node remains.
     ///
     /// # Errors
     /// The request names no nodes, or too many.
-    pub fn filter<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<FilterAnswer<'a>, FieldError> {
+    pub fn filter<'a>(
+        &mut self,
+        request: &'a ExtenderRequest,
+        now: f64,
+    ) -> Result<FilterAnswer<'a>, FieldError> {
         let names = node_names(request)?;
         self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
@@ -186,7 +209,9 @@ impl Extender {
             if is_kept {
                 filter_answer.nodenames.push(name);
             } else {
-                filter_answer.failed_nodes.insert(name, "a slowdown limit would break on its cache");
+                filter_answer
+                    .failed_nodes
+                    .insert(name, "a slowdown limit would break on its cache");
             }
         }
         Ok(filter_answer)
@@ -196,7 +221,11 @@ impl Extender {
     ///
     /// # Errors
     /// The request names no nodes, or too many.
-    pub fn prioritize<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<Vec<NodeScore<'a>>, FieldError> {
+    pub fn prioritize<'a>(
+        &mut self,
+        request: &'a ExtenderRequest,
+        now: f64,
+    ) -> Result<Vec<NodeScore<'a>>, FieldError> {
         let names = node_names(request)?;
         self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
@@ -205,8 +234,11 @@ impl Extender {
             true => vec![NEUTRAL_SCORE; names.len()],
             false => score_nodes(&self.knowledge.pod_demand(&pod), &forecasts),
         };
-        let mut node_scores: Vec<NodeScore<'a>> =
-            names.iter().zip(scores).map(|(host, score)| NodeScore { host, score }).collect();
+        let mut node_scores: Vec<NodeScore<'a>> = names
+            .iter()
+            .zip(scores)
+            .map(|(host, score)| NodeScore { host, score })
+            .collect();
         let best_host = self.single_out_best(&pod, &mut node_scores);
         self.record_guess(&pod, best_host, now);
         Ok(node_scores)
@@ -214,16 +246,26 @@ impl Extender {
 
     /// Leaves the highest score to one node, the one with the fewest busy CPUs of those that have it, and returns that
     /// node. If many nodes had it, the scheduler's other scores or chance would decide, and the guess would be wrong.
-    fn single_out_best<'a>(&self, pod: &ScoredPod, node_scores: &mut [NodeScore<'a>]) -> Option<&'a str> {
+    fn single_out_best<'a>(
+        &self,
+        pod: &ScoredPod,
+        node_scores: &mut [NodeScore<'a>],
+    ) -> Option<&'a str> {
         let busy_cpus_of = |host: &str| {
             let caches = &self.nodes.node(self.nodes.find_number(host)?).state.caches;
             let published_cpus: f64 = caches.iter().map(|cache| cache.busy_cpus).sum();
             Some(published_cpus + self.ledger.busy_cpus(host, &pod.identity))
         };
-        let best_nodes = node_scores.iter().filter(|node_score| node_score.score == MAX_SCORE);
-        let loads = best_nodes.filter_map(|node_score| Some((busy_cpus_of(node_score.host)?, node_score.host)));
+        let best_nodes = node_scores
+            .iter()
+            .filter(|node_score| node_score.score == MAX_SCORE);
+        let loads = best_nodes
+            .filter_map(|node_score| Some((busy_cpus_of(node_score.host)?, node_score.host)));
         let (_, best_host) = loads.min_by(|a, b| a.0.total_cmp(&b.0))?;
-        for node_score in node_scores.iter_mut().filter(|node_score| node_score.host != best_host) {
+        for node_score in node_scores
+            .iter_mut()
+            .filter(|node_score| node_score.host != best_host)
+        {
             node_score.score = node_score.score.min(MAX_SCORE - 1);
         }
         Some(best_host)
@@ -235,9 +277,17 @@ impl Extender {
         }
     }
 
-    fn forecast_nodes(&mut self, pod: &ScoredPod, names: &[String], now: f64) -> Vec<Option<PlacementForecast>> {
+    fn forecast_nodes(
+        &mut self,
+        pod: &ScoredPod,
+        names: &[String],
+        now: f64,
+    ) -> Vec<Option<PlacementForecast>> {
         let forecasts = self.cache_forecasts(pod, names.iter().map(String::as_str), now);
-        forecasts.into_iter().map(|entry| entry.map(|(_, forecast)| forecast)).collect()
+        forecasts
+            .into_iter()
+            .map(|entry| entry.map(|(_, forecast)| forecast))
+            .collect()
     }
 
     /// Returns, for each node, the cache that the node would choose and the forecast there; `None` if unknown. Missing
@@ -248,10 +298,16 @@ impl Extender {
         names: impl ExactSizeIterator<Item = &'n str>,
         now: f64,
     ) -> Vec<Option<(usize, PlacementForecast)>> {
-        let Some(profile) = &pod.profile else { return vec![None; names.len()] };
-        let position = self.forecasts_by_kind.iter().position(|kind| kind.matches_pod(pod));
-        let kind_forecasts =
-            position.map(|position| self.forecasts_by_kind.remove(position)).unwrap_or_else(|| PodKindForecasts {
+        let Some(profile) = &pod.profile else {
+            return vec![None; names.len()];
+        };
+        let position = self
+            .forecasts_by_kind
+            .iter()
+            .position(|kind| kind.matches_pod(pod));
+        let kind_forecasts = position
+            .map(|position| self.forecasts_by_kind.remove(position))
+            .unwrap_or_else(|| PodKindForecasts {
                 profile: profile.clone(),
                 busy_cpus: pod.busy_cpus,
                 max_slowdown_percent: pod.max_slowdown_percent,
@@ -259,7 +315,12 @@ impl Extender {
             });
         self.forecasts_by_kind.truncate(MAX_POD_KINDS - 1);
         self.forecasts_by_kind.insert(0, kind_forecasts);
-        let Extender { knowledge, nodes, ledger, forecasts_by_kind: pod_kinds } = self;
+        let Extender {
+            knowledge,
+            nodes,
+            ledger,
+            forecasts_by_kind: pod_kinds,
+        } = self;
         let demand = knowledge.pod_demand(pod);
         let mut forecaster = ServiceForecaster::new(&demand);
         let guessed_node = ledger.node_of(&pod.identity);
@@ -270,12 +331,22 @@ impl Extender {
                 return None;
             }
             if guessed_node == Some(name) {
-                return forecaster.forecast_node(&ledger.adjusted_state(name, &node.state, &pod.identity));
+                return forecaster.forecast_node(&ledger.adjusted_state(
+                    name,
+                    &node.state,
+                    &pod.identity,
+                ));
             }
             let stored_forecast = &mut pod_kinds[0].nodes[number];
             if stored_forecast.0 != node.version {
-                *stored_forecast =
-                    (node.version, forecaster.forecast_node(&ledger.adjusted_state(name, &node.state, &pod.identity)));
+                *stored_forecast = (
+                    node.version,
+                    forecaster.forecast_node(&ledger.adjusted_state(
+                        name,
+                        &node.state,
+                        &pod.identity,
+                    )),
+                );
             }
             stored_forecast.1
         };
@@ -289,12 +360,21 @@ impl Extender {
         }
         let Some(best_host) = best_host else { return };
         let chosen_caches = self.cache_forecasts(pod, std::iter::once(best_host), now);
-        let Some((cache, _)) = chosen_caches.first().copied().flatten() else { return };
-        let Some(number) = self.nodes.find_number(best_host) else { return };
-        let Some(profile) = self.knowledge.pod_demand(pod).profile else { return };
+        let Some((cache, _)) = chosen_caches.first().copied().flatten() else {
+            return;
+        };
+        let Some(number) = self.nodes.find_number(best_host) else {
+            return;
+        };
+        let Some(profile) = self.knowledge.pod_demand(pod).profile else {
+            return;
+        };
         let state = &self.nodes.node(number).state;
-        let bytes = profile.footprint_bytes().min(0.5 * state.caches[cache].size_bytes);
-        let fill_bytes_per_second = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * LINE_BYTES;
+        let bytes = profile
+            .footprint_bytes()
+            .min(0.5 * state.caches[cache].size_bytes);
+        let fill_bytes_per_second =
+            profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * LINE_BYTES;
         let node_of_dropped_guess = self.ledger.insert_guess(PlacementGuess {
             pod: pod.identity.clone(),
             node: best_host.to_string(),
@@ -313,13 +393,18 @@ impl Extender {
 
 /// Returns the name of an image as container runtimes report it, with registry and tag: pods may leave out both.
 pub fn full_image_name(image: &str) -> String {
-    let has_registry = image.split_once('/').is_some_and(|(host, _)| host.contains(['.', ':']) || host == "localhost");
+    let has_registry = image
+        .split_once('/')
+        .is_some_and(|(host, _)| host.contains(['.', ':']) || host == "localhost");
     let registry = match (has_registry, image.contains('/')) {
         (true, _) => "",
         (false, true) => "docker.io/",
         (false, false) => "docker.io/library/",
     };
-    let has_tag = image.rsplit('/').next().is_some_and(|name| name.contains([':', '@']));
+    let has_tag = image
+        .rsplit('/')
+        .next()
+        .is_some_and(|name| name.contains([':', '@']));
     format!("{registry}{image}{}", if has_tag { "" } else { ":latest" })
 }
 
@@ -334,12 +419,16 @@ fn is_fresh(published_at: f64, now: f64) -> bool {
 /// The request names no nodes, or too many.
 fn node_names(request: &ExtenderRequest) -> Result<&[String], FieldError> {
     match &request.nodenames {
-        None => {
-            Err(FieldError::new("NodeNames", "none", "names (nodeCacheCapable: true in the scheduler's configuration)"))
-        }
-        Some(names) if names.len() > MAX_NODES => {
-            Err(FieldError::new("NodeNames", names.len(), format!("at most {MAX_NODES}")))
-        }
+        None => Err(FieldError::new(
+            "NodeNames",
+            "none",
+            "names (nodeCacheCapable: true in the scheduler's configuration)",
+        )),
+        Some(names) if names.len() > MAX_NODES => Err(FieldError::new(
+            "NodeNames",
+            names.len(),
+            format!("at most {MAX_NODES}"),
+        )),
         Some(names) => Ok(names),
     }
 }
@@ -354,9 +443,19 @@ mod tests {
 
     fn sample_knowledge(nodes: &[&str]) -> ClusterKnowledge {
         let mut cluster = ClusterKnowledge::default();
-        cluster.profiles.insert("index".to_string(), mix_of(20.0, &[(20.0 * MIB, 0.95)]).profile());
-        cluster.images.insert("docker.io/registry/index:3".to_string(), "index".to_string());
-        cluster.nodes.extend(nodes.iter().map(|name| (name.to_string(), (1000.0, empty_node(1)))));
+        cluster.profiles.insert(
+            "index".to_string(),
+            mix_of(20.0, &[(20.0 * MIB, 0.95)]).profile(),
+        );
+        cluster.images.insert(
+            "docker.io/registry/index:3".to_string(),
+            "index".to_string(),
+        );
+        cluster.nodes.extend(
+            nodes
+                .iter()
+                .map(|name| (name.to_string(), (1000.0, empty_node(1)))),
+        );
         cluster
     }
 
@@ -364,13 +463,23 @@ mod tests {
         let mut pod = ExportedPod::default();
         pod.metadata.uid = uid.to_string();
         if mark {
-            pod.metadata.annotations.insert("cachemate.io/profile".to_string(), "index".to_string());
-            pod.metadata.labels.insert("cachemate.io/max-slowdown".to_string(), "5%".to_string());
+            pod.metadata
+                .annotations
+                .insert("cachemate.io/profile".to_string(), "index".to_string());
+            pod.metadata
+                .labels
+                .insert("cachemate.io/max-slowdown".to_string(), "5%".to_string());
         }
         pod.spec
             .containers
-            .push(crate::cluster_export::PodContainer { image: "registry/index:3".to_string(), ..Default::default() });
-        ExtenderRequest { pod, nodenames: Some(names.iter().map(|name| name.to_string()).collect()) }
+            .push(crate::cluster_export::PodContainer {
+                image: "registry/index:3".to_string(),
+                ..Default::default()
+            });
+        ExtenderRequest {
+            pod,
+            nodenames: Some(names.iter().map(|name| name.to_string()).collect()),
+        }
     }
 
     /// Do pending pods spread over nodes before any node has published them?
@@ -383,15 +492,27 @@ mod tests {
         for uid in ["1", "2", "3"] {
             let request = sample_request(uid, true, &["a", "b", "c"]);
             let answer = extender.prioritize(&request, 1001.0).unwrap();
-            let best: Vec<&str> = answer.iter().filter(|one| one.score == MAX_SCORE).map(|one| one.host).collect();
+            let best: Vec<&str> = answer
+                .iter()
+                .filter(|one| one.score == MAX_SCORE)
+                .map(|one| one.host)
+                .collect();
             assert_eq!(best.len(), 1, "the scheduler has one best node: {answer:?}");
             chosen_hosts.push(best[0].to_string());
         }
         assert_eq!(chosen_hosts, ["a", "b", "c"]);
         assert_eq!(extender.placements_in_flight(), 3);
-        extender.prioritize(&sample_request("1", true, &["a", "b", "c"]), 1002.0).unwrap();
-        assert_eq!(extender.placements_in_flight(), 3, "a pod that is asked about again has one guess");
-        extender.filter(&sample_request("9", true, &["a"]), 1050.0).unwrap();
+        extender
+            .prioritize(&sample_request("1", true, &["a", "b", "c"]), 1002.0)
+            .unwrap();
+        assert_eq!(
+            extender.placements_in_flight(),
+            3,
+            "a pod that is asked about again has one guess"
+        );
+        extender
+            .filter(&sample_request("9", true, &["a"]), 1050.0)
+            .unwrap();
         assert_eq!(extender.placements_in_flight(), 0, "guesses end");
     }
 
@@ -401,14 +522,23 @@ mod tests {
         let cluster = sample_knowledge(&["a", "b"]);
         let mut unknown = sample_knowledge(&["a", "b"]);
         unknown.profiles.clear();
-        for (cluster, now) in [(unknown, 1001.0), (cluster, 1000.0 + MAX_STATE_AGE_SECONDS + 1.0)] {
+        for (cluster, now) in [
+            (unknown, 1001.0),
+            (cluster, 1000.0 + MAX_STATE_AGE_SECONDS + 1.0),
+        ] {
             let mut extender = Extender::default();
             extender.publish(cluster);
             let pod_request = sample_request("1", true, &["a", "b", "new"]);
             let answer = extender.prioritize(&pod_request, now).unwrap();
-            assert!(answer.iter().all(|one| one.score == NEUTRAL_SCORE), "{answer:?}");
+            assert!(
+                answer.iter().all(|one| one.score == NEUTRAL_SCORE),
+                "{answer:?}"
+            );
             let filtered = extender.filter(&pod_request, now).unwrap();
-            assert_eq!((filtered.nodenames.len(), filtered.failed_nodes.len()), (3, 0));
+            assert_eq!(
+                (filtered.nodenames.len(), filtered.failed_nodes.len()),
+                (3, 0)
+            );
             assert_eq!(extender.placements_in_flight(), 0);
         }
     }
@@ -417,18 +547,34 @@ mod tests {
     #[test]
     fn images_name_profiles_and_names_are_required() {
         let cluster = sample_knowledge(&["a"]);
-        assert!(cluster.profile_of(&sample_request("1", false, &["a"]).pod).is_some());
+        assert!(
+            cluster
+                .profile_of(&sample_request("1", false, &["a"]).pod)
+                .is_some()
+        );
         for (short, full) in [
             ("redis", "docker.io/library/redis:latest"),
             ("shop/cart:2", "docker.io/shop/cart:2"),
             ("host:5000/cart", "host:5000/cart:latest"),
             ("quay.io/a/b@sha256:1", "quay.io/a/b@sha256:1"),
         ] {
-            assert_eq!((full_image_name(short).as_str(), full_image_name(full).as_str()), (full, full));
+            assert_eq!(
+                (
+                    full_image_name(short).as_str(),
+                    full_image_name(full).as_str()
+                ),
+                (full, full)
+            );
         }
-        let nameless = ExtenderRequest { pod: ExportedPod::default(), nodenames: None };
+        let nameless = ExtenderRequest {
+            pod: ExportedPod::default(),
+            nodenames: None,
+        };
         let refusal = Extender::default().filter(&nameless, 0.0).unwrap_err();
-        assert!(refusal.to_string().contains("nodeCacheCapable"), "{refusal}");
+        assert!(
+            refusal.to_string().contains("nodeCacheCapable"),
+            "{refusal}"
+        );
     }
 
     /// Do stored forecasts give the same answers as fresh ones, while states, nodes, profiles and placements in flight
@@ -438,34 +584,62 @@ mod tests {
         let nodes: Vec<String> = (0..12).map(|node| format!("node-{node}")).collect();
         let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
         let mut cluster = sample_knowledge(&names);
-        cluster.nodes.values_mut().for_each(|(_, state)| *state = empty_node(3));
+        cluster
+            .nodes
+            .values_mut()
+            .for_each(|(_, state)| *state = empty_node(3));
         let mut random = cachemate_core::SplitMix64::new(41);
         let mut extender = Extender::default();
         extender.publish(cluster.clone());
         for step in 0..390u32 {
             let now = 1000.0 + 0.5 * f64::from(step);
-            cluster.nodes.values_mut().for_each(|(published, _)| *published = now);
+            cluster
+                .nodes
+                .values_mut()
+                .for_each(|(published, _)| *published = now);
             let node = random.draw_below(12) as usize;
             match step % 25 {
                 3 | 8 | 13 | 18 => {
-                    let state = cluster.nodes.get_mut(&nodes[node]).map(|(_, state)| &mut state.caches[node % 3]);
-                    state.into_iter().for_each(|cache| cache.fill_bytes_per_second = Some(1e9 * random.draw_unit()));
+                    let state = cluster
+                        .nodes
+                        .get_mut(&nodes[node])
+                        .map(|(_, state)| &mut state.caches[node % 3]);
+                    state.into_iter().for_each(|cache| {
+                        cache.fill_bytes_per_second = Some(1e9 * random.draw_unit())
+                    });
                 }
                 15 => _ = cluster.nodes.remove(&nodes[node]),
-                20 => _ = cluster.nodes.entry(nodes[node].clone()).or_insert((now, empty_node(3))),
+                20 => {
+                    _ = cluster
+                        .nodes
+                        .entry(nodes[node].clone())
+                        .or_insert((now, empty_node(3)))
+                }
                 24 => {
-                    let profile = mix_of(20.0 + f64::from(step % 3), &[(20.0 * MIB, 0.95)]).profile();
+                    let profile =
+                        mix_of(20.0 + f64::from(step % 3), &[(20.0 * MIB, 0.95)]).profile();
                     cluster.profiles.insert("index".to_string(), profile);
                 }
                 _ => {}
             }
             extender.publish(cluster.clone());
-            let mut pod_request = sample_request(&format!("pod-{}", random.draw_below(30)), true, &names);
-            pod_request.pod.metadata.labels.insert("cachemate.io/max-slowdown".to_string(), format!("{}%", step % 4));
+            let mut pod_request =
+                sample_request(&format!("pod-{}", random.draw_below(30)), true, &names);
+            pod_request.pod.metadata.labels.insert(
+                "cachemate.io/max-slowdown".to_string(),
+                format!("{}%", step % 4),
+            );
             // The same placements in flight, without stored forecasts.
-            let mut fresh = Extender { ledger: extender.ledger.clone(), ..Extender::default() };
+            let mut fresh = Extender {
+                ledger: extender.ledger.clone(),
+                ..Extender::default()
+            };
             fresh.publish(cluster.clone());
-            assert_eq!(extender.filter(&pod_request, now).unwrap(), fresh.filter(&pod_request, now).unwrap(), "{step}");
+            assert_eq!(
+                extender.filter(&pod_request, now).unwrap(),
+                fresh.filter(&pod_request, now).unwrap(),
+                "{step}"
+            );
             assert_eq!(
                 extender.prioritize(&pod_request, now).unwrap(),
                 fresh.prioritize(&pod_request, now).unwrap(),

@@ -38,7 +38,10 @@ impl FleetResult {
     }
 
     fn render_lead_text(&self, spec: &FleetSpec) -> String {
-        let services = self.variants.first().map_or(0, |variant| variant.total.services);
+        let services = self
+            .variants
+            .first()
+            .map_or(0, |variant| variant.total.services);
         let lead_sentence = format!(
             "{services} services on {} hosts ({}) for {} h of nominal time.",
             spec.hosts,
@@ -112,12 +115,18 @@ impl FleetResult {
     }
 
     fn distribution_chart(&self, variant: &VariantOutcome) -> Chart {
-        let p99_percents = self.variants.iter().filter_map(|variant| variant.total.slowdowns.percentile(0.99));
+        let p99_percents = self
+            .variants
+            .iter()
+            .filter_map(|variant| variant.total.slowdowns.percentile(0.99));
         let max_percent = p99_percents.fold(MIN_AXIS_PERCENT, f64::max);
         let slowdowns: &SlowdownHistogram = &variant.total.slowdowns;
         let point_at = |step: u32| {
             let percent = max_percent * f64::from(step) / f64::from(POINT_INTERVALS);
-            Some(ChartPoint::new(percent, slowdowns.share_up_to(percent)? * 100.0))
+            Some(ChartPoint::new(
+                percent,
+                slowdowns.share_up_to(percent)? * 100.0,
+            ))
         };
         Chart {
             title: variant.name.clone(),
@@ -137,7 +146,11 @@ impl FleetResult {
         BarChart {
             y: Axis::linear("kWh"),
             series: vec!["energy".to_string()],
-            groups: self.variants.iter().map(|variant| bar_group(variant, Some(variant.total.energy_kwh))).collect(),
+            groups: self
+                .variants
+                .iter()
+                .map(|variant| bar_group(variant, Some(variant.total.energy_kwh)))
+                .collect(),
             size: Some((860.0, 320.0)),
             ..BarChart::default()
         }
@@ -169,8 +182,10 @@ impl FleetResult {
         );
         for variant in &self.variants {
             let total = &variant.total;
-            let value_or_empty = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
-            let percentile_or_empty = |share: f64| value_or_empty(total.slowdowns.percentile(share));
+            let value_or_empty =
+                |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+            let percentile_or_empty =
+                |share: f64| value_or_empty(total.slowdowns.percentile(share));
             let row = [
                 format!("\"{}\"", variant.name.replace('"', "\"\"")),
                 value_or_empty(total.limit_kept_share()),
@@ -206,11 +221,21 @@ impl FleetResult {
 
 fn variant_cells(variant: &VariantOutcome) -> Vec<String> {
     let total = &variant.total;
-    let percentile =
-        |share: f64| value_or_dash(total.slowdowns.percentile(share).map(|percent| format!("{percent:.1} %")));
+    let percentile = |share: f64| {
+        value_or_dash(
+            total
+                .slowdowns
+                .percentile(share)
+                .map(|percent| format!("{percent:.1} %")),
+        )
+    };
     vec![
         variant.name.clone(),
-        value_or_dash(total.limit_kept_share().map(|share| format_percent(share, 1))),
+        value_or_dash(
+            total
+                .limit_kept_share()
+                .map(|share| format_percent(share, 1)),
+        ),
         percentile(0.5),
         percentile(0.95),
         percentile(0.99),
@@ -223,6 +248,12 @@ fn variant_cells(variant: &VariantOutcome) -> Vec<String> {
 }
 
 fn bar_group(variant: &VariantOutcome, value: Option<f64>) -> BarGroup {
-    let bar = cachemate_report::figure::ChartBar { value, interval: None };
-    BarGroup { name: variant.name.clone(), bars: vec![bar] }
+    let bar = cachemate_report::figure::ChartBar {
+        value,
+        interval: None,
+    };
+    BarGroup {
+        name: variant.name.clone(),
+        bars: vec![bar],
+    }
 }

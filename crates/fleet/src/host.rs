@@ -8,7 +8,9 @@
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
 use crate::node_report::{EFFECT_SHARES, ResidentLoss, share_effect};
-use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, least_busy_cache};
+use crate::scorer::{
+    CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, least_busy_cache,
+};
 use crate::spec::FleetService;
 
 /// Iterations that balance the traffic between caches of one memory node; two or three suffice.
@@ -124,7 +126,13 @@ impl FleetHost {
         let part_count = spec.threads.div_ceil(max_threads);
         for index in 0..part_count {
             let threads = spec.threads / part_count + u16::from(index < spec.threads % part_count);
-            let resident = Resident { service, kind, threads, load, is_confined: false };
+            let resident = Resident {
+                service,
+                kind,
+                threads,
+                load,
+                is_confined: false,
+            };
             let cache = self.choose_cache(model, &resident);
             self.residents[cache].push(resident);
             self.update_state(model, cache);
@@ -163,7 +171,11 @@ impl FleetHost {
 
     /// Bytes per second that all residents fill into caches, according to their profiles.
     pub fn fill_bytes_per_second(&self) -> f64 {
-        self.state.caches.iter().filter_map(|cache| cache.fill_bytes_per_second).sum()
+        self.state
+            .caches
+            .iter()
+            .filter_map(|cache| cache.fill_bytes_per_second)
+            .sum()
     }
 
     fn choose_cache(&self, model: &HostModel<'_>, resident: &Resident) -> usize {
@@ -179,13 +191,19 @@ impl FleetHost {
         let residents = &self.residents[cache];
         let cache_bytes = model.solver.cache_bytes();
         let (hertz, line_bytes) = (self.state.hertz, model.solver.line_bytes());
-        let profiled_residents =
-            || residents.iter().filter_map(|resident| Some((resident, kind_of(model, resident).profile.as_ref()?)));
-        let mut spaces: Vec<f64> =
-            profiled_residents().map(|(_, profile)| profile.footprint_bytes().min(cache_bytes)).collect();
+        let profiled_residents = || {
+            residents
+                .iter()
+                .filter_map(|resident| Some((resident, kind_of(model, resident).profile.as_ref()?)))
+        };
+        let mut spaces: Vec<f64> = profiled_residents()
+            .map(|(_, profile)| profile.footprint_bytes().min(cache_bytes))
+            .collect();
         if spaces.iter().sum::<f64>() > cache_bytes {
             let equal_space = cache_bytes / spaces.len() as f64;
-            spaces.iter_mut().for_each(|space| *space = space.min(equal_space));
+            spaces
+                .iter_mut()
+                .for_each(|space| *space = space.min(equal_space));
             for _ in 0..SHARE_ITERATIONS {
                 step_toward_fill_shares(
                     &mut spaces,
@@ -194,19 +212,27 @@ impl FleetHost {
                 );
             }
         }
-        let fill_rates = profiled_residents().zip(&spaces).map(|((resident, profile), &space)| {
-            profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * line_bytes
-        });
+        let fill_rates = profiled_residents()
+            .zip(&spaces)
+            .map(|((resident, profile), &space)| {
+                profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * line_bytes
+            });
         let fill_bytes_per_second = fill_rates.sum::<f64>();
         let effect_at = |share: f64| {
-            let losses = profiled_residents().zip(&spaces).map(|((resident, profile), &space)| ResidentLoss {
-                slowdown_percent: profile.slowdown_percent(space * share, cache_bytes),
-                busy_cpus: busy_cpus(resident),
-                max_slowdown_percent: kind_of(model, resident).max_slowdown_percent,
-            });
+            let losses = profiled_residents()
+                .zip(&spaces)
+                .map(|((resident, profile), &space)| ResidentLoss {
+                    slowdown_percent: profile.slowdown_percent(space * share, cache_bytes),
+                    busy_cpus: busy_cpus(resident),
+                    max_slowdown_percent: kind_of(model, resident).max_slowdown_percent,
+                });
             share_effect(share, losses)
         };
-        let effects = if spaces.is_empty() { Vec::new() } else { EFFECT_SHARES.map(effect_at).to_vec() };
+        let effects = if spaces.is_empty() {
+            Vec::new()
+        } else {
+            EFFECT_SHARES.map(effect_at).to_vec()
+        };
         let state = &mut self.state.caches[cache];
         state.busy_cpus = residents.iter().map(busy_cpus).sum();
         state.fill_bytes_per_second = Some(fill_bytes_per_second);
@@ -217,16 +243,27 @@ impl FleetHost {
 
     /// Updates the remaining bandwidth of each memory node.
     fn update_bandwidth(&mut self, model: &HostModel<'_>) {
-        let Some(total_bytes_per_second) = self.state.memory_bytes_per_second else { return };
-        for node in self.state.caches.chunks_mut(model.solver.caches_per_node().max(1)) {
-            let used_bytes_per_second: f64 = node.iter().filter_map(|cache| cache.fill_bytes_per_second).sum();
+        let Some(total_bytes_per_second) = self.state.memory_bytes_per_second else {
+            return;
+        };
+        for node in self
+            .state
+            .caches
+            .chunks_mut(model.solver.caches_per_node().max(1))
+        {
+            let used_bytes_per_second: f64 = node
+                .iter()
+                .filter_map(|cache| cache.fill_bytes_per_second)
+                .sum();
             let bandwidth_left = (total_bytes_per_second - used_bytes_per_second).max(0.0);
-            node.iter_mut().for_each(|cache| cache.bandwidth_left_bytes_per_second = Some(bandwidth_left));
+            node.iter_mut()
+                .for_each(|cache| cache.bandwidth_left_bytes_per_second = Some(bandwidth_left));
         }
     }
 
     fn corun_key(&self, model: &HostModel<'_>, cache: usize) -> (CoRunKey, Vec<usize>) {
-        let mut members: Vec<(CoRunMember, usize)> = Vec::with_capacity(self.residents[cache].len());
+        let mut members: Vec<(CoRunMember, usize)> =
+            Vec::with_capacity(self.residents[cache].len());
         for (index, resident) in self.residents[cache].iter().enumerate() {
             if let Some(member) = member_of(model, resident) {
                 members.push((member, index));
@@ -235,7 +272,14 @@ impl FleetHost {
         members.sort_unstable();
         let (members, resident_indices) = members.into_iter().unzip();
         let confined_ways = self.confined_ways[cache];
-        (CoRunKey { traffic: self.other_traffic_levels[cache], confined_ways, members }, resident_indices)
+        (
+            CoRunKey {
+                traffic: self.other_traffic_levels[cache],
+                confined_ways,
+                members,
+            },
+            resident_indices,
+        )
     }
 
     /// Computes the slowdowns of all parts, by cache. The traffic of each cache slows down the others on its memory
@@ -247,17 +291,23 @@ impl FleetHost {
         for _ in 0..TRAFFIC_ITERATIONS {
             for (cache, sum) in traffic_by_cache.iter_mut().enumerate() {
                 let (key, _) = self.corun_key(model, cache);
-                *sum = solver.member_speeds(&key).iter().map(|speed| f64::from(speed.bytes_per_cycle)).sum();
+                *sum = solver
+                    .member_speeds(&key)
+                    .iter()
+                    .map(|speed| f64::from(speed.bytes_per_cycle))
+                    .sum();
             }
             let levels: Vec<u8> = (0..traffic_by_cache.len())
                 .map(|cache| {
-                    let caches_of_node =
-                        cache / caches_per_node * caches_per_node..(cache / caches_per_node + 1) * caches_per_node;
+                    let caches_of_node = cache / caches_per_node * caches_per_node
+                        ..(cache / caches_per_node + 1) * caches_per_node;
                     let other_traffic: f64 = caches_of_node
                         .filter(|neighbor| *neighbor != cache)
                         .map(|neighbor| traffic_by_cache[neighbor])
                         .sum();
-                    let level = libm::round(other_traffic / solver.node_bytes_per_cycle() * f64::from(TRAFFIC_LEVELS));
+                    let level = libm::round(
+                        other_traffic / solver.node_bytes_per_cycle() * f64::from(TRAFFIC_LEVELS),
+                    );
                     level.clamp(0.0, f64::from(TRAFFIC_LEVELS) - 1.0) as u8
                 })
                 .collect();
@@ -267,18 +317,31 @@ impl FleetHost {
             self.other_traffic_levels = levels;
         }
         self.memory_bytes_per_second = traffic_by_cache.iter().sum::<f64>() * self.state.hertz;
-        (0..self.residents.len()).map(|cache| self.cache_slowdowns(model, cache)).collect()
+        (0..self.residents.len())
+            .map(|cache| self.cache_slowdowns(model, cache))
+            .collect()
     }
 
     fn cache_slowdowns(&self, model: &HostModel<'_>, cache: usize) -> Vec<PartSlowdown> {
         let (key, resident_indices) = self.corun_key(model, cache);
         let speeds = model.solver.member_speeds(&key);
-        let part_slowdown = |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
-            let resident = &self.residents[cache][index];
-            let ratio = f64::from(speed.cycles_per_instr) / f64::from(model.solver.solo_cycles_per_instr(*member));
-            PartSlowdown { service: resident.service, threads: resident.threads, ratio }
-        };
-        key.members.iter().zip(speeds.iter()).zip(&resident_indices).map(part_slowdown).collect()
+        let part_slowdown =
+            |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
+                let resident = &self.residents[cache][index];
+                let ratio = f64::from(speed.cycles_per_instr)
+                    / f64::from(model.solver.solo_cycles_per_instr(*member));
+                PartSlowdown {
+                    service: resident.service,
+                    threads: resident.threads,
+                    ratio,
+                }
+            };
+        key.members
+            .iter()
+            .zip(speeds.iter())
+            .zip(&resident_indices)
+            .map(part_slowdown)
+            .collect()
     }
 
     /// Applies one step of the node's policy to an evaluated host, and returns the slowdowns afterward.
@@ -294,11 +357,16 @@ impl FleetHost {
         if self.confined_ways.iter().any(|ways| *ways > 0) {
             // The partition is chosen anew in every step, for the services that are present.
             self.confined_ways.fill(0);
-            self.residents.iter_mut().flatten().for_each(|resident| resident.is_confined = false);
+            self.residents
+                .iter_mut()
+                .flatten()
+                .for_each(|resident| resident.is_confined = false);
             slowdowns = self.evaluate_caches(model);
         }
         for _ in 0..MAX_NODE_MOVES {
-            let Some(improved_slowdowns) = self.move_worst_service(model, &slowdowns) else { break };
+            let Some(improved_slowdowns) = self.move_worst_service(model, &slowdowns) else {
+                break;
+            };
             slowdowns = improved_slowdowns;
             *moves += 1;
         }
@@ -323,7 +391,9 @@ impl FleetHost {
         for (cache, parts) in slowdowns.iter().enumerate() {
             for part in parts {
                 let excess = self.part_excess(model, cache, part);
-                if excess > 0.0 && worst_service.is_none_or(|(worst_excess, ..)| excess > worst_excess) {
+                if excess > 0.0
+                    && worst_service.is_none_or(|(worst_excess, ..)| excess > worst_excess)
+                {
                     worst_service = Some((excess, cache, part.service));
                 }
             }
@@ -331,7 +401,9 @@ impl FleetHost {
         let (_, source, service) = worst_service?;
         let old_objective = self.host_objective(model, slowdowns);
         let mut trial_host = self.clone();
-        let index = trial_host.residents[source].iter().position(|resident| resident.service == service)?;
+        let index = trial_host.residents[source]
+            .iter()
+            .position(|resident| resident.service == service)?;
         let resident = trial_host.residents[source].remove(index);
         trial_host.update_state(model, source);
         let target = trial_host.choose_cache(model, &resident);
@@ -349,13 +421,24 @@ impl FleetHost {
     }
 
     /// Confines the services without a limit to a part of the cache, if this improves the objective.
-    fn partition_cache(&mut self, model: &HostModel<'_>, cache: usize, slowdowns: &mut Vec<PartSlowdown>) {
-        let is_unlimited = |resident: &Resident| kind_of(model, resident).max_slowdown_percent.is_none();
+    fn partition_cache(
+        &mut self,
+        model: &HostModel<'_>,
+        cache: usize,
+        slowdowns: &mut Vec<PartSlowdown>,
+    ) {
+        let is_unlimited =
+            |resident: &Resident| kind_of(model, resident).max_slowdown_percent.is_none();
         if !self.residents[cache].iter().any(is_unlimited) {
             return;
         }
-        self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = is_unlimited(resident));
-        let mut best_objective_and_ways = (self.cache_objective(model, cache, slowdowns) - MIN_GAIN, 0u8);
+        self.residents[cache]
+            .iter_mut()
+            .for_each(|resident| resident.is_confined = is_unlimited(resident));
+        let mut best_objective_and_ways = (
+            self.cache_objective(model, cache, slowdowns) - MIN_GAIN,
+            0u8,
+        );
         let ways = model.solver.ways();
         for divisor in [8, 4, 2] {
             let trial_ways = (ways / divisor).max(1) as u8;
@@ -369,32 +452,53 @@ impl FleetHost {
         }
         self.confined_ways[cache] = best_objective_and_ways.1;
         if best_objective_and_ways.1 == 0 {
-            self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = false);
+            self.residents[cache]
+                .iter_mut()
+                .for_each(|resident| resident.is_confined = false);
         }
     }
 
     fn part_excess(&self, model: &HostModel<'_>, cache: usize, part: &PartSlowdown) -> f64 {
-        let resident = self.residents[cache].iter().find(|resident| resident.service == part.service);
+        let resident = self.residents[cache]
+            .iter()
+            .find(|resident| resident.service == part.service);
         let limit = resident.and_then(|resident| kind_of(model, resident).max_slowdown_percent);
         limit.map_or(0.0, |limit| ((part.ratio - 1.0) * 100.0 - limit).max(0.0))
     }
 
     fn cache_excess(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
-        slowdowns.iter().map(|part| self.part_excess(model, cache, part) * f64::from(part.threads)).sum()
+        slowdowns
+            .iter()
+            .map(|part| self.part_excess(model, cache, part) * f64::from(part.threads))
+            .sum()
     }
 
-    fn cache_objective(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
-        let slowdown_sum: f64 = slowdowns.iter().map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads)).sum();
+    fn cache_objective(
+        &self,
+        model: &HostModel<'_>,
+        cache: usize,
+        slowdowns: &[PartSlowdown],
+    ) -> f64 {
+        let slowdown_sum: f64 = slowdowns
+            .iter()
+            .map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads))
+            .sum();
         self.cache_excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
     }
 
     fn host_objective(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
-        slowdowns.iter().enumerate().map(|(cache, parts)| self.cache_objective(model, cache, parts)).sum()
+        slowdowns
+            .iter()
+            .enumerate()
+            .map(|(cache, parts)| self.cache_objective(model, cache, parts))
+            .sum()
     }
 
     /// Returns the solver's key of each cache.
     pub fn corun_keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
-        (0..self.residents.len()).map(|cache| self.corun_key(model, cache).0).collect()
+        (0..self.residents.len())
+            .map(|cache| self.corun_key(model, cache).0)
+            .collect()
     }
 }
 
@@ -404,7 +508,12 @@ fn kind_of<'a>(model: &HostModel<'a>, resident: &Resident) -> &'a FleetService {
 
 fn member_of(model: &HostModel<'_>, resident: &Resident) -> Option<CoRunMember> {
     let kind = model.profiles[usize::from(resident.kind)]?;
-    Some(CoRunMember { kind, load: resident.load, threads: resident.threads, is_confined: resident.is_confined })
+    Some(CoRunMember {
+        kind,
+        load: resident.load,
+        threads: resident.threads,
+        is_confined: resident.is_confined,
+    })
 }
 
 fn busy_cpus(resident: &Resident) -> f64 {
@@ -439,5 +548,7 @@ fn step_toward_fill_shares<'a>(
         *space = 0.5 * (*space + (cache_bytes * fill / sum).min(profile.footprint_bytes()));
     }
     let space_sum: f64 = spaces.iter().sum();
-    spaces.iter_mut().for_each(|space| *space *= cache_bytes / space_sum);
+    spaces
+        .iter_mut()
+        .for_each(|space| *space *= cache_bytes / space_sum);
 }

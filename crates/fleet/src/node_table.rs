@@ -45,9 +45,19 @@ impl NodeTable {
                 }
             }
         } else {
-            let to_entry = |(name, (published_at, state))| NodeEntry { name, published_at, state, version: 1 };
+            let to_entry = |(name, (published_at, state))| NodeEntry {
+                name,
+                published_at,
+                state,
+                version: 1,
+            };
             self.nodes = states.into_iter().map(to_entry).collect();
-            self.number_by_hash = self.nodes.iter().map(|node| name_hash(&node.name)).zip(0..).collect();
+            self.number_by_hash = self
+                .nodes
+                .iter()
+                .map(|node| name_hash(&node.name))
+                .zip(0..)
+                .collect();
             self.number_by_hash.sort_unstable();
         }
         has_same_nodes
@@ -56,10 +66,15 @@ impl NodeTable {
     /// Returns the number of a node; `None` if it has not published a state.
     pub(crate) fn find_number(&self, name: &str) -> Option<usize> {
         let hash = name_hash(name);
-        let first_position = self.number_by_hash.partition_point(|(entry_hash, _)| *entry_hash < hash);
-        let equal_entries =
-            self.number_by_hash[first_position..].iter().take_while(|(entry_hash, _)| *entry_hash == hash);
-        equal_entries.map(|&(_, number)| number).find(|&number| self.nodes[number].name == name)
+        let first_position = self
+            .number_by_hash
+            .partition_point(|(entry_hash, _)| *entry_hash < hash);
+        let equal_entries = self.number_by_hash[first_position..]
+            .iter()
+            .take_while(|(entry_hash, _)| *entry_hash == hash);
+        equal_entries
+            .map(|&(_, number)| number)
+            .find(|&number| self.nodes[number].name == name)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &NodeEntry> {
@@ -80,7 +95,9 @@ impl NodeTable {
 
 /// Returns the FNV-1a hash of a node's name.
 fn name_hash(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -89,7 +106,10 @@ mod tests {
     use crate::scorer::tests::empty_node;
 
     fn sample_states(names: &[&str], caches: usize) -> BTreeMap<String, (f64, NodeCacheState)> {
-        names.iter().map(|name| (name.to_string(), (1.0, empty_node(caches)))).collect()
+        names
+            .iter()
+            .map(|name| (name.to_string(), (1.0, empty_node(caches))))
+            .collect()
     }
 
     /// Is every node found by its name, and does its version change with the state but not with time?
@@ -97,16 +117,28 @@ mod tests {
     fn a_nodes_version_changes_with_its_state_only() {
         let mut table = NodeTable::default();
         assert!(!table.publish(sample_states(&["a", "b", "node-10"], 1)));
-        let node_versions = |table: &NodeTable| table.nodes.iter().map(|node| node.version).collect::<Vec<_>>();
+        let node_versions = |table: &NodeTable| {
+            table
+                .nodes
+                .iter()
+                .map(|node| node.version)
+                .collect::<Vec<_>>()
+        };
         let name_of = |name: &str| Some(table.node(table.find_number(name)?).name.clone());
-        assert_eq!((name_of("b").as_deref(), name_of("node-1")), (Some("b"), None));
+        assert_eq!(
+            (name_of("b").as_deref(), name_of("node-1")),
+            (Some("b"), None)
+        );
         let mut next = sample_states(&["a", "b", "node-10"], 1);
         next.get_mut("a").unwrap().0 = 2.0;
         next.get_mut("b").unwrap().1 = empty_node(2);
         assert!(table.publish(next));
         table.increment_version("node-10");
         table.increment_version("unknown");
-        assert_eq!((node_versions(&table), table.node(0).published_at), (vec![1, 2, 2], 2.0));
+        assert_eq!(
+            (node_versions(&table), table.node(0).published_at),
+            (vec![1, 2, 2], 2.0)
+        );
         assert!(!table.publish(sample_states(&["a", "b"], 2)));
         assert_eq!((table.len(), node_versions(&table)), (2, vec![1, 1]));
     }

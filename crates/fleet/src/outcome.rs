@@ -16,14 +16,21 @@ pub struct SlowdownHistogram {
 
 impl Default for SlowdownHistogram {
     fn default() -> Self {
-        SlowdownHistogram { counts: vec![0; CLASS_COUNT] }
+        SlowdownHistogram {
+            counts: vec![0; CLASS_COUNT],
+        }
     }
 }
 
 /// The form of a histogram in files: a list of the classes that have samples, each with the number of samples.
 impl From<SlowdownHistogram> for Vec<(usize, u64)> {
     fn from(histogram: SlowdownHistogram) -> Self {
-        histogram.counts.into_iter().enumerate().filter(|(_, count)| *count > 0).collect()
+        histogram
+            .counts
+            .into_iter()
+            .enumerate()
+            .filter(|(_, count)| *count > 0)
+            .collect()
     }
 }
 
@@ -40,13 +47,17 @@ impl From<Vec<(usize, u64)>> for SlowdownHistogram {
 impl SlowdownHistogram {
     /// Adds one sample; a speed-up counts as a slowdown of 0.
     pub fn add(&mut self, percent: f64) {
-        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASS_COUNT - 1) as f64) as usize;
+        let class =
+            libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASS_COUNT - 1) as f64) as usize;
         self.counts[class] += 1;
     }
 
     /// Adds all samples of another histogram.
     pub fn merge(&mut self, other: &Self) {
-        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
+        self.counts
+            .iter_mut()
+            .zip(&other.counts)
+            .for_each(|(sum, count)| *sum += count);
     }
 
     /// Returns the number of samples.
@@ -63,12 +74,15 @@ impl SlowdownHistogram {
             cumulative_count += count;
             cumulative_count >= target_count
         });
-        class.filter(|_| samples > 0).map(|class| libm::round(class as f64) / 10.0)
+        class
+            .filter(|_| samples > 0)
+            .map(|class| libm::round(class as f64) / 10.0)
     }
 
     /// Returns the share of the samples that do not exceed a slowdown; `None` without samples.
     pub fn share_up_to(&self, percent: f64) -> Option<f64> {
-        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASS_COUNT - 1) as f64) as usize;
+        let class =
+            libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASS_COUNT - 1) as f64) as usize;
         let samples = self.sample_count();
         (samples > 0).then(|| self.counts[..=class].iter().sum::<u64>() as f64 / samples as f64)
     }
@@ -168,6 +182,9 @@ mod tests {
         assert_eq!(histogram.share_up_to(25.0), Some(0.25));
         histogram.add(-3.0);
         histogram.add(f64::INFINITY);
-        assert_eq!((histogram.percentile(0.0), histogram.percentile(1.0)), (Some(0.0), Some(1000.0)));
+        assert_eq!(
+            (histogram.percentile(0.0), histogram.percentile(1.0)),
+            (Some(0.0), Some(1000.0))
+        );
     }
 }

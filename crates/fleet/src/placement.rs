@@ -68,9 +68,16 @@ pub fn choose_host(
         }),
         PlacementPolicy::Misses => {
             let fill_rate = |index: usize| hosts[index].fill_bytes_per_second();
-            let max_rate = fitting_hosts.iter().map(|&index| fill_rate(index)).fold(0.0, f64::max);
+            let max_rate = fitting_hosts
+                .iter()
+                .map(|&index| fill_rate(index))
+                .fold(0.0, f64::max);
             let miss_score = |index: usize| {
-                if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - fill_rate(index) / max_rate) } else { 0.0 }
+                if max_rate > 0.0 {
+                    f64::from(MAX_SCORE) * (1.0 - fill_rate(index) / max_rate)
+                } else {
+                    0.0
+                }
             };
             best_by(&|candidate| {
                 free_percent(fitting_hosts[candidate])
@@ -78,7 +85,10 @@ pub fn choose_host(
             })
         }
         PlacementPolicy::Forecast => {
-            let node_forecasts = forecast_nodes(service, fitting_hosts.iter().map(|&index| Some(&hosts[index].state)));
+            let node_forecasts = forecast_nodes(
+                service,
+                fitting_hosts.iter().map(|&index| Some(&hosts[index].state)),
+            );
             let keeps_known_limits = passes_filter(&node_forecasts);
             let scores = score_nodes(service, &node_forecasts);
             best_by(&|candidate| {

@@ -42,13 +42,22 @@ impl PlacementLedger {
 
     /// Drops expired guesses, and returns their nodes.
     pub(crate) fn drop_expired(&mut self, now: f64) -> Vec<String> {
-        let is_live = |guess: &PlacementGuess| (0.0..=GUESS_SECONDS).contains(&(now - guess.created_at));
+        let is_live =
+            |guess: &PlacementGuess| (0.0..=GUESS_SECONDS).contains(&(now - guess.created_at));
         let mut nodes = Vec::new();
         // Guesses in the future also expire, because the clock may have been set backward.
-        while let Some((&number, _)) = self.guesses.first_key_value().filter(|(_, guess)| !is_live(guess)) {
+        while let Some((&number, _)) = self
+            .guesses
+            .first_key_value()
+            .filter(|(_, guess)| !is_live(guess))
+        {
             nodes.extend(self.remove(number));
         }
-        while let Some((&number, _)) = self.guesses.last_key_value().filter(|(_, guess)| !is_live(guess)) {
+        while let Some((&number, _)) = self
+            .guesses
+            .last_key_value()
+            .filter(|(_, guess)| !is_live(guess))
+        {
             nodes.extend(self.remove(number));
         }
         nodes
@@ -56,18 +65,27 @@ impl PlacementLedger {
 
     /// Drops the guesses that the states of their nodes contain by now, and returns their nodes. If they were kept until
     /// they expire, a pod would count twice.
-    pub(crate) fn drop_published(&mut self, published_at: impl Fn(&str) -> Option<f64>) -> Vec<String> {
+    pub(crate) fn drop_published(
+        &mut self,
+        published_at: impl Fn(&str) -> Option<f64>,
+    ) -> Vec<String> {
         let is_published = |guess: &PlacementGuess| {
-            published_at(&guess.node).is_some_and(|published_at| published_at - guess.created_at >= START_SECONDS)
+            published_at(&guess.node)
+                .is_some_and(|published_at| published_at - guess.created_at >= START_SECONDS)
         };
         let guesses = self.guesses.iter().filter(|(_, guess)| is_published(guess));
         let numbers: Vec<u64> = guesses.map(|(&number, _)| number).collect();
-        numbers.into_iter().filter_map(|number| self.remove(number)).collect()
+        numbers
+            .into_iter()
+            .filter_map(|number| self.remove(number))
+            .collect()
     }
 
     /// Returns the node that the guess for a pod names.
     pub(crate) fn node_of(&self, pod: &str) -> Option<&str> {
-        self.guesses.get(self.number_by_pod.get(pod)?).map(|guess| guess.node.as_str())
+        self.guesses
+            .get(self.number_by_pod.get(pod)?)
+            .map(|guess| guess.node.as_str())
     }
 
     /// Drops the guess for a pod, and returns its node.
@@ -92,24 +110,37 @@ impl PlacementLedger {
     /// returned.
     pub(crate) fn insert_guess(&mut self, guess: PlacementGuess) -> Option<String> {
         let oldest = self.guesses.first_key_value().map(|(&number, _)| number);
-        let node_of_dropped_guess =
-            oldest.filter(|_| self.guesses.len() >= MAX_GUESSES).and_then(|oldest| self.remove(oldest));
+        let node_of_dropped_guess = oldest
+            .filter(|_| self.guesses.len() >= MAX_GUESSES)
+            .and_then(|oldest| self.remove(oldest));
         self.last_number += 1;
-        self.number_by_pod.insert(guess.pod.clone(), self.last_number);
-        self.numbers_by_node.entry(guess.node.clone()).or_default().push(self.last_number);
+        self.number_by_pod
+            .insert(guess.pod.clone(), self.last_number);
+        self.numbers_by_node
+            .entry(guess.node.clone())
+            .or_default()
+            .push(self.last_number);
         self.guesses.insert(self.last_number, guess);
         node_of_dropped_guess
     }
 
     /// Returns the guesses for a node, except that of the pod itself.
-    fn other_guesses<'a>(&'a self, node: &str, pod: &'a str) -> impl Iterator<Item = &'a PlacementGuess> {
+    fn other_guesses<'a>(
+        &'a self,
+        node: &str,
+        pod: &'a str,
+    ) -> impl Iterator<Item = &'a PlacementGuess> {
         let numbers = self.numbers_by_node.get(node).into_iter().flatten();
-        numbers.filter_map(|number| self.guesses.get(number)).filter(move |guess| guess.pod != pod)
+        numbers
+            .filter_map(|number| self.guesses.get(number))
+            .filter(move |guess| guess.pod != pod)
     }
 
     /// Returns the busy CPUs of the placements in flight on a node, except those of the pod itself.
     pub(crate) fn busy_cpus(&self, node: &str, pod: &str) -> f64 {
-        self.other_guesses(node, pod).map(|guess| guess.busy_cpus).sum()
+        self.other_guesses(node, pod)
+            .map(|guess| guess.busy_cpus)
+            .sum()
     }
 
     /// Returns a node's state with the placements in flight added, except that of the pod itself.
@@ -123,8 +154,9 @@ impl PlacementLedger {
         for guess in self.other_guesses(node, pod) {
             if let Some(cache) = adjusted_state.to_mut().caches.get_mut(guess.cache) {
                 cache.busy_cpus += guess.busy_cpus;
-                cache.fill_bytes_per_second =
-                    cache.fill_bytes_per_second.map(|fills| fills + guess.fill_bytes_per_second);
+                cache.fill_bytes_per_second = cache
+                    .fill_bytes_per_second
+                    .map(|fills| fills + guess.fill_bytes_per_second);
                 cache.occupancy_bytes = (cache.occupancy_bytes + guess.bytes).min(cache.size_bytes);
                 let bandwidth_left = cache.bandwidth_left_bytes_per_second;
                 cache.bandwidth_left_bytes_per_second =
@@ -162,7 +194,10 @@ mod tests {
         let state_at = |time: f64| move |node: &str| (node == "a").then_some(time);
         assert!(ledger.drop_published(state_at(109.0)).is_empty());
         assert_eq!(ledger.drop_published(state_at(112.0)), ["a"]);
-        assert_eq!((ledger.len(), ledger.node_of("1"), ledger.node_of("2")), (2, None, Some("a")));
+        assert_eq!(
+            (ledger.len(), ledger.node_of("1"), ledger.node_of("2")),
+            (2, None, Some("a"))
+        );
     }
 
     /// Do guesses expire by time, even if the clock is set back, and by number, and is the node of each returned?
@@ -173,14 +208,28 @@ mod tests {
         ledger.insert_guess(sample_guess("2", "a", 110.0));
         ledger.insert_guess(sample_guess("3", "b", 120.0));
         let state = empty_node(1);
-        assert_eq!(ledger.adjusted_state("a", &state, "1").caches[0].busy_cpus, state.caches[0].busy_cpus + 1.0);
+        assert_eq!(
+            ledger.adjusted_state("a", &state, "1").caches[0].busy_cpus,
+            state.caches[0].busy_cpus + 1.0
+        );
         assert_eq!(ledger.drop_expired(141.0), ["a"]);
         assert_eq!(ledger.drop_expired(115.0), ["b"]);
-        assert_eq!((ledger.len(), ledger.node_of("2"), ledger.node_of("3")), (1, Some("a"), None));
+        assert_eq!(
+            (ledger.len(), ledger.node_of("2"), ledger.node_of("3")),
+            (1, Some("a"), None)
+        );
         for pod in 0..MAX_GUESSES - 1 {
-            assert_eq!(ledger.insert_guess(sample_guess(&format!("pod-{pod}"), "c", 120.0)), None);
+            assert_eq!(
+                ledger.insert_guess(sample_guess(&format!("pod-{pod}"), "c", 120.0)),
+                None
+            );
         }
-        assert_eq!(ledger.insert_guess(sample_guess("last", "c", 120.0)).as_deref(), Some("a"));
+        assert_eq!(
+            ledger
+                .insert_guess(sample_guess("last", "c", 120.0))
+                .as_deref(),
+            Some("a")
+        );
         assert_eq!(ledger.len(), MAX_GUESSES);
     }
 }

@@ -65,16 +65,35 @@ impl WorkloadProfile {
     /// # Errors
     /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FieldError> {
-        check_range("base_cycles_per_instr", self.base_cycles_per_instr, 0.05, 100.0)?;
-        check_range("stall_cycles_per_miss", self.stall_cycles_per_miss, 0.0, 100_000.0)?;
-        check_range("references_per_kilo_instr", self.references_per_kilo_instr, 0.0, 1000.0)?;
+        check_range(
+            "base_cycles_per_instr",
+            self.base_cycles_per_instr,
+            0.05,
+            100.0,
+        )?;
+        check_range(
+            "stall_cycles_per_miss",
+            self.stall_cycles_per_miss,
+            0.0,
+            100_000.0,
+        )?;
+        check_range(
+            "references_per_kilo_instr",
+            self.references_per_kilo_instr,
+            0.0,
+            1000.0,
+        )?;
         check_range("write_share", self.write_share, 0.0, 1.0)?;
         if let Some(certainty) = self.certainty {
             check_range("certainty", certainty, 0.0, 1.0)?;
         }
         if self.curve.is_empty() || self.curve.len() > MAX_CURVE_POINTS {
             let expected = format!("1 to {MAX_CURVE_POINTS} points");
-            return Err(FieldError::new("curve", format!("{} points", self.curve.len()), expected));
+            return Err(FieldError::new(
+                "curve",
+                format!("{} points", self.curve.len()),
+                expected,
+            ));
         }
         for (index, point) in self.curve.iter().enumerate() {
             check_range(&format!("curve[{index}].bytes"), point.bytes, 1.0, 1e15)?;
@@ -87,7 +106,11 @@ impl WorkloadProfile {
             )?;
         }
         if !self.curve.is_sorted_by(|a, b| a.bytes < b.bytes) {
-            return Err(FieldError::new("curve", "sizes out of order", "ascending sizes, each once"));
+            return Err(FieldError::new(
+                "curve",
+                "sizes out of order",
+                "ascending sizes, each once",
+            ));
         }
         Ok(())
     }
@@ -96,7 +119,10 @@ impl WorkloadProfile {
     pub fn misses_per_instr(&self, bytes: f64) -> f64 {
         let upper_index = self.curve.partition_point(|point| point.bytes <= bytes);
         let (low, misses_low) = match upper_index.checked_sub(1) {
-            Some(index) => (self.curve[index].bytes, self.curve[index].misses_per_kilo_instr),
+            Some(index) => (
+                self.curve[index].bytes,
+                self.curve[index].misses_per_kilo_instr,
+            ),
             None => (0.0, self.references_per_kilo_instr),
         };
         let misses_per_kilo_instr = match self.curve.get(upper_index) {
@@ -128,7 +154,10 @@ impl WorkloadProfile {
     /// infinite footprint, because it fills lines as long as it runs.
     pub fn footprint_bytes(&self) -> f64 {
         let max_misses_per_kilo_instr = NEGLIGIBLE_MISS_RATIO * self.references_per_kilo_instr;
-        let fitting_point = self.curve.iter().find(|point| point.misses_per_kilo_instr <= max_misses_per_kilo_instr);
+        let fitting_point = self
+            .curve
+            .iter()
+            .find(|point| point.misses_per_kilo_instr <= max_misses_per_kilo_instr);
         fitting_point.map_or(f64::INFINITY, |point| point.bytes)
     }
 
@@ -200,13 +229,22 @@ impl ReferenceMix {
     /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FieldError> {
         for (index, set) in self.working_sets.iter().enumerate() {
-            check_range(&format!("working_sets[{index}].bytes"), set.bytes, LINE_BYTES, 1e15)?;
+            check_range(
+                &format!("working_sets[{index}].bytes"),
+                set.bytes,
+                LINE_BYTES,
+                1e15,
+            )?;
             check_range(&format!("working_sets[{index}].share"), set.share, 0.0, 1.0)?;
         }
         let sum: f64 = self.working_sets.iter().map(|set| set.share).sum();
         if self.working_sets.len() > 16 || sum > 1.0 + 1e-9 {
             let sets = format!("{} sets with shares of {sum}", self.working_sets.len());
-            return Err(FieldError::new("working_sets", sets, "at most 16, with shares of at most 1 together"));
+            return Err(FieldError::new(
+                "working_sets",
+                sets,
+                "at most 16, with shares of at most 1 together",
+            ));
         }
         self.profile().check()
     }
@@ -215,16 +253,21 @@ impl ReferenceMix {
     /// time in which the mix touches as many lines as the cache holds.
     pub fn miss_ratio(&self, bytes: f64) -> f64 {
         let lines = bytes / LINE_BYTES;
-        let stream_share = (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
+        let stream_share =
+            (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
         let touched_lines = |time: f64| {
             let touched_lines_of_set = |set: &WorkingSet| {
                 let size = set.bytes / LINE_BYTES;
                 size * -libm::expm1(-set.share * time / size)
             };
-            self.working_sets.iter().map(touched_lines_of_set).sum::<f64>() + stream_share * time
+            self.working_sets
+                .iter()
+                .map(touched_lines_of_set)
+                .sum::<f64>()
+                + stream_share * time
         };
-        let fits_completely =
-            stream_share <= 0.0 && self.working_sets.iter().map(|set| set.bytes).sum::<f64>() <= bytes;
+        let fits_completely = stream_share <= 0.0
+            && self.working_sets.iter().map(|set| set.bytes).sum::<f64>() <= bytes;
         if fits_completely {
             return 0.0;
         }
@@ -234,9 +277,15 @@ impl ReferenceMix {
         }
         for _ in 0..60 {
             let middle_time = 0.5 * (low_time + high_time);
-            if touched_lines(middle_time) < lines { low_time = middle_time } else { high_time = middle_time }
+            if touched_lines(middle_time) < lines {
+                low_time = middle_time
+            } else {
+                high_time = middle_time
+            }
         }
-        let misses_of_set = |set: &WorkingSet| set.share * libm::exp(-set.share * low_time / (set.bytes / LINE_BYTES));
+        let misses_of_set = |set: &WorkingSet| {
+            set.share * libm::exp(-set.share * low_time / (set.bytes / LINE_BYTES))
+        };
         (self.working_sets.iter().map(misses_of_set).sum::<f64>() + stream_share).min(1.0)
     }
 
@@ -244,7 +293,10 @@ impl ReferenceMix {
     pub fn profile(&self) -> WorkloadProfile {
         let miss_point = |index: u32| {
             let bytes = 32_768.0 * libm::exp2(f64::from(index) / 2.0);
-            MissPoint { bytes, misses_per_kilo_instr: self.references_per_kilo_instr * self.miss_ratio(bytes) }
+            MissPoint {
+                bytes,
+                misses_per_kilo_instr: self.references_per_kilo_instr * self.miss_ratio(bytes),
+            }
         };
         WorkloadProfile {
             base_cycles_per_instr: self.base_cycles_per_instr,
@@ -266,7 +318,10 @@ pub(crate) mod tests {
             base_cycles_per_instr: 0.6,
             stall_cycles_per_miss: 100.0,
             references_per_kilo_instr: references,
-            working_sets: sets.iter().map(|&(bytes, share)| WorkingSet { bytes, share }).collect(),
+            working_sets: sets
+                .iter()
+                .map(|&(bytes, share)| WorkingSet { bytes, share })
+                .collect(),
             write_share: 0.3,
         }
     }
@@ -278,10 +333,16 @@ pub(crate) mod tests {
     fn a_uniform_working_set_misses_by_the_share_that_is_absent() {
         let uniform = mix_of(10.0, &[(8.0 * MIB, 1.0)]);
         for mib in [1.0, 2.0, 4.0, 6.0] {
-            assert!((uniform.miss_ratio(mib * MIB) - (1.0 - mib / 8.0)).abs() < 1e-6, "{mib}");
+            assert!(
+                (uniform.miss_ratio(mib * MIB) - (1.0 - mib / 8.0)).abs() < 1e-6,
+                "{mib}"
+            );
         }
         assert_eq!(uniform.miss_ratio(8.0 * MIB), 0.0);
-        assert!((mix_of(10.0, &[]).miss_ratio(MIB) - 1.0).abs() < 1e-12, "a stream always misses");
+        assert!(
+            (mix_of(10.0, &[]).miss_ratio(MIB) - 1.0).abs() < 1e-12,
+            "a stream always misses"
+        );
     }
 
     /// Is every curve monotonic, and does a profile reproduce its points?
@@ -289,9 +350,17 @@ pub(crate) mod tests {
     fn curves_are_monotonic_and_reproduce_their_points() {
         let profile = mix_of(20.0, &[(MIB, 0.6), (30.0 * MIB, 0.3)]).profile();
         profile.check().unwrap();
-        assert!(profile.curve.is_sorted_by(|a, b| a.misses_per_kilo_instr >= b.misses_per_kilo_instr));
+        assert!(
+            profile
+                .curve
+                .is_sorted_by(|a, b| a.misses_per_kilo_instr >= b.misses_per_kilo_instr)
+        );
         for point in &profile.curve {
-            assert!((profile.misses_per_instr(point.bytes) * 1000.0 - point.misses_per_kilo_instr).abs() < 1e-12);
+            assert!(
+                (profile.misses_per_instr(point.bytes) * 1000.0 - point.misses_per_kilo_instr)
+                    .abs()
+                    < 1e-12
+            );
         }
         assert_eq!(profile.misses_per_instr(0.0), 0.02);
     }
@@ -306,10 +375,22 @@ pub(crate) mod tests {
             damaged.check().unwrap_err().field
         };
         assert_eq!(refused_field(|bad| bad.curve.clear()), "curve");
-        assert_eq!(refused_field(|bad| bad.curve[1].bytes = f64::NAN), "curve[1].bytes");
-        assert_eq!(refused_field(|bad| bad.curve[2].misses_per_kilo_instr = 1e9), "curve[2].misses_per_kilo_instr");
+        assert_eq!(
+            refused_field(|bad| bad.curve[1].bytes = f64::NAN),
+            "curve[1].bytes"
+        );
+        assert_eq!(
+            refused_field(|bad| bad.curve[2].misses_per_kilo_instr = 1e9),
+            "curve[2].misses_per_kilo_instr"
+        );
         assert_eq!(refused_field(|bad| bad.curve.swap(0, 1)), "curve");
         assert_eq!(refused_field(|bad| bad.certainty = Some(2.0)), "certainty");
-        assert_eq!(mix_of(20.0, &[(MIB, 0.6), (MIB, 0.6)]).check().unwrap_err().field, "working_sets");
+        assert_eq!(
+            mix_of(20.0, &[(MIB, 0.6), (MIB, 0.6)])
+                .check()
+                .unwrap_err()
+                .field,
+            "working_sets"
+        );
     }
 }

@@ -204,7 +204,10 @@ pub struct MoveSpec {
 
 impl Default for MoveSpec {
     fn default() -> Self {
-        MoveSpec { max_per_step: 10, seconds: 30.0 }
+        MoveSpec {
+            max_per_step: 10,
+            seconds: 30.0,
+        }
     }
 }
 
@@ -224,7 +227,12 @@ pub struct PowerSpec {
 
 impl Default for PowerSpec {
     fn default() -> Self {
-        PowerSpec { sleep_watts: 15.0, idle_watts: 110.0, busy_watts: 380.0, watts_per_gb_per_second: 0.4 }
+        PowerSpec {
+            sleep_watts: 15.0,
+            idle_watts: 110.0,
+            busy_watts: 380.0,
+            watts_per_gb_per_second: 0.4,
+        }
     }
 }
 
@@ -264,7 +272,12 @@ impl FleetSpec {
     pub fn check(&self) -> Result<(), FieldError> {
         check_range("hosts", f64::from(self.hosts), 1.0, f64::from(MAX_HOSTS))?;
         check_range("hours", self.hours, 0.01, MAX_HOURS)?;
-        check_range("services_per_host", self.services_per_host, 0.01, MAX_SERVICES_PER_HOST)?;
+        check_range(
+            "services_per_host",
+            self.services_per_host,
+            0.01,
+            MAX_SERVICES_PER_HOST,
+        )?;
         check_range("step_minutes", self.step_minutes, 1.0, 240.0)?;
         check_range("cell_hosts", f64::from(self.cell_hosts), 1.0, 1000.0)?;
         if let Some(bytes) = self.host_memory_bytes {
@@ -274,20 +287,35 @@ impl FleetSpec {
             check_range("promise_percent", percent, 0.0, 100.0)?;
         }
         if self.policies.is_empty() || self.nodes.is_empty() {
-            let field = if self.policies.is_empty() { "policies" } else { "nodes" };
+            let field = if self.policies.is_empty() {
+                "policies"
+            } else {
+                "nodes"
+            };
             return Err(FieldError::new(field, "an empty list", "one or more"));
         }
         if self.services.len() > MAX_KINDS {
-            return Err(FieldError::new("services", self.services.len(), "at most 10 000 kinds"));
+            return Err(FieldError::new(
+                "services",
+                self.services.len(),
+                "at most 10 000 kinds",
+            ));
         }
         if self.services.is_empty() && self.draw.is_none() && self.cluster.is_none() {
-            return Err(FieldError::new("services", "none", "[[services]], [draw] or cluster"));
+            return Err(FieldError::new(
+                "services",
+                "none",
+                "[[services]], [draw] or cluster",
+            ));
         }
         for (index, service) in self.services.iter().enumerate() {
-            service.check().map_err(|error| error.with_path_prefix(&format!("services[{index}]")))?;
+            service
+                .check()
+                .map_err(|error| error.with_path_prefix(&format!("services[{index}]")))?;
         }
         if let Some(draw) = &self.draw {
-            draw.check().map_err(|error| error.with_path_prefix("draw"))?;
+            draw.check()
+                .map_err(|error| error.with_path_prefix("draw"))?;
         }
         check_range("moves.seconds", self.moves.seconds, 0.0, 86_400.0)?;
         let power = &self.power;
@@ -295,7 +323,10 @@ impl FleetSpec {
             ("power.sleep_watts", power.sleep_watts),
             ("power.idle_watts", power.idle_watts),
             ("power.busy_watts", power.busy_watts),
-            ("power.watts_per_gb_per_second", power.watts_per_gb_per_second),
+            (
+                "power.watts_per_gb_per_second",
+                power.watts_per_gb_per_second,
+            ),
         ] {
             check_range(field, watts, 0.0, 100_000.0)?;
         }
@@ -324,27 +355,45 @@ impl ServiceSpec {
             check_range("lifetime_hours", hours, 0.01, 1e6)?;
         }
         check_range("weight", self.weight, 1e-6, 1e6)?;
-        let sources = [self.profile.is_some(), self.profile_file.is_some(), self.references.is_some()];
+        let sources = [
+            self.profile.is_some(),
+            self.profile_file.is_some(),
+            self.references.is_some(),
+        ];
         if sources.iter().filter(|is_given| **is_given).count() > 1 {
-            return Err(FieldError::new("profile", "several sources", "one of profile, profile_file and references"));
+            return Err(FieldError::new(
+                "profile",
+                "several sources",
+                "one of profile, profile_file and references",
+            ));
         }
         if let Some(profile) = &self.profile {
-            profile.check().map_err(|error| error.with_path_prefix("profile"))?;
+            profile
+                .check()
+                .map_err(|error| error.with_path_prefix("profile"))?;
         }
         if let Some(references) = &self.references {
-            references.check().map_err(|error| error.with_path_prefix("references"))?;
+            references
+                .check()
+                .map_err(|error| error.with_path_prefix("references"))?;
         }
         Ok(())
     }
 
     /// Returns the kind of service that this entry describes. A profile file must have been read into `profile` before.
     pub fn kind(&self) -> FleetService {
-        let profile = self.profile.clone().or_else(|| self.references.as_ref().map(ReferenceMix::profile));
+        let profile = self
+            .profile
+            .clone()
+            .or_else(|| self.references.as_ref().map(ReferenceMix::profile));
         FleetService {
             name: self.name.clone(),
             cpus: self.cpus,
             memory_bytes: self.memory_bytes,
-            threads: self.threads.unwrap_or_else(|| libm::ceil(self.cpus) as u16).max(1),
+            threads: self
+                .threads
+                .unwrap_or_else(|| libm::ceil(self.cpus) as u16)
+                .max(1),
             busy_cpus: self.cpus * self.load,
             daily_swing: self.daily_swing,
             peak_hour: self.peak_hour,
@@ -365,13 +414,33 @@ impl DrawSpec {
             ("load", self.load, 0.001, 1.0),
             ("daily_swing", self.daily_swing, 0.0, 1.0),
             ("lifetime_hours", self.lifetime_hours, 0.01, 1e6),
-            ("base_cycles_per_instr", self.base_cycles_per_instr, 0.05, 100.0),
-            ("stall_cycles_per_miss", self.stall_cycles_per_miss, 1e-3, 100_000.0),
-            ("references_per_kilo_instr", self.references_per_kilo_instr, 1e-6, 1000.0),
+            (
+                "base_cycles_per_instr",
+                self.base_cycles_per_instr,
+                0.05,
+                100.0,
+            ),
+            (
+                "stall_cycles_per_miss",
+                self.stall_cycles_per_miss,
+                1e-3,
+                100_000.0,
+            ),
+            (
+                "references_per_kilo_instr",
+                self.references_per_kilo_instr,
+                1e-6,
+                1000.0,
+            ),
             ("working_set_bytes", self.working_set_bytes, 64.0, 1e13),
             ("working_set_share", self.working_set_share, 0.0, 1.0),
             ("stream_share", self.stream_share, 0.0, 1.0),
-            ("max_slowdown_percent", self.max_slowdown_percent, 0.0, 10_000.0),
+            (
+                "max_slowdown_percent",
+                self.max_slowdown_percent,
+                0.0,
+                10_000.0,
+            ),
         ] {
             check_range(&format!("{field}[0]"), low, min, max)?;
             check_range(&format!("{field}[1]"), high, low, max)?;

@@ -153,7 +153,10 @@ impl<'a> FleetStudy<'a> {
             Some(next_profile - 1)
         });
         let profiles = profiles.collect();
-        let known_profiles: Vec<_> = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
+        let known_profiles: Vec<_> = kinds
+            .iter()
+            .filter_map(|kind| kind.profile.clone())
+            .collect();
         let solvers = machines
             .iter()
             .map(|machine| CoRunSolver::new(machine, known_profiles.clone()))
@@ -162,17 +165,30 @@ impl<'a> FleetStudy<'a> {
         for change in std::iter::once(&FleetChange::None).chain(changes) {
             for &node in &spec.nodes {
                 let policies = spec.policies.iter();
-                variants.extend(policies.map(|&policy| FleetVariant { policy, node, change: change.clone() }));
+                variants.extend(policies.map(|&policy| FleetVariant {
+                    policy,
+                    node,
+                    change: change.clone(),
+                }));
             }
         }
-        Ok(FleetStudy { spec, solvers, kinds, profiles, pods, variants })
+        Ok(FleetStudy {
+            spec,
+            solvers,
+            kinds,
+            profiles,
+            pods,
+            variants,
+        })
     }
 
     /// Returns the number of hosts of each cell.
     fn hosts_by_cell(&self) -> Vec<u32> {
         let cell_count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
         (0..cell_count)
-            .map(|cell| self.spec.hosts / cell_count + u32::from(cell < self.spec.hosts % cell_count))
+            .map(|cell| {
+                self.spec.hosts / cell_count + u32::from(cell < self.spec.hosts % cell_count)
+            })
             .collect()
     }
 
@@ -180,11 +196,23 @@ impl<'a> FleetStudy<'a> {
         match self.pods {
             None => {
                 let running_count = self.spec.services_per_host * f64::from(hosts_by_cell[cell]);
-                draw_lives(self.kinds, running_count, self.spec.hours, self.spec.seed, cell as u32)
+                draw_lives(
+                    self.kinds,
+                    running_count,
+                    self.spec.hours,
+                    self.spec.seed,
+                    cell as u32,
+                )
             }
             Some(pods) => {
                 let cell_pods = pods.iter().skip(cell).step_by(hosts_by_cell.len());
-                cell_pods.map(|&kind| ServiceLife { kind, arrival_hour: 0.0, departure_hour: f64::INFINITY }).collect()
+                cell_pods
+                    .map(|&kind| ServiceLife {
+                        kind,
+                        arrival_hour: 0.0,
+                        departure_hour: f64::INFINITY,
+                    })
+                    .collect()
             }
         }
     }
@@ -199,14 +227,22 @@ impl<'a> FleetStudy<'a> {
             FleetChange::Partition(partitions) => partitions,
             _ => self.spec.partition,
         };
-        let model =
-            HostModel { solver, kinds: self.kinds, profiles: &self.profiles, policy: variant.node, can_partition };
+        let model = HostModel {
+            solver,
+            kinds: self.kinds,
+            profiles: &self.profiles,
+            policy: variant.node,
+            can_partition,
+        };
         CellSetup {
             model,
             policy: variant.policy,
             capacity: HostCapacity {
                 cpus: f64::from(machine.cpus()),
-                memory_bytes: self.spec.host_memory_bytes.unwrap_or(machine.memory.size_bytes as f64),
+                memory_bytes: self
+                    .spec
+                    .host_memory_bytes
+                    .unwrap_or(machine.memory.size_bytes as f64),
             },
             hosts,
             hours: self.spec.hours,
@@ -218,11 +254,17 @@ impl<'a> FleetStudy<'a> {
 
     /// Returns the name of a variant: the policy, `+auto` if nodes place services, and the change.
     fn variant_name(&self, variant: &FleetVariant) -> String {
-        let node_suffix = if variant.node == NodePolicy::Auto { "+auto" } else { "" };
+        let node_suffix = if variant.node == NodePolicy::Auto {
+            "+auto"
+        } else {
+            ""
+        };
         let change_suffix = match variant.change {
             FleetChange::None => String::new(),
             FleetChange::OneMoreHost => ", one more host".to_string(),
-            FleetChange::OtherMachine(machine) => format!(", {}", self.solvers[machine].host().name),
+            FleetChange::OtherMachine(machine) => {
+                format!(", {}", self.solvers[machine].host().name)
+            }
             FleetChange::Partition(true) => ", partitioned".to_string(),
             FleetChange::Partition(false) => ", unpartitioned".to_string(),
         };
@@ -232,9 +274,11 @@ impl<'a> FleetStudy<'a> {
     /// Returns every part: the cells by variant, then the searches.
     pub fn parts(&self) -> Vec<FleetPart> {
         let (cell_count, variant_count) = (self.hosts_by_cell().len(), self.variants.len());
-        let cell_parts =
-            (0..variant_count).flat_map(|variant| (0..cell_count).map(move |cell| FleetPart::Cell { variant, cell }));
-        cell_parts.chain((0..variant_count).map(|variant| FleetPart::Search { variant })).collect()
+        let cell_parts = (0..variant_count)
+            .flat_map(|variant| (0..cell_count).map(move |cell| FleetPart::Cell { variant, cell }));
+        cell_parts
+            .chain((0..variant_count).map(|variant| FleetPart::Search { variant }))
+            .collect()
     }
 
     /// Runs one part; returns `None` if stopped. `known_outcomes` contains outcomes of other parts, which a search need
@@ -249,21 +293,31 @@ impl<'a> FleetStudy<'a> {
         match part {
             FleetPart::Cell { variant, cell } => {
                 let variant = &self.variants[variant];
-                let extra_hosts =
-                    u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == hosts_by_cell.len());
+                let extra_hosts = u32::from(
+                    variant.change == FleetChange::OneMoreHost && cell + 1 == hosts_by_cell.len(),
+                );
                 let lives = self.cell_lives(cell, &hosts_by_cell);
-                cell::run_cell(&self.cell_setup(variant, hosts_by_cell[cell] + extra_hosts), &lives, should_stop)
-                    .map(FleetPartOutcome::Cell)
+                cell::run_cell(
+                    &self.cell_setup(variant, hosts_by_cell[cell] + extra_hosts),
+                    &lives,
+                    should_stop,
+                )
+                .map(FleetPartOutcome::Cell)
             }
             FleetPart::Search { variant } => {
-                let first_cell_outcome =
-                    |variant: usize| match known_outcomes.get(&FleetPart::Cell { variant, cell: 0 }) {
-                        Some(FleetPartOutcome::Cell(outcome)) => Some(outcome.clone()),
-                        _ => match self.run_part(FleetPart::Cell { variant, cell: 0 }, known_outcomes, should_stop)? {
-                            FleetPartOutcome::Cell(outcome) => Some(outcome),
-                            FleetPartOutcome::Search(_) => None,
-                        },
-                    };
+                let first_cell_outcome = |variant: usize| match known_outcomes
+                    .get(&FleetPart::Cell { variant, cell: 0 })
+                {
+                    Some(FleetPartOutcome::Cell(outcome)) => Some(outcome.clone()),
+                    _ => match self.run_part(
+                        FleetPart::Cell { variant, cell: 0 },
+                        known_outcomes,
+                        should_stop,
+                    )? {
+                        FleetPartOutcome::Cell(outcome) => Some(outcome),
+                        FleetPartOutcome::Search(_) => None,
+                    },
+                };
                 let promise = match self.spec.promise_percent {
                     Some(percent) => Some(percent / 100.0),
                     None => first_cell_outcome(self.reference_variant())?.limit_kept_share(),
@@ -285,29 +339,52 @@ impl<'a> FleetStudy<'a> {
     /// constants of their model.
     pub(crate) fn initial_hosts(&self) -> (HostModel<'_>, Vec<FleetHost>) {
         let hosts_by_cell = self.hosts_by_cell();
-        let policy = self.spec.policies.first().copied().unwrap_or(PlacementPolicy::Requests);
-        let variant = FleetVariant { policy, node: NodePolicy::Off, change: FleetChange::None };
+        let policy = self
+            .spec
+            .policies
+            .first()
+            .copied()
+            .unwrap_or(PlacementPolicy::Requests);
+        let variant = FleetVariant {
+            policy,
+            node: NodePolicy::Off,
+            change: FleetChange::None,
+        };
         let setup = self.cell_setup(&variant, hosts_by_cell[0]);
-        let hosts = cell::initial_hosts(&setup, &self.cell_lives(0, &hosts_by_cell), 0.5 * setup.step_hours);
+        let hosts = cell::initial_hosts(
+            &setup,
+            &self.cell_lives(0, &hosts_by_cell),
+            0.5 * setup.step_hours,
+        );
         (setup.model, hosts)
     }
 
     /// Returns the index of the variant whose share of kept limits is promised.
     fn reference_variant(&self) -> usize {
-        self.variants.iter().position(|variant| variant.policy == PlacementPolicy::Requests).unwrap_or(0)
+        self.variants
+            .iter()
+            .position(|variant| variant.policy == PlacementPolicy::Requests)
+            .unwrap_or(0)
     }
 
     /// Runs every part in this process; returns `None` if stopped.
     pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
-        let (cell_parts, search_parts): (Vec<_>, Vec<_>) =
-            self.parts().into_iter().partition(|part| matches!(part, FleetPart::Cell { .. }));
+        let (cell_parts, search_parts): (Vec<_>, Vec<_>) = self
+            .parts()
+            .into_iter()
+            .partition(|part| matches!(part, FleetPart::Cell { .. }));
         let total_weight = cell_parts.len() + search_parts.len() * SEARCH_CELLS;
         let finished_weight = AtomicUsize::new(0);
         let mut known_outcomes = BTreeMap::new();
         for (group_parts, weight) in [(cell_parts, 1), (search_parts, SEARCH_CELLS)] {
             let outcomes = run_parallel(control.workers, group_parts.len(), &|index| {
-                let outcome = self.run_part(group_parts[index], &known_outcomes, &|| (control.should_stop)())?;
-                (control.report_progress)(finished_weight.fetch_add(weight, Ordering::Relaxed) + weight, total_weight);
+                let outcome = self.run_part(group_parts[index], &known_outcomes, &|| {
+                    (control.should_stop)()
+                })?;
+                (control.report_progress)(
+                    finished_weight.fetch_add(weight, Ordering::Relaxed) + weight,
+                    total_weight,
+                );
                 Some(outcome)
             })?;
             known_outcomes.extend(group_parts.into_iter().zip(outcomes));
@@ -318,18 +395,23 @@ impl<'a> FleetStudy<'a> {
     /// Combines the outcomes of all parts; returns `None` if one is missing.
     pub fn merge(&self, outcomes: &BTreeMap<FleetPart, FleetPartOutcome>) -> Option<FleetResult> {
         let hosts_by_cell = self.hosts_by_cell();
-        let cell_outcome = |variant: usize, cell: usize| match outcomes.get(&FleetPart::Cell { variant, cell })? {
-            FleetPartOutcome::Cell(outcome) => Some(outcome),
-            FleetPartOutcome::Search(_) => None,
+        let cell_outcome =
+            |variant: usize, cell: usize| match outcomes.get(&FleetPart::Cell { variant, cell })? {
+                FleetPartOutcome::Cell(outcome) => Some(outcome),
+                FleetPartOutcome::Search(_) => None,
+            };
+        let scale_to_fleet = |needed: u32| {
+            (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(hosts_by_cell[0]))
+                as u32
         };
-        let scale_to_fleet =
-            |needed: u32| (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(hosts_by_cell[0])) as u32;
         let merge_variant = |(index, variant): (usize, &FleetVariant)| {
             let mut total = CellOutcome::default();
             for cell in 0..hosts_by_cell.len() {
                 total.merge(cell_outcome(index, cell)?);
             }
-            let FleetPartOutcome::Search(search) = outcomes.get(&FleetPart::Search { variant: index })? else {
+            let FleetPartOutcome::Search(search) =
+                outcomes.get(&FleetPart::Search { variant: index })?
+            else {
                 return None;
             };
             Some(VariantOutcome {
@@ -340,12 +422,21 @@ impl<'a> FleetStudy<'a> {
                 searched: search.searched.clone(),
             })
         };
-        let variants = self.variants.iter().enumerate().map(merge_variant).collect::<Option<_>>()?;
+        let variants = self
+            .variants
+            .iter()
+            .enumerate()
+            .map(merge_variant)
+            .collect::<Option<_>>()?;
         let promise = match self.spec.promise_percent {
             Some(percent) => Some(percent / 100.0),
             None => cell_outcome(self.reference_variant(), 0)?.limit_kept_share(),
         };
-        Some(FleetResult { variants, promise, searched_hosts: hosts_by_cell[0] })
+        Some(FleetResult {
+            variants,
+            promise,
+            searched_hosts: hosts_by_cell[0],
+        })
     }
 
     /// Finds the smallest number of hosts of a cell that keeps the promise; returns `None` if stopped.
@@ -363,11 +454,13 @@ impl<'a> FleetStudy<'a> {
         should_stop: &dyn Fn() -> bool,
     ) -> Option<HostSearch> {
         let hosts = self.hosts_by_cell()[0];
-        let (Some(kept_share), Some(promise)) = (current_outcome.limit_kept_share(), promise) else {
+        let (Some(kept_share), Some(promise)) = (current_outcome.limit_kept_share(), promise)
+        else {
             return Some(HostSearch::default());
         };
         let mut share_by_hosts = BTreeMap::from([(0, 0.0), (hosts, kept_share)]);
-        let run_with_hosts = |count: u32| cell::run_cell(&self.cell_setup(variant, count), lives, should_stop);
+        let run_with_hosts =
+            |count: u32| cell::run_cell(&self.cell_setup(variant, count), lives, should_stop);
         // `high_hosts` keeps the promise, and `low_hosts` does not.
         let (mut low_hosts, mut high_hosts) = (0, hosts);
         let mut keeps_promise = kept_share >= promise;
@@ -375,9 +468,15 @@ impl<'a> FleetStudy<'a> {
             let mut step = hosts.div_ceil(8);
             while step < high_hosts && low_hosts == 0 {
                 let next_count = high_hosts - step;
-                let share = run_with_hosts(next_count)?.limit_kept_share().unwrap_or(1.0);
+                let share = run_with_hosts(next_count)?
+                    .limit_kept_share()
+                    .unwrap_or(1.0);
                 share_by_hosts.insert(next_count, share);
-                if share >= promise { (high_hosts, step) = (next_count, step * 2) } else { low_hosts = next_count }
+                if share >= promise {
+                    (high_hosts, step) = (next_count, step * 2)
+                } else {
+                    low_hosts = next_count
+                }
             }
         }
         let mut previous_outcome = current_outcome;
@@ -404,20 +503,34 @@ impl<'a> FleetStudy<'a> {
             step_count += 1;
             let (low_share, high_share) = (share_by_hosts[&low_hosts], share_by_hosts[&high_hosts]);
             let chord_hosts = f64::from(low_hosts)
-                + (promise - low_share) / (high_share - low_share).max(1e-9) * f64::from(high_hosts - low_hosts);
-            let ray_hosts = if low_share > 0.0 { f64::from(low_hosts) * promise / low_share } else { chord_hosts };
+                + (promise - low_share) / (high_share - low_share).max(1e-9)
+                    * f64::from(high_hosts - low_hosts);
+            let ray_hosts = if low_share > 0.0 {
+                f64::from(low_hosts) * promise / low_share
+            } else {
+                chord_hosts
+            };
             let estimate = if step_count % 3 == 0 {
                 0.5 * f64::from(low_hosts + high_hosts)
             } else {
                 0.5 * (chord_hosts + ray_hosts)
             };
             let next_count = (libm::round(estimate) as u32).clamp(low_hosts + 1, high_hosts - 1);
-            let share = run_with_hosts(next_count)?.limit_kept_share().unwrap_or(1.0);
+            let share = run_with_hosts(next_count)?
+                .limit_kept_share()
+                .unwrap_or(1.0);
             share_by_hosts.insert(next_count, share);
-            if share >= promise { high_hosts = next_count } else { low_hosts = next_count }
+            if share >= promise {
+                high_hosts = next_count
+            } else {
+                low_hosts = next_count
+            }
         }
         share_by_hosts.remove(&0);
-        Some(HostSearch { needed: keeps_promise.then_some(high_hosts), searched: share_by_hosts.into_iter().collect() })
+        Some(HostSearch {
+            needed: keeps_promise.then_some(high_hosts),
+            searched: share_by_hosts.into_iter().collect(),
+        })
     }
 }
 
@@ -435,7 +548,10 @@ impl FleetResult {
         };
         FleetOutcome {
             hosts: spec.hosts,
-            services: self.variants.first().map_or(0, |variant| variant.total.services),
+            services: self
+                .variants
+                .first()
+                .map_or(0, |variant| variant.total.services),
             seed: spec.seed,
             cpu_seconds,
             policies: self.variants.iter().map(to_row).collect(),
@@ -461,12 +577,17 @@ pub(crate) fn run_parallel<R: Send>(
                         break;
                     }
                     let part_result = run_part(index);
-                    results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((index, part_result));
+                    results
+                        .lock()
+                        .unwrap_or_else(std::sync::PoisonError::into_inner)
+                        .push((index, part_result));
                 }
             });
         }
     });
-    let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut results = results
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
 }

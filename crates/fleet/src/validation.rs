@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cachemate_core::{CacheLevel, CoreModel, MachineError, MachineSpec, MachineSpecError, SplitMix64};
+use cachemate_core::{
+    CacheLevel, CoreModel, MachineError, MachineSpec, MachineSpecError, SplitMix64,
+};
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::run::run_alone;
 use serde::Serialize;
@@ -124,26 +126,43 @@ pub fn validate(
 ) -> Result<Option<FleetValidation>, ValidationError> {
     let (model, mut hosts) = fleet_study.initial_hosts();
     hosts.truncate(count as usize);
-    let forecasts: Vec<_> = hosts.iter_mut().map(|host| host.evaluate_caches(&model)).collect();
+    let forecasts: Vec<_> = hosts
+        .iter_mut()
+        .map(|host| host.evaluate_caches(&model))
+        .collect();
     let keys: Vec<Vec<CoRunKey>> = hosts.iter().map(|host| host.corun_keys(&model)).collect();
-    let Some(machine) = ScaledMachine::new(model.solver, slice) else { return Err(ValidationError::NoServices) };
-    let members: BTreeSet<CoRunMember> = keys.iter().flatten().flat_map(|key| key.members.iter().copied()).collect();
+    let Some(machine) = ScaledMachine::new(model.solver, slice) else {
+        return Err(ValidationError::NoServices);
+    };
+    let members: BTreeSet<CoRunMember> = keys
+        .iter()
+        .flatten()
+        .flat_map(|key| key.members.iter().copied())
+        .collect();
     let members: Vec<CoRunMember> = members.into_iter().collect();
     let total_count = members.len() + hosts.len();
     let finished_count = AtomicUsize::new(0);
     let report_progress = || {
-        (control.report_progress)(finished_count.fetch_add(1, Ordering::Relaxed) + 1, total_count);
+        (control.report_progress)(
+            finished_count.fetch_add(1, Ordering::Relaxed) + 1,
+            total_count,
+        );
     };
     let solo_runs = run_parallel(control.workers, members.len(), &|index| {
         if (control.should_stop)() {
             return None;
         }
-        let key = CoRunKey { members: vec![members[index]], ..CoRunKey::default() };
+        let key = CoRunKey {
+            members: vec![members[index]],
+            ..CoRunKey::default()
+        };
         let cycles_by_cache = machine.run(std::slice::from_ref(&key), SplitMix64::scatter(seed));
         report_progress();
         Some(cycles_by_cache)
     });
-    let Some(solo_runs) = solo_runs else { return Ok(None) };
+    let Some(solo_runs) = solo_runs else {
+        return Ok(None);
+    };
     let mut solo_cycles: BTreeMap<CoRunMember, f64> = BTreeMap::new();
     for (member, run) in members.iter().zip(solo_runs) {
         solo_cycles.insert(*member, run?[0][0]);
@@ -152,7 +171,8 @@ pub fn validate(
         if (control.should_stop)() {
             return None;
         }
-        let cycles_by_cache = machine.run(&keys[index], SplitMix64::scatter(seed ^ (index as u64 + 1)));
+        let cycles_by_cache =
+            machine.run(&keys[index], SplitMix64::scatter(seed ^ (index as u64 + 1)));
         report_progress();
         Some(cycles_by_cache)
     });
@@ -160,22 +180,34 @@ pub fn validate(
     let mut services_by_host = Vec::new();
     for (index, run) in runs.into_iter().enumerate() {
         let mut compared_services = Vec::new();
-        for ((key, cycles_by_member), part_slowdowns) in keys[index].iter().zip(run?).zip(&forecasts[index]) {
-            for ((member, cycles), part_slowdown) in key.members.iter().zip(cycles_by_member).zip(part_slowdowns) {
-                let kind_index = model.profiles.iter().position(|profile| *profile == Some(member.kind));
+        for ((key, cycles_by_member), part_slowdowns) in
+            keys[index].iter().zip(run?).zip(&forecasts[index])
+        {
+            for ((member, cycles), part_slowdown) in
+                key.members.iter().zip(cycles_by_member).zip(part_slowdowns)
+            {
+                let kind_index = model
+                    .profiles
+                    .iter()
+                    .position(|profile| *profile == Some(member.kind));
                 let profile = &model.solver.profiles()[usize::from(member.kind)];
                 let forecast_solo_cycles = f64::from(model.solver.solo_cycles_per_instr(*member));
                 compared_services.push(ComparedService {
                     measured_percent: (cycles / solo_cycles[member] - 1.0) * 100.0,
                     forecast_percent: (part_slowdown.ratio - 1.0) * 100.0,
-                    solo_ratio: solo_cycles[member] * profile.base_cycles_per_instr / forecast_solo_cycles,
-                    max_slowdown_percent: kind_index.and_then(|kind| model.kinds[kind].max_slowdown_percent),
+                    solo_ratio: solo_cycles[member] * profile.base_cycles_per_instr
+                        / forecast_solo_cycles,
+                    max_slowdown_percent: kind_index
+                        .and_then(|kind| model.kinds[kind].max_slowdown_percent),
                 });
             }
         }
         services_by_host.push(compared_services);
     }
-    machine.summary(&services_by_host).map(Some).ok_or(ValidationError::NoServices)
+    machine
+        .summary(&services_by_host)
+        .map(Some)
+        .ok_or(ValidationError::NoServices)
 }
 
 impl<'a> ScaledMachine<'a> {
@@ -183,21 +215,34 @@ impl<'a> ScaledMachine<'a> {
         let mut machine = solver.host().clone();
         let last_level = machine.last_level_cache()?.level;
         let min_data_sets = |machine: &MachineSpec| {
-            let sets = machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction);
+            let sets = machine
+                .caches
+                .iter()
+                .filter(|cache| cache.level != CacheLevel::L1Instruction);
             sets.map(|cache| cache.sets_per_slice()).min()
         };
         let mut scale = slice.cache_scale.max(1);
-        while scale > 1 && min_data_sets(&machine).is_some_and(|sets| !sets.is_multiple_of(u64::from(scale))) {
+        while scale > 1
+            && min_data_sets(&machine).is_some_and(|sets| !sets.is_multiple_of(u64::from(scale)))
+        {
             scale /= 2;
         }
-        for cache in machine.caches.iter_mut().filter(|cache| cache.level != CacheLevel::L1Instruction) {
+        for cache in machine
+            .caches
+            .iter_mut()
+            .filter(|cache| cache.level != CacheLevel::L1Instruction)
+        {
             cache.size_bytes /= u64::from(scale);
         }
         machine.pages.colors = None;
         // Profiles state cycles, not instructions. So every CPU is a core that executes one instruction in each cycle,
         // waits for a value where it is needed, and continues past every other miss.
         for cache in &mut machine.caches {
-            cache.shared_by_cores *= if cache.level == last_level { machine.contexts_per_core } else { 1 };
+            cache.shared_by_cores *= if cache.level == last_level {
+                machine.contexts_per_core
+            } else {
+                1
+            };
         }
         machine.cores_per_package *= machine.contexts_per_core;
         machine.contexts_per_core = 1;
@@ -209,7 +254,13 @@ impl<'a> ScaledMachine<'a> {
             loads_pass: false,
         };
         let timing = CoreTiming::new(&machine)?;
-        Some(ScaledMachine { solver, machine, scale, timing, time_slice: slice })
+        Some(ScaledMachine {
+            solver,
+            machine,
+            scale,
+            timing,
+            time_slice: slice,
+        })
     }
 
     /// Runs the services of all caches of one machine. Returns the cycles per base cycle, by cache and member.
@@ -228,13 +279,22 @@ impl<'a> ScaledMachine<'a> {
                     let cycles = f64::from(speeds[index].cycles_per_instr);
                     let (timing, scale, seed) = (self.timing, self.scale, generator.next_u64());
                     let profile = profile.clone();
-                    let build_sources = Box::new(move |_| -> Vec<Box<dyn cachemate_core::AccessSource>> {
-                        let thread =
-                            CurveProgram::new(&profile, member.threads, scale, timing, busy_share, cycles, seed);
-                        vec![Box::new(thread)]
-                    });
+                    let build_sources =
+                        Box::new(move |_| -> Vec<Box<dyn cachemate_core::AccessSource>> {
+                            let thread = CurveProgram::new(
+                                &profile,
+                                member.threads,
+                                scale,
+                                timing,
+                                busy_share,
+                                cycles,
+                                seed,
+                            );
+                            vec![Box::new(thread)]
+                        });
                     let mut program = SimProgram::new("service", build_sources);
-                    program.pinned_cpus = Some(std::iter::once(cache as u32 * cpus_per_cache + cpu).collect());
+                    program.pinned_cpus =
+                        Some(std::iter::once(cache as u32 * cpus_per_cache + cpu).collect());
                     programs.push(program);
                     cache_and_member.push((cache, index));
                 }
@@ -250,38 +310,59 @@ impl<'a> ScaledMachine<'a> {
             ..SimOptions::default()
         };
         let results = run_alone(&mut SimMachine::new(&self.machine, &options, programs)?)?;
-        let mut sums: Vec<Vec<(f64, f64)>> = keys.iter().map(|key| vec![(0.0, 0.0); key.members.len()]).collect();
+        let mut sums: Vec<Vec<(f64, f64)>> = keys
+            .iter()
+            .map(|key| vec![(0.0, 0.0); key.members.len()])
+            .collect();
         for ((cache, member), task) in cache_and_member.into_iter().zip(&results.tasks) {
             let sum = &mut sums[cache][member];
             sum.0 += task.cycles as f64;
             sum.1 += task.instructions as f64;
         }
-        let cycles_per_base_cycle =
-            |sums: Vec<(f64, f64)>| sums.into_iter().map(|(cycles, instr)| cycles / instr.max(1.0)).collect();
+        let cycles_per_base_cycle = |sums: Vec<(f64, f64)>| {
+            sums.into_iter()
+                .map(|(cycles, instr)| cycles / instr.max(1.0))
+                .collect()
+        };
         Ok(sums.into_iter().map(cycles_per_base_cycle).collect())
     }
 
     fn summary(&self, services_by_host: &[Vec<ComparedService>]) -> Option<FleetValidation> {
         let all_services: Vec<&ComparedService> = services_by_host.iter().flatten().collect();
-        let mut errors: Vec<f64> =
-            all_services.iter().map(|service| (service.forecast_percent - service.measured_percent).abs()).collect();
+        let mut errors: Vec<f64> = all_services
+            .iter()
+            .map(|service| (service.forecast_percent - service.measured_percent).abs())
+            .collect();
         errors.sort_by(f64::total_cmp);
         let p90_error = *errors.get((errors.len().checked_sub(1)? as f64 * 0.9) as usize)?;
-        let mut solo_ratios: Vec<f64> = all_services.iter().map(|service| service.solo_ratio).collect();
+        let mut solo_ratios: Vec<f64> = all_services
+            .iter()
+            .map(|service| service.solo_ratio)
+            .collect();
         solo_ratios.sort_by(f64::total_cmp);
-        let limited_services: Vec<(f64, &&ComparedService)> =
-            all_services.iter().filter_map(|service| Some((service.max_slowdown_percent?, service))).collect();
+        let limited_services: Vec<(f64, &&ComparedService)> = all_services
+            .iter()
+            .filter_map(|service| Some((service.max_slowdown_percent?, service)))
+            .collect();
         let agreement_count = limited_services
             .iter()
-            .filter(|(limit, service)| (service.measured_percent > *limit) == (service.forecast_percent > *limit))
+            .filter(|(limit, service)| {
+                (service.measured_percent > *limit) == (service.forecast_percent > *limit)
+            })
             .count();
         let summarize_host = |(index, services): (usize, &Vec<ComparedService>)| ValidatedHost {
             host: index as u32,
             services: services.len(),
-            measured_slowdown_percent: mean(services.iter().map(|service| service.measured_percent)),
-            forecast_slowdown_percent: mean(services.iter().map(|service| service.forecast_percent)),
+            measured_slowdown_percent: mean(
+                services.iter().map(|service| service.measured_percent),
+            ),
+            forecast_slowdown_percent: mean(
+                services.iter().map(|service| service.forecast_percent),
+            ),
             mean_absolute_error_points: mean(
-                services.iter().map(|service| (service.forecast_percent - service.measured_percent).abs()),
+                services
+                    .iter()
+                    .map(|service| (service.forecast_percent - service.measured_percent).abs()),
             ),
         };
         let cycles_per_host = self.time_slice.settling_cycles + self.time_slice.measured_cycles;
@@ -291,17 +372,29 @@ impl<'a> ScaledMachine<'a> {
             cycles_per_host,
             nominal_ms_per_host: cycles_per_host as f64 / self.machine.hertz as f64 * 1e3,
             services: all_services.len(),
-            measured_slowdown_percent: mean(all_services.iter().map(|service| service.measured_percent)),
+            measured_slowdown_percent: mean(
+                all_services.iter().map(|service| service.measured_percent),
+            ),
             mean_absolute_error_points: mean(errors.iter().copied()),
             p90_error_points: p90_error,
             mean_signed_error_points: mean(
-                all_services.iter().map(|service| service.forecast_percent - service.measured_percent),
+                all_services
+                    .iter()
+                    .map(|service| service.forecast_percent - service.measured_percent),
             ),
-            error_of_predicting_nothing_points: mean(all_services.iter().map(|service| service.measured_percent.abs())),
+            error_of_predicting_nothing_points: mean(
+                all_services
+                    .iter()
+                    .map(|service| service.measured_percent.abs()),
+            ),
             same_verdict_share: (!limited_services.is_empty())
                 .then(|| agreement_count as f64 / limited_services.len() as f64),
             solo_cycles_ratio: solo_ratios[solo_ratios.len() / 2],
-            hosts: services_by_host.iter().enumerate().map(summarize_host).collect(),
+            hosts: services_by_host
+                .iter()
+                .enumerate()
+                .map(summarize_host)
+                .collect(),
         })
     }
 }

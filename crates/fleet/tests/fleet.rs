@@ -30,7 +30,12 @@ fn machine() -> MachineSpec {
     MachineSpec {
         hertz: 2_000_000_000,
         cores_per_package: 8,
-        pipeline: CoreModel::OutOfOrder { issue_width: 4, window: 128, mshrs: 16, loads_pass: false },
+        pipeline: CoreModel::OutOfOrder {
+            issue_width: 4,
+            window: 128,
+            mshrs: 16,
+            loads_pass: false,
+        },
         memory: memory_spec(64 << 30, 200, 16.0),
         ..machine_spec(vec![
             cache(CacheLevel::L1Instruction, 32 << 10, 1),
@@ -68,7 +73,10 @@ fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) ->
         base_cycles_per_instr: 0.6,
         stall_cycles_per_miss: 100.0,
         references_per_kilo_instr: references,
-        working_sets: sets.iter().map(|&(bytes, share)| WorkingSet { bytes, share }).collect(),
+        working_sets: sets
+            .iter()
+            .map(|&(bytes, share)| WorkingSet { bytes, share })
+            .collect(),
         write_share: 0.3,
     };
     FleetService {
@@ -84,19 +92,42 @@ fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) ->
     }
 }
 
-fn run(spec: &FleetSpec, kinds: &[FleetService], workers: usize, changes: &[FleetChange]) -> FleetResult {
+fn run(
+    spec: &FleetSpec,
+    kinds: &[FleetService],
+    workers: usize,
+    changes: &[FleetChange],
+) -> FleetResult {
     let study = FleetStudy::new(spec, &[machine()], kinds, None, changes).unwrap();
-    study.run(&RunControl { workers, report_progress: &|_, _| (), should_stop: &|| false }).unwrap()
+    study
+        .run(&RunControl {
+            workers,
+            report_progress: &|_, _| (),
+            should_stop: &|| false,
+        })
+        .unwrap()
 }
 
 /// Are services that each have a host of their own not slowed down, under any policy that spreads them?
 #[test]
 fn one_service_per_host_has_no_slowdown() {
     let mut spec = fleet(4, 1.0);
-    spec.policies = vec![PlacementPolicy::Requests, PlacementPolicy::Spread, PlacementPolicy::Misses];
-    let kinds = [kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], Some(1.0)), kind("stream", 30.0, &[], Some(1.0))];
+    spec.policies = vec![
+        PlacementPolicy::Requests,
+        PlacementPolicy::Spread,
+        PlacementPolicy::Misses,
+    ];
+    let kinds = [
+        kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], Some(1.0)),
+        kind("stream", 30.0, &[], Some(1.0)),
+    ];
     for variant in run(&spec, &kinds, 1, &[]).variants {
-        assert_eq!(variant.total.slowdowns.percentile(1.0), Some(0.0), "{}", variant.name);
+        assert_eq!(
+            variant.total.slowdowns.percentile(1.0),
+            Some(0.0),
+            "{}",
+            variant.name
+        );
         assert_eq!(variant.total.limit_kept_share(), Some(1.0));
         assert_eq!((variant.total.services, variant.total.moves), (4, 0));
     }
@@ -111,8 +142,14 @@ fn hostile_names_have_no_effect_on_a_page() {
     (spec.name, spec.machine) = (evil.to_string(), evil.to_string());
     let kinds = [kind(evil, 20.0, &[(6.0 * MIB, 0.9)], Some(1.0))];
     let page = run(&spec, &kinds, 1, &[]).render_html(&spec, 1.0);
-    assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
-    assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
+    assert!(
+        !page.contains("<script") && !page.contains("\" onload"),
+        "{page}"
+    );
+    assert!(
+        !page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"),
+        "{page}"
+    );
 }
 
 /// Do all policies give the same result for identical services that fill all hosts?
@@ -121,9 +158,17 @@ fn identical_services_make_policies_equal() {
     let mut spec = fleet(2, 8.0);
     spec.nodes = vec![NodePolicy::Off];
     spec.promise_percent = Some(100.0);
-    let result = run(&spec, &[kind("reuse", 20.0, &[(4.0 * MIB, 0.9)], Some(1000.0))], 2, &[]);
+    let result = run(
+        &spec,
+        &[kind("reuse", 20.0, &[(4.0 * MIB, 0.9)], Some(1000.0))],
+        2,
+        &[],
+    );
     let first = &result.variants[0].total;
-    assert!(first.slowdowns.percentile(0.5).unwrap() > 1.0, "eight working sets of 4 MiB on two caches of 8 MiB");
+    assert!(
+        first.slowdowns.percentile(0.5).unwrap() > 1.0,
+        "eight working sets of 4 MiB on two caches of 8 MiB"
+    );
     for variant in &result.variants[1..] {
         assert_eq!(variant.total.slowdowns, first.slowdowns, "{}", variant.name);
         assert_eq!(variant.hosts_needed, result.variants[0].hosts_needed);
@@ -136,27 +181,52 @@ fn identical_services_make_policies_equal() {
 #[test]
 fn the_same_seed_gives_the_same_bits_on_any_number_of_workers() {
     let spec = fleet(6, 5.0);
-    let draw = DrawSpec { kinds: 6, cpus: (1.0, 2.0), ..DrawSpec::default() };
+    let draw = DrawSpec {
+        kinds: 6,
+        cpus: (1.0, 2.0),
+        ..DrawSpec::default()
+    };
     let kinds = draw_kinds(&draw, spec.seed);
     let single = run(&spec, &kinds, 1, &[FleetChange::OneMoreHost]);
     let three = run(&spec, &kinds, 3, &[FleetChange::OneMoreHost]);
     assert_eq!(single.variants, three.variants);
     assert_eq!(single.csv(), three.csv());
-    assert_eq!(single.variants.len(), 20, "five policies, two node policies, and one more host");
-    assert!(single.variants[10].name.ends_with("one more host"), "{}", single.variants[10].name);
+    assert_eq!(
+        single.variants.len(),
+        20,
+        "five policies, two node policies, and one more host"
+    );
+    assert!(
+        single.variants[10].name.ends_with("one more host"),
+        "{}",
+        single.variants[10].name
+    );
     let other_seed = FleetSpec { seed: 6, ..spec };
-    assert_ne!(single.variants, run(&other_seed, &kinds, 1, &[FleetChange::OneMoreHost]).variants);
+    assert_ne!(
+        single.variants,
+        run(&other_seed, &kinds, 1, &[FleetChange::OneMoreHost]).variants
+    );
 }
 
 /// Do results and work of equal cells add up: three times the hosts, three times the services, the same shares?
 #[test]
 fn a_fleet_is_the_sum_of_its_cells() {
     let (small, large) = (fleet(4, 6.0), fleet(12, 6.0));
-    let kinds = [kind("reuse", 20.0, &[(4.0 * MIB, 0.9)], Some(5.0)), kind("stream", 30.0, &[], None)];
+    let kinds = [
+        kind("reuse", 20.0, &[(4.0 * MIB, 0.9)], Some(5.0)),
+        kind("stream", 30.0, &[], None),
+    ];
     let (one, three) = (run(&small, &kinds, 1, &[]), run(&large, &kinds, 1, &[]));
     for (one, three) in one.variants.iter().zip(&three.variants) {
-        assert_eq!(3 * one.total.slowdowns.sample_count(), three.total.slowdowns.sample_count());
-        assert!((3.0 * one.total.energy_kwh / three.total.energy_kwh - 1.0).abs() < 0.1, "{}", one.name);
+        assert_eq!(
+            3 * one.total.slowdowns.sample_count(),
+            three.total.slowdowns.sample_count()
+        );
+        assert!(
+            (3.0 * one.total.energy_kwh / three.total.energy_kwh - 1.0).abs() < 0.1,
+            "{}",
+            one.name
+        );
     }
 }
 
@@ -165,11 +235,18 @@ fn a_fleet_is_the_sum_of_its_cells() {
 fn forecasts_separate_streams_from_reuse() {
     let mut spec = fleet(4, 6.0);
     spec.policies = vec![PlacementPolicy::Requests, PlacementPolicy::Forecast];
-    let kinds = [kind("reuse", 20.0, &[(3.0 * MIB, 0.98)], Some(5.0)), kind("stream", 40.0, &[], None)];
+    let kinds = [
+        kind("reuse", 20.0, &[(3.0 * MIB, 0.98)], Some(5.0)),
+        kind("stream", 40.0, &[], None),
+    ];
     let result = run(&spec, &kinds, 1, &[FleetChange::Partition(false)]);
     let kept_share = |name: &str| {
         let variant = result.variants.iter().find(|variant| variant.name == name);
-        variant.unwrap_or_else(|| panic!("{name}")).total.limit_kept_share().unwrap()
+        variant
+            .unwrap_or_else(|| panic!("{name}"))
+            .total
+            .limit_kept_share()
+            .unwrap()
     };
     assert!(
         kept_share("forecast+auto") > kept_share("requests"),
@@ -182,7 +259,11 @@ fn forecasts_separate_streams_from_reuse() {
     assert!(
         needed(3) <= needed(0),
         "{:?}",
-        result.variants.iter().map(|variant| variant.hosts_needed).collect::<Vec<_>>()
+        result
+            .variants
+            .iter()
+            .map(|variant| variant.hosts_needed)
+            .collect::<Vec<_>>()
     );
 }
 
@@ -194,32 +275,73 @@ fn the_cycle_level_machine_confirms_slowdowns() {
     let validated = |second: FleetService, workers: usize| {
         let kinds = [kind("reuse", 20.0, &[(6.0 * MIB, 0.95)], Some(5.0)), second];
         let study = FleetStudy::new(&spec, &[machine()], &kinds, None, &[]).unwrap();
-        let slice = ValidationSlice { cache_scale: 16, settling_cycles: 1_500_000, measured_cycles: 1_500_000 };
-        let control = RunControl { workers, report_progress: &|_, _| (), should_stop: &|| false };
+        let slice = ValidationSlice {
+            cache_scale: 16,
+            settling_cycles: 1_500_000,
+            measured_cycles: 1_500_000,
+        };
+        let control = RunControl {
+            workers,
+            report_progress: &|_, _| (),
+            should_stop: &|| false,
+        };
         validate(&study, 1, slice, 3, &control).unwrap().unwrap()
     };
     let crowded = validated(kind("stream", 30.0, &[], None), 1);
     assert_eq!(crowded, validated(kind("stream", 30.0, &[], None), 2));
     let quiet = validated(kind("small", 1.0, &[(0.1 * MIB, 1.0)], None), 2);
-    assert!(crowded.measured_slowdown_percent > quiet.measured_slowdown_percent, "{crowded:?} {quiet:?}");
-    assert!(crowded.mean_absolute_error_points < 0.2 * crowded.error_of_predicting_nothing_points, "{crowded:?}");
+    assert!(
+        crowded.measured_slowdown_percent > quiet.measured_slowdown_percent,
+        "{crowded:?} {quiet:?}"
+    );
+    assert!(
+        crowded.mean_absolute_error_points < 0.2 * crowded.error_of_predicting_nothing_points,
+        "{crowded:?}"
+    );
 }
 
 /// Does a cache become slower with every service that joins it, and with traffic of other caches?
 #[test]
 fn slowdowns_rise_with_co_runners_and_other_caches_traffic() {
-    let profiles = [kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], None), kind("stream", 40.0, &[], None)];
-    let solver =
-        CoRunSolver::new(&machine(), profiles.iter().filter_map(|kind| kind.profile.clone()).collect()).unwrap();
-    let member = |kind: u16| CoRunMember { kind, load: 8, threads: 1, is_confined: kind == 1 };
+    let profiles = [
+        kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], None),
+        kind("stream", 40.0, &[], None),
+    ];
+    let solver = CoRunSolver::new(
+        &machine(),
+        profiles
+            .iter()
+            .filter_map(|kind| kind.profile.clone())
+            .collect(),
+    )
+    .unwrap();
+    let member = |kind: u16| CoRunMember {
+        kind,
+        load: 8,
+        threads: 1,
+        is_confined: kind == 1,
+    };
     let cycles = |traffic: u8, confined_ways: u8, streams: usize| {
-        let members = std::iter::once(member(0)).chain(std::iter::repeat_n(member(1), streams)).collect();
-        solver.member_speeds(&CoRunKey { traffic, confined_ways, members })[0].cycles_per_instr
+        let members = std::iter::once(member(0))
+            .chain(std::iter::repeat_n(member(1), streams))
+            .collect();
+        solver.member_speeds(&CoRunKey {
+            traffic,
+            confined_ways,
+            members,
+        })[0]
+            .cycles_per_instr
     };
     let company: Vec<f32> = (0..4).map(|streams| cycles(0, 0, streams)).collect();
-    assert!(company.is_sorted() && company[3] > 1.1 * company[0], "{company:?}");
+    assert!(
+        company.is_sorted() && company[3] > 1.1 * company[0],
+        "{company:?}"
+    );
     let traffic: Vec<f32> = [0, 4, 8, 12, 15].map(|level| cycles(level, 0, 1)).to_vec();
-    assert!(traffic.is_sorted() && traffic[4] > traffic[0], "{traffic:?}");
+    assert!(
+        traffic.is_sorted() && traffic[4] > traffic[0],
+        "{traffic:?}"
+    );
     assert!(cycles(0, 2, 3) < company[3], "confined streams harm less");
     assert_eq!(solver.solo_cycles_per_instr(member(0)), company[0]);
 }
@@ -231,17 +353,41 @@ fn advice_separates_victims_from_aggressors() {
         kind("reuse", 20.0, &[(6.0 * MIB, 0.98)], Some(5.0)),
         kind("stream", 60.0, &[], None),
         kind("small", 1.0, &[(0.1 * MIB, 1.0)], None),
-        FleetService { profile: None, ..kind("unknown", 1.0, &[], None) },
+        FleetService {
+            profile: None,
+            ..kind("unknown", 1.0, &[], None)
+        },
     ];
-    let profiles = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
+    let profiles = kinds
+        .iter()
+        .filter_map(|kind| kind.profile.clone())
+        .collect();
     let solver = CoRunSolver::new(&machine(), profiles).unwrap();
-    let services: Vec<AdvisedService> =
-        kinds.iter().map(|kind| AdvisedService { kind: kind.clone(), has_whole_cpus: true }).collect();
+    let services: Vec<AdvisedService> = kinds
+        .iter()
+        .map(|kind| AdvisedService {
+            kind: kind.clone(),
+            has_whole_cpus: true,
+        })
+        .collect();
     let advice = advise(&solver, &services);
     assert_eq!(advice.pairs.len(), 3);
-    assert_eq!((advice.pairs[0].victim.as_str(), advice.pairs[0].aggressor.as_str()), ("reuse", "stream"));
-    assert!(advice.pairs[0].is_bad && !advice.pairs[1].is_bad, "{:?}", advice.pairs);
+    assert_eq!(
+        (
+            advice.pairs[0].victim.as_str(),
+            advice.pairs[0].aggressor.as_str()
+        ),
+        ("reuse", "stream")
+    );
+    assert!(
+        advice.pairs[0].is_bad && !advice.pairs[1].is_bad,
+        "{:?}",
+        advice.pairs
+    );
     let roles: Vec<_> = advice.services.iter().map(|service| service.role).collect();
-    assert_eq!(roles, [Some("victim"), Some("aggressor"), Some("neutral"), None]);
+    assert_eq!(
+        roles,
+        [Some("victim"), Some("aggressor"), Some("neutral"), None]
+    );
     assert_eq!(advice.services[0].keep_apart, ["stream"]);
 }

@@ -39,7 +39,12 @@ const MAX_CHANGES: u64 = 6;
 const MAX_NESTING: u64 = 4_000;
 
 /// Returns a changed copy of `seed` with at most `max_bytes` bytes; some changes copy pieces of `other_seed`.
-pub fn mutate(generator: &mut SplitMix64, seed: &[u8], other_seed: &[u8], max_bytes: usize) -> Vec<u8> {
+pub fn mutate(
+    generator: &mut SplitMix64,
+    seed: &[u8],
+    other_seed: &[u8],
+    max_bytes: usize,
+) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=generator.draw_below(MAX_CHANGES) {
         mutate_once(generator, &mut bytes, other_seed);
@@ -52,8 +57,16 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other_seed: &[u8
     let index = random_index(generator, bytes.len() + 1);
     let odd_value = ODD_VALUES[random_index(generator, ODD_VALUES.len())].as_bytes();
     match generator.draw_below(9) {
-        0 => bytes.iter_mut().skip(index).take(1).for_each(|byte| *byte ^= 1 << generator.draw_below(8)),
-        1 => bytes.iter_mut().skip(index).take(1).for_each(|byte| *byte = generator.next_u64() as u8),
+        0 => bytes
+            .iter_mut()
+            .skip(index)
+            .take(1)
+            .for_each(|byte| *byte ^= 1 << generator.draw_below(8)),
+        1 => bytes
+            .iter_mut()
+            .skip(index)
+            .take(1)
+            .for_each(|byte| *byte = generator.next_u64() as u8),
         2 => bytes.truncate(index),
         3 => drop(bytes.drain(index..index + random_index(generator, bytes.len() - index + 1))),
         4 => {
@@ -77,14 +90,19 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other_seed: &[u8
 /// Replaces one number in a text.
 fn insert_number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd_value: &[u8]) {
     let begins_number = |position: &usize| {
-        bytes[*position].is_ascii_digit() && (*position == 0 || !bytes[*position - 1].is_ascii_digit())
+        bytes[*position].is_ascii_digit()
+            && (*position == 0 || !bytes[*position - 1].is_ascii_digit())
     };
     let numbers: Vec<usize> = (0..bytes.len()).filter(begins_number).collect();
     if numbers.is_empty() {
         return;
     }
     let start = numbers[random_index(generator, numbers.len())];
-    let end = start + bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let end = start
+        + bytes[start..]
+            .iter()
+            .take_while(|byte| byte.is_ascii_digit())
+            .count();
     bytes.splice(start..end, odd_value.iter().copied());
 }
 

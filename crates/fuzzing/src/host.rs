@@ -25,7 +25,10 @@ impl InputHost {
         let mut files: BTreeMap<PathBuf, String> = BTreeMap::new();
         let mut path = None;
         for line in text.split_inclusive('\n') {
-            let header_path = line.trim_end().strip_prefix("==> ").and_then(|line| line.strip_suffix(" <=="));
+            let header_path = line
+                .trim_end()
+                .strip_prefix("==> ")
+                .and_then(|line| line.strip_suffix(" <=="));
             match header_path {
                 Some(name) if files.len() < MAX_FILES => path = plain_path(name),
                 Some(_) => path = None,
@@ -36,14 +39,18 @@ impl InputHost {
                 }
             }
         }
-        InputHost { files: RefCell::new(files) }
+        InputHost {
+            files: RefCell::new(files),
+        }
     }
 
     /// Writes the files below a directory; files whose names the file system rejects are left out.
     pub fn write_below(&self, dir: &Path) {
         for (path, text) in self.files.borrow().iter() {
             let file = dir.join(path.strip_prefix("/").unwrap_or(path));
-            let is_created = file.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
+            let is_created = file
+                .parent()
+                .is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
             // A file that the file system rejects is left out.
             let _ = is_created && cachemate_files::replace(&file, text.as_bytes()).is_ok();
         }
@@ -53,7 +60,10 @@ impl InputHost {
 /// Returns the name as a path if it is absolute and has no `.` or `..` parts.
 fn plain_path(name: &str) -> Option<PathBuf> {
     let path = PathBuf::from(name);
-    let has_plain_names = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    let has_plain_names = path
+        .components()
+        .skip(1)
+        .all(|part| matches!(part, Component::Normal(_)));
     (path.is_absolute() && has_plain_names && !name.contains('\0')).then_some(path)
 }
 
@@ -66,14 +76,20 @@ impl Kernel for InputHost {
         self.files.borrow().get(path).cloned().ok_or_else(not_found)
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        *self.files.borrow_mut().get_mut(path).ok_or_else(not_found)? = text.to_string();
+        *self
+            .files
+            .borrow_mut()
+            .get_mut(path)
+            .ok_or_else(not_found)? = text.to_string();
         Ok(())
     }
     fn make_dir(&self, _: &Path) -> io::Result<()> {
         Ok(())
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.files.borrow_mut().retain(|file, _| !file.starts_with(path));
+        self.files
+            .borrow_mut()
+            .retain(|file, _| !file.starts_with(path));
         Ok(())
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
@@ -83,7 +99,11 @@ impl Kernel for InputHost {
             Some(first_component.as_os_str().to_string_lossy().into_owned())
         };
         let names: BTreeSet<String> = files.keys().filter_map(child).collect();
-        if names.is_empty() { Err(not_found()) } else { Ok(names.into_iter().collect()) }
+        if names.is_empty() {
+            Err(not_found())
+        } else {
+            Ok(names.into_iter().collect())
+        }
     }
     fn lock_dir(&self, _: &Path, _: Duration) -> io::Result<DirLock> {
         Ok(DirLock::default())

@@ -14,7 +14,11 @@ pub struct CountingAllocator {
 impl CountingAllocator {
     /// Builds an allocator whose counters are zero.
     pub const fn new(max_piece_bytes: usize) -> Self {
-        CountingAllocator { used_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), max_piece_bytes }
+        CountingAllocator {
+            used_bytes: AtomicUsize::new(0),
+            peak_bytes: AtomicUsize::new(0),
+            max_piece_bytes,
+        }
     }
 
     /// Resets the maximum to the bytes in use, and returns them.

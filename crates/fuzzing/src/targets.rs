@@ -42,8 +42,18 @@ pub struct FuzzTarget {
     pub extra_dir: &'static str,
 }
 
-const fn new_target(name: &'static str, max_memory_mib: usize, run: fn(&[u8]), corpus_dir: &'static str) -> FuzzTarget {
-    FuzzTarget { name, run, max_memory_bytes: max_memory_mib * MIB, extra_dir: corpus_dir }
+const fn new_target(
+    name: &'static str,
+    max_memory_mib: usize,
+    run: fn(&[u8]),
+    corpus_dir: &'static str,
+) -> FuzzTarget {
+    FuzzTarget {
+        name,
+        run,
+        max_memory_bytes: max_memory_mib * MIB,
+        extra_dir: corpus_dir,
+    }
 }
 
 /// All targets.
@@ -51,7 +61,12 @@ pub const TARGETS: &[FuzzTarget] = &[
     new_target("trace", 32, fuzz_trace, ""),
     new_target("profile", 32, fuzz_profile, ""),
     new_target("run-log", 32, fuzz_run_log, ""),
-    new_target("configuration", 32, fuzz_configuration, "packaging/cachemate.toml"),
+    new_target(
+        "configuration",
+        32,
+        fuzz_configuration,
+        "packaging/cachemate.toml",
+    ),
     new_target("machine", 64, fuzz_machine, "machines"),
     new_target("scenario", 64, fuzz_scenario, "scenarios"),
     new_target("sweep", 64, fuzz_sweep, "scenarios"),
@@ -59,7 +74,12 @@ pub const TARGETS: &[FuzzTarget] = &[
     new_target("matrix", 32, fuzz_matrix, ""),
     new_target("journal", 32, fuzz_journal, ""),
     new_target("host", 32, fuzz_host, "crates/linux/src/act/resctrl/trees"),
-    new_target("topology", 32, fuzz_topology, "crates/linux/src/act/resctrl/trees"),
+    new_target(
+        "topology",
+        32,
+        fuzz_topology,
+        "crates/linux/src/act/resctrl/trees",
+    ),
     new_target("texts", 32, fuzz_texts, ""),
     new_target("samples", 32, fuzz_samples, ""),
     new_target("nri", 32, fuzz_container_runtime, ""),
@@ -78,13 +98,19 @@ pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
 pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = crate_dir.join("corpus").join(target.name);
-    let mut files = if cachemate_files::path_exists(&dir) { list_files(&dir)? } else { Vec::new() };
+    let mut files = if cachemate_files::path_exists(&dir) {
+        list_files(&dir)?
+    } else {
+        Vec::new()
+    };
     if !target.extra_dir.is_empty() {
         files.extend(list_files(&crate_dir.join("../..").join(target.extra_dir))?);
     }
     let read_truncated = |file: PathBuf| {
         let mut bytes = Vec::new();
-        cachemate_files::open_plain(&file)?.take(MAX_INPUT_BYTES as u64).read_to_end(&mut bytes)?;
+        cachemate_files::open_plain(&file)?
+            .take(MAX_INPUT_BYTES as u64)
+            .read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     files.into_iter().map(read_truncated).collect()
@@ -96,8 +122,11 @@ fn list_files(path: &Path) -> io::Result<Vec<PathBuf>> {
         return Ok(vec![path.to_path_buf()]);
     }
     let entries: io::Result<Vec<_>> = std::fs::read_dir(path)?.collect();
-    let mut files: Vec<PathBuf> =
-        entries?.into_iter().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    let mut files: Vec<PathBuf> = entries?
+        .into_iter()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file())
+        .collect();
     files.sort();
     Ok(files)
 }
@@ -111,19 +140,26 @@ const MAX_BATCHES: usize = 64;
 
 /// Reads a trace. The first byte selects the format; beyond the last format, name and content determine it.
 fn fuzz_trace(bytes: &[u8]) {
-    let Some((&choice, bytes)) = bytes.split_first() else { return };
+    let Some((&choice, bytes)) = bytes.split_first() else {
+        return;
+    };
     let format = Format::ALL.get(usize::from(choice)).copied();
     let mut batch = Vec::new();
     if let Ok(mut reader) = open_input(boxed_input(bytes), "fuzzed", format) {
         for _ in 0..MAX_BATCHES {
-            let Ok(true) = reader.read_batch(&mut batch) else { break };
+            let Ok(true) = reader.read_batch(&mut batch) else {
+                break;
+            };
             assert!(!batch.is_empty(), "no batch before the end is empty");
         }
     }
     if let Ok(mut reader) = CmtReader::new(bytes, "fuzzed") {
         reader.salvage();
         for _ in 0..MAX_BATCHES {
-            if !reader.read_batch(&mut batch).expect("a salvaging reader does not fail on bytes in memory") {
+            if !reader
+                .read_batch(&mut batch)
+                .expect("a salvaging reader does not fail on bytes in memory")
+            {
                 break;
             }
         }
@@ -135,7 +171,9 @@ fn fuzz_profile(bytes: &[u8]) {
 }
 
 fn fuzz_run_log(bytes: &[u8]) {
-    let Ok(mut log) = RunLogReader::new(boxed_input(bytes), "fuzzed") else { return };
+    let Ok(mut log) = RunLogReader::new(boxed_input(bytes), "fuzzed") else {
+        return;
+    };
     while let Ok(Some(_)) = log.next_record() {}
 }
 
@@ -158,12 +196,19 @@ fn fuzz_scenario(bytes: &[u8]) {
 
 fn fuzz_sweep(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    cachemate_sweep::parse_sweep(Path::new("fuzzed"), &text, &["a".to_string(), "b".to_string()]).ok();
+    cachemate_sweep::parse_sweep(
+        Path::new("fuzzed"),
+        &text,
+        &["a".to_string(), "b".to_string()],
+    )
+    .ok();
 }
 
 /// Reads the manifest of a sweep's directory, and the values of its tasks.
 fn fuzz_manifest(bytes: &[u8]) {
-    let Ok(manifest) = cachemate_sweep::Manifest::parse(Path::new("manifest.jsonl"), bytes) else { return };
+    let Ok(manifest) = cachemate_sweep::Manifest::parse(Path::new("manifest.jsonl"), bytes) else {
+        return;
+    };
     for task in manifest.distinct_tasks() {
         task.values().ok();
     }
@@ -180,10 +225,17 @@ fn fuzz_journal(bytes: &[u8]) {
     journal::parse(path, bytes).ok();
     let text = String::from_utf8_lossy(bytes);
     let summed = text.lines().map(|line| {
-        let message = line.split_once(' ').map_or(line, |(_, message_part)| message_part);
-        format!("{:016x} {message}\n", xxhash_rust::xxh3::xxh3_64(message.as_bytes()))
+        let message = line
+            .split_once(' ')
+            .map_or(line, |(_, message_part)| message_part);
+        format!(
+            "{:016x} {message}\n",
+            xxhash_rust::xxh3::xxh3_64(message.as_bytes())
+        )
     });
-    let Ok(recovered) = journal::parse(path, summed.collect::<String>().as_bytes()) else { return };
+    let Ok(recovered) = journal::parse(path, summed.collect::<String>().as_bytes()) else {
+        return;
+    };
     let empty_host = InputHost::new(b"");
     for (object, entry) in &recovered.entries {
         object_state::read_state(&empty_host, object).ok();
@@ -196,9 +248,21 @@ fn fuzz_journal(bytes: &[u8]) {
 fn fuzz_host(bytes: &[u8]) {
     let fuzzed_host = InputHost::new(bytes);
     let rules = [
-        ManageRule { command: Some("a*b?*".into()), action: ManageAction::Observe, ..ManageRule::default() },
-        ManageRule { cgroup: Some("/a".into()), user: Some(5), pid: Some(5), ..ManageRule::default() },
-        ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() },
+        ManageRule {
+            command: Some("a*b?*".into()),
+            action: ManageAction::Observe,
+            ..ManageRule::default()
+        },
+        ManageRule {
+            cgroup: Some("/a".into()),
+            user: Some(5),
+            pid: Some(5),
+            ..ManageRule::default()
+        },
+        ManageRule {
+            action: ManageAction::Manage(None),
+            ..ManageRule::default()
+        },
     ];
     let mut task_table = tasks::TaskTable::new(true);
     for now_ns in 0..2 {
@@ -215,7 +279,11 @@ fn fuzz_host(bytes: &[u8]) {
         cpusets.control_file("/a/b").ok();
     }
     let empty_topology = cachemate_core::Topology::default();
-    let host = topology::HostTopology { topology: empty_topology, kernel_cache_ids: Vec::new(), warnings: Vec::new() };
+    let host = topology::HostTopology {
+        topology: empty_topology,
+        kernel_cache_ids: Vec::new(),
+        warnings: Vec::new(),
+    };
     if let Ok(resctrl) = resctrl::find(&fuzzed_host, &host) {
         resctrl.partitions();
     }
@@ -223,7 +291,11 @@ fn fuzz_host(bytes: &[u8]) {
 
 /// Reads a synthetic sysfs from files below a directory, because the parser of the topology takes paths.
 fn fuzz_topology(bytes: &[u8]) {
-    let Ok(dir) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }) else {
+    let Ok(dir) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() {
+        "/dev/shm"
+    } else {
+        "."
+    }) else {
         return;
     };
     let fuzzed_host = InputHost::new(bytes);
@@ -247,7 +319,8 @@ fn fuzz_texts(bytes: &[u8]) {
     text.parse::<cachemate_core::CpuSet>().ok();
     cachemate_core::service_of_cgroups(&text);
     // A partially written status is read again for some time, so only complete statuses and refusals are tested here.
-    if text.starts_with("refused ") || text.starts_with("turn ") && text.trim_end().ends_with(" 1") {
+    if text.starts_with("refused ") || text.starts_with("turn ") && text.trim_end().ends_with(" 1")
+    {
         let host = InputHost::new(format!("==> /a/status <==\n{text}").as_bytes());
         AgentReport::read(&host, Path::new("/a")).ok();
     }
@@ -270,7 +343,9 @@ fn fuzz_container_runtime(bytes: &[u8]) {
     let mut reader = nri::wire::MessageReader::default();
     let (first, second) = bytes.split_at(bytes.len() / 3);
     for part in [first, second] {
-        let Ok(messages) = reader.push(part) else { return };
+        let Ok(messages) = reader.push(part) else {
+            return;
+        };
         for message in messages {
             plugin.handle(&message).ok();
         }
@@ -284,12 +359,18 @@ fn fuzz_process_events(bytes: &[u8]) {
     ledger.add_listed([], true);
     let mut remaining_bytes = bytes;
     while let Some((&length, following_bytes)) = remaining_bytes.split_first() {
-        let (message, other_messages) = following_bytes.split_at(following_bytes.len().min(length.into()));
-        parse_message(message).into_iter().for_each(|event| ledger.record(event));
+        let (message, other_messages) =
+            following_bytes.split_at(following_bytes.len().min(length.into()));
+        parse_message(message)
+            .into_iter()
+            .for_each(|event| ledger.record(event));
         remaining_bytes = other_messages;
     }
     ledger.take_ended_leaders();
     ledger.take_ended_unread();
-    ledger.unread_pids().into_iter().for_each(|pid| ledger.remove_unread(pid));
+    ledger
+        .unread_pids()
+        .into_iter()
+        .for_each(|pid| ledger.remove_unread(pid));
     ledger.finish_refresh();
 }

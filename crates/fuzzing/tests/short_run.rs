@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
-use cachemate_fuzzing::{CountingAllocator, FuzzTarget, MAX_INPUT_BYTES, TARGETS, mutate, read_corpus};
+use cachemate_fuzzing::{
+    CountingAllocator, FuzzTarget, MAX_INPUT_BYTES, TARGETS, mutate, read_corpus,
+};
 
 const CHANGED_INPUTS: u64 = 1_500;
 /// No input is worth more time; nothing is expected to come near.
@@ -29,7 +31,10 @@ struct Watchdog {
 
 impl Watchdog {
     fn begin() -> Self {
-        let watched = Watchdog { inputs_done: Arc::default(), input: Arc::default() };
+        let watched = Watchdog {
+            inputs_done: Arc::default(),
+            input: Arc::default(),
+        };
         let (done, input) = (Arc::clone(&watched.inputs_done), Arc::clone(&watched.input));
         std::thread::spawn(move || {
             let (mut last, mut since) = (0, Instant::now());
@@ -40,7 +45,12 @@ impl Watchdog {
                     (last, since) = (now, Instant::now());
                 } else if since.elapsed() > HANGS_AFTER {
                     let message = input.lock().unwrap();
-                    let _ = writeln!(std::io::stderr(), "{} hangs on {}", message.0, message.1.escape_ascii());
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "{} hangs on {}",
+                        message.0,
+                        message.1.escape_ascii()
+                    );
                     std::process::abort();
                 }
             }
@@ -60,7 +70,12 @@ impl Watchdog {
         let outcome = std::panic::catch_unwind(|| (target.run)(bytes));
         let took = MEMORY.peak_bytes() - bytes_before;
         self.inputs_done.fetch_add(1, Ordering::Relaxed);
-        assert!(outcome.is_ok(), "{} panicked on {}", target.name, bytes.escape_ascii());
+        assert!(
+            outcome.is_ok(),
+            "{} panicked on {}",
+            target.name,
+            bytes.escape_ascii()
+        );
         assert!(
             took <= target.max_memory_bytes,
             "{} took {took} bytes, at most {} stated, on {}",
@@ -83,16 +98,28 @@ fn every_reader_survives_every_changed_input() {
     for (index, target) in TARGETS.iter().enumerate() {
         let corpus = read_corpus(target).unwrap();
         assert!(!corpus.is_empty(), "{}: no corpus", target.name);
-        let mut most = corpus.iter().map(|bytes| watched.run(target, bytes)).max().unwrap_or(0);
-        let mut generator = SplitMix64::new(env_number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
+        let mut most = corpus
+            .iter()
+            .map(|bytes| watched.run(target, bytes))
+            .max()
+            .unwrap_or(0);
+        let mut generator =
+            SplitMix64::new(env_number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
         let (start, mut runs) = (Instant::now(), 0);
-        while seconds.map_or(runs < CHANGED_INPUTS, |seconds| start.elapsed().as_secs() < seconds) {
+        while seconds.map_or(runs < CHANGED_INPUTS, |seconds| {
+            start.elapsed().as_secs() < seconds
+        }) {
             let seed = &corpus[generator.draw_below(corpus.len() as u64) as usize];
             let other = &corpus[generator.draw_below(corpus.len() as u64) as usize];
             let bytes = mutate(&mut generator, seed, other, MAX_INPUT_BYTES);
             most = most.max(watched.run(target, &bytes));
             runs += 1;
         }
-        println!("{}: {} inputs, {runs} changed ones, at most {} KiB", target.name, corpus.len(), most >> 10);
+        println!(
+            "{}: {} inputs, {runs} changed ones, at most {} KiB",
+            target.name,
+            corpus.len(),
+            most >> 10
+        );
     }
 }

@@ -41,8 +41,14 @@ pub fn build_phase(
 
 /// Returns a phase of independent references to `lines` equally likely lines: with `s` resident lines, a share `s /
 /// lines` of the references hits.
-pub fn uniform_phase(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_instr: f64) -> ProgramPhase {
-    let fills = |resident_lines: f64| references_per_instr * (1.0 - resident_lines / lines).max(0.0);
+pub fn uniform_phase(
+    line_bytes: f64,
+    capacity_lines: f64,
+    lines: f64,
+    references_per_instr: f64,
+) -> ProgramPhase {
+    let fills =
+        |resident_lines: f64| references_per_instr * (1.0 - resident_lines / lines).max(0.0);
     ProgramPhase {
         footprint_bytes: Some(lines * line_bytes),
         ..build_phase(line_bytes, capacity_lines, STRAIGHT_LINE_STEPS, fills)

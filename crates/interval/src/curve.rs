@@ -65,14 +65,21 @@ impl PhaseCurves {
     /// Creates empty tables for a cache of `capacity_lines` lines.
     pub fn new(capacity_lines: f64) -> Self {
         let lines_per_step = (capacity_lines / STEPS as f64) as f32;
-        PhaseCurves { lines_per_step, steps_per_line: 1.0 / lines_per_step, ..PhaseCurves::default() }
+        PhaseCurves {
+            lines_per_step,
+            steps_per_line: 1.0 / lines_per_step,
+            ..PhaseCurves::default()
+        }
     }
 
     /// Sets the size of a private cache. A program with no more lines in the contended cache reuses none of them, because
     /// the private cache has them too. Smaller sizes therefore have the rates of the smallest measured size, if that is
     /// no larger than a private cache.
     pub fn with_private_bytes(self, private_bytes: f64) -> Self {
-        PhaseCurves { private_bytes, ..self }
+        PhaseCurves {
+            private_bytes,
+            ..self
+        }
     }
 
     pub fn capacity_lines(&self) -> f32 {
@@ -82,27 +89,42 @@ impl PhaseCurves {
     /// Adds a checked phase, and returns the number of its curve.
     pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
-        let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
+        let footprint = phase
+            .footprint_bytes
+            .map_or(f64::INFINITY, |bytes| bytes / line_bytes);
         let build_table = |without_prefetch: bool| -> Vec<SizeRates> {
-            let joined_curve = JoinedCurve::new(phase, latency_cycles, without_prefetch, self.private_bytes);
-            let mut nodes: Vec<SizeRates> =
-                (0..NODES).map(|index| joined_curve.rates_at_size(index as f64 * step * line_bytes)).collect();
+            let joined_curve =
+                JoinedCurve::new(phase, latency_cycles, without_prefetch, self.private_bytes);
+            let mut nodes: Vec<SizeRates> = (0..NODES)
+                .map(|index| joined_curve.rates_at_size(index as f64 * step * line_bytes))
+                .collect();
             fill_windows(&mut nodes, step, footprint);
             nodes
         };
         let number = self.has_prefetch_data.len() as u32;
-        let has_prefetch_data = phase.points.iter().any(|point| point.without_prefetch.is_some());
+        let has_prefetch_data = phase
+            .points
+            .iter()
+            .any(|point| point.without_prefetch.is_some());
         let table_with_prefetch = build_table(false);
         if has_prefetch_data {
             self.without_prefetch.extend(build_table(true))
         } else {
-            self.without_prefetch.extend_from_slice(&table_with_prefetch)
+            self.without_prefetch
+                .extend_from_slice(&table_with_prefetch)
         }
         self.with_prefetch.extend(table_with_prefetch);
-        self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
-        let unprefetched_rates = phase.points.iter().filter_map(|point| point.without_prefetch);
+        self.footprint_lines
+            .push(footprint.min(f64::from(self.capacity_lines())) as f32);
+        let unprefetched_rates = phase
+            .points
+            .iter()
+            .filter_map(|point| point.without_prefetch);
         let (stall, fills) = unprefetched_rates.fold((0.0, 0.0), |(stall, fills), rates| {
-            (stall + rates.memory_stall_cycles_per_instr, fills + rates.demand_fills_per_instr)
+            (
+                stall + rates.memory_stall_cycles_per_instr,
+                fills + rates.demand_fills_per_instr,
+            )
         });
         self.miss_cost_cycles.push(if fills > NEGLIGIBLE_FILLS {
             (stall / fills) as f32
@@ -110,7 +132,8 @@ impl PhaseCurves {
             latency_cycles as f32
         });
         self.has_prefetch_data.push(has_prefetch_data);
-        self.references_per_instr.push(phase.references_per_instr as f32);
+        self.references_per_instr
+            .push(phase.references_per_instr as f32);
         number
     }
 
@@ -120,19 +143,32 @@ impl PhaseCurves {
         let first_node = curve as usize * NODES;
         // A program whose whole footprint is resident misses as often as with the whole cache.
         let is_footprint_resident = lines >= COMPLETE_SHARE * self.footprint_lines[curve as usize];
-        let lines = if is_footprint_resident { self.capacity_lines() } else { lines };
-        let rates_with_prefetch = self.interpolate(&self.with_prefetch[first_node..first_node + NODES], lines);
+        let lines = if is_footprint_resident {
+            self.capacity_lines()
+        } else {
+            lines
+        };
+        let rates_with_prefetch =
+            self.interpolate(&self.with_prefetch[first_node..first_node + NODES], lines);
         if dropped_share <= 0.0 || !self.has_prefetch_data[curve as usize] {
             return rates_with_prefetch;
         }
-        let rates_without_prefetch = self.interpolate(&self.without_prefetch[first_node..first_node + NODES], lines);
+        let rates_without_prefetch = self.interpolate(
+            &self.without_prefetch[first_node..first_node + NODES],
+            lines,
+        );
         interpolate(&rates_with_prefetch, &rates_without_prefetch, dropped_share)
     }
 
     /// Returns the cycles per instruction at one size with and without prefetchers.
     pub fn prefetch_benefit(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
-        let cycles_per_instr_at = |dropped_share: f32| self.rates_at(curve, lines, dropped_share).cycles_per_instr;
-        Prefetch { aided_cycles: cycles_per_instr_at(0.0), unaided_cycles: cycles_per_instr_at(1.0), late_share }
+        let cycles_per_instr_at =
+            |dropped_share: f32| self.rates_at(curve, lines, dropped_share).cycles_per_instr;
+        Prefetch {
+            aided_cycles: cycles_per_instr_at(0.0),
+            unaided_cycles: cycles_per_instr_at(1.0),
+            late_share,
+        }
     }
 
     /// Returns the part of the stall that demand misses cause, each at its cost without prefetchers. Late prefetched
@@ -180,17 +216,29 @@ impl PhaseCurves {
         let slope = self.lines_per_step / (high - low);
         let lines = self.lines_per_step * index as f32 + slope * (window - low);
         let max_lines = self.footprint_lines[curve as usize];
-        if lines < max_lines { (lines, slope) } else { (max_lines, 0.0) }
+        if lines < max_lines {
+            (lines, slope)
+        } else {
+            (max_lines, 0.0)
+        }
     }
 
     /// Returns the number of lines touched by the end of a window, if `start_lines` had been touched before it.
     #[inline]
-    pub fn footprint_after(&self, curve: u32, start_lines: f32, window_instr: f64, hint: &mut u8) -> f32 {
+    pub fn footprint_after(
+        &self,
+        curve: u32,
+        start_lines: f32,
+        window_instr: f64,
+        hint: &mut u8,
+    ) -> f32 {
         let instr_to_start = self.window_instr(curve, start_lines);
         if instr_to_start >= STAGNANT_INSTR {
             start_lines
         } else {
-            self.window_footprint(curve, instr_to_start + window_instr, hint).0.max(start_lines)
+            self.window_footprint(curve, instr_to_start + window_instr, hint)
+                .0
+                .max(start_lines)
         }
     }
 
@@ -211,7 +259,9 @@ impl PhaseCurves {
             max_hit_share = max_hit_share.max(1.0 - demand_at(index) / total_demand);
             (self.lines_per_step * index as f32, max_hit_share)
         };
-        DistanceDistribution { bounds: (1..NODES).map(bound_of).collect() }
+        DistanceDistribution {
+            bounds: (1..NODES).map(bound_of).collect(),
+        }
     }
 
     /// Returns the number of the program's own instructions in which `lines` lines are touched; the inverse of
@@ -230,7 +280,10 @@ fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
         stall_per_instr: interpolate_linearly(low.stall_per_instr, high.stall_per_instr),
         demand_per_instr: interpolate_linearly(low.demand_per_instr, high.demand_per_instr),
         fills_per_instr: interpolate_linearly(low.fills_per_instr, high.fills_per_instr),
-        writebacks_per_instr: interpolate_linearly(low.writebacks_per_instr, high.writebacks_per_instr),
+        writebacks_per_instr: interpolate_linearly(
+            low.writebacks_per_instr,
+            high.writebacks_per_instr,
+        ),
         window_instr: interpolate_linearly(low.window_instr, high.window_instr),
         padding: [0.0; 2],
     }
@@ -240,7 +293,9 @@ fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
 fn fill_windows(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     let mut window = 0.0f64;
     for index in 1..nodes.len() {
-        let fills = 0.5 * (f64::from(nodes[index - 1].fills_per_instr) + f64::from(nodes[index].fills_per_instr));
+        let fills = 0.5
+            * (f64::from(nodes[index - 1].fills_per_instr)
+                + f64::from(nodes[index].fills_per_instr));
         window += lines_per_step / fills.max(NEGLIGIBLE_FILLS);
         // The step in which the footprint ends is a whole one; occupancy is clipped at the footprint.
         if (index - 1) as f64 * lines_per_step > footprint_lines {
@@ -262,7 +317,12 @@ struct JoinedCurve {
 }
 
 impl JoinedCurve {
-    fn new(phase: &ProgramPhase, latency_cycles: f64, without_prefetch: bool, private_bytes: f64) -> Self {
+    fn new(
+        phase: &ProgramPhase,
+        latency_cycles: f64,
+        without_prefetch: bool,
+        private_bytes: f64,
+    ) -> Self {
         let smallest_point = phase.points[0];
         let zero_point = match smallest_point.size_bytes <= private_bytes {
             true => smallest_point,
@@ -272,7 +332,11 @@ impl JoinedCurve {
         JoinedCurve {
             sizes_bytes: point_sizes().collect(),
             logs: point_sizes().map(libm::log).collect(),
-            rates: phase.points.iter().map(|point| rates_of(point, without_prefetch)).collect(),
+            rates: phase
+                .points
+                .iter()
+                .map(|point| rates_of(point, without_prefetch))
+                .collect(),
             rates_at_zero: rates_of(&zero_point, without_prefetch),
         }
     }
@@ -280,7 +344,11 @@ impl JoinedCurve {
     fn rates_at_size(&self, size_bytes: f64) -> SizeRates {
         let last_index = self.rates.len() - 1;
         if size_bytes <= self.sizes_bytes[0] {
-            return interpolate(&self.rates_at_zero, &self.rates[0], (size_bytes / self.sizes_bytes[0]) as f32);
+            return interpolate(
+                &self.rates_at_zero,
+                &self.rates[0],
+                (size_bytes / self.sizes_bytes[0]) as f32,
+            );
         }
         if size_bytes >= self.sizes_bytes[last_index] {
             return self.rates[last_index];
@@ -288,10 +356,13 @@ impl JoinedCurve {
         let upper = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
         let log_size = libm::log(size_bytes);
         let interpolate_field = |field: fn(&SizeRates) -> f32| {
-            let curve_point = |index: usize| Some((*self.logs.get(index)?, f64::from(field(&self.rates[index]))));
+            let curve_point =
+                |index: usize| Some((*self.logs.get(index)?, f64::from(field(&self.rates[index]))));
             let previous_point = upper.checked_sub(2).and_then(curve_point);
             let ends = curve_point(upper - 1).zip(curve_point(upper));
-            ends.map_or(0.0, |ends| interpolate_monotone(log_size, previous_point, ends, curve_point(upper + 1)) as f32)
+            ends.map_or(0.0, |ends| {
+                interpolate_monotone(log_size, previous_point, ends, curve_point(upper + 1)) as f32
+            })
         };
         SizeRates {
             cycles_per_instr: interpolate_field(|rates| rates.cycles_per_instr),
@@ -309,20 +380,36 @@ impl JoinedCurve {
 fn without_lines(phase: &ProgramPhase, latency_cycles: f64) -> SizePoint {
     let smallest_point = phase.points[0];
     let (stall, misses) = match smallest_point.without_prefetch {
-        Some(rates) => (rates.memory_stall_cycles_per_instr, rates.demand_fills_per_instr),
-        None => (smallest_point.memory_stall_cycles_per_instr, smallest_point.demand_fills_per_instr),
+        Some(rates) => (
+            rates.memory_stall_cycles_per_instr,
+            rates.demand_fills_per_instr,
+        ),
+        None => (
+            smallest_point.memory_stall_cycles_per_instr,
+            smallest_point.demand_fills_per_instr,
+        ),
     };
-    let miss_cost_cycles =
-        if misses > NEGLIGIBLE_FILLS { (stall / misses).min(latency_cycles) } else { latency_cycles };
-    let demand_per_instr = phase.references_per_instr.max(smallest_point.demand_fills_per_instr);
-    let added_cycles = |demand_fills: f64| miss_cost_cycles * (demand_per_instr - demand_fills).max(0.0);
-    let unprefetched_rates = smallest_point.without_prefetch.map(|unprefetched| UnprefetchedRates {
-        cycles_per_instr: unprefetched.cycles_per_instr + added_cycles(unprefetched.demand_fills_per_instr),
-        demand_fills_per_instr: demand_per_instr.max(unprefetched.demand_fills_per_instr),
-        memory_stall_cycles_per_instr: unprefetched.memory_stall_cycles_per_instr
-            + added_cycles(unprefetched.demand_fills_per_instr),
-        ..unprefetched
-    });
+    let miss_cost_cycles = if misses > NEGLIGIBLE_FILLS {
+        (stall / misses).min(latency_cycles)
+    } else {
+        latency_cycles
+    };
+    let demand_per_instr = phase
+        .references_per_instr
+        .max(smallest_point.demand_fills_per_instr);
+    let added_cycles =
+        |demand_fills: f64| miss_cost_cycles * (demand_per_instr - demand_fills).max(0.0);
+    let unprefetched_rates =
+        smallest_point
+            .without_prefetch
+            .map(|unprefetched| UnprefetchedRates {
+                cycles_per_instr: unprefetched.cycles_per_instr
+                    + added_cycles(unprefetched.demand_fills_per_instr),
+                demand_fills_per_instr: demand_per_instr.max(unprefetched.demand_fills_per_instr),
+                memory_stall_cycles_per_instr: unprefetched.memory_stall_cycles_per_instr
+                    + added_cycles(unprefetched.demand_fills_per_instr),
+                ..unprefetched
+            });
     let extra_cycles = added_cycles(smallest_point.demand_fills_per_instr);
     SizePoint {
         size_bytes: 0.0,
@@ -351,7 +438,8 @@ fn interpolate_monotone(
         Some((_, adjacent_secant)) if adjacent_secant * own_secant <= 0.0 => 0.0,
         // The harmonic mean, weighted by the width of the other interval.
         Some((adjacent_width, adjacent_secant)) => {
-            let (own_weight, other_weight) = (2.0 * adjacent_width + width, adjacent_width + 2.0 * width);
+            let (own_weight, other_weight) =
+                (2.0 * adjacent_width + width, adjacent_width + 2.0 * width);
             (own_weight + other_weight) / (own_weight / own_secant + other_weight / adjacent_secant)
         }
     };
@@ -365,22 +453,23 @@ fn interpolate_monotone(
 }
 
 fn rates_of(point: &SizePoint, without_prefetch: bool) -> SizeRates {
-    let (cycles, demand, fills, writebacks, stall) = match point.without_prefetch.filter(|_| without_prefetch) {
-        Some(unprefetched) => (
-            unprefetched.cycles_per_instr,
-            unprefetched.demand_fills_per_instr,
-            unprefetched.demand_fills_per_instr,
-            unprefetched.writebacks_per_instr,
-            unprefetched.memory_stall_cycles_per_instr,
-        ),
-        None => (
-            point.cycles_per_instr,
-            point.demand_fills_per_instr,
-            point.demand_fills_per_instr + point.prefetch_fills_per_instr,
-            point.writebacks_per_instr,
-            point.memory_stall_cycles_per_instr,
-        ),
-    };
+    let (cycles, demand, fills, writebacks, stall) =
+        match point.without_prefetch.filter(|_| without_prefetch) {
+            Some(unprefetched) => (
+                unprefetched.cycles_per_instr,
+                unprefetched.demand_fills_per_instr,
+                unprefetched.demand_fills_per_instr,
+                unprefetched.writebacks_per_instr,
+                unprefetched.memory_stall_cycles_per_instr,
+            ),
+            None => (
+                point.cycles_per_instr,
+                point.demand_fills_per_instr,
+                point.demand_fills_per_instr + point.prefetch_fills_per_instr,
+                point.writebacks_per_instr,
+                point.memory_stall_cycles_per_instr,
+            ),
+        };
     SizeRates {
         cycles_per_instr: cycles as f32,
         stall_per_instr: stall as f32,
@@ -404,30 +493,45 @@ mod tests {
     fn the_footprint_of_a_linear_curve_is_an_exponential() {
         // fills(s) = a (1 - s / b): s(n) = b (1 - exp(-a n / b)).
         let (a, b) = (0.02, 50_000.0);
-        let phase = closed_form::build_phase(64.0, LINES, 256, |lines| a * (1.0 - lines / b).max(0.0));
+        let phase =
+            closed_form::build_phase(64.0, LINES, 256, |lines| a * (1.0 - lines / b).max(0.0));
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         for instr in [1e4, 1e5, 1e6, 3e6, 1e7] {
             let mut hint = 0;
             let (lines, _) = curves.window_footprint(curve, instr, &mut hint);
             let expected = b * (1.0 - libm::exp(-a * instr / b));
-            assert!((f64::from(lines) / expected - 1.0).abs() < 0.02, "{instr}: {lines} {expected}");
+            assert!(
+                (f64::from(lines) / expected - 1.0).abs() < 0.02,
+                "{instr}: {lines} {expected}"
+            );
             let round_trip = curves.window_instr(curve, lines);
-            assert!((round_trip / instr - 1.0).abs() < 0.01 || expected > 0.99 * b, "{instr}: {round_trip}");
+            assert!(
+                (round_trip / instr - 1.0).abs() < 0.01 || expected > 0.99 * b,
+                "{instr}: {round_trip}"
+            );
         }
     }
 
     /// Do rates at the measured sizes equal the measured rates?
     #[test]
     fn rates_at_measured_sizes_are_the_measured_ones() {
-        let phase = closed_form::build_phase(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
+        let phase =
+            closed_form::build_phase(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         for point in &phase.points {
             let lines = (point.size_bytes / 64.0) as f32;
             let rates = curves.rates_at(curve, lines, 0.0);
-            assert!((f64::from(rates.demand_per_instr) / point.demand_fills_per_instr - 1.0).abs() < 1e-3, "{point:?}");
-            assert!((f64::from(rates.cycles_per_instr) / point.cycles_per_instr - 1.0).abs() < 1e-3, "{point:?}");
+            assert!(
+                (f64::from(rates.demand_per_instr) / point.demand_fills_per_instr - 1.0).abs()
+                    < 1e-3,
+                "{point:?}"
+            );
+            assert!(
+                (f64::from(rates.cycles_per_instr) / point.cycles_per_instr - 1.0).abs() < 1e-3,
+                "{point:?}"
+            );
         }
     }
 
@@ -447,10 +551,18 @@ mod tests {
         for (private_bytes, added_misses) in [(0.0, 0.099), (step_bytes, 0.0)] {
             let mut curves = PhaseCurves::new(LINES).with_private_bytes(private_bytes);
             let curve = curves.add(&phase, 64.0, 300.0);
-            let rates = [0.0, step_bytes / 64.0].map(|lines| curves.rates_at(curve, lines as f32, 0.0));
-            let difference = |field: fn(&SizeRates) -> f32| f64::from(field(&rates[0]) - field(&rates[1]));
-            assert!((difference(|rates| rates.demand_per_instr) - added_misses).abs() < 1e-5, "{rates:?}");
-            assert!((difference(|rates| rates.cycles_per_instr) - 40.0 * added_misses).abs() < 1e-3, "{rates:?}");
+            let rates =
+                [0.0, step_bytes / 64.0].map(|lines| curves.rates_at(curve, lines as f32, 0.0));
+            let difference =
+                |field: fn(&SizeRates) -> f32| f64::from(field(&rates[0]) - field(&rates[1]));
+            assert!(
+                (difference(|rates| rates.demand_per_instr) - added_misses).abs() < 1e-5,
+                "{rates:?}"
+            );
+            assert!(
+                (difference(|rates| rates.cycles_per_instr) - 40.0 * added_misses).abs() < 1e-3,
+                "{rates:?}"
+            );
         }
     }
 
@@ -470,10 +582,17 @@ mod tests {
     fn a_resident_footprint_has_no_misses() {
         for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {
             let mut curves = PhaseCurves::new(LINES);
-            let curve = curves.add(&closed_form::uniform_phase(64.0, LINES, lines, 0.02), 64.0, 200.0);
+            let curve = curves.add(
+                &closed_form::uniform_phase(64.0, LINES, lines, 0.02),
+                64.0,
+                200.0,
+            );
             let (resident, _) = curves.window_footprint(curve, 1e12, &mut 0);
             let rates = curves.rates_at(curve, resident, 0.0);
-            assert!(rates.fills_per_instr < 1e-6, "{lines}: {resident} {rates:?}");
+            assert!(
+                rates.fills_per_instr < 1e-6,
+                "{lines}: {resident} {rates:?}"
+            );
             assert!(curves.rates_at(curve, 0.9 * resident, 0.0).fills_per_instr > 1e-3);
         }
     }
@@ -498,14 +617,27 @@ mod tests {
         };
         let curve = add_phase(&|_| 0.01, 1.0);
         let falling = add_phase(&|lines| 0.02 * (1.0 - lines / (2.0 * LINES)), 3.0);
-        let (none, half) = (curves.rates_at(curve, 1000.0, 0.0), curves.rates_at(curve, 1000.0, 0.5));
+        let (none, half) = (
+            curves.rates_at(curve, 1000.0, 0.0),
+            curves.rates_at(curve, 1000.0, 0.5),
+        );
         assert!((half.cycles_per_instr / none.cycles_per_instr - 2.0).abs() < 1e-3);
         assert!((half.demand_per_instr - 0.02).abs() < 1e-4, "{half:?}");
         for dropped_share in [0.0, 0.5, 1.0] {
-            let counted_misses = |lines: f32| curves.rates_at(falling, lines, dropped_share).demand_per_instr;
-            let is_counted = |&(lines, share): &(f32, f32)| ((1.0 - share) * 0.06 - counted_misses(lines)).abs() < 1e-4;
+            let counted_misses = |lines: f32| {
+                curves
+                    .rates_at(falling, lines, dropped_share)
+                    .demand_per_instr
+            };
+            let is_counted = |&(lines, share): &(f32, f32)| {
+                ((1.0 - share) * 0.06 - counted_misses(lines)).abs() < 1e-4
+            };
             let log = curves.distance_distribution(falling, dropped_share);
-            assert!(log.bounds.iter().all(is_counted), "{dropped_share}: {:?}", log.bounds);
+            assert!(
+                log.bounds.iter().all(is_counted),
+                "{dropped_share}: {:?}",
+                log.bounds
+            );
         }
     }
 
@@ -515,13 +647,37 @@ mod tests {
     fn points_are_joined_by_a_monotone_curve() {
         let falls = |x: f64| libm::exp(-x);
         let point = |x: f64| (x, falls(x));
-        let join = |at: f64| interpolate_monotone(at, Some(point(0.0)), (point(1.0), point(2.0)), Some(point(3.0)));
+        let join = |at: f64| {
+            interpolate_monotone(
+                at,
+                Some(point(0.0)),
+                (point(1.0), point(2.0)),
+                Some(point(3.0)),
+            )
+        };
         assert!((join(1.0) - falls(1.0)).abs() < 1e-12 && (join(2.0) - falls(2.0)).abs() < 1e-12);
         let chord = 0.5 * (falls(1.0) + falls(2.0));
-        assert!((join(1.5) - falls(1.5)).abs() < 0.3 * (chord - falls(1.5)), "{} {}", join(1.5), falls(1.5));
-        let cliff = |at: f64| interpolate_monotone(at, Some((0.0, 1.0)), ((1.0, 1.0), (2.0, 0.0)), Some((3.0, 0.0)));
-        let values: Vec<f64> = (0..=20).map(|step| cliff(1.0 + f64::from(step) / 20.0)).collect();
-        assert!(values.is_sorted_by(|a, b| a >= b) && values[0] == 1.0 && values[20].abs() < 1e-12, "{values:?}");
+        assert!(
+            (join(1.5) - falls(1.5)).abs() < 0.3 * (chord - falls(1.5)),
+            "{} {}",
+            join(1.5),
+            falls(1.5)
+        );
+        let cliff = |at: f64| {
+            interpolate_monotone(
+                at,
+                Some((0.0, 1.0)),
+                ((1.0, 1.0), (2.0, 0.0)),
+                Some((3.0, 0.0)),
+            )
+        };
+        let values: Vec<f64> = (0..=20)
+            .map(|step| cliff(1.0 + f64::from(step) / 20.0))
+            .collect();
+        assert!(
+            values.is_sorted_by(|a, b| a >= b) && values[0] == 1.0 && values[20].abs() < 1e-12,
+            "{values:?}"
+        );
         assert!(
             (interpolate_monotone(1.25, None, ((1.0, 4.0), (2.0, 0.0)), None) - 3.0).abs() < 1e-12,
             "a line without others"

@@ -177,7 +177,11 @@ impl IntervalEngine {
     }
 
     /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::move_to_spare_cache`].
-    pub(crate) fn with_spares(spec: &MachineSpec, is_explicit: bool, spare_models: usize) -> Option<Self> {
+    pub(crate) fn with_spares(
+        spec: &MachineSpec,
+        is_explicit: bool,
+        spare_models: usize,
+    ) -> Option<Self> {
         let last_level = spec.last_level_cache()?;
         let (cache_count, hertz) = (spec.instance_count(last_level) as usize, spec.hertz as f64);
         let model_count = cache_count + spare_models;
@@ -188,16 +192,22 @@ impl IntervalEngine {
         let cycles_of_ns = |ns: u64| ns as f64 * hertz / 1e9;
         let memory = MemorySystem::new(spec, line_bytes);
         let width = match spec.pipeline {
-            CoreModel::InOrder { issue_width, .. } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
+            CoreModel::InOrder { issue_width, .. } | CoreModel::OutOfOrder { issue_width, .. } => {
+                issue_width
+            }
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
-        let latency_or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
-        let cache_of_model: Vec<usize> =
-            (0..model_count).map(|index| if index < cache_count { index } else { 0 }).collect();
+        let latency_or_memory =
+            |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
+        let cache_of_model: Vec<usize> = (0..model_count)
+            .map(|index| if index < cache_count { index } else { 0 })
+            .collect();
         let package_of_cache = |&cache: &usize| cache as u32 * cpus_per_cache / cpus_per_package;
         let package_of_model: Vec<u32> = cache_of_model.iter().map(package_of_cache).collect();
-        let cores_of_cache =
-            |at: u32| (at * cpus_per_cache..(at + 1) * cpus_per_cache).step_by(spec.contexts_per_core as usize);
+        let cores_of_cache = |at: u32| {
+            (at * cpus_per_cache..(at + 1) * cpus_per_cache)
+                .step_by(spec.contexts_per_core as usize)
+        };
         Some(IntervalEngine {
             hertz,
             curves: PhaseCurves::new(capacity).with_private_bytes(spec.private_bytes() as f64),
@@ -205,11 +215,23 @@ impl IntervalEngine {
             programs: Vec::new(),
             slots: Slots::default(),
             free_slots: Vec::new(),
-            occupancy_models: vec![OccupancyModel::new(capacity as f32, last_level.replacement); model_count],
-            node_of_model: package_of_model.iter().map(|&package| memory.node_of(package)).collect(),
+            occupancy_models: vec![
+                OccupancyModel::new(capacity as f32, last_level.replacement);
+                model_count
+            ],
+            node_of_model: package_of_model
+                .iter()
+                .map(|&package| memory.node_of(package))
+                .collect(),
             package_of_model,
             cores_of_model: (0..model_count)
-                .map(|index| if index < cache_count { cores_of_cache(index as u32).collect() } else { Vec::new() })
+                .map(|index| {
+                    if index < cache_count {
+                        cores_of_cache(index as u32).collect()
+                    } else {
+                        Vec::new()
+                    }
+                })
                 .collect(),
             topology_cache_of_model: cache_of_model,
             cache_count,
@@ -220,7 +242,9 @@ impl IntervalEngine {
                 spec.os.context_switch_cycles as f64,
                 is_explicit,
                 (0..spec.cpus()).map(|cpu| cpu / cpus_per_cache).collect(),
-                (0..spec.cpus()).map(|cpu| cpu / spec.contexts_per_core).collect(),
+                (0..spec.cpus())
+                    .map(|cpu| cpu / spec.contexts_per_core)
+                    .collect(),
             ),
             now: 0.0,
             next_step_at: vec![f64::INFINITY; model_count],
@@ -261,7 +285,11 @@ impl IntervalEngine {
             phase.sharing.iter().map(indexed_region).collect()
         });
         let regions = regions.collect();
-        self.programs.push(CompiledProgram { program, first_curve, regions });
+        self.programs.push(CompiledProgram {
+            program,
+            first_curve,
+            regions,
+        });
         self.programs.len() as u32 - 1
     }
 
@@ -271,7 +299,8 @@ impl IntervalEngine {
         let slot = self.take_slot(program);
         let demand = self.programs[program as usize].program.demand;
         let period = demand.period_ns as f64 * self.hertz / 1e9;
-        self.run_queues.add(slot, allowed_cpus, demand.cpu_share, period);
+        self.run_queues
+            .add(slot, allowed_cpus, demand.cpu_share, period);
         slot
     }
 
@@ -288,28 +317,45 @@ impl IntervalEngine {
     /// Moves these CPUs of one cache to another, empty cache of the same size. Returns `false` if no spare cache is
     /// left.
     pub(crate) fn move_to_spare_cache(&mut self, cpus: &CpuSet) -> bool {
-        let Some(first_cpu) = cpus.first().filter(|_| self.spare_models > 0) else { return false };
+        let Some(first_cpu) = cpus.first().filter(|_| self.spare_models > 0) else {
+            return false;
+        };
         let old_index = self.run_queues.cache_of(first_cpu) as usize;
         let new_index = self.occupancy_models.len() - self.spare_models;
         self.spare_models -= 1;
         let topology_cache = self.topology_cache_of_model[old_index];
         self.topology_cache_of_model[new_index] = topology_cache;
-        (self.package_of_model[new_index], self.node_of_model[new_index]) =
-            (self.package_of_model[topology_cache], self.node_of_model[topology_cache]);
+        (
+            self.package_of_model[new_index],
+            self.node_of_model[new_index],
+        ) = (
+            self.package_of_model[topology_cache],
+            self.node_of_model[topology_cache],
+        );
         let is_moved = |core: &u32| cpus.contains(*core);
-        self.cores_of_model[new_index] = self.cores_of_model[old_index].iter().copied().filter(is_moved).collect();
+        self.cores_of_model[new_index] = self.cores_of_model[old_index]
+            .iter()
+            .copied()
+            .filter(is_moved)
+            .collect();
         self.cores_of_model[old_index].retain(|core| !is_moved(core));
         self.advance_model(old_index);
         self.occupancy_models[new_index].advanced_to = self.now;
         let old_model = self.occupancy_models[old_index].clone();
         self.occupancy_models[new_index].copy_division(&old_model);
         self.domain_members[new_index] = self.domain_members[old_index].clone();
-        cpus.iter().for_each(|cpu| self.run_queues.set_cache(cpu, new_index as u32));
+        cpus.iter()
+            .for_each(|cpu| self.run_queues.set_cache(cpu, new_index as u32));
         true
     }
 
     /// Starts external traffic, which uses one cache at a fixed speed and no CPU; returns its slot.
-    pub(crate) fn start_external(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
+    pub(crate) fn start_external(
+        &mut self,
+        program: u32,
+        cache: usize,
+        instr_per_cycle: f64,
+    ) -> u32 {
         let slot = self.take_slot(program);
         self.run_queues.add(slot, CpuSet::default(), 0.0, 1.0);
         self.slots.external_rate[slot as usize] = instr_per_cycle;
@@ -345,13 +391,19 @@ impl IntervalEngine {
         let index = slot as usize;
         slots.program[index] = program;
         slots.phase[index] = 0;
-        slots.phase_left_instr[index] =
-            self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
+        slots.phase_left_instr[index] = self.programs[program as usize].program.phases[0]
+            .instructions
+            .unwrap_or(f64::INFINITY);
         slots.work_left_instr[index] = f64::INFINITY;
-        slots.starts_from_empty_cache[index] = self.programs[program as usize].program.from_empty_cache;
+        slots.starts_from_empty_cache[index] =
+            self.programs[program as usize].program.from_empty_cache;
         slots.model_index[index] = NO_CACHE;
         slots.memory_demand[index] = MemoryDemand::default();
-        (slots.registered_phase[index], slots.switches[index], slots.stolen_share[index]) = (0, 0.0, 0.0);
+        (
+            slots.registered_phase[index],
+            slots.switches[index],
+            slots.stolen_share[index],
+        ) = (0, 0.0, 0.0);
         slots.memory_index[index] = self.memory_nodes.len() as u32;
         self.memory_nodes.push(None);
         (
@@ -360,8 +412,11 @@ impl IntervalEngine {
             slots.external_rate[index],
             slots.registered_rate[index],
         ) = (0.0, 0.0, 0.0, 0.0);
-        (slots.counts_per_instr[index], slots.totals[index], slots.is_finished[index]) =
-            ([0.0; COUNT_KINDS], TaskTotals::default(), false);
+        (
+            slots.counts_per_instr[index],
+            slots.totals[index],
+            slots.is_finished[index],
+        ) = ([0.0; COUNT_KINDS], TaskTotals::default(), false);
         slot
     }
 
@@ -370,10 +425,14 @@ impl IntervalEngine {
         self.slots.is_finished[slot as usize] = true;
         let model_index = self.slots.model_index[slot as usize];
         self.unregister_rate(slot as usize);
-        self.occupancy_models.iter_mut().for_each(|occupancy_model| occupancy_model.remove_task(slot));
+        self.occupancy_models
+            .iter_mut()
+            .for_each(|occupancy_model| occupancy_model.remove_task(slot));
         self.slots.model_index[slot as usize] = NO_CACHE;
         self.run_queues.remove(slot);
-        self.run_queues.changed_slots.retain(|changed_slot| *changed_slot != slot);
+        self.run_queues
+            .changed_slots
+            .retain(|changed_slot| *changed_slot != slot);
         self.free_slots.push(slot);
         if model_index != NO_CACHE {
             self.schedule_step(model_index as usize, FIRST_STEP);
@@ -432,9 +491,20 @@ impl IntervalEngine {
     /// Divides a cache among domains, each given by its capacity in lines and its group. Domains that overlap belong
     /// to one group, and `groups` holds the number of lines of each group. `members` assigns tasks to domains; tasks
     /// that it omits are in the first domain.
-    pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: Vec<(u32, u8)>) {
+    pub fn divide(
+        &mut self,
+        cache: usize,
+        domains: &[(f32, u8)],
+        groups: &[f32],
+        members: Vec<(u32, u8)>,
+    ) {
         self.advance_model(cache);
-        let domain_of = |slot: u32| members.iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
+        let domain_of = |slot: u32| {
+            members
+                .iter()
+                .find(|(task, _)| *task == slot)
+                .map_or(0, |member| member.1)
+        };
         self.occupancy_models[cache].divide(domains, groups, domain_of);
         self.domain_members[cache] = members;
         self.schedule_step(cache, FIRST_STEP);
@@ -452,8 +522,14 @@ impl IntervalEngine {
         for index in 0..self.occupancy_models.len() - self.spare_models {
             let occupancy_model = &self.occupancy_models[index];
             let is_same = occupancy_model.domains.len() == domains.len()
-                && occupancy_model.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
-            if self.topology_cache_of_model[index] == cache && (!is_same || self.domain_members[index] != members) {
+                && occupancy_model
+                    .domains
+                    .iter()
+                    .zip(domains)
+                    .all(|(a, b)| (a.capacity_lines, a.group) == *b);
+            if self.topology_cache_of_model[index] == cache
+                && (!is_same || self.domain_members[index] != members)
+            {
                 self.divide(index, domains, groups, members.to_vec());
             }
         }
@@ -477,7 +553,11 @@ impl IntervalEngine {
     /// Returns the task's instructions per cycle on a processor.
     pub(crate) fn running_instr_per_cycle(&self, slot: u32) -> f64 {
         let demand = &self.slots.memory_demand[slot as usize];
-        if demand.cycles > 0.0 { f64::from(demand.speed()) } else { 0.0 }
+        if demand.cycles > 0.0 {
+            f64::from(demand.speed())
+        } else {
+            0.0
+        }
     }
     /// Returns the lines per instruction that currently come from another cache.
     pub(crate) fn remote_per_instr(&self, slot: u32) -> f64 {
@@ -491,7 +571,10 @@ impl IntervalEngine {
 
     /// Returns the distribution of the task's references over the LRU stack in its present phase.
     pub(crate) fn distance_distribution(&self, slot: u32) -> DistanceDistribution {
-        self.curves.distance_distribution(self.curve_of(slot), self.slots.dropped_prefetch_share[slot as usize])
+        self.curves.distance_distribution(
+            self.curve_of(slot),
+            self.slots.dropped_prefetch_share[slot as usize],
+        )
     }
     /// Returns the number of instructions in which the task touches this many lines.
     pub(crate) fn window_instr(&self, slot: u32, lines: f32) -> f64 {
@@ -534,7 +617,11 @@ impl IntervalEngine {
                 break;
             }
             self.now = self.now.max(next_time);
-            if first_cache == usize::MAX { self.update_turns() } else { self.advance_cache(first_cache) }
+            if first_cache == usize::MAX {
+                self.update_turns()
+            } else {
+                self.advance_cache(first_cache)
+            }
         }
         if self.ended_slots.is_empty() {
             self.now = end_cycle;
@@ -554,25 +641,35 @@ impl IntervalEngine {
                 continue;
             }
             let queue_entry = &self.run_queues.tasks[index];
-            let (share, cpu) = (queue_entry.share * (1.0 - self.slots.stolen_share[index]), queue_entry.cpu);
+            let (share, cpu) = (
+                queue_entry.share * (1.0 - self.slots.stolen_share[index]),
+                queue_entry.cpu,
+            );
             let model_index = cpu.map(|cpu| self.run_queues.cache_of(cpu) as usize);
             self.slots.switches[index] = self.run_queues.switches_per_cycle(slot);
-            let (old_model_index, new_model_index) =
-                (self.slots.model_index[index], model_index.map_or(NO_CACHE, |flow| flow as u32));
+            let (old_model_index, new_model_index) = (
+                self.slots.model_index[index],
+                model_index.map_or(NO_CACHE, |flow| flow as u32),
+            );
             if old_model_index != new_model_index {
                 if old_model_index != NO_CACHE {
                     self.schedule_step(old_model_index as usize, FIRST_STEP);
                 }
                 self.move_to(slot, new_model_index);
             }
-            if let Some(model_index) = model_index
-                .filter(|_| self.slots.memory_demand[index].cpu_share != share || old_model_index != new_model_index)
-            {
+            if let Some(model_index) = model_index.filter(|_| {
+                self.slots.memory_demand[index].cpu_share != share
+                    || old_model_index != new_model_index
+            }) {
                 self.advance_model(model_index);
                 self.slots.memory_demand[index].cpu_share = share;
                 self.schedule_step(
                     model_index,
-                    if old_model_index == new_model_index { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER },
+                    if old_model_index == new_model_index {
+                        FIRST_STEP
+                    } else {
+                        FIRST_STEP_OF_NEWCOMER
+                    },
                 );
             }
             if model_index.is_none() {
@@ -590,7 +687,8 @@ impl IntervalEngine {
             self.slots.starts_from_empty_cache[index] = false;
             self.advance_model(old_model_index as usize);
             self.unregister_rate(index);
-            self.occupancy_models[old_model_index as usize].stop_task(self.slots.model_entry[index] as usize);
+            self.occupancy_models[old_model_index as usize]
+                .stop_task(self.slots.model_entry[index] as usize);
         }
         self.slots.model_index[index] = model_index;
         if model_index != NO_CACHE {
@@ -598,13 +696,20 @@ impl IntervalEngine {
             self.memory_nodes[self.slots.memory_index[index] as usize].get_or_insert(node);
             self.advance_model(model_index as usize);
             let slots = &mut self.slots;
-            self.occupancy_models[model_index as usize]
-                .remove_empty_entries(|moved_slot, entry| slots.model_entry[moved_slot as usize] = entry as u32);
-            let curve = self.programs[slots.program[index] as usize].first_curve + slots.phase[index];
+            self.occupancy_models[model_index as usize].remove_empty_entries(
+                |moved_slot, entry| slots.model_entry[moved_slot as usize] = entry as u32,
+            );
+            let curve =
+                self.programs[slots.program[index] as usize].first_curve + slots.phase[index];
             let entry = self.occupancy_models[model_index as usize].add_task(slot, curve, self.now);
             // The task left its lines here in an earlier phase, and has changed phase since then.
             if self.occupancy_models[model_index as usize].curve[entry] != curve {
-                self.occupancy_models[model_index as usize].start_phase(entry, curve, 0.0, &self.curves);
+                self.occupancy_models[model_index as usize].start_phase(
+                    entry,
+                    curve,
+                    0.0,
+                    &self.curves,
+                );
             }
             slots.model_entry[index] = entry as u32;
             let domain = self.domain_members[model_index as usize]
@@ -618,8 +723,11 @@ impl IntervalEngine {
     /// Schedules a short step of a cache now, because its state has changed.
     fn schedule_step(&mut self, model_index: usize, turnovers: f64) {
         let pending_turnovers = self.first_step_turnovers[model_index];
-        self.first_step_turnovers[model_index] =
-            if pending_turnovers > 0.0 { pending_turnovers.min(turnovers) } else { turnovers };
+        self.first_step_turnovers[model_index] = if pending_turnovers > 0.0 {
+            pending_turnovers.min(turnovers)
+        } else {
+            turnovers
+        };
         self.next_step_at[model_index] = self.now;
     }
 

@@ -18,5 +18,9 @@ mod sharing;
 mod smt;
 mod synthetic_trace;
 
-pub use machine::{IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, Options};
-pub use program::{Demand, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint, UnprefetchedRates};
+pub use machine::{
+    IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, Options,
+};
+pub use program::{
+    Demand, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint, UnprefetchedRates,
+};

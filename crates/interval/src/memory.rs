@@ -141,13 +141,25 @@ impl QueueServer {
         let busy = utilization.min(MAX_LOAD);
         let standing_wait = self.cycles_per_line / (2.0 * (1.0 - busy));
         if !self.has_demand_priority {
-            return Waits { demand: standing_wait, prefetched: standing_wait, other: standing_wait };
+            return Waits {
+                demand: standing_wait,
+                prefetched: standing_wait,
+                other: standing_wait,
+            };
         }
         let backlog_share = busy * self.tail_probability(busy, MAX_PASSED_LINES);
         let priority_wait = self.cycles_per_line / (2.0 * (1.0 - busy * self.demand_share));
         let demand = (priority_wait + backlog_share * standing_wait).min(standing_wait);
-        let prefetched = if self.are_reads_in_order { demand } else { standing_wait };
-        Waits { demand, prefetched, other: standing_wait }
+        let prefetched = if self.are_reads_in_order {
+            demand
+        } else {
+            standing_wait
+        };
+        Waits {
+            demand,
+            prefetched,
+            other: standing_wait,
+        }
     }
 
     /// Returns the lines per instruction with which a task uses this server.
@@ -163,14 +175,18 @@ impl QueueServer {
     /// Returns the load that the task would cause without queueing, as in its profile.
     #[inline]
     fn unqueued_load(&self, demand: &MemoryDemand) -> f32 {
-        (self.lines_per_instr(demand) * demand.cpu_share * self.cycles_per_line / demand.cycles).min(MAX_SOLO_LOAD)
+        (self.lines_per_instr(demand) * demand.cpu_share * self.cycles_per_line / demand.cycles)
+            .min(MAX_SOLO_LOAD)
     }
 
     /// Returns the cycles per instruction that a task queues here at this load and with these waits.
     #[inline]
     fn queue_wait(&self, utilization: f32, waits: Waits, demand: &MemoryDemand) -> f32 {
         let excess_load = match self.slots > 0.0 {
-            true => self.saturation_probability(utilization) - self.saturation_probability(self.unqueued_load(demand)),
+            true => {
+                self.saturation_probability(utilization)
+                    - self.saturation_probability(self.unqueued_load(demand))
+            }
             false => self.burst * utilization - demand.burst_lines * self.unqueued_load(demand),
         };
         let others_load = excess_load.max(0.0);
@@ -197,8 +213,13 @@ impl QueueServer {
     /// traffic).
     #[inline]
     fn tail_probability(&self, utilization: f32, lines: f32) -> f32 {
-        let exponent = 2.0 * (1.0 - utilization) / (utilization.max(1e-3) * self.dispersion()) * lines;
-        if exponent > 20.0 { 0.0 } else { libm::expf(-exponent) }
+        let exponent =
+            2.0 * (1.0 - utilization) / (utilization.max(1e-3) * self.dispersion()) * lines;
+        if exponent > 20.0 {
+            0.0
+        } else {
+            libm::expf(-exponent)
+        }
     }
 
     /// Returns the variance of the number of lines that arrive, relative to single random arrivals.
@@ -266,19 +287,29 @@ impl MemorySystem {
             busy_share: 1.0,
             ..QueueServer::default()
         });
-        let slot_groups = if bus.is_some() { spec.packages } else { memory.nodes };
-        let prefetch_distance_lines = spec.prefetchers.iter().find_map(|prefetcher| match prefetcher {
-            PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
-            _ => None,
-        });
+        let slot_groups = if bus.is_some() {
+            spec.packages
+        } else {
+            memory.nodes
+        };
+        let prefetch_distance_lines =
+            spec.prefetchers
+                .iter()
+                .find_map(|prefetcher| match prefetcher {
+                    PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
+                    _ => None,
+                });
         MemorySystem {
             controllers: vec![controller; memory.nodes as usize],
             buses: bus.map_or(Vec::new(), |bus| vec![bus; spec.packages as usize]),
-            read_slots: slot_server.map_or(Vec::new(), |slot_server| vec![slot_server; slot_groups as usize]),
+            read_slots: slot_server.map_or(Vec::new(), |slot_server| {
+                vec![slot_server; slot_groups as usize]
+            }),
             packages_per_node: spec.packages / memory.nodes,
             latency_cycles,
             remote_extra_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
-            prefetch_distance_lines: prefetch_distance_lines.filter(|_| scheduling_spec.demand_priority),
+            prefetch_distance_lines: prefetch_distance_lines
+                .filter(|_| scheduling_spec.demand_priority),
             max_overlap: spec.pipeline.max_misses_in_flight() as f32,
         }
     }
@@ -290,15 +321,27 @@ impl MemorySystem {
     /// Returns the share of its prefetches that a task loses because of its co-runners, beyond the loss when it runs
     /// alone. This is the larger of the share of prefetches that find no free slot, and the share of the speed that
     /// later prefetches cost.
-    pub fn dropped_share(&self, node: usize, package: u32, demand: &MemoryDemand, prefetch: &Prefetch) -> f32 {
+    pub fn dropped_share(
+        &self,
+        node: usize,
+        package: u32,
+        demand: &MemoryDemand,
+        prefetch: &Prefetch,
+    ) -> f32 {
         let mut max_loss = 0.0f32;
-        let mut record_loss =
-            |current_loss: f32, solo_loss: f32| max_loss = max_loss.max((current_loss - solo_loss) / (1.0 - solo_loss));
+        let mut record_loss = |current_loss: f32, solo_loss: f32| {
+            max_loss = max_loss.max((current_loss - solo_loss) / (1.0 - solo_loss))
+        };
         for server in self.servers_on_path(node, package) {
             let drop_probability = |utilization: f32| {
-                utilization * server.tail_probability(utilization, self.latency_cycles / server.cycles_per_line)
+                utilization
+                    * server
+                        .tail_probability(utilization, self.latency_cycles / server.cycles_per_line)
             };
-            record_loss(drop_probability(server.load.min(MAX_LOAD)), drop_probability(server.unqueued_load(demand)));
+            record_loss(
+                drop_probability(server.load.min(MAX_LOAD)),
+                drop_probability(server.unqueued_load(demand)),
+            );
         }
         if let Some(slot_server) = self.slot_server(node, package) {
             record_loss(
@@ -330,7 +373,9 @@ impl MemorySystem {
         let slot_server = self.slot_server(node, package);
         let free_slot_share = |utilization_of: &dyn Fn(&QueueServer) -> f32| {
             let backlog_of = |server: &QueueServer| {
-                server.waits_at_load(utilization_of(server)).other * server.dispersion() * utilization_of(server)
+                server.waits_at_load(utilization_of(server)).other
+                    * server.dispersion()
+                    * utilization_of(server)
                     / self.latency_cycles
             };
             1.0 - self
@@ -355,7 +400,11 @@ impl MemorySystem {
         let fills = (demand.lines - demand.written_lines) * self.latency_cycles;
         let excess = fills / current_lines - prefetch.aided_cycles.max(fills / solo_lines);
         let max_excess = prefetch.unaided_cycles - prefetch.aided_cycles;
-        if excess > 0.0 && max_excess > 0.0 { prefetch.late_share * (excess / max_excess).min(1.0) } else { 0.0 }
+        if excess > 0.0 && max_excess > 0.0 {
+            prefetch.late_share * (excess / max_excess).min(1.0)
+        } else {
+            0.0
+        }
     }
 
     /// Returns the number of lines that arrive at once if the task's misses overlap. Misses that are waited for as
@@ -375,21 +424,36 @@ impl MemorySystem {
     }
 
     fn servers_on_path(&self, node: usize, package: u32) -> impl Iterator<Item = &QueueServer> {
-        self.buses.get(package as usize).into_iter().chain(self.controllers.get(node))
+        self.buses
+            .get(package as usize)
+            .into_iter()
+            .chain(self.controllers.get(node))
     }
 
     fn slot_server(&self, node: usize, package: u32) -> Option<&QueueServer> {
-        self.read_slots.get(if self.buses.is_empty() { node } else { package as usize })
+        self.read_slots.get(if self.buses.is_empty() {
+            node
+        } else {
+            package as usize
+        })
     }
 
     /// Computes the load of a node's controller and of its packages' buses, and the waiting times there.
     /// `for_each_demand` must call the function that it receives once for every task, with the task's package and
     /// demand; `solve_node` invokes `for_each_demand` repeatedly.
-    pub fn solve_node(&mut self, node: usize, for_each_demand: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
+    pub fn solve_node(
+        &mut self,
+        node: usize,
+        for_each_demand: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
+    ) {
         let packages = self.packages_per_node;
         let first_package = node as u32 * packages;
         // A bus and its controller see each other's delay; two sweeps suffice, because every time step solves again.
-        let sweeps = if self.buses.is_empty() && self.read_slots.is_empty() { 1 } else { 2 };
+        let sweeps = if self.buses.is_empty() && self.read_slots.is_empty() {
+            1
+        } else {
+            2
+        };
         for _ in 0..sweeps {
             for package in first_package..first_package + packages {
                 self.solve_server(node, Some(package), ServerKind::Bus, for_each_demand);
@@ -409,9 +473,16 @@ impl MemorySystem {
                     let wait_per_load = share * waits.demand + (1.0 - share) * waits.prefetched;
                     server.mean_wait(wait_per_load, server.burst * server.load)
                 };
-                let held_cycles =
-                    self.latency_cycles + self.servers_on_path(node, package).map(queued_cycles).sum::<f32>();
-                let index = if self.buses.is_empty() { node } else { package as usize };
+                let held_cycles = self.latency_cycles
+                    + self
+                        .servers_on_path(node, package)
+                        .map(queued_cycles)
+                        .sum::<f32>();
+                let index = if self.buses.is_empty() {
+                    node
+                } else {
+                    package as usize
+                };
                 self.read_slots[index].cycles_per_line = held_cycles / self.read_slots[index].slots;
                 self.solve_server(
                     node,
@@ -422,7 +493,9 @@ impl MemorySystem {
             }
         }
         let memory = &*self;
-        for_each_demand(&mut |package, demand| demand.queued_cycles = memory.queue_wait(node, package, demand));
+        for_each_demand(&mut |package, demand| {
+            demand.queued_cycles = memory.queue_wait(node, package, demand)
+        });
     }
 
     /// Solves for the load of one server while the other servers on its users' paths stay unchanged.
@@ -433,20 +506,33 @@ impl MemorySystem {
         server_kind: ServerKind,
         for_each_demand: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
     ) {
-        let Some(server) = self.server_mut(node, only_package, server_kind).copied() else { return };
-        let (mut priority_lines, mut all_lines, mut weighted_bursts, mut weighted_shares) = (0.0, 0.0, 0.0, 0.0);
+        let Some(server) = self.server_mut(node, only_package, server_kind).copied() else {
+            return;
+        };
+        let (mut priority_lines, mut all_lines, mut weighted_bursts, mut weighted_shares) =
+            (0.0, 0.0, 0.0, 0.0);
         for_each_demand(&mut |package, demand| {
-            if only_package.is_none_or(|only_package| only_package == package) && demand.cycles > 0.0 {
+            if only_package.is_none_or(|only_package| only_package == package)
+                && demand.cycles > 0.0
+            {
                 let speed = demand.cpu_share * demand.speed();
-                priority_lines +=
-                    if server.are_reads_in_order { demand.lines - demand.written_lines } else { demand.demand_lines }
-                        * speed;
+                priority_lines += if server.are_reads_in_order {
+                    demand.lines - demand.written_lines
+                } else {
+                    demand.demand_lines
+                } * speed;
                 all_lines += server.lines_per_instr(demand) * speed;
                 weighted_bursts += server.lines_per_instr(demand) * speed * demand.burst_lines;
                 weighted_shares += server.lines_per_instr(demand) * speed * demand.busy_share();
             }
         });
-        let share_of_lines = |lines: f32| if all_lines > 0.0 { lines / all_lines } else { 1.0 };
+        let share_of_lines = |lines: f32| {
+            if all_lines > 0.0 {
+                lines / all_lines
+            } else {
+                1.0
+            }
+        };
         let mut server = QueueServer {
             demand_share: share_of_lines(priority_lines).min(1.0),
             burst: share_of_lines(weighted_bursts),
@@ -475,7 +561,12 @@ impl MemorySystem {
         }
     }
 
-    fn server_mut(&mut self, node: usize, package: Option<u32>, server_kind: ServerKind) -> Option<&mut QueueServer> {
+    fn server_mut(
+        &mut self,
+        node: usize,
+        package: Option<u32>,
+        server_kind: ServerKind,
+    ) -> Option<&mut QueueServer> {
         let index = package.map_or(node, |package| package as usize);
         match server_kind {
             ServerKind::Bus => self.buses.get_mut(index),
@@ -491,8 +582,12 @@ impl MemorySystem {
 
     #[inline]
     fn queue_wait(&self, node: usize, package: u32, demand: &MemoryDemand) -> f32 {
-        let wait_at_server = |server: &QueueServer| server.queue_wait(server.load, server.current_waits, demand);
-        self.servers_on_path(node, package).chain(self.slot_server(node, package)).map(wait_at_server).sum()
+        let wait_at_server =
+            |server: &QueueServer| server.queue_wait(server.load, server.current_waits, demand);
+        self.servers_on_path(node, package)
+            .chain(self.slot_server(node, package))
+            .map(wait_at_server)
+            .sum()
     }
 }
 
@@ -512,12 +607,16 @@ fn load_tolerance(load: f32) -> f32 {
 
 /// Finds the load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly
 /// that load.
-fn solve_load(server: &QueueServer, for_each_demand: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
+fn solve_load(
+    server: &QueueServer,
+    for_each_demand: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand)),
+) -> f32 {
     let mut traffic_at_load = |utilization: f32| {
         let (mut sum, waits) = (0.0, server.waits_at_load(utilization));
         for_each_demand(&mut |wait_elsewhere, demand| {
             let queued_cycles = server.queue_wait(utilization, waits, demand) + wait_elsewhere;
-            sum += server.lines_per_instr(demand) * demand.cpu_share / (demand.cycles + queued_cycles);
+            sum +=
+                server.lines_per_instr(demand) * demand.cpu_share / (demand.cycles + queued_cycles);
         });
         sum * server.cycles_per_line
     };

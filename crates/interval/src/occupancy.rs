@@ -64,10 +64,21 @@ impl PastPhase {
         }
         let duration_cycles = self.end_cycle - self.start_cycle;
         let remaining_share = ((self.end_cycle - cutoff) / duration_cycles).min(1.0);
-        let (lines, slope) = curves.window_footprint(self.curve, self.window_instr * remaining_share, &mut self.hint);
-        let per_cycle = if cutoff < self.start_cycle { 0.0 } else { 1.0 / duration_cycles };
+        let (lines, slope) = curves.window_footprint(
+            self.curve,
+            self.window_instr * remaining_share,
+            &mut self.hint,
+        );
+        let per_cycle = if cutoff < self.start_cycle {
+            0.0
+        } else {
+            1.0 / duration_cycles
+        };
         let loss = (f64::from(slope) * self.window_instr + f64::from(self.older_lines)) * per_cycle;
-        (lines + self.older_lines * remaining_share as f32, loss as f32)
+        (
+            lines + self.older_lines * remaining_share as f32,
+            loss as f32,
+        )
     }
 
     /// Drops the lines that were touched before the cut-off.
@@ -131,7 +142,11 @@ impl OccupancyModel {
     pub fn new(capacity_lines: f32, replacement: ReplacementPolicy) -> Self {
         OccupancyModel {
             is_random: replacement == ReplacementPolicy::Random,
-            domains: vec![CacheDomain { capacity_lines, group: 0, cutoff: 0.0 }],
+            domains: vec![CacheDomain {
+                capacity_lines,
+                group: 0,
+                cutoff: 0.0,
+            }],
             groups: vec![capacity_lines],
             task: Vec::new(),
             is_running: Vec::new(),
@@ -157,7 +172,11 @@ impl OccupancyModel {
 
     /// Adds a task that runs here from now on, and returns its entry. It regains the lines that it left here earlier.
     pub fn add_task(&mut self, task: u32, curve: u32, now: f64) -> usize {
-        if let Some(entry) = self.task.iter().position(|&owner| owner == task && task != NO_TASK) {
+        if let Some(entry) = self
+            .task
+            .iter()
+            .position(|&owner| owner == task && task != NO_TASK)
+        {
             self.is_running[entry] = true;
             return entry;
         }
@@ -188,7 +207,8 @@ impl OccupancyModel {
     pub fn remove_task(&mut self, task: u32) {
         for index in 0..self.len() {
             if self.task[index] == task {
-                (self.task[index], self.is_running[index], self.rate[index]) = (NO_TASK, false, 0.0);
+                (self.task[index], self.is_running[index], self.rate[index]) =
+                    (NO_TASK, false, 0.0);
             }
         }
     }
@@ -243,27 +263,61 @@ impl OccupancyModel {
     /// Starts the task's next phase. Of its occupancy, the part that `rate` allows counts as touched in the last
     /// phase; the rest belongs to earlier phases.
     pub fn start_phase(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
-        let (now, old_curve) = (self.advanced_to, std::mem::replace(&mut self.curve[entry], curve));
+        let (now, old_curve) = (
+            self.advanced_to,
+            std::mem::replace(&mut self.curve[entry], curve),
+        );
         let start_cycle = if self.past_phases[entry].end_cycle > 0.0 {
             self.past_phases[entry].start_cycle
         } else {
             self.start_cycle[entry]
         };
         let (lines, elapsed_cycles) = (self.lines[entry], (now - start_cycle).max(0.0));
-        let window_instr = curves.window_instr(old_curve, lines).min(rate * elapsed_cycles);
-        let mut past_phase =
-            PastPhase { curve: old_curve, start_cycle, end_cycle: now, window_instr, ..PastPhase::default() };
-        past_phase.older_lines =
-            (lines - curves.window_footprint(old_curve, window_instr, &mut past_phase.hint).0).max(0.0);
-        self.past_phases[entry] = if elapsed_cycles > 0.0 { past_phase } else { PastPhase::default() };
-        (self.window_instr[entry], self.start_cycle[entry], self.end_cycle[entry]) = (0.0, now, now);
+        let window_instr = curves
+            .window_instr(old_curve, lines)
+            .min(rate * elapsed_cycles);
+        let mut past_phase = PastPhase {
+            curve: old_curve,
+            start_cycle,
+            end_cycle: now,
+            window_instr,
+            ..PastPhase::default()
+        };
+        past_phase.older_lines = (lines
+            - curves
+                .window_footprint(old_curve, window_instr, &mut past_phase.hint)
+                .0)
+            .max(0.0);
+        self.past_phases[entry] = if elapsed_cycles > 0.0 {
+            past_phase
+        } else {
+            PastPhase::default()
+        };
+        (
+            self.window_instr[entry],
+            self.start_cycle[entry],
+            self.end_cycle[entry],
+        ) = (0.0, now, now);
     }
 
     /// Divides the cache again: by the capacity and group of each domain (at most 64), the capacity of each group,
     /// and the domain of each task. Lines outside their task's domain are lost.
-    pub fn divide(&mut self, domains: &[(f32, u8)], groups: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
-        let cutoff = self.domains.iter().map(|domain| domain.cutoff).fold(f64::INFINITY, f64::min);
-        let build_domain = |&(capacity_lines, group): &(f32, u8)| CacheDomain { capacity_lines, group, cutoff };
+    pub fn divide(
+        &mut self,
+        domains: &[(f32, u8)],
+        groups: &[f32],
+        mut domain_of: impl FnMut(u32) -> u8,
+    ) {
+        let cutoff = self
+            .domains
+            .iter()
+            .map(|domain| domain.cutoff)
+            .fold(f64::INFINITY, f64::min);
+        let build_domain = |&(capacity_lines, group): &(f32, u8)| CacheDomain {
+            capacity_lines,
+            group,
+            cutoff,
+        };
         self.domains = domains.iter().map(build_domain).collect();
         self.groups = groups.to_vec();
         for (task, domain) in self.task.iter().zip(&mut self.domain) {
@@ -288,10 +342,17 @@ impl OccupancyModel {
         let window = curves.window_instr(self.curve[entry], self.lines[entry]);
         self.window_instr[entry] = self.window_instr[entry].min(window);
         let past_phase = &mut self.past_phases[entry];
-        let remaining_lines =
-            curves.window_footprint(past_phase.curve, past_phase.window_instr, &mut past_phase.hint).0
-                * (1.0 - share) as f32;
-        past_phase.window_instr = past_phase.window_instr.min(curves.window_instr(past_phase.curve, remaining_lines));
+        let remaining_lines = curves
+            .window_footprint(
+                past_phase.curve,
+                past_phase.window_instr,
+                &mut past_phase.hint,
+            )
+            .0
+            * (1.0 - share) as f32;
+        past_phase.window_instr = past_phase
+            .window_instr
+            .min(curves.window_instr(past_phase.curve, remaining_lines));
         past_phase.older_lines *= (1.0 - share) as f32;
     }
 
@@ -320,7 +381,11 @@ impl OccupancyModel {
     }
 
     fn advance_group(&mut self, group: u8, now: f64, curves: &PhaseCurves) -> f32 {
-        let members = self.domains.iter().enumerate().filter(|(_, domain)| domain.group == group);
+        let members = self
+            .domains
+            .iter()
+            .enumerate()
+            .filter(|(_, domain)| domain.group == group);
         let mut unconfined_domains: u64 = members.fold(0, |bits, (index, _)| bits | 1 << index);
         let mut remaining_lines = self.groups[usize::from(group)];
         let mut change = 0.0f32;
@@ -328,25 +393,38 @@ impl OccupancyModel {
         loop {
             let cutoff = self.find_cutoff(unconfined_domains, remaining_lines, now, curves);
             if unconfined_domains.count_ones() < 2 {
-                return change
-                    .max(self.apply_cutoff(unconfined_domains, cutoff, curves) / self.groups[usize::from(group)]);
+                return change.max(
+                    self.apply_cutoff(unconfined_domains, cutoff, curves)
+                        / self.groups[usize::from(group)],
+                );
             }
             let mut smallest_overfull: Option<usize> = None;
-            for index in (0..self.domains.len()).filter(|index| unconfined_domains >> index & 1 == 1) {
+            for index in
+                (0..self.domains.len()).filter(|index| unconfined_domains >> index & 1 == 1)
+            {
                 let domain_lines = self.domains[index].capacity_lines;
-                let is_smallest = smallest_overfull
-                    .is_none_or(|confined_index| domain_lines < self.domains[confined_index].capacity_lines);
-                if is_smallest && self.lines_and_loss_at(1 << index, cutoff, curves).0 > domain_lines * (1.0 + 1e-3) {
+                let is_smallest = smallest_overfull.is_none_or(|confined_index| {
+                    domain_lines < self.domains[confined_index].capacity_lines
+                });
+                if is_smallest
+                    && self.lines_and_loss_at(1 << index, cutoff, curves).0
+                        > domain_lines * (1.0 + 1e-3)
+                {
                     smallest_overfull = Some(index);
                 }
             }
             let Some(confined_domain) = smallest_overfull else {
-                return change
-                    .max(self.apply_cutoff(unconfined_domains, cutoff, curves) / self.groups[usize::from(group)]);
+                return change.max(
+                    self.apply_cutoff(unconfined_domains, cutoff, curves)
+                        / self.groups[usize::from(group)],
+                );
             };
-            let domain_lines = self.domains[confined_domain].capacity_lines.min(remaining_lines);
+            let domain_lines = self.domains[confined_domain]
+                .capacity_lines
+                .min(remaining_lines);
             let own_cutoff = self.find_cutoff(1 << confined_domain, domain_lines, now, curves);
-            change = change.max(self.apply_cutoff(1 << confined_domain, own_cutoff, curves) / domain_lines);
+            change = change
+                .max(self.apply_cutoff(1 << confined_domain, own_cutoff, curves) / domain_lines);
             remaining_lines -= domain_lines;
             unconfined_domains &= !(1 << confined_domain);
         }
@@ -354,14 +432,22 @@ impl OccupancyModel {
 
     /// Finds the cut-off of a set of domains at which the sum of their footprints fits.
     fn find_cutoff(&mut self, domains: u64, capacity: f32, now: f64, curves: &PhaseCurves) -> f64 {
-        let selected_domains = self.domains.iter().enumerate().filter(|(index, _)| domains >> index & 1 == 1);
-        let start = selected_domains.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
+        let selected_domains = self
+            .domains
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| domains >> index & 1 == 1);
+        let start = selected_domains
+            .map(|(_, domain)| domain.cutoff)
+            .fold(f64::INFINITY, f64::min)
+            .min(now);
         let (mut low, mut high) = (start, now);
         let mut cutoff = start;
         for _ in 0..MAX_ITERATIONS {
             let (sum, loss_per_cycle) = self.lines_and_loss_at(domains, cutoff, curves);
             let excess = sum - capacity;
-            if excess <= CAPACITY_TOLERANCE * capacity && (cutoff == start || excess >= -CAPACITY_TOLERANCE * capacity)
+            if excess <= CAPACITY_TOLERANCE * capacity
+                && (cutoff == start || excess >= -CAPACITY_TOLERANCE * capacity)
             {
                 break;
             }
@@ -394,8 +480,10 @@ impl OccupancyModel {
                 continue;
             }
             if cutoff < self.past_phases[index].end_cycle {
-                let (start, start_loss) = self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
-                sum += curves.footprint_after(self.curve[index], start, window, &mut self.hint[index]);
+                let (start, start_loss) =
+                    self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
+                sum +=
+                    curves.footprint_after(self.curve[index], start, window, &mut self.hint[index]);
                 loss_per_cycle += start_loss;
                 continue;
             }
@@ -404,7 +492,8 @@ impl OccupancyModel {
                 instr_per_cycle = window / (end_cycle - start_cycle);
                 window = instr_per_cycle * (end_cycle - cutoff);
             }
-            let (lines, slope) = curves.window_footprint(self.curve[index], window, &mut self.hint[index]);
+            let (lines, slope) =
+                curves.window_footprint(self.curve[index], window, &mut self.hint[index]);
             sum += lines;
             loss_per_cycle += slope * instr_per_cycle as f32;
         }
@@ -431,12 +520,19 @@ impl OccupancyModel {
                 self.start_cycle[index] = cutoff;
             }
             self.past_phases[index].apply_cutoff(cutoff);
-            let (mut lines, slope) =
-                curves.window_footprint(self.curve[index], self.window_instr[index], &mut self.hint[index]);
+            let (mut lines, slope) = curves.window_footprint(
+                self.curve[index],
+                self.window_instr[index],
+                &mut self.hint[index],
+            );
             if self.past_phases[index].end_cycle > 0.0 {
                 let (start, _) = self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
-                lines =
-                    curves.footprint_after(self.curve[index], start, self.window_instr[index], &mut self.hint[index]);
+                lines = curves.footprint_after(
+                    self.curve[index],
+                    start,
+                    self.window_instr[index],
+                    &mut self.hint[index],
+                );
             }
             let lines = lines.min(self.domains[usize::from(self.domain[index])].capacity_lines);
             change = change.max((lines - self.lines[index]).abs());
@@ -452,19 +548,25 @@ impl OccupancyModel {
         for domain in 0..self.domains.len() {
             let capacity = self.domains[domain].capacity_lines;
             let (mut inserted_lines, mut occupancy) = (0.0f32, 0.0f32);
-            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
+            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain)
+            {
                 let rates = curves.rates_at(self.curve[index], self.lines[index], 0.0);
                 self.slope[index] = rates.fills_per_instr;
                 inserted_lines += (self.rate[index] * elapsed) as f32 * rates.fills_per_instr;
                 occupancy += self.lines[index];
             }
-            let (has_room, total_inserted) = (occupancy + inserted_lines <= capacity, inserted_lines);
-            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
+            let (has_room, total_inserted) =
+                (occupancy + inserted_lines <= capacity, inserted_lines);
+            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain)
+            {
                 let fills = (self.rate[index] * elapsed) as f32 * self.slope[index];
                 let lines_before = self.lines[index];
                 // Fills into free space evict no line.
-                let eviction_share =
-                    if has_room { 0.0 } else { (occupancy + total_inserted - capacity).min(total_inserted) / capacity };
+                let eviction_share = if has_room {
+                    0.0
+                } else {
+                    (occupancy + total_inserted - capacity).min(total_inserted) / capacity
+                };
                 self.lines[index] = ((lines_before + fills) / (1.0 + eviction_share)).min(capacity);
                 change = change.max((self.lines[index] - lines_before).abs() / capacity);
             }
@@ -478,8 +580,11 @@ impl OccupancyModel {
         let mut min_cycles = f64::INFINITY;
         for (number, domain) in self.domains.iter().enumerate() {
             let mut lines_per_cycle = 0.0;
-            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == number) {
-                let fills = curves.rates_at(self.curve[index], self.lines[index], 0.0).fills_per_instr;
+            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == number)
+            {
+                let fills = curves
+                    .rates_at(self.curve[index], self.lines[index], 0.0)
+                    .fills_per_instr;
                 lines_per_cycle += self.rate[index] * f64::from(fills);
             }
             if lines_per_cycle > 0.0 {

@@ -104,7 +104,10 @@ pub struct Demand {
 
 impl Default for Demand {
     fn default() -> Self {
-        Demand { cpu_share: 1.0, period_ns: 20_000_000 }
+        Demand {
+            cpu_share: 1.0,
+            period_ns: 20_000_000,
+        }
     }
 }
 
@@ -134,7 +137,10 @@ impl PhasedProgram {
     pub fn endless_program(name: impl Into<String>, phase: ProgramPhase) -> Self {
         PhasedProgram {
             name: name.into(),
-            phases: vec![ProgramPhase { instructions: None, ..phase }],
+            phases: vec![ProgramPhase {
+                instructions: None,
+                ..phase
+            }],
             repeats_from: None,
             demand: Demand::default(),
             progress_per_instr: None,
@@ -148,24 +154,41 @@ impl PhasedProgram {
     /// The first invalid field.
     pub fn check(&self) -> Result<(), FieldError> {
         let refuse_field = |field: String, found: String, expected: &str| {
-            Err(FieldError::new(format!("program '{}', {field}", self.name), found, expected))
+            Err(FieldError::new(
+                format!("program '{}', {field}", self.name),
+                found,
+                expected,
+            ))
         };
         if self.phases.is_empty() {
             return refuse_field("phases".to_string(), "none".to_string(), "one or more");
         }
-        if self.repeats_from.is_some_and(|at| at as usize >= self.phases.len()) {
+        if self
+            .repeats_from
+            .is_some_and(|at| at as usize >= self.phases.len())
+        {
             let found = self.repeats_from.map_or(String::new(), |at| at.to_string());
-            return refuse_field("repeats_from".to_string(), found, "the number of a phase, from 0");
+            return refuse_field(
+                "repeats_from".to_string(),
+                found,
+                "the number of a phase, from 0",
+            );
         }
         let share = self.demand.cpu_share;
         if !(share > 0.0 && share <= 1.0) {
-            return refuse_field("demand.cpu_share".to_string(), share.to_string(), "more than 0, at most 1");
+            return refuse_field(
+                "demand.cpu_share".to_string(),
+                share.to_string(),
+                "more than 0, at most 1",
+            );
         }
         if self.demand.period_ns == 0 {
             return refuse_field("demand.period_ns".to_string(), "0".to_string(), "1 or more");
         }
         for (at, phase) in self.phases.iter().enumerate() {
-            phase.check(&|field, found, expected| refuse_field(format!("phases[{at}].{field}"), found, expected))?;
+            phase.check(&|field, found, expected| {
+                refuse_field(format!("phases[{at}].{field}"), found, expected)
+            })?;
         }
         Ok(())
     }
@@ -175,19 +198,29 @@ type FieldRefusal<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), FieldError>
 
 impl ProgramPhase {
     fn check(&self, refuse: FieldRefusal<'_>) -> Result<(), FieldError> {
-        if let Some(length) = self.instructions.filter(|length| !(length.is_finite() && *length >= 1.0)) {
+        if let Some(length) = self
+            .instructions
+            .filter(|length| !(length.is_finite() && *length >= 1.0))
+        {
             refuse("instructions", length.to_string(), "1 or more")?;
         }
         if self.points.is_empty() {
             refuse("points", "none".to_string(), "one size or more")?;
         }
         if !self.points.is_sorted_by(|a, b| a.size_bytes < b.size_bytes) {
-            refuse("points", "sizes out of order".to_string(), "ascending sizes, each once")?;
+            refuse(
+                "points",
+                "sizes out of order".to_string(),
+                "ascending sizes, each once",
+            )?;
         }
         let is_valid_number = |value: f64| value.is_finite() && value >= 0.0;
         let rates = [
             ("references_per_instr", self.references_per_instr),
-            ("half_private_extra_cycles_per_instr", self.half_private_extra_cycles_per_instr),
+            (
+                "half_private_extra_cycles_per_instr",
+                self.half_private_extra_cycles_per_instr,
+            ),
         ];
         for (field, value) in rates {
             if !is_valid_number(value) {
@@ -197,15 +230,31 @@ impl ProgramPhase {
         for (index, point) in self.points.iter().enumerate() {
             let rates = [
                 ("size_bytes", point.size_bytes, point.size_bytes > 0.0),
-                ("cycles_per_instr", point.cycles_per_instr, point.cycles_per_instr > 0.0),
+                (
+                    "cycles_per_instr",
+                    point.cycles_per_instr,
+                    point.cycles_per_instr > 0.0,
+                ),
                 ("demand_fills_per_instr", point.demand_fills_per_instr, true),
-                ("prefetch_fills_per_instr", point.prefetch_fills_per_instr, true),
+                (
+                    "prefetch_fills_per_instr",
+                    point.prefetch_fills_per_instr,
+                    true,
+                ),
                 ("writebacks_per_instr", point.writebacks_per_instr, true),
-                ("memory_stall_cycles_per_instr", point.memory_stall_cycles_per_instr, true),
+                (
+                    "memory_stall_cycles_per_instr",
+                    point.memory_stall_cycles_per_instr,
+                    true,
+                ),
             ];
             for (field, value, is_valid) in rates {
                 if !(is_valid_number(value) && is_valid) {
-                    refuse(&format!("points[{index}].{field}"), value.to_string(), "a usable number")?;
+                    refuse(
+                        &format!("points[{index}].{field}"),
+                        value.to_string(),
+                        "a usable number",
+                    )?;
                 }
             }
         }

@@ -45,7 +45,11 @@ pub struct QueueRotation {
 }
 
 impl QueueRotation {
-    pub fn new(cpus: CpuSet, slice_cycles: f64, gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>) -> Self {
+    pub fn new(
+        cpus: CpuSet,
+        slice_cycles: f64,
+        gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>,
+    ) -> Self {
         QueueRotation {
             cpus,
             slice_cycles,
@@ -58,7 +62,10 @@ impl QueueRotation {
 
     /// Creates a rotation that consists of one gang with these tasks.
     pub fn single_gang(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
-        QueueRotation { is_exclusive: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
+        QueueRotation {
+            is_exclusive: true,
+            ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)])
+        }
     }
 }
 
@@ -99,7 +106,11 @@ impl RunQueues {
         cache_of_cpu: Vec<u32>,
         core_of_cpu: Vec<u32>,
     ) -> Self {
-        let queue = RunQueue { is_online: true, turn_end: f64::INFINITY, ..RunQueue::default() };
+        let queue = RunQueue {
+            is_online: true,
+            turn_end: f64::INFINITY,
+            ..RunQueue::default()
+        };
         RunQueues {
             is_explicit,
             slice_cycles,
@@ -141,7 +152,11 @@ impl RunQueues {
         self.remove_from_queue(slot);
         let task = &mut self.tasks[slot as usize];
         (task.share, task.is_in_gang, task.is_alive) = (0.0, false, false);
-        for (members, _) in self.rotations.iter_mut().flat_map(|rotation| &mut rotation.gangs) {
+        for (members, _) in self
+            .rotations
+            .iter_mut()
+            .flat_map(|rotation| &mut rotation.gangs)
+        {
             members.retain(|(member, _)| *member != slot);
         }
         self.changed_slots.push(slot);
@@ -183,20 +198,32 @@ impl RunQueues {
             }
             self.is_stale[cpu as usize] = true;
         } else {
-            let is_unqueued =
-                |slot: &u32| self.tasks[*slot as usize].is_alive && self.tasks[*slot as usize].cpu.is_none();
-            let unqueued_tasks: Vec<u32> = (0..self.tasks.len() as u32).filter(is_unqueued).collect();
-            unqueued_tasks.into_iter().for_each(|slot| self.assign_cpu(slot));
+            let is_unqueued = |slot: &u32| {
+                self.tasks[*slot as usize].is_alive && self.tasks[*slot as usize].cpu.is_none()
+            };
+            let unqueued_tasks: Vec<u32> =
+                (0..self.tasks.len() as u32).filter(is_unqueued).collect();
+            unqueued_tasks
+                .into_iter()
+                .for_each(|slot| self.assign_cpu(slot));
         }
         self.balance();
     }
 
     pub fn set_rotations(&mut self, rotations: Vec<QueueRotation>) {
-        self.tasks.iter_mut().for_each(|task| task.is_in_gang = false);
-        let cpus = self.rotations.iter().chain(&rotations).flat_map(|rotation| rotation.cpus.iter());
+        self.tasks
+            .iter_mut()
+            .for_each(|task| task.is_in_gang = false);
+        let cpus = self
+            .rotations
+            .iter()
+            .chain(&rotations)
+            .flat_map(|rotation| rotation.cpus.iter());
         cpus.for_each(|cpu| self.is_stale[cpu as usize] = true);
         for (members, _) in rotations.iter().flat_map(|rotation| &rotation.gangs) {
-            members.iter().for_each(|(slot, _)| self.tasks[*slot as usize].is_in_gang = true);
+            members
+                .iter()
+                .for_each(|(slot, _)| self.tasks[*slot as usize].is_in_gang = true);
         }
         self.rotations = rotations;
         self.assign_gang_members();
@@ -206,9 +233,17 @@ impl RunQueues {
     fn gang_only_cpus(&self) -> CpuSet {
         let is_full = |rotation: &&QueueRotation| {
             let cpu_count = rotation.cpus.count() as usize;
-            !rotation.gangs.is_empty() && rotation.gangs.iter().all(|(members, _)| members.len() >= cpu_count)
+            !rotation.gangs.is_empty()
+                && rotation
+                    .gangs
+                    .iter()
+                    .all(|(members, _)| members.len() >= cpu_count)
         };
-        self.rotations.iter().filter(is_full).flat_map(|rotation| rotation.cpus.iter()).collect()
+        self.rotations
+            .iter()
+            .filter(is_full)
+            .flat_map(|rotation| rotation.cpus.iter())
+            .collect()
     }
 
     /// Assigns gang members to queues: a member with a required CPU to that CPU, any other member to a CPU without a
@@ -218,12 +253,19 @@ impl RunQueues {
         for rotation in &rotations {
             for (members, _) in &rotation.gangs {
                 let mut free_cpus: IndexSet = rotation.cpus.clone();
-                members.iter().filter_map(|(_, seat)| *seat).for_each(|cpu| free_cpus.remove(cpu));
+                members
+                    .iter()
+                    .filter_map(|(_, seat)| *seat)
+                    .for_each(|cpu| free_cpus.remove(cpu));
                 for &(slot, seat) in members {
                     let current_cpu = self.tasks[slot as usize].cpu;
-                    let kept_cpu = current_cpu.filter(|cpu| free_cpus.contains(*cpu) && self.may_run(slot, *cpu));
+                    let kept_cpu = current_cpu
+                        .filter(|cpu| free_cpus.contains(*cpu) && self.may_run(slot, *cpu));
                     let allowed_cpu = || free_cpus.iter().find(|&cpu| self.may_run(slot, cpu));
-                    let Some(cpu) = seat.or(kept_cpu).or_else(allowed_cpu).or(free_cpus.first()) else { continue };
+                    let Some(cpu) = seat.or(kept_cpu).or_else(allowed_cpu).or(free_cpus.first())
+                    else {
+                        continue;
+                    };
                     free_cpus.remove(cpu);
                     if current_cpu != Some(cpu) {
                         self.remove_from_queue(slot);
@@ -240,26 +282,41 @@ impl RunQueues {
     }
 
     fn queue_load(&self, cpu: u32) -> f64 {
-        let load_of = |&slot: &u32| self.tasks[slot as usize].weight * self.tasks[slot as usize].demand;
+        let load_of =
+            |&slot: &u32| self.tasks[slot as usize].weight * self.tasks[slot as usize].demand;
         self.queues[cpu as usize].tasks.iter().map(load_of).sum()
     }
 
     fn core_load(&self, cpu: u32) -> f64 {
         let core = self.core_of_cpu[cpu as usize];
         let is_on_core = |sibling: &u32| self.core_of_cpu[*sibling as usize] == core;
-        (0..self.queues.len() as u32).filter(is_on_core).map(|sibling| self.queue_load(sibling)).sum()
+        (0..self.queues.len() as u32)
+            .filter(is_on_core)
+            .map(|sibling| self.queue_load(sibling))
+            .sum()
     }
 
     /// Moves a task to the least loaded CPU that it may use: CPUs with a turn for it first, then by load of the queue,
     /// load of the core, and distance from its previous CPU.
     fn assign_cpu(&mut self, slot: u32) {
-        let previous_cache = self.tasks[slot as usize].cpu.map(|cpu| self.cache_of_cpu[cpu as usize]);
-        let gang_only_cpus =
-            if self.tasks[slot as usize].is_in_gang { CpuSet::default() } else { self.gang_only_cpus() };
+        let previous_cache = self.tasks[slot as usize]
+            .cpu
+            .map(|cpu| self.cache_of_cpu[cpu as usize]);
+        let gang_only_cpus = if self.tasks[slot as usize].is_in_gang {
+            CpuSet::default()
+        } else {
+            self.gang_only_cpus()
+        };
         let mut best_key_and_cpu: Option<((bool, f64, f64, bool), u32)> = None;
         for cpu in (0..self.queues.len() as u32).filter(|&cpu| self.may_run(slot, cpu)) {
-            let changes_cache = previous_cache.is_some_and(|previous| previous != self.cache_of_cpu[cpu as usize]);
-            let key = (gang_only_cpus.contains(cpu), self.queue_load(cpu), self.core_load(cpu), changes_cache);
+            let changes_cache =
+                previous_cache.is_some_and(|previous| previous != self.cache_of_cpu[cpu as usize]);
+            let key = (
+                gang_only_cpus.contains(cpu),
+                self.queue_load(cpu),
+                self.core_load(cpu),
+                changes_cache,
+            );
             if best_key_and_cpu.is_none_or(|(best_key, _)| key < best_key) {
                 best_key_and_cpu = Some((key, cpu));
             }
@@ -273,17 +330,29 @@ impl RunQueues {
 
     fn enqueue(&mut self, slot: u32, cpu: u32) {
         let virtual_time_of = |queued_slot: &u32| self.tasks[*queued_slot as usize].virtual_time;
-        let min_virtual_time =
-            self.queues[cpu as usize].tasks.iter().map(virtual_time_of).fold(f64::INFINITY, f64::min);
+        let min_virtual_time = self.queues[cpu as usize]
+            .tasks
+            .iter()
+            .map(virtual_time_of)
+            .fold(f64::INFINITY, f64::min);
         self.queues[cpu as usize].tasks.push(slot);
         let task = &mut self.tasks[slot as usize];
-        (task.cpu, task.virtual_time) = (Some(cpu), if min_virtual_time.is_finite() { min_virtual_time } else { 0.0 });
+        (task.cpu, task.virtual_time) = (
+            Some(cpu),
+            if min_virtual_time.is_finite() {
+                min_virtual_time
+            } else {
+                0.0
+            },
+        );
         self.is_stale[cpu as usize] = true;
         self.changed_slots.push(slot);
     }
 
     fn remove_from_queue(&mut self, slot: u32) {
-        let Some(cpu) = self.tasks[slot as usize].cpu.take() else { return };
+        let Some(cpu) = self.tasks[slot as usize].cpu.take() else {
+            return;
+        };
         let queue = &mut self.queues[cpu as usize];
         if let Some(position) = queue.tasks.iter().position(|&queued| queued == slot) {
             queue.tasks.remove(position);
@@ -295,7 +364,9 @@ impl RunQueues {
     /// without a turn on its CPU moves first.
     pub fn balance(&mut self) {
         for _ in 0..self.tasks.len() {
-            let Some((slot, target_cpu)) = self.find_best_move() else { return };
+            let Some((slot, target_cpu)) = self.find_best_move() else {
+                return;
+            };
             self.remove_from_queue(slot);
             self.enqueue(slot, target_cpu);
         }
@@ -304,9 +375,15 @@ impl RunQueues {
     fn find_best_move(&self) -> Option<(u32, u32)> {
         let mut best_move: Option<(f64, u32, u32)> = None;
         let gang_only_cpus = self.gang_only_cpus();
-        let loads: Vec<f64> = (0..self.queues.len() as u32).map(|cpu| self.queue_load(cpu)).collect();
+        let loads: Vec<f64> = (0..self.queues.len() as u32)
+            .map(|cpu| self.queue_load(cpu))
+            .collect();
         for source in 0..self.queues.len() as u32 {
-            let load = if gang_only_cpus.contains(source) { NO_TURN_LOAD } else { loads[source as usize] };
+            let load = if gang_only_cpus.contains(source) {
+                NO_TURN_LOAD
+            } else {
+                loads[source as usize]
+            };
             for &slot in &self.queues[source as usize].tasks {
                 let task = &self.tasks[slot as usize];
                 let task_load = task.weight * task.demand;
@@ -314,7 +391,9 @@ impl RunQueues {
                     continue;
                 }
                 let can_receive = |target: &u32| {
-                    *target != source && !gang_only_cpus.contains(*target) && self.may_run(slot, *target)
+                    *target != source
+                        && !gang_only_cpus.contains(*target)
+                        && self.may_run(slot, *target)
                 };
                 for target in (0..self.queues.len() as u32).filter(can_receive) {
                     let gain = load - task_load - loads[target as usize];
@@ -350,7 +429,9 @@ impl RunQueues {
     }
 
     fn is_gang_cpu(&self, cpu: u32) -> bool {
-        self.rotations.iter().any(|rotation| rotation.cpus.contains(cpu))
+        self.rotations
+            .iter()
+            .any(|rotation| rotation.cpus.contains(cpu))
     }
 
     /// Returns the time of the next event: the end of a turn, the advance of a rotation, or the wake-up of a task.
@@ -372,13 +453,21 @@ impl RunQueues {
     fn divide_cpu_time(&mut self, cpu: usize) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
         self.queues[cpu].turn_end = f64::INFINITY;
-        let switch_share = if tasks.len() > 1 { self.context_switch_cycles / self.slice_cycles } else { 0.0 };
+        let switch_share = if tasks.len() > 1 {
+            self.context_switch_cycles / self.slice_cycles
+        } else {
+            0.0
+        };
         let mut remaining_share = if self.queues[cpu].is_online { 1.0 } else { 0.0 };
-        let mut remaining_weight: f64 = tasks.iter().map(|&slot| self.tasks[slot as usize].weight).sum();
+        let mut remaining_weight: f64 = tasks
+            .iter()
+            .map(|&slot| self.tasks[slot as usize].weight)
+            .sum();
         let mut ordered_tasks = tasks.clone();
         // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
         ordered_tasks.sort_by(|&a, &b| {
-            let demand_per_weight = |slot: u32| self.tasks[slot as usize].demand / self.tasks[slot as usize].weight;
+            let demand_per_weight =
+                |slot: u32| self.tasks[slot as usize].demand / self.tasks[slot as usize].weight;
             demand_per_weight(a).total_cmp(&demand_per_weight(b))
         });
         for slot in ordered_tasks {
@@ -413,11 +502,21 @@ impl RunQueues {
         }
         let is_awake = |slot: &&u32| self.tasks[**slot as usize].wake_cycle <= now;
         let virtual_time_of = |slot: &u32| self.tasks[*slot as usize].virtual_time;
-        let min_virtual_time = tasks.iter().filter(is_awake).map(virtual_time_of).fold(f64::INFINITY, f64::min);
-        let first_awake_slot =
-            tasks.iter().filter(is_awake).find(|slot| virtual_time_of(slot) <= min_virtual_time).copied();
+        let min_virtual_time = tasks
+            .iter()
+            .filter(is_awake)
+            .map(virtual_time_of)
+            .fold(f64::INFINITY, f64::min);
+        let first_awake_slot = tasks
+            .iter()
+            .filter(is_awake)
+            .find(|slot| virtual_time_of(slot) <= min_virtual_time)
+            .copied();
         let next_slot = first_awake_slot.filter(|_| self.queues[cpu].is_online);
-        let wake_cycles = tasks.iter().map(|&slot| self.tasks[slot as usize].wake_cycle).filter(|wake| *wake > now);
+        let wake_cycles = tasks
+            .iter()
+            .map(|&slot| self.tasks[slot as usize].wake_cycle)
+            .filter(|wake| *wake > now);
         let mut turn_end = wake_cycles.fold(f64::INFINITY, f64::min);
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
@@ -429,9 +528,21 @@ impl RunQueues {
             };
             let mut share = 0.0;
             if Some(slot) == next_slot {
-                let burst = if task.demand < 1.0 { task.burst_left_cycles } else { f64::INFINITY };
-                let slice = if tasks.len() > 1 { self.slice_cycles.min(burst) } else { burst };
-                let switch_cycles = if tasks.len() > 1 { self.context_switch_cycles } else { 0.0 };
+                let burst = if task.demand < 1.0 {
+                    task.burst_left_cycles
+                } else {
+                    f64::INFINITY
+                };
+                let slice = if tasks.len() > 1 {
+                    self.slice_cycles.min(burst)
+                } else {
+                    burst
+                };
+                let switch_cycles = if tasks.len() > 1 {
+                    self.context_switch_cycles
+                } else {
+                    0.0
+                };
                 share = 1.0 - (switch_cycles / slice.max(2.0 * switch_cycles)).min(0.5);
                 turn_end = turn_end.min(now + slice);
             }
@@ -446,15 +557,25 @@ impl RunQueues {
     fn start_next_gang(&mut self, index: usize, now: f64) {
         let rotation = &mut self.rotations[index];
         let gang_count = rotation.gangs.len().max(1);
-        let next_gang = if rotation.current_gang == usize::MAX { 0 } else { (rotation.current_gang + 1) % gang_count };
-        let slices = rotation.gangs.get(next_gang).map_or(1, |(_, slices)| *slices);
+        let next_gang = if rotation.current_gang == usize::MAX {
+            0
+        } else {
+            (rotation.current_gang + 1) % gang_count
+        };
+        let slices = rotation
+            .gangs
+            .get(next_gang)
+            .map_or(1, |(_, slices)| *slices);
         rotation.current_gang = next_gang;
         rotation.turn_end = now + rotation.slice_cycles * f64::from(slices.max(1));
         let members: Vec<u32> = rotation
             .gangs
             .get(next_gang)
-            .map_or(Vec::new(), |(members, _)| members.iter().map(|(slot, _)| *slot).collect());
-        let switch_share = self.context_switch_cycles / (rotation.turn_end - now).max(2.0 * self.context_switch_cycles);
+            .map_or(Vec::new(), |(members, _)| {
+                members.iter().map(|(slot, _)| *slot).collect()
+            });
+        let switch_share = self.context_switch_cycles
+            / (rotation.turn_end - now).max(2.0 * self.context_switch_cycles);
         for cpu in self.rotations[index].cpus.clone().iter() {
             let queue = &mut self.queues[cpu as usize];
             (queue.turn_end, queue.turn_start) = (f64::INFINITY, now);
@@ -462,10 +583,22 @@ impl RunQueues {
             let running_index = tasks.iter().position(|slot| members.contains(slot));
             // A seat without a member goes to tasks without a gang.
             let is_exclusive = self.rotations[index].is_exclusive;
-            let task_without_gang = || tasks.iter().position(|&slot| !self.tasks[slot as usize].is_in_gang);
-            let running_index = running_index.or_else(|| task_without_gang().filter(|_| !is_exclusive));
+            let task_without_gang = || {
+                tasks
+                    .iter()
+                    .position(|&slot| !self.tasks[slot as usize].is_in_gang)
+            };
+            let running_index =
+                running_index.or_else(|| task_without_gang().filter(|_| !is_exclusive));
             for (nth, &slot) in tasks.iter().enumerate() {
-                self.set_share(slot, if Some(nth) == running_index { 1.0 - switch_share } else { 0.0 });
+                self.set_share(
+                    slot,
+                    if Some(nth) == running_index {
+                        1.0 - switch_share
+                    } else {
+                        0.0
+                    },
+                );
             }
             self.queues[cpu as usize].tasks = tasks;
         }
@@ -489,9 +622,15 @@ impl RunQueues {
     }
     /// Returns the average number of context switches per cycle of a task, one at the end of each slice.
     pub fn switches_per_cycle(&self, slot: u32) -> f64 {
-        let Some(cpu) = self.tasks[slot as usize].cpu else { return 0.0 };
+        let Some(cpu) = self.tasks[slot as usize].cpu else {
+            return 0.0;
+        };
         let is_shared = self.queues[cpu as usize].tasks.len() > 1;
-        if is_shared { f64::from(self.tasks[slot as usize].share) / self.slice_cycles } else { 0.0 }
+        if is_shared {
+            f64::from(self.tasks[slot as usize].share) / self.slice_cycles
+        } else {
+            0.0
+        }
     }
 }
 

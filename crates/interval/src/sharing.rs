@@ -35,16 +35,24 @@ pub struct RemoteTransfers {
 
 impl Regions {
     pub fn new(cache_count: usize) -> Self {
-        Regions { cache_count, ..Regions::default() }
+        Regions {
+            cache_count,
+            ..Regions::default()
+        }
     }
 
     /// Returns the position of a region in this table.
     pub fn find_or_add_region(&mut self, number: u32) -> usize {
-        if let Some(position) = self.region_numbers.iter().position(|&known_number| known_number == number) {
+        if let Some(position) = self
+            .region_numbers
+            .iter()
+            .position(|&known_number| known_number == number)
+        {
             return position;
         }
         self.region_numbers.push(number);
-        self.rates.resize(self.rates.len() + self.cache_count, RegionRates::default());
+        self.rates
+            .resize(self.rates.len() + self.cache_count, RegionRates::default());
         self.region_numbers.len() - 1
     }
 
@@ -53,7 +61,13 @@ impl Regions {
     }
 
     /// Adds to (or subtracts from) the rates at which a cache accesses a region.
-    pub fn add(&mut self, region: usize, cache: usize, reads_per_cycle: f64, writes_per_cycle: f64) {
+    pub fn add(
+        &mut self,
+        region: usize,
+        cache: usize,
+        reads_per_cycle: f64,
+        writes_per_cycle: f64,
+    ) {
         let rates = &mut self.rates[region * self.cache_count + cache];
         rates.reads = (rates.reads + reads_per_cycle).max(0.0);
         rates.writes = (rates.writes + writes_per_cycle).max(0.0);
@@ -68,19 +82,35 @@ impl Regions {
     ) -> RemoteTransfers {
         let region_rates = &self.rates[region * self.cache_count..(region + 1) * self.cache_count];
         let (mut reads, mut writes, mut near_accesses) = (0.0, 0.0, 0.0);
-        for (index, rates) in region_rates.iter().enumerate().filter(|(index, _)| *index != cache) {
+        for (index, rates) in region_rates
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| *index != cache)
+        {
             reads += rates.reads;
             writes += rates.writes;
-            near_accesses += if is_same_package(index) { rates.reads + rates.writes } else { 0.0 };
+            near_accesses += if is_same_package(index) {
+                rates.reads + rates.writes
+            } else {
+                0.0
+            };
         }
         let own_rates = region_rates[cache];
         let transfer_probability = |remote_rate: f64, local_rate: f64| {
-            if remote_rate > 0.0 { remote_rate / (remote_rate + local_rate) } else { 0.0 }
+            if remote_rate > 0.0 {
+                remote_rate / (remote_rate + local_rate)
+            } else {
+                0.0
+            }
         };
         RemoteTransfers {
             per_read: transfer_probability(writes, own_rates.reads + own_rates.writes),
             per_write: transfer_probability(reads + writes, own_rates.writes),
-            same_package_share: if reads + writes > 0.0 { near_accesses / (reads + writes) } else { 0.0 },
+            same_package_share: if reads + writes > 0.0 {
+                near_accesses / (reads + writes)
+            } else {
+                0.0
+            },
         }
     }
 }
@@ -123,9 +153,18 @@ mod tests {
                 was_written |= pick >= 6.0;
             }
         }
-        let found = (f64::from(remote_reads) / f64::from(reads), f64::from(remote_writes) / f64::from(writes));
-        assert!((found.0 - expected.per_read).abs() < 0.01, "{found:?} {expected:?}");
-        assert!((found.1 - expected.per_write).abs() < 0.01, "{found:?} {expected:?}");
+        let found = (
+            f64::from(remote_reads) / f64::from(reads),
+            f64::from(remote_writes) / f64::from(writes),
+        );
+        assert!(
+            (found.0 - expected.per_read).abs() < 0.01,
+            "{found:?} {expected:?}"
+        );
+        assert!(
+            (found.1 - expected.per_write).abs() < 0.01,
+            "{found:?} {expected:?}"
+        );
     }
 
     /// Do users of one cache and readers of a region without writes cause no cost?
@@ -134,10 +173,16 @@ mod tests {
         let mut regions = Regions::new(2);
         let region = regions.find_or_add_region(1);
         regions.add(region, 0, 5.0, 2.0);
-        assert_eq!(regions.remote_transfers(region, 0, |_| true), RemoteTransfers::default());
+        assert_eq!(
+            regions.remote_transfers(region, 0, |_| true),
+            RemoteTransfers::default()
+        );
         let read_only = regions.find_or_add_region(2);
         regions.add(read_only, 0, 5.0, 0.0);
         regions.add(read_only, 1, 5.0, 0.0);
-        assert_eq!(regions.remote_transfers(read_only, 0, |_| true).per_read, 0.0);
+        assert_eq!(
+            regions.remote_transfers(read_only, 0, |_| true).per_read,
+            0.0
+        );
     }
 }

@@ -21,7 +21,9 @@ pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut
     let slot_utilization = |utilization: f32| -> f32 {
         contexts
             .iter()
-            .map(|context| slot_cycles * context.1 / (context.0 + slot_wait_at_load(utilization, context)))
+            .map(|context| {
+                slot_cycles * context.1 / (context.0 + slot_wait_at_load(utilization, context))
+            })
             .sum()
     };
     let (mut low, mut high) = (0.0f32, MAX_LOAD);
@@ -35,7 +37,11 @@ pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut
     }
     let utilization = 0.5 * (low + high);
     for (wait, context) in waits.iter_mut().zip(contexts) {
-        *wait = if contexts.len() < 2 { 0.0 } else { slot_wait_at_load(utilization, context) };
+        *wait = if contexts.len() < 2 {
+            0.0
+        } else {
+            slot_wait_at_load(utilization, context)
+        };
     }
 }
 
@@ -61,6 +67,9 @@ mod tests {
     fn contexts_that_wait_for_memory_hardly_disturb_each_other() {
         let mut wait_cycles = [0.0; 4];
         compute_slot_waits(1.0, &[(12.0, 1.0); 4], &mut wait_cycles);
-        assert!(wait_cycles.iter().all(|wait| *wait < 0.25), "{wait_cycles:?}");
+        assert!(
+            wait_cycles.iter().all(|wait| *wait < 0.25),
+            "{wait_cycles:?}"
+        );
     }
 }

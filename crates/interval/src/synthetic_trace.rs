@@ -14,10 +14,16 @@ impl DistanceDistribution {
     /// Returns the distance below which this share of all accesses falls, interpolated linearly between bounds; `None`
     /// if fewer accesses hit.
     pub fn value_at(&self, access_share: f64) -> Option<f64> {
-        let next_index = self.bounds.partition_point(|&(_, share)| f64::from(share) <= access_share);
+        let next_index = self
+            .bounds
+            .partition_point(|&(_, share)| f64::from(share) <= access_share);
         let distance_bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
         let high = self.bounds.get(next_index).map(distance_bound)?;
-        let low = if next_index == 0 { (0.0, 0.0) } else { distance_bound(&self.bounds[next_index - 1]) };
+        let low = if next_index == 0 {
+            (0.0, 0.0)
+        } else {
+            distance_bound(&self.bounds[next_index - 1])
+        };
         let fraction = (access_share - low.1) / (high.1 - low.1).max(1e-12);
         Some(low.0 + fraction * (high.0 - low.0))
     }
@@ -50,7 +56,10 @@ impl LastUseBits {
     }
 
     fn change_counts(&mut self, slot: usize, change: i32) {
-        for (counts, words) in [(&mut self.blocks, BLOCK_WORDS), (&mut self.regions, REGION_WORDS)] {
+        for (counts, words) in [
+            (&mut self.blocks, BLOCK_WORDS),
+            (&mut self.regions, REGION_WORDS),
+        ] {
             let count = &mut counts[slot / (64 * words)];
             *count = count.wrapping_add_signed(change);
         }
@@ -77,12 +86,17 @@ impl LastUseBits {
             counts.iter().rposition(stops_here).unwrap_or(0)
         };
         let region = skip_back(&self.regions);
-        let children_of = |parent: usize, size: usize, total: usize| parent * size..((parent + 1) * size).min(total);
+        let children_of = |parent: usize, size: usize, total: usize| {
+            parent * size..((parent + 1) * size).min(total)
+        };
         let blocks = children_of(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
         let block = blocks.start + skip_back(&self.blocks[blocks.clone()]);
         let words = children_of(block, BLOCK_WORDS, self.words.len());
         let mut counts = [0; BLOCK_WORDS];
-        counts.iter_mut().zip(&self.words[words.clone()]).for_each(|(count, word)| *count = word.count_ones());
+        counts
+            .iter_mut()
+            .zip(&self.words[words.clone()])
+            .for_each(|(count, word)| *count = word.count_ones());
         let word_index = words.start + skip_back(&counts[..words.len()]);
         let mut word = self.words[word_index];
         for _ in 0..nth {
@@ -106,7 +120,10 @@ pub fn draw_addresses(
     let max_distance = (2.0 * capacity) as u32;
     // The stack starts full, so that distances beyond the accesses so far exist.
     let initial_lines = (capacity as u32).min(entries.max(1) * 4);
-    let mut last_uses = LastUseBits::new(initial_lines as usize + entries as usize, initial_lines as usize);
+    let mut last_uses = LastUseBits::new(
+        initial_lines as usize + entries as usize,
+        initial_lines as usize,
+    );
     // Half as wide as addresses, because lookups dominate the cost of a log.
     let mut line_of_slot: Vec<u32> = (0..initial_lines).collect();
     let (mut live_count, mut next_line) = (initial_lines, initial_lines);
@@ -143,7 +160,9 @@ mod tests {
         let mut list: Vec<usize> = (0..slots / 2).collect();
         let mut state = 7u64;
         for step in 0..slots / 2 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             // Mostly near the end, where regions fill and empty.
             let nth = (state >> 33) as usize % if step % 3 == 0 { list.len() } else { 100 };
             let expected = list.remove(list.len() - 1 - nth);
@@ -156,10 +175,14 @@ mod tests {
     /// Does a plain LRU list measure the distances from which the addresses were generated?
     #[test]
     fn a_plain_lru_list_measures_the_generated_distances() {
-        let distances = DistanceDistribution { bounds: vec![(100.0, 0.5), (400.0, 0.8)] };
+        let distances = DistanceDistribution {
+            bounds: vec![(100.0, 0.5), (400.0, 0.8)],
+        };
         let mut state = 1u64;
         let uniform = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 11) as f64 / (1u64 << 53) as f64
         };
         let trace = draw_addresses(distances, 20_000, 1000.0, uniform);
@@ -181,7 +204,13 @@ mod tests {
             stack.push(line);
         }
         // The list starts empty, so its first accesses miss lines that the stack already held.
-        assert!((f64::from(near) / 20_000.0 - 0.5).abs() < 0.02, "{near} {far} {missed}");
-        assert!((f64::from(far) / 20_000.0 - 0.3).abs() < 0.03, "{near} {far} {missed}");
+        assert!(
+            (f64::from(near) / 20_000.0 - 0.5).abs() < 0.02,
+            "{near} {far} {missed}"
+        );
+        assert!(
+            (f64::from(far) / 20_000.0 - 0.3).abs() < 0.03,
+            "{near} {far} {missed}"
+        );
     }
 }

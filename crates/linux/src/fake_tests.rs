@@ -63,17 +63,26 @@ impl FakeHost {
     /// A host with these single-threaded processes, which may run on CPUs 0 to 3.
     pub fn with_threads(tids: impl IntoIterator<Item = i32>) -> Self {
         let host = FakeHost::default();
-        tids.into_iter().for_each(|tid| _ = host.add_thread(tid, tid, 1, "0-3"));
+        tids.into_iter()
+            .for_each(|tid| _ = host.add_thread(tid, tid, 1, "0-3"));
         host
     }
     pub fn mask_of(&self, tid: i32) -> String {
         self.threads.borrow()[&tid].cpus.to_string()
     }
     pub fn masks(&self) -> Vec<String> {
-        self.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
+        self.threads
+            .borrow()
+            .values()
+            .map(|thread| thread.cpus.to_string())
+            .collect()
     }
     pub fn policies(&self) -> Vec<u32> {
-        self.threads.borrow().values().map(|thread| thread.policy).collect()
+        self.threads
+            .borrow()
+            .values()
+            .map(|thread| thread.policy)
+            .collect()
     }
     pub fn change_thread(&self, tid: i32, change: impl FnOnce(&mut FakeThread)) {
         change(self.threads.borrow_mut().get_mut(&tid).unwrap());
@@ -81,9 +90,19 @@ impl FakeHost {
     pub fn add_thread(&self, pid: i32, tid: i32, parent: i32, cpus: &str) -> ThreadKey {
         let start_ticks = tid as u64 * 10;
         let cpus = cpus.parse().unwrap();
-        self.threads
-            .borrow_mut()
-            .insert(tid, FakeThread { pid, parent, start_ticks, cpus, asked: None, nice: 0, policy: 0, priority: 0 });
+        self.threads.borrow_mut().insert(
+            tid,
+            FakeThread {
+                pid,
+                parent,
+                start_ticks,
+                cpus,
+                asked: None,
+                nice: 0,
+                policy: 0,
+                priority: 0,
+            },
+        );
         ThreadKey { tid, start_ticks }
     }
     /// Puts all threads into one cpuset with these CPUs, with the semantics of Linux 6.2 and later.
@@ -93,28 +112,46 @@ impl FakeHost {
         self.set_file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
         self.set_file("/sys/fs/cgroup/cpuset.cpus.effective", cpus);
         for thread in self.threads.borrow_mut().values_mut() {
-            thread.cpus = thread.asked.as_ref().map_or(cpuset.clone(), |mask| mask.intersection(&cpuset));
+            thread.cpus = thread
+                .asked
+                .as_ref()
+                .map_or(cpuset.clone(), |mask| mask.intersection(&cpuset));
         }
         *self.cpuset.borrow_mut() = Some(cpuset);
     }
     pub fn set_file(&self, path: &str, text: &str) {
         let path = Path::new(path);
         for dir in path.ancestors().skip(1) {
-            self.files.borrow_mut().entry(dir.to_path_buf()).or_insert(None);
+            self.files
+                .borrow_mut()
+                .entry(dir.to_path_buf())
+                .or_insert(None);
         }
-        self.files.borrow_mut().insert(path.to_path_buf(), Some(text.to_string()));
+        self.files
+            .borrow_mut()
+            .insert(path.to_path_buf(), Some(text.to_string()));
     }
     pub fn file_text(&self, path: &str) -> String {
         self.files.borrow()[Path::new(path)].clone().unwrap()
     }
     /// Command name of a thread: `x`, unless the test sets another.
     fn command_name(&self, tid: i32) -> String {
-        let set = self.files.borrow().get(&Path::new("/proc-comm").join(tid.to_string())).cloned().flatten();
+        let set = self
+            .files
+            .borrow()
+            .get(&Path::new("/proc-comm").join(tid.to_string()))
+            .cloned()
+            .flatten();
         set.unwrap_or_else(|| "x".to_string())
     }
     /// Counts a change. Fails before the change, or returns the result that the call must return after making it.
     pub fn begin_change(&self) -> io::Result<io::Result<()>> {
-        if self.fence.borrow().as_ref().is_some_and(|fence| fence.is_raised()) {
+        if self
+            .fence
+            .borrow()
+            .as_ref()
+            .is_some_and(|fence| fence.is_raised())
+        {
             return Err(io::Error::other("fenced"));
         }
         self.changes.set(self.changes.get() + 1);
@@ -140,29 +177,48 @@ impl FakeHost {
     }
     fn tids(&self, is_listed: impl Fn(i32, &FakeThread) -> bool) -> Vec<String> {
         let threads = self.threads.borrow();
-        threads.iter().filter(|(tid, thread)| is_listed(**tid, thread)).map(|(tid, _)| tid.to_string()).collect()
+        threads
+            .iter()
+            .filter(|(tid, thread)| is_listed(**tid, thread))
+            .map(|(tid, _)| tid.to_string())
+            .collect()
     }
     fn on_thread(&self, tid: i32, change: impl FnOnce(&mut FakeThread)) -> io::Result<()> {
         if self.no_such_process_for.get() > 0 {
-            self.no_such_process_for.set(self.no_such_process_for.get() - 1);
+            self.no_such_process_for
+                .set(self.no_such_process_for.get() - 1);
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let outcome = self.begin_change()?;
         let mut threads = self.threads.borrow_mut();
-        change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);
+        change(
+            threads
+                .get_mut(&tid)
+                .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?,
+        );
         outcome
     }
 }
 
 /// An entry of a journal for an object that had this state, and has not been changed yet.
 pub(crate) fn journal_entry(original: ObjectState) -> JournalEntry {
-    JournalEntry { original, applied_states: Vec::new(), since_ticks: 70, follows_cpuset: false }
+    JournalEntry {
+        original,
+        applied_states: Vec::new(),
+        since_ticks: 70,
+        follows_cpuset: false,
+    }
 }
 
 /// A guardian that only waits, so that the daemon's side can be tested alone.
 pub(crate) fn waiting_guardian() -> GuardianCommand {
-    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
-    GuardianCommand { program: "/bin/sh".into(), args }
+    let args = ["-c", "echo ready; while read line; do :; done"]
+        .map(str::to_string)
+        .to_vec();
+    GuardianCommand {
+        program: "/bin/sh".into(),
+        args,
+    }
 }
 
 fn not_found() -> io::Error {
@@ -184,7 +240,11 @@ impl Kernel for FakeHost {
             return Ok(text.clone());
         }
         let below = path.strip_prefix("/proc").unwrap_or(Path::new(""));
-        if let Some(tid) = below.iter().next().and_then(|tid| tid.to_str()?.parse::<i32>().ok()) {
+        if let Some(tid) = below
+            .iter()
+            .next()
+            .and_then(|tid| tid.to_str()?.parse::<i32>().ok())
+        {
             let threads = self.threads.borrow();
             let t = threads.get(&tid).ok_or_else(not_found)?;
             return match below.iter().nth(1).and_then(|name| name.to_str()) {
@@ -228,11 +288,18 @@ impl Kernel for FakeHost {
             let line = format!("{}\n", text.trim());
             let members = |(path, text): (&PathBuf, &mut Option<String>)| {
                 if path.file_name().is_some_and(|name| name == "tasks") {
-                    *text = text.take().map(|text| text.split_inclusive('\n').filter(|l| *l != line).collect());
+                    *text = text
+                        .take()
+                        .map(|text| text.split_inclusive('\n').filter(|l| *l != line).collect());
                 }
             };
             files.iter_mut().for_each(members);
-            files.get_mut(path).ok_or_else(not_found)?.as_mut().unwrap().push_str(&line);
+            files
+                .get_mut(path)
+                .ok_or_else(not_found)?
+                .as_mut()
+                .unwrap()
+                .push_str(&line);
             return outcome;
         }
         *files.get_mut(path).ok_or_else(not_found)? = Some(text.to_string());
@@ -245,20 +312,39 @@ impl Kernel for FakeHost {
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         let outcome = self.begin_change()?;
-        let occupied = self.files.borrow().get(&path.join("tasks")).cloned().flatten().is_some_and(|t| !t.is_empty());
+        let occupied = self
+            .files
+            .borrow()
+            .get(&path.join("tasks"))
+            .cloned()
+            .flatten()
+            .is_some_and(|t| !t.is_empty());
         if occupied {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
         let count_before = self.files.borrow().len();
-        self.files.borrow_mut().retain(|file, _| !file.starts_with(path));
-        if self.files.borrow().len() == count_before { Err(not_found()) } else { outcome }
+        self.files
+            .borrow_mut()
+            .retain(|file, _| !file.starts_with(path));
+        if self.files.borrow().len() == count_before {
+            Err(not_found())
+        } else {
+            outcome
+        }
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if path == Path::new("/proc") {
             return Ok(self.tids(|tid, thread| tid == thread.pid));
         }
         if path.starts_with("/proc") {
-            let pid: i32 = path.iter().nth(2).unwrap().to_str().unwrap().parse().unwrap();
+            let pid: i32 = path
+                .iter()
+                .nth(2)
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .parse()
+                .unwrap();
             return Ok(self.tids(|_, thread| thread.pid == pid));
         }
         match self.files.borrow().get(path) {
@@ -266,8 +352,16 @@ impl Kernel for FakeHost {
             Some(Some(_)) => return Err(io::ErrorKind::NotADirectory.into()),
             None => return Err(not_found()),
         }
-        let child = |file: &PathBuf| (file.parent() == Some(path)).then(|| file.file_name().unwrap().to_owned());
-        Ok(self.files.borrow().keys().filter_map(child).map(|name| name.into_string().unwrap()).collect())
+        let child = |file: &PathBuf| {
+            (file.parent() == Some(path)).then(|| file.file_name().unwrap().to_owned())
+        };
+        Ok(self
+            .files
+            .borrow()
+            .keys()
+            .filter_map(child)
+            .map(|name| name.into_string().unwrap())
+            .collect())
     }
     fn lock_dir(&self, _: &Path, _: std::time::Duration) -> io::Result<DirLock> {
         Ok(DirLock::default())
@@ -290,6 +384,8 @@ impl Kernel for FakeHost {
         if matches!(wanted.policy, FIFO | RR) != (wanted.priority > 0) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        self.on_thread(tid, |thread| (thread.policy, thread.priority) = (wanted.policy, wanted.priority))
+        self.on_thread(tid, |thread| {
+            (thread.policy, thread.priority) = (wanted.policy, wanted.priority)
+        })
     }
 }

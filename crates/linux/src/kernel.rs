@@ -32,7 +32,9 @@ pub(crate) fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
 }
 
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize,
+)]
 pub struct ThreadKey {
     /// Thread id as returned by gettid(2); for a process's first thread it equals the process id.
     pub tid: i32,
@@ -116,8 +118,13 @@ pub trait Kernel {
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Does a file or directory exist? Its content is not read.
     fn exists(&self, path: &Path) -> io::Result<bool> {
-        let is_missing = |error: &io::Error| is_gone(error) || error.kind() == io::ErrorKind::NotADirectory;
-        match self.read(path).map(drop).or_else(|_| self.list(path).map(drop)) {
+        let is_missing =
+            |error: &io::Error| is_gone(error) || error.kind() == io::ErrorKind::NotADirectory;
+        match self
+            .read(path)
+            .map(drop)
+            .or_else(|_| self.list(path).map(drop))
+        {
             Ok(()) => Ok(true),
             Err(error) if is_missing(&error) => Ok(false),
             Err(error) => Err(error),
@@ -142,14 +149,20 @@ pub trait Kernel {
 
     /// Returns the random id of this boot. Thread ids and start times are valid in one boot only.
     fn boot_id(&self) -> io::Result<String> {
-        Ok(self.read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_string())
+        Ok(self
+            .read(Path::new("/proc/sys/kernel/random/boot_id"))?
+            .trim()
+            .to_string())
     }
     /// Returns the current time in clock ticks since boot, the unit of start times (100 per second in user space on
     /// any host).
     fn ticks_since_boot(&self) -> io::Result<u64> {
         let path = Path::new("/proc/uptime");
         let text = self.read(path)?;
-        let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+        let seconds = text
+            .split_ascii_whitespace()
+            .next()
+            .and_then(|word| word.parse::<f64>().ok());
         seconds
             .map(|seconds| (seconds * 100.0) as u64)
             .ok_or_else(|| invalid_file(path, "not the form of an uptime line"))
@@ -158,9 +171,14 @@ pub trait Kernel {
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
-        let allowed_list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let allowed_list = allowed_list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
-        allowed_list.parse().map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
+        let allowed_list = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let allowed_list =
+            allowed_list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
+        allowed_list
+            .parse()
+            .map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
     }
     /// Does the thread still have this affinity? The check runs for every placed thread in every window, so a host
     /// may implement it faster than by reading the mask.
@@ -179,7 +197,10 @@ pub trait Kernel {
     /// line contains.
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         let stat = self.stat(tid)?;
-        Ok(SchedParams { priority: stat.priority, ..SchedParams::from_policy(stat.policy) })
+        Ok(SchedParams {
+            priority: stat.priority,
+            ..SchedParams::from_policy(stat.policy)
+        })
     }
     /// Returns the processor time of all threads of a process so far. Ended threads are included if the kernel counts them.
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
@@ -195,7 +216,9 @@ pub trait Kernel {
     }
     /// Returns the threads of a process, in ascending order.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
-        Ok(parse_ids(self.list(&PathBuf::from(format!("/proc/{pid}/task")))?))
+        Ok(parse_ids(
+            self.list(&PathBuf::from(format!("/proc/{pid}/task")))?,
+        ))
     }
     /// Returns all processes, in ascending order.
     fn processes(&self) -> io::Result<Vec<i32>> {
@@ -234,7 +257,9 @@ pub(crate) fn none_if_missing<T>(result: io::Result<T>) -> io::Result<Option<T>>
 /// only within one namespace.
 pub(crate) fn pid_namespace() -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
-    fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
+    fs::metadata("/proc/self/ns/pid")
+        .ok()
+        .map(|namespace| namespace.ino())
 }
 
 fn read_stat(kernel: &(impl Kernel + ?Sized), path: &Path) -> io::Result<ThreadStat> {
@@ -246,9 +271,14 @@ fn sum_run_times(kernel: &(impl Kernel + ?Sized), pid: i32) -> io::Result<u64> {
     let mut total_ns = 0u64;
     for tid in kernel.threads(pid)? {
         let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
-        let thread_ns = kernel.read(&path)?.split_ascii_whitespace().next().and_then(|word| word.parse::<u64>().ok());
-        total_ns =
-            total_ns.saturating_add(thread_ns.ok_or_else(|| invalid_file(&path, "not the form of a schedstat line"))?);
+        let thread_ns = kernel
+            .read(&path)?
+            .split_ascii_whitespace()
+            .next()
+            .and_then(|word| word.parse::<u64>().ok());
+        total_ns = total_ns.saturating_add(
+            thread_ns.ok_or_else(|| invalid_file(&path, "not the form of a schedstat line"))?,
+        );
     }
     Ok(total_ns)
 }
@@ -260,7 +290,10 @@ fn parse_ids(names: Vec<String>) -> Vec<i32> {
 }
 
 fn invalid_file(path: &Path, problem: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()))
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("{}: {problem}", path.display()),
+    )
 }
 
 /// Parses `/proc/TID/stat`; the command name is in parentheses and may itself contain spaces and parentheses.
@@ -271,7 +304,10 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
     // proc(5) numbers fields from 1; the state, field 3, is the first one after the name.
     let parse_field = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     Some(ThreadStat {
-        key: ThreadKey { tid: tid.trim().parse().ok()?, start_ticks: parse_field(22)? },
+        key: ThreadKey {
+            tid: tid.trim().parse().ok()?,
+            start_ticks: parse_field(22)?,
+        },
         parent: fields.get(1)?.parse().ok()?,
         name: name.to_string(),
         state: fields.first()?.chars().next()?,
@@ -300,15 +336,29 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
     use std::os::unix::fs::MetadataExt;
     let device = file.dev();
-    let inode_id = format!("{:02x}:{:02x}:{}", rustix::fs::major(device), rustix::fs::minor(device), file.ino());
+    let inode_id = format!(
+        "{:02x}:{:02x}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device),
+        file.ino()
+    );
     let text = kernel.read(Path::new("/proc/locks")).unwrap_or_default();
     let holders = text.lines().filter_map(|line| {
         // In the line of a process that waits for the lock, an arrow follows the number.
-        let [_, "FLOCK", _, _, pid, locked_file, ..] = line.split_ascii_whitespace().collect::<Vec<_>>()[..] else {
+        let [_, "FLOCK", _, _, pid, locked_file, ..] =
+            line.split_ascii_whitespace().collect::<Vec<_>>()[..]
+        else {
             return None;
         };
-        let pid = pid.parse::<i32>().ok().filter(|&pid| pid > 0 && locked_file == inode_id)?;
-        Some(kernel.stat(pid).map_or_else(|_| pid.to_string(), |stat| format!("{pid} ({})", stat.name)))
+        let pid = pid
+            .parse::<i32>()
+            .ok()
+            .filter(|&pid| pid > 0 && locked_file == inode_id)?;
+        Some(
+            kernel
+                .stat(pid)
+                .map_or_else(|_| pid.to_string(), |stat| format!("{pid} ({})", stat.name)),
+        )
     });
     let holders: Vec<String> = holders.take(MAX_NAMED_HOLDERS).collect();
     match holders.as_slice() {
@@ -354,18 +404,27 @@ pub struct LinuxHost {
 impl LinuxHost {
     /// A host with this root, which is `/` on a live host.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        LinuxHost { root: root.into(), fence: Arc::default(), group_owners: None }
+        LinuxHost {
+            root: root.into(),
+            fence: Arc::default(),
+            group_owners: None,
+        }
     }
     /// This host, with owners of control groups that are asked to change a group before its file is written.
     #[must_use]
     pub fn with_owners(self, owners: impl GroupOwner + 'static) -> Self {
-        LinuxHost { group_owners: Some(Arc::new(owners)), ..self }
+        LinuxHost {
+            group_owners: Some(Arc::new(owners)),
+            ..self
+        }
     }
     /// Checks the fence. Callers check it immediately before every change.
     fn check_fence(&self) -> io::Result<()> {
         let fence = self.fence.read().unwrap_or_else(PoisonError::into_inner);
         match &*fence {
-            Some(fence) if fence.is_raised() => Err(io::Error::other("the guardian has restored the host meanwhile")),
+            Some(fence) if fence.is_raised() => Err(io::Error::other(
+                "the guardian has restored the host meanwhile",
+            )),
             _ => Ok(()),
         }
     }
@@ -378,11 +437,22 @@ impl LinuxHost {
         match path.strip_prefix(BASE) {
             Ok(relative_path) => {
                 let is_written = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
-                let access = if is_written { DirAccess::ReadWrite } else { DirAccess::ReadOnly };
-                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?.open_file(relative_path, flags)
+                let access = if is_written {
+                    DirAccess::ReadWrite
+                } else {
+                    DirAccess::ReadOnly
+                };
+                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?
+                    .open_file(relative_path, flags)
             }
             Err(_) => {
-                let open_call = || rustix::fs::open(self.path_below(path), flags | OFlags::CLOEXEC, Mode::empty());
+                let open_call = || {
+                    rustix::fs::open(
+                        self.path_below(path),
+                        flags | OFlags::CLOEXEC,
+                        Mode::empty(),
+                    )
+                };
                 Ok(rustix::io::retry_on_intr(open_call)?.into())
             }
         }
@@ -403,24 +473,34 @@ impl Kernel for LinuxHost {
                 Err(error) => return Err(error),
             }
             if bytes.len() as u64 > MAX_FILE_BYTES {
-                let problem = format!("found more than {MAX_FILE_BYTES} bytes, expected a file of the kernel");
+                let problem = format!(
+                    "found more than {MAX_FILE_BYTES} bytes, expected a file of the kernel"
+                );
                 return Err(invalid_file(path, problem));
             }
         }
-        Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
     fn keep_open(&self, path: PathBuf) -> KeptFile {
         use std::os::fd::AsRawFd;
         // Counters and connections need descriptors more than this does.
         let is_affordable = |file: &fs::File| {
-            descriptor_limit().is_none_or(|limit| (file.as_raw_fd() as u64) < limit / KEPT_DESCRIPTORS_DIVISOR)
+            descriptor_limit()
+                .is_none_or(|limit| (file.as_raw_fd() as u64) < limit / KEPT_DESCRIPTORS_DIVISOR)
         };
-        let file = self.open(&path, OFlags::RDONLY).ok().filter(is_affordable).map(Arc::new);
+        let file = self
+            .open(&path, OFlags::RDONLY)
+            .ok()
+            .filter(is_affordable)
+            .map(Arc::new);
         KeptFile { path, file }
     }
     fn read_kept(&self, kept_file: &KeptFile) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
-        let Some(file) = &kept_file.file else { return self.read(&kept_file.path) };
+        let Some(file) = &kept_file.file else {
+            return self.read(&kept_file.path);
+        };
         let mut bytes = [0; 4096];
         match file.read_at(&mut bytes, 0)? {
             length if length == bytes.len() => self.read(&kept_file.path),
@@ -436,11 +516,16 @@ impl Kernel for LinuxHost {
         if written_bytes == text.len() {
             return Ok(());
         }
-        Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written_bytes} of {} bytes written", text.len())))
+        Err(io::Error::new(
+            io::ErrorKind::WriteZero,
+            format!("{written_bytes} of {} bytes written", text.len()),
+        ))
     }
     fn set_cpus_by_owner(&self, cpus_file: &Path, cpus: &str) -> io::Result<bool> {
         self.check_fence()?;
-        self.group_owners.as_ref().map_or(Ok(false), |owners| owners.set_cpus(self, cpus_file, cpus))
+        self.group_owners
+            .as_ref()
+            .map_or(Ok(false), |owners| owners.set_cpus(self, cpus_file, cpus))
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         self.check_fence()?;
@@ -452,7 +537,8 @@ impl Kernel for LinuxHost {
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if let Ok(relative_path) = path.strip_prefix(BASE) {
-            let base = TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), DirAccess::ReadOnly)?;
+            let base =
+                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), DirAccess::ReadOnly)?;
             let mut names = base.open_dir(relative_path)?.names()?;
             names.sort_unstable();
             return Ok(names);
@@ -486,7 +572,9 @@ impl Kernel for LinuxHost {
     fn exists(&self, path: &Path) -> io::Result<bool> {
         match fs::symlink_metadata(self.path_below(path)) {
             Ok(_) => Ok(true),
-            Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => Ok(false),
+            Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => {
+                Ok(false)
+            }
             Err(error) => Err(error),
         }
     }
@@ -503,11 +591,17 @@ impl Kernel for LinuxHost {
         if self.root != Path::new("/") {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        GroupMoves::watch(group_moves::group_mounts(&self.read(Path::new("/proc/mounts"))?))
+        GroupMoves::watch(group_moves::group_mounts(
+            &self.read(Path::new("/proc/mounts"))?,
+        ))
     }
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         // The counts in `/proc/TID/stat` are sums over all threads of the process, at a cost for each of them.
-        let dir = if self.root == Path::new("/") { format!("/proc/{tid}/task/{tid}") } else { format!("/proc/{tid}") };
+        let dir = if self.root == Path::new("/") {
+            format!("/proc/{tid}/task/{tid}")
+        } else {
+            format!("/proc/{tid}")
+        };
         read_stat(self, &Path::new(&dir).join("stat"))
     }
     fn process_stat(&self, pid: i32) -> io::Result<ThreadStat> {
@@ -519,7 +613,10 @@ impl Kernel for LinuxHost {
         }
         // The clock of a process, as clock_getcpuclockid(3) forms it: one call instead of a file of each thread.
         let clock = (!pid << 3) | 2;
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         // SAFETY: the kernel writes a live structure.
         let status = unsafe { libc::clock_gettime(clock, &raw mut time) };
         if status < 0 {
@@ -531,23 +628,44 @@ impl Kernel for LinuxHost {
         // The mask is built manually, because rustix and libc stop at 1 024 CPUs and the system call does not.
         let word_count = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
         let mut mask = vec![0u64; word_count];
-        cpus.iter().for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
+        cpus.iter()
+            .for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
         self.check_fence()?;
         // SAFETY: the kernel reads `word_count * 8` bytes from a live vector of that size.
-        let status = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, word_count * 8, mask.as_ptr()) };
-        if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let status = unsafe {
+            libc::syscall(
+                libc::SYS_sched_setaffinity,
+                tid,
+                word_count * 8,
+                mask.as_ptr(),
+            )
+        };
+        if status < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
     fn has_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
         // The system call takes a microsecond, whereas the file has sixty lines. The call hides offline CPUs, so the
         // file is read if the two masks differ.
         let mut mask = [0u64; 128];
         // SAFETY: the kernel writes at most the stated size into a live array; it returns the number of written bytes.
-        let written_bytes =
-            unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
+        let written_bytes = unsafe {
+            libc::syscall(
+                libc::SYS_sched_getaffinity,
+                tid,
+                size_of_val(&mask),
+                mask.as_mut_ptr(),
+            )
+        };
         if written_bytes < 0 {
             return Err(io::Error::last_os_error());
         }
-        let is_allowed = |cpu: u32| mask.get(cpu as usize / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1);
+        let is_allowed = |cpu: u32| {
+            mask.get(cpu as usize / 64)
+                .is_some_and(|word| word >> (cpu % 64) & 1 == 1)
+        };
         let allowed_count: u32 = mask.iter().map(|word| word.count_ones()).sum();
         if cpus.iter().all(is_allowed) && allowed_count == cpus.count() {
             return Ok(true);
@@ -558,7 +676,11 @@ impl Kernel for LinuxHost {
         self.check_fence()?;
         // SAFETY: no memory is passed. PRIO_PROCESS with a thread id concerns that thread only (setpriority(2)).
         let status = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
-        if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if status < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         scheduling::read_params(tid)
@@ -578,9 +700,22 @@ mod tests {
     fn a_stat_line_is_parsed_with_any_command_name() {
         let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 11 0 2 0 30 4 0 0 20 5 3 0 987654 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 3 0 0";
         let stat = parse_stat(line).unwrap();
-        assert_eq!((stat.key, stat.parent, stat.state), (ThreadKey { tid: 42, start_ticks: 987_654 }, 7, 'S'));
+        assert_eq!(
+            (stat.key, stat.parent, stat.state),
+            (
+                ThreadKey {
+                    tid: 42,
+                    start_ticks: 987_654
+                },
+                7,
+                'S'
+            )
+        );
         assert_eq!((stat.name.as_str(), stat.nice, stat.cpu), ("a) b (c", 5, 3));
-        assert_eq!((stat.minor_faults, stat.major_faults, stat.threads), (11, 2, 3));
+        assert_eq!(
+            (stat.minor_faults, stat.major_faults, stat.threads),
+            (11, 2, 3)
+        );
         assert_eq!(parse_stat("42 (a"), None);
     }
 
@@ -595,8 +730,16 @@ mod tests {
         host.set_affinity(tid, &affinity_before).unwrap();
         assert_eq!(host.affinity(tid).unwrap(), affinity_before);
         assert!(
-            host.has_affinity(tid, &affinity_before).unwrap() && !host.has_affinity(tid, &CpuSet::default()).unwrap()
+            host.has_affinity(tid, &affinity_before).unwrap()
+                && !host.has_affinity(tid, &CpuSet::default()).unwrap()
         );
-        assert!(!host.is_alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }).unwrap());
+        assert!(
+            !host
+                .is_alive(ThreadKey {
+                    start_ticks: stat.key.start_ticks + 1,
+                    ..stat.key
+                })
+                .unwrap()
+        );
     }
 }

@@ -17,9 +17,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope, EventCount, EventCounts,
-    Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeResult, Profile, Profiles,
-    ServiceIdentity, ServiceProfiles, TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
+    ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope,
+    EventCount, EventCounts, Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId,
+    ProbeKind, ProbeResult, Profile, Profiles, ServiceIdentity, ServiceProfiles, TaskSample,
+    TimeSpan, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
@@ -47,7 +48,8 @@ use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 use starts::StartPlacements;
 
 /// The reason for refusing every change while the machine only observes.
-pub const OBSERVE_ONLY_REASON: &str = "observing only: nothing is changed unless the configured mode is act";
+pub const OBSERVE_ONLY_REASON: &str =
+    "observing only: nothing is changed unless the configured mode is act";
 /// Id of the results that contain recognized profiles; no policy has requested them.
 const RECOGNIZED_PROBE: ProbeId = ProbeId(u32::MAX);
 
@@ -165,24 +167,46 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let now = Instant::now();
         let pid = std::process::id() as i32;
         // If the start time cannot be read, only the names of our groups are less specific.
-        let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
+        let owner = kernel.stat(pid).map_or(
+            ThreadKey {
+                tid: pid,
+                start_ticks: 0,
+            },
+            |stat| stat.key,
+        );
         let work_events = [CounterEvent::Instructions, CounterEvent::Cycles]
             .map(|event| crate::sense::counters::working_event(&event_surveys, event));
         let facility = crate::sense::sampling::find_facility(&kernel);
-        let probe_runner = ProbeRunner::new(facility, find_tracer(&kernel, &event_surveys), work_events);
+        let probe_runner =
+            ProbeRunner::new(facility, find_tracer(&kernel, &event_surveys), work_events);
         let online_file = kernel.keep_open(ONLINE_CPUS_PATH.into());
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
-        options.actuation_lock.iter().for_each(|acting| actuator.set_actuation_lock(acting.clone()));
+        options
+            .actuation_lock
+            .iter()
+            .for_each(|acting| actuator.set_actuation_lock(acting.clone()));
         let mut tasks = TaskTable::new(work_events[0].is_none());
         tasks.set_directory(options.directory.clone());
         // Where events are not allowed, every refresh lists the processes.
-        lock(&kernel).process_events().into_iter().for_each(|events| tasks.set_events(events));
+        lock(&kernel)
+            .process_events()
+            .into_iter()
+            .for_each(|events| tasks.set_events(events));
         // Where groups cannot be watched, the refreshes read them in turn.
-        lock(&kernel).group_moves().into_iter().for_each(|moves| tasks.set_group_moves(moves));
+        lock(&kernel)
+            .group_moves()
+            .into_iter()
+            .for_each(|moves| tasks.set_group_moves(moves));
         LiveMachine {
-            way_controller: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
-            gang_runners: GangRunners::new(kernel.clone(), options.gang_scheduler_socket.as_deref()),
+            way_controller: options
+                .resctrl
+                .clone()
+                .map(|resctrl| WayController::new(resctrl, owner)),
+            gang_runners: GangRunners::new(
+                kernel.clone(),
+                options.gang_scheduler_socket.as_deref(),
+            ),
             kernel,
             actuator,
             window: options.first_window,
@@ -272,12 +296,16 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let now_ns = self.start_time.elapsed().as_nanos() as u64;
         let max_young_age_ns = LEARNING_PERIOD * self.window.as_nanos() as u64;
         for task in self.tasks.tasks() {
-            let is_check_due = (self.window_count + u64::from(task.task.0)).is_multiple_of(LEARNING_PERIOD);
+            let is_check_due =
+                (self.window_count + u64::from(task.task.0)).is_multiple_of(LEARNING_PERIOD);
             if !is_check_due && now_ns.saturating_sub(task.arrived_ns) > max_young_age_ns {
                 continue;
             }
             if let Some(profile) = profiles.get(&task.task) {
-                has_new_profile |= self.options.learned_profiles.learn(&task.profile_key(), profile);
+                has_new_profile |= self
+                    .options
+                    .learned_profiles
+                    .learn(&task.profile_key(), profile);
             }
         }
         has_new_profile
@@ -310,12 +338,18 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// The reasons why the lines of a share differ from its mask.
     pub fn explain_share(&self, active_share: &ActiveShare) -> Vec<String> {
-        self.way_controller.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), active_share)).unwrap_or_default()
+        self.way_controller
+            .as_ref()
+            .map(|ways| ways.explain(&*lock(&self.kernel), active_share))
+            .unwrap_or_default()
     }
 
     /// Occupancy and free classes of the caches; empty without resctrl.
     pub fn cache_use(&self) -> Vec<CacheUse> {
-        self.way_controller.as_ref().map(|ways| ways.cache_use(&*lock(&self.kernel))).unwrap_or_default()
+        self.way_controller
+            .as_ref()
+            .map(|ways| ways.cache_use(&*lock(&self.kernel)))
+            .unwrap_or_default()
     }
 
     /// Access to the underlying host, for tests.
@@ -356,14 +390,24 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Elapsed);
             }
             let start = Instant::now();
-            let next_probe = self.probe_runner.next_probe().filter(|_| self.probe_credit_ns > 0.0);
-            let is_row_next = next_probe.is_some_and(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. }));
-            let span_wait = self.counters.poll(self.window_start.elapsed(), self.window, is_row_next);
+            let next_probe = self
+                .probe_runner
+                .next_probe()
+                .filter(|_| self.probe_credit_ns > 0.0);
+            let is_row_next =
+                next_probe.is_some_and(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. }));
+            let span_wait =
+                self.counters
+                    .poll(self.window_start.elapsed(), self.window, is_row_next);
             let has_probed = self.probe_credit_ns > 0.0 && self.run_probe_step();
             if has_probed {
                 self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
             }
-            let max_wait = if has_probed { Duration::ZERO } else { MAX_WAIT.min(remaining).min(span_wait) };
+            let max_wait = if has_probed {
+                Duration::ZERO
+            } else {
+                MAX_WAIT.min(remaining).min(span_wait)
+            };
             if let Some(start_request) = self.options.starts.wait_for_start(max_wait) {
                 self.place_start(start_request);
             }
@@ -378,8 +422,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.set_guardian(self.actuator.guardian_pid());
         {
             let kernel = lock(&kernel);
-            self.observation_ticks =
-                [self.observation_ticks[1], self.observation_ticks[2], kernel.ticks_since_boot().ok()];
+            self.observation_ticks = [
+                self.observation_ticks[1],
+                self.observation_ticks[2],
+                kernel.ticks_since_boot().ok(),
+            ];
             let refresh_result = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
             refresh_result.map_err(|error| MachineError(format!("/proc: {error}")))?;
         }
@@ -387,25 +434,44 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // An object that cannot be restored here stays in the journal and is retried at the end.
         self.release(&released_threads)?;
         let kernel = lock(&kernel);
-        let new_threads: Vec<&ManagedThread> =
-            self.tasks.tasks().into_iter().filter(|task| task.task >= first_new_task).collect();
+        let new_threads: Vec<&ManagedThread> = self
+            .tasks
+            .tasks()
+            .into_iter()
+            .filter(|task| task.task >= first_new_task)
+            .collect();
         for task in &new_threads {
             let cpu_use = task.usage.ran_ns.zip(task.usage.slices);
             let cpu_use = cpu_use.map(|(ran_ns, switches)| CpuUse { switches, ran_ns });
             // A clock tick lasts 10 ms.
-            let age = self.observation_ticks[2]
-                .map(|now| Duration::from_millis(10 * now.saturating_sub(task.thread.start_ticks)).max(self.window));
+            let age = self.observation_ticks[2].map(|now| {
+                Duration::from_millis(10 * now.saturating_sub(task.thread.start_ticks))
+                    .max(self.window)
+            });
             self.counters.insert(task.thread, cpu_use.zip(age));
         }
         let renamed_tasks = self.tasks.renamed_tasks();
-        let is_renamed = |task: &&ManagedThread| renamed_tasks.contains(&task.task) && task.task < first_new_task;
-        let tasks_to_recognize = new_threads.iter().copied().chain(self.tasks.tasks().into_iter().filter(is_renamed));
+        let is_renamed = |task: &&ManagedThread| {
+            renamed_tasks.contains(&task.task) && task.task < first_new_task
+        };
+        let tasks_to_recognize = new_threads
+            .iter()
+            .copied()
+            .chain(self.tasks.tasks().into_iter().filter(is_renamed));
         for task in tasks_to_recognize {
             // A profile recorded by the operator takes precedence over a profile learned from observation.
-            let recorded_profile =
-                self.options.known_profiles.get(&task.program).or_else(|| self.options.known_profiles.get(&task.name));
-            if let Some(profile) = recorded_profile.or_else(|| self.options.learned_profiles.get(&task.profile_key())) {
-                let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile.clone()) };
+            let recorded_profile = self
+                .options
+                .known_profiles
+                .get(&task.program)
+                .or_else(|| self.options.known_profiles.get(&task.name));
+            if let Some(profile) =
+                recorded_profile.or_else(|| self.options.learned_profiles.get(&task.profile_key()))
+            {
+                let evidence = ProbeEvidence::StoredProfile {
+                    task: task.task,
+                    profile: Box::new(profile.clone()),
+                };
                 self.recognized_profiles.push(ProbeResult {
                     probe: RECOGNIZED_PROBE,
                     evidence,
@@ -414,16 +480,25 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 });
             }
         }
-        let is_earlier_unread =
-            |task: &&ManagedThread| self.actuator.has_unread_settings(task.thread) && task.task < first_new_task;
+        let is_earlier_unread = |task: &&ManagedThread| {
+            self.actuator.has_unread_settings(task.thread) && task.task < first_new_task
+        };
         let due_threads: Vec<&ManagedThread> = new_threads
             .iter()
             .copied()
             .chain(self.tasks.tasks().into_iter().filter(is_earlier_unread))
             .chain(self.tasks.new_idle_threads())
-            .chain(self.tasks.idle_threads().filter(|thread| self.actuator.has_unread_settings(thread.thread)))
+            .chain(
+                self.tasks
+                    .idle_threads()
+                    .filter(|thread| self.actuator.has_unread_settings(thread.thread)),
+            )
             .collect();
-        let restore_result = self.actuator.restore_inherited(&*kernel, &due_threads, self.tasks.unmanaged_children());
+        let restore_result = self.actuator.restore_inherited(
+            &*kernel,
+            &due_threads,
+            self.tasks.unmanaged_children(),
+        );
         let is_alive = |thread| self.tasks.is_alive(thread);
         // If the journal cannot be rewritten, the old one remains and nothing is lost, so the daemon continues.
         let _ = self.actuator.forget_dead_threads(&*kernel, &is_alive);
@@ -434,37 +509,65 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn read_progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let reporters = self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
-        let may_report = |pid: i32| reporters.as_ref().is_none_or(|reporters| reporters.contains(&pid));
-        let is_reporter =
-            |task: &&ManagedThread| task.pid == task.thread.tid && !task.has_exited && may_report(task.pid);
+        let reporters = self
+            .options
+            .progress
+            .sweep(&*kernel, &mut self.progress_sweep);
+        let may_report = |pid: i32| {
+            reporters
+                .as_ref()
+                .is_none_or(|reporters| reporters.contains(&pid))
+        };
+        let is_reporter = |task: &&ManagedThread| {
+            task.pid == task.thread.tid && !task.has_exited && may_report(task.pid)
+        };
         let leaders = self.tasks.tasks().into_iter().filter(is_reporter);
-        let thread_total =
-            |task: &ManagedThread| Some((task.thread, self.options.progress.read_total(&*kernel, task.pid)?));
+        let thread_total = |task: &ManagedThread| {
+            Some((
+                task.thread,
+                self.options.progress.read_total(&*kernel, task.pid)?,
+            ))
+        };
         let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(thread_total).collect();
         let previous_totals = std::mem::replace(&mut self.previous_progress, totals);
         let progress_since = |(thread, total): (&ThreadKey, &u64)| {
-            Some((*thread, total.checked_sub(*previous_totals.get(thread)?)? as f64))
+            Some((
+                *thread,
+                total.checked_sub(*previous_totals.get(thread)?)? as f64,
+            ))
         };
-        self.previous_progress.iter().filter_map(progress_since).collect()
+        self.previous_progress
+            .iter()
+            .filter_map(progress_since)
+            .collect()
     }
 
     /// The tasks in the window that ends now and has lasted this long.
     fn sample_tasks(&mut self, window: Duration) -> Vec<TaskSample> {
         let mut samples = Vec::new();
         let is_movable = |task: &&ManagedThread| !task.is_fixed && !task.has_exited;
-        let movable_processes =
-            || self.tasks.tasks().into_iter().filter(is_movable).map(|task| (task.process, task.pid)).collect();
-        self.memory_nodes.refresh(&*lock(&self.kernel), &self.topology, movable_processes);
+        let movable_processes = || {
+            self.tasks
+                .tasks()
+                .into_iter()
+                .filter(is_movable)
+                .map(|task| (task.process, task.pid))
+                .collect()
+        };
+        self.memory_nodes
+            .refresh(&*lock(&self.kernel), &self.topology, movable_processes);
         let progress = self.read_progress();
-        self.previous_usage.extend(self.tasks.woken_usage().iter().copied());
+        self.previous_usage
+            .extend(self.tasks.woken_usage().iter().copied());
         for task in self.tasks.tasks() {
             let previous_usage = self.previous_usage.get(&task.thread).copied();
             // If the thread was created in this window, its whole total belongs to the window. The same holds if it was
             // created in the window before and hardly ran there, so that the refresh left it to this one. For an older
             // thread without an earlier observation, the window's part of the total is unknown.
             let [before_last, last, _] = self.observation_ticks;
-            let has_started_in_window = before_last.or(last).is_some_and(|ticks| task.thread.start_ticks >= ticks);
+            let has_started_in_window = before_last
+                .or(last)
+                .is_some_and(|ticks| task.thread.start_ticks >= ticks);
             let count_since = |select_total: fn(&ThreadUsage) -> Option<u64>| {
                 let current_total = select_total(&task.usage)?;
                 match &previous_usage {
@@ -472,15 +575,27 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                     None => has_started_in_window.then_some(current_total),
                 }
             };
-            let (ran_ns, switches) = (count_since(|usage| usage.ran_ns), count_since(|usage| usage.slices));
-            let cpu_use = ran_ns.zip(switches).map(|(ran_ns, switches)| CpuUse { switches, ran_ns });
+            let (ran_ns, switches) = (
+                count_since(|usage| usage.ran_ns),
+                count_since(|usage| usage.slices),
+            );
+            let cpu_use = ran_ns
+                .zip(switches)
+                .map(|(ran_ns, switches)| CpuUse { switches, ran_ns });
             let mut counts = self.counters.read(task.thread, cpu_use, window);
             for (event, count) in [
                 (CounterEvent::ContextSwitches, switches),
                 (CounterEvent::SystemCalls, count_since(|usage| usage.calls)),
-                (CounterEvent::PageFaults, count_since(|usage| Some(usage.faults))),
+                (
+                    CounterEvent::PageFaults,
+                    count_since(|usage| Some(usage.faults)),
+                ),
             ] {
-                counts.extend(count.map(|count| EventCount { event, count, enabled_share: 1.0 }));
+                counts.extend(count.map(|count| EventCount {
+                    event,
+                    count,
+                    enabled_share: 1.0,
+                }));
             }
             counts.sort_by_key(|reading| reading.event);
             samples.push(TaskSample {
@@ -494,7 +609,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 unmovable: task.is_fixed,
                 goal: task.goal,
                 cpu: task.cpu,
-                on_cpu_ns: task.last_cpu.zip(ran_ns).into_iter().filter(|(_, ns)| *ns > 0).collect(),
+                on_cpu_ns: task
+                    .last_cpu
+                    .zip(ran_ns)
+                    .into_iter()
+                    .filter(|(_, ns)| *ns > 0)
+                    .collect(),
                 run_queue_wait_ns: count_since(|usage| usage.waited_ns),
                 counts: EventCounts(counts),
                 progress: progress.get(&task.thread).copied(),
@@ -503,31 +623,57 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             });
         }
         add_budget_goals(&self.budgets, &mut samples);
-        self.previous_usage = self.tasks.tasks().iter().map(|task| (task.thread, task.usage)).collect();
-        self.counters.begin_window(|thread| self.previous_usage.contains_key(thread));
+        self.previous_usage = self
+            .tasks
+            .tasks()
+            .iter()
+            .map(|task| (task.thread, task.usage))
+            .collect();
+        self.counters
+            .begin_window(|thread| self.previous_usage.contains_key(thread));
         samples
     }
 
     fn record_confined_groups(&mut self, report: &ApplyReport) {
-        let find_current_group = |group: &CpusetGroup| {
-            let file_suffix = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_dirs::CPUSET_FILE);
-            let state = report.read_back_states.iter().find_map(|(object, state)| match (object, state) {
-                (JournalObject::File { path }, ObjectState::Text(text)) if path.ends_with(&file_suffix) => {
-                    text.parse().ok()
-                }
-                _ => None,
-            });
-            Some(CpusetGroup { cgroup: group.cgroup.clone(), cpus: state? })
-        };
-        self.confined_groups = self.options.cpusets.iter().filter_map(find_current_group).collect();
+        let find_current_group =
+            |group: &CpusetGroup| {
+                let file_suffix = Path::new(group.cgroup.trim_matches('/'))
+                    .join(crate::kernel::group_dirs::CPUSET_FILE);
+                let state = report.read_back_states.iter().find_map(|(object, state)| {
+                    match (object, state) {
+                        (JournalObject::File { path }, ObjectState::Text(text))
+                            if path.ends_with(&file_suffix) =>
+                        {
+                            text.parse().ok()
+                        }
+                        _ => None,
+                    }
+                });
+                Some(CpusetGroup {
+                    cgroup: group.cgroup.clone(),
+                    cpus: state?,
+                })
+            };
+        self.confined_groups = self
+            .options
+            .cpusets
+            .iter()
+            .filter_map(find_current_group)
+            .collect();
     }
 
     /// Current occupancy of the shares in force, and the traffic of this window.
     fn refresh_way_shares(&mut self) -> Vec<(CounterScope, EventCounts)> {
-        let Some(ways) = &mut self.way_controller else { return Vec::new() };
+        let Some(ways) = &mut self.way_controller else {
+            return Vec::new();
+        };
         let kernel = lock(&self.kernel);
-        let shares: Vec<CacheShare> =
-            self.applied_plan.shares.iter().map(|active_share| active_share.share.clone()).collect();
+        let shares: Vec<CacheShare> = self
+            .applied_plan
+            .shares
+            .iter()
+            .map(|active_share| active_share.share.clone())
+            .collect();
         self.applied_plan.shares = ways.read_back(&*kernel, &shares, &self.tasks.tasks());
         ways.traffic_counts(&*kernel)
     }
@@ -535,13 +681,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Current progress of recoloring, which continues between two plans.
     fn read_color_shares(&mut self) -> Vec<ActiveShare> {
         let is_colored = |share: &CacheShare| matches!(share.units, Units::Colors { .. });
-        let shares: Vec<CacheShare> =
-            self.applied_plan.shares.iter().map(|active_share| active_share.share.clone()).filter(is_colored).collect();
+        let shares: Vec<CacheShare> = self
+            .applied_plan
+            .shares
+            .iter()
+            .map(|active_share| active_share.share.clone())
+            .filter(is_colored)
+            .collect();
         if shares.is_empty() {
             return Vec::new();
         }
         let (active_shares, pending_items) =
-            self.color_shares.read_back(&*lock(&self.kernel), &shares, &self.tasks.tasks());
+            self.color_shares
+                .read_back(&*lock(&self.kernel), &shares, &self.tasks.tasks());
         self.applied_plan.pending = pending_items;
         active_shares
     }
@@ -556,10 +708,16 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
     }
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let Some(mut end_reason) = self.wait_for_window_end() else { return Ok(None) };
-        let have_cpus_changed = refresh_online(&*lock(&self.kernel), &self.online_file, &mut self.topology);
+        let Some(mut end_reason) = self.wait_for_window_end() else {
+            return Ok(None);
+        };
+        let have_cpus_changed =
+            refresh_online(&*lock(&self.kernel), &self.online_file, &mut self.topology);
         let was_stopped = std::mem::take(&mut self.was_stopped);
-        if self.suspend_clock.advance(SuspendClock::read_clocks()) || have_cpus_changed || was_stopped {
+        if self.suspend_clock.advance(SuspendClock::read_clocks())
+            || have_cpus_changed
+            || was_stopped
+        {
             end_reason = WindowEnd::HostChanged;
         }
         self.refresh_tasks()?;
@@ -578,23 +736,40 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         // Color shares are read first, because reading the way shares covers only the latter.
         let color_shares = self.read_color_shares();
         let shared_counts = self.refresh_way_shares();
-        self.applied_plan.shares.retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
+        self.applied_plan
+            .shares
+            .retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
         self.applied_plan.shares.extend(color_shares);
         let applied_plan = self.applied_plan.clone();
         let mut probe_results = std::mem::take(&mut self.recognized_profiles);
         probe_results.append(&mut self.probe_runner.results);
-        Ok(Some(Observation { window, span, end_reason, tasks, shared_counts, probe_results, applied: applied_plan }))
+        Ok(Some(Observation {
+            window,
+            span,
+            end_reason,
+            tasks,
+            shared_counts,
+            probe_results,
+            applied: applied_plan,
+        }))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         self.window = match plan.window {
             WindowLength::Time { ns } => Duration::from_nanos(ns),
             WindowLength::Cycles { cycles } => {
-                let hertz = self.topology.cpus.iter().find_map(|cpu| cpu.hertz).unwrap_or(1_000_000_000);
+                let hertz = self
+                    .topology
+                    .cpus
+                    .iter()
+                    .find_map(|cpu| cpu.hertz)
+                    .unwrap_or(1_000_000_000);
                 Duration::from_secs_f64(cycles as f64 / hertz as f64)
             }
         };
-        self.window = self.window.max(Duration::from_nanos(self.capabilities.min_window_ns));
+        self.window = self
+            .window
+            .max(Duration::from_nanos(self.capabilities.min_window_ns));
         self.probe_runner.set_requests(&plan.probes);
         let start = Instant::now();
         let mut applied_plan = AppliedPlan::default();
@@ -620,20 +795,27 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         for task in &tasks {
             let thread = task.thread;
             if let Some(ObjectState::Cpus(cpus)) =
-                report.read_back_states.get(&JournalObject::Affinity { pid: task.pid, thread })
+                report.read_back_states.get(&JournalObject::Affinity {
+                    pid: task.pid,
+                    thread,
+                })
                 && plan.affinity.contains_key(&task.task)
             {
                 applied_plan.affinity.insert(task.task, cpus.clone());
             }
             if let Some(weight) = plan.weights.get(&task.task)
                 && let Some(ObjectState::Nice(nice)) =
-                    report.read_back_states.get(&JournalObject::Nice { pid: task.pid, thread })
+                    report.read_back_states.get(&JournalObject::Nice {
+                        pid: task.pid,
+                        thread,
+                    })
                 && self.weights.get(&thread) == Some(&(*weight, *nice))
             {
                 applied_plan.weights.insert(task.task, *weight);
             }
         }
-        let (active_shares, pending_items) = self.color_shares.read_back(&*kernel, &plan.shares, &tasks);
+        let (active_shares, pending_items) =
+            self.color_shares.read_back(&*kernel, &plan.shares, &tasks);
         applied_plan.shares.extend(active_shares);
         applied_plan.pending = pending_items;
         applied_plan.gangs = self.gang_runners.schedules();
@@ -641,7 +823,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             applied_plan.penalties.clone_from(&plan.penalties);
         }
         applied_plan.probes = self.probe_runner.probe_ids();
-        applied_plan.refused.append(&mut self.probe_runner.refused_items);
+        applied_plan
+            .refused
+            .append(&mut self.probe_runner.refused_items);
         applied_plan.cost_ns = start.elapsed().as_nanos() as u64;
         self.actuator.send_heartbeat(self.window);
         self.applied_plan = applied_plan.clone();

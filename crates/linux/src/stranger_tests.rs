@@ -29,25 +29,46 @@ pub(crate) fn run(
     let dir = tempfile::tempdir().unwrap();
     open_to_all(dir.path());
     let program = dir.path().join("part");
-    assert!(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap().success());
+    assert!(
+        Command::new("cp")
+            .arg(std::env::current_exe().unwrap())
+            .arg(&program)
+            .status()
+            .unwrap()
+            .success()
+    );
     open_to_all(&program);
     let mut command = Command::new(&program);
-    command.args(["--exact", part, "--ignored", "--nocapture"]).envs(variables.iter().copied()).current_dir("/");
+    command
+        .args(["--exact", part, "--ignored", "--nocapture"])
+        .envs(variables.iter().copied())
+        .current_dir("/");
     let mut prepare = prepare;
     // SAFETY: the callers' preparations and the calls below are system calls on constants.
     unsafe {
         command.pre_exec(move || {
             prepare()?;
-            let done =
-                libc::setgroups(0, std::ptr::null()) == 0 && libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0;
-            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+            let done = libc::setgroups(0, std::ptr::null()) == 0
+                && libc::setgid(NOBODY) == 0
+                && libc::setuid(NOBODY) == 0;
+            if done {
+                Ok(())
+            } else {
+                Err(io::Error::last_os_error())
+            }
         });
     }
     match command.output() {
         Ok(output) => {
-            let output_text =
-                format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-            assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
+            let output_text = format!(
+                "{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            assert!(
+                output.status.success() && output_text.contains("1 passed"),
+                "{output_text}"
+            );
             true
         }
         Err(error) => {

@@ -29,10 +29,13 @@ impl GroupTree {
     fn new() -> Result<Self, String> {
         let mut errors = Vec::new();
         for hierarchy in ["pids", "freezer", "unified", ""] {
-            let path =
-                Path::new("/sys/fs/cgroup").join(hierarchy).join(format!("cachemate-race-{}", std::process::id()));
+            let path = Path::new("/sys/fs/cgroup")
+                .join(hierarchy)
+                .join(format!("cachemate-race-{}", std::process::id()));
             let probe = path.join("probe.service");
-            match std::fs::create_dir_all(&probe).and_then(|()| std::fs::metadata(probe.join("cgroup.procs"))) {
+            match std::fs::create_dir_all(&probe)
+                .and_then(|()| std::fs::metadata(probe.join("cgroup.procs")))
+            {
                 Ok(_) => {
                     let tree = GroupTree(path);
                     std::fs::remove_dir(&probe).map_err(|error| error.to_string())?;
@@ -45,7 +48,10 @@ impl GroupTree {
     }
 
     fn join(&self, group: Option<&str>, pid: i32) {
-        let dir = group.map_or_else(|| self.0.parent().unwrap().to_path_buf(), |group| self.0.join(group));
+        let dir = group.map_or_else(
+            || self.0.parent().unwrap().to_path_buf(),
+            |group| self.0.join(group),
+        );
         std::fs::write(dir.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 }
@@ -72,14 +78,25 @@ fn every_program_keeps_the_right_service() {
         Ok(tree) => tree,
         Err(error) => return report_unchecked("services while control groups come and go", error),
     };
-    let seconds = std::env::var("CACHEMATE_RACE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
+    let seconds = std::env::var("CACHEMATE_RACE_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(SECONDS);
     let host = LinuxHost::new("/");
-    let rules = [ManageRule { command: Some("sleep".into()), action: ManageAction::Observe, ..ManageRule::default() }];
+    let rules = [ManageRule {
+        command: Some("sleep".into()),
+        action: ManageAction::Observe,
+        ..ManageRule::default()
+    }];
     // One reads everything in turn, the other follows the kernel's reports as far as they are allowed.
     let mut tables = [false, true].map(|follows| (TaskTable::new(false), follows));
     let (_, following) = tables.split_at_mut(1);
-    host.process_events().into_iter().for_each(|events| following[0].0.set_events(events));
-    host.group_moves().into_iter().for_each(|moves| following[0].0.set_group_moves(moves));
+    host.process_events()
+        .into_iter()
+        .for_each(|events| following[0].0.set_events(events));
+    host.group_moves()
+        .into_iter()
+        .for_each(|moves| following[0].0.set_group_moves(moves));
     let mut random = SplitMix64::new(11);
     let mut programs: Vec<Program> = (0..PROGRAMS).map(|_| Program::start()).collect();
     let mut groups: Vec<String> = Vec::new();
@@ -101,13 +118,17 @@ fn every_program_keeps_the_right_service() {
                     // Control groups of version 2 cannot be renamed.
                     if std::fs::rename(tree.0.join(&groups[index]), tree.0.join(&name)).is_ok() {
                         let old = std::mem::replace(&mut groups[index], name.clone());
-                        let theirs = members.values_mut().filter(|group| group.as_ref() == Some(&old));
+                        let theirs = members
+                            .values_mut()
+                            .filter(|group| group.as_ref() == Some(&old));
                         theirs.for_each(|group| *group = Some(name.clone()));
                     }
                 }
                 2 if !groups.is_empty() => {
                     let index = random.draw_below(groups.len() as u64) as usize;
-                    if !members.values().any(|group| group.as_ref() == Some(&groups[index]))
+                    if !members
+                        .values()
+                        .any(|group| group.as_ref() == Some(&groups[index]))
                         && std::fs::remove_dir(tree.0.join(&groups[index])).is_ok()
                     {
                         groups.remove(index);
@@ -128,12 +149,16 @@ fn every_program_keeps_the_right_service() {
             }
         }
         // Programs of this test must have become `sleep` before they are examined.
-        programs.iter().for_each(|program| wait_for_exec(program.pid()));
+        programs
+            .iter()
+            .for_each(|program| wait_for_exec(program.pid()));
         // With hundreds of programs, control groups are read less often.
         let processes = host.processes().unwrap().len();
         for (table, follows) in &mut tables {
             for _ in 0..if processes < 200 || *follows { 2 } else { 10 } {
-                table.refresh(&host, &rules, start.elapsed().as_nanos() as u64).unwrap();
+                table
+                    .refresh(&host, &rules, start.elapsed().as_nanos() as u64)
+                    .unwrap();
             }
             let seen: BTreeMap<i32, String> = table
                 .tasks()
@@ -143,9 +168,17 @@ fn every_program_keeps_the_right_service() {
                 .collect();
             for program in &programs {
                 let group = members.get(&program.pid()).cloned().flatten();
-                let expected = group.map_or_else(|| "command/sleep".to_string(), |group| format!("unit/{group}"));
+                let expected = group.map_or_else(
+                    || "command/sleep".to_string(),
+                    |group| format!("unit/{group}"),
+                );
                 let found = seen.get(&program.pid());
-                assert_eq!(found, Some(&expected), "process {} in round {rounds}, {follows}", program.pid());
+                assert_eq!(
+                    found,
+                    Some(&expected),
+                    "process {} in round {rounds}, {follows}",
+                    program.pid()
+                );
             }
             table.drop_exited();
         }
@@ -154,9 +187,17 @@ fn every_program_keeps_the_right_service() {
     println!("{rounds} rounds in {seconds} s");
     drop(programs);
     for (table, _) in &mut tables {
-        table.refresh(&host, &rules, start.elapsed().as_nanos() as u64).unwrap();
+        table
+            .refresh(&host, &rules, start.elapsed().as_nanos() as u64)
+            .unwrap();
         table.drop_exited();
-        assert!(table.tasks().into_iter().all(|task| !members.contains_key(&task.pid)), "ended programs are forgotten");
+        assert!(
+            table
+                .tasks()
+                .into_iter()
+                .all(|task| !members.contains_key(&task.pid)),
+            "ended programs are forgotten"
+        );
     }
     let path = tree.0.clone();
     drop(tree);
@@ -165,7 +206,9 @@ fn every_program_keeps_the_right_service() {
 
 fn wait_for_exec(pid: i32) {
     let start = Instant::now();
-    while std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() != "sleep") {
+    while std::fs::read_to_string(format!("/proc/{pid}/comm"))
+        .is_ok_and(|name| name.trim() != "sleep")
+    {
         assert!(start.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(1));
     }

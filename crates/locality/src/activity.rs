@@ -30,17 +30,27 @@ pub enum ActivityKind {
 }
 
 /// Returns one bit per super set, which is set if its count exceeds the threshold.
-pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, threshold: ActivityThreshold) -> IndexSet {
+pub fn activity_vector(
+    counts: &[SuperSetCount],
+    kind: ActivityKind,
+    threshold: ActivityThreshold,
+) -> IndexSet {
     let event_count = |super_set: &SuperSetCount| match kind {
         ActivityKind::Accesses => super_set.accesses,
         ActivityKind::Misses => super_set.misses,
     };
-    let mean = counts.iter().map(|c| event_count(c) as f64).sum::<f64>() / counts.len().max(1) as f64;
+    let mean =
+        counts.iter().map(|c| event_count(c) as f64).sum::<f64>() / counts.len().max(1) as f64;
     let is_active = |events: u64| match threshold {
         ActivityThreshold::Count(limit) => events > limit,
         ActivityThreshold::MeanTimes(times) => events as f64 > times * mean,
     };
-    counts.iter().enumerate().filter(|(_, c)| is_active(event_count(c))).map(|(index, _)| index as u32).collect()
+    counts
+        .iter()
+        .enumerate()
+        .filter(|(_, c)| is_active(event_count(c)))
+        .map(|(index, _)| index as u32)
+        .collect()
 }
 
 /// Returns the number of super sets that are active in both vectors, which AV's scheduler minimizes.
@@ -98,13 +108,26 @@ mod tests {
     /// Does each threshold set the bits that exceed it, and no others?
     #[test]
     fn each_threshold_sets_the_bits_that_exceed_it() {
-        let counts: Vec<SuperSetCount> =
-            [(10, 1), (40, 0), (2, 2), (40, 9)].map(|(accesses, misses)| SuperSetCount { accesses, misses }).to_vec();
+        let counts: Vec<SuperSetCount> = [(10, 1), (40, 0), (2, 2), (40, 9)]
+            .map(|(accesses, misses)| SuperSetCount { accesses, misses })
+            .to_vec();
         let format_vector = |size, above| activity_vector(&counts, size, above).to_string();
-        assert_eq!(format_vector(ActivityKind::Accesses, ActivityThreshold::Count(10)), "1,3");
-        assert_eq!(format_vector(ActivityKind::Accesses, ActivityThreshold::MeanTimes(1.0)), "1,3");
-        assert_eq!(format_vector(ActivityKind::Misses, ActivityThreshold::Count(0)), "0,2-3");
-        assert_eq!(format_vector(ActivityKind::Misses, ActivityThreshold::MeanTimes(1.0)), "3");
+        assert_eq!(
+            format_vector(ActivityKind::Accesses, ActivityThreshold::Count(10)),
+            "1,3"
+        );
+        assert_eq!(
+            format_vector(ActivityKind::Accesses, ActivityThreshold::MeanTimes(1.0)),
+            "1,3"
+        );
+        assert_eq!(
+            format_vector(ActivityKind::Misses, ActivityThreshold::Count(0)),
+            "0,2-3"
+        );
+        assert_eq!(
+            format_vector(ActivityKind::Misses, ActivityThreshold::MeanTimes(1.0)),
+            "3"
+        );
     }
 
     /// Is predictability the share of bits that did not change?
@@ -116,6 +139,9 @@ mod tests {
         assert_eq!(last.predictability(), None);
         last.push([1, 2].into_iter().collect(), 4);
         assert_eq!(last.predictability(), Some(0.5));
-        assert_eq!(last.predicted_set().map(ToString::to_string), Some("1-2".to_string()));
+        assert_eq!(
+            last.predicted_set().map(ToString::to_string),
+            Some("1-2".to_string())
+        );
     }
 }

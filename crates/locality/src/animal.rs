@@ -18,7 +18,11 @@ pub struct AnimalThresholds {
 impl Default for AnimalThresholds {
     /// Returns boundaries of 1 access, 4 misses and 1 additional miss per thousand instructions.
     fn default() -> Self {
-        AnimalThresholds { turtle_refs_below: 1000.0, min_devil_misses: 4000.0, rabbit_extra_misses_from: 1000.0 }
+        AnimalThresholds {
+            turtle_refs_below: 1000.0,
+            min_devil_misses: 4000.0,
+            rabbit_extra_misses_from: 1000.0,
+        }
     }
 }
 
@@ -50,7 +54,9 @@ impl Animal {
 /// Returns the class of a program from its hits at the LRU positions 1..=ways, followed by its misses, all per million
 /// instructions; `None` if there are no positions.
 pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Animal> {
-    let (misses, hits) = positions.split_last().filter(|(_, hits)| !hits.is_empty())?;
+    let (misses, hits) = positions
+        .split_last()
+        .filter(|(_, hits)| !hits.is_empty())?;
     let refs = misses + hits.iter().sum::<f64>();
     let half_ways = hits.len().div_ceil(2);
     let extra_misses: f64 = hits[half_ways..].iter().sum();
@@ -72,11 +78,27 @@ mod tests {
     /// Is each kind of behavior assigned to its class?
     #[test]
     fn behaviors_get_their_classes() {
-        let classify_positions = |positions: &[f64]| classify(positions, &AnimalThresholds::default());
-        assert_eq!(classify_positions(&[400.0, 100.0, 100.0, 100.0, 200.0]), Some(Animal::Turtle));
-        assert_eq!(classify_positions(&[90_000.0, 5000.0, 400.0, 100.0, 200.0]), Some(Animal::Sheep));
-        assert_eq!(classify_positions(&[3000.0, 3000.0, 3000.0, 3000.0, 200.0]), Some(Animal::Rabbit));
-        assert_eq!(classify_positions(&[3000.0, 3000.0, 3000.0, 3000.0, 4000.0]), Some(Animal::Devil));
-        assert_eq!((classify_positions(&[]), classify_positions(&[7.0])), (None, None));
+        let classify_positions =
+            |positions: &[f64]| classify(positions, &AnimalThresholds::default());
+        assert_eq!(
+            classify_positions(&[400.0, 100.0, 100.0, 100.0, 200.0]),
+            Some(Animal::Turtle)
+        );
+        assert_eq!(
+            classify_positions(&[90_000.0, 5000.0, 400.0, 100.0, 200.0]),
+            Some(Animal::Sheep)
+        );
+        assert_eq!(
+            classify_positions(&[3000.0, 3000.0, 3000.0, 3000.0, 200.0]),
+            Some(Animal::Rabbit)
+        );
+        assert_eq!(
+            classify_positions(&[3000.0, 3000.0, 3000.0, 3000.0, 4000.0]),
+            Some(Animal::Devil)
+        );
+        assert_eq!(
+            (classify_positions(&[]), classify_positions(&[7.0])),
+            (None, None)
+        );
     }
 }

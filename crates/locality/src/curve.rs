@@ -33,7 +33,9 @@ pub enum CurveError {
     #[error("a miss-rate curve needs at least one point")]
     Empty,
     /// A size is not larger than the preceding size.
-    #[error("curve point {at}: found {found} bytes, expected more than the {before} bytes before it")]
+    #[error(
+        "curve point {at}: found {found} bytes, expected more than the {before} bytes before it"
+    )]
     Order {
         /// Index of the point, from 0.
         at: usize,
@@ -43,7 +45,9 @@ pub enum CurveError {
         before: u64,
     },
     /// A rate is negative or not finite.
-    #[error("curve point {at}: found {found} misses per thousand instructions, expected a number from 0 up")]
+    #[error(
+        "curve point {at}: found {found} misses per thousand instructions, expected a number from 0 up"
+    )]
     Rate {
         /// Index of the point, from 0.
         at: usize,
@@ -63,10 +67,17 @@ impl MissRateCurve {
         }
         for (index, &(size_bytes, rate)) in points.iter().enumerate() {
             if !(rate.is_finite() && rate >= 0.0) {
-                return Err(CurveError::Rate { at: index, found: rate });
+                return Err(CurveError::Rate {
+                    at: index,
+                    found: rate,
+                });
             }
             if index > 0 && points[index - 1].0 >= size_bytes {
-                return Err(CurveError::Order { at: index, found: size_bytes, before: points[index - 1].0 });
+                return Err(CurveError::Order {
+                    at: index,
+                    found: size_bytes,
+                    before: points[index - 1].0,
+                });
             }
         }
         Ok(MissRateCurve { points })
@@ -74,7 +85,12 @@ impl MissRateCurve {
 
     /// Builds a curve from a profile's curve, and discards the error intervals.
     pub fn from_profile(points: &[(u64, Estimate)]) -> Result<Self, CurveError> {
-        Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
+        Self::new(
+            points
+                .iter()
+                .map(|&(size_bytes, rate)| (size_bytes, rate.value))
+                .collect(),
+        )
     }
 
     /// Builds the curve of fully associative LRU caches from stack distances in lines. Returns `None` without sizes or
@@ -94,8 +110,16 @@ impl MissRateCurve {
         let lines: Vec<u64> = sizes.iter().map(|size| size / line_bytes).collect();
         let kilo_instr = instructions as f64 / 1000.0;
         let accesses = histogram.accesses() as f64;
-        let ratios = histogram.miss_ratio_curve(&lines).unwrap_or(vec![0.0; lines.len()]);
-        Self::new(sizes.into_iter().zip(ratios.iter().map(|ratio| ratio * accesses / kilo_instr)).collect()).ok()
+        let ratios = histogram
+            .miss_ratio_curve(&lines)
+            .unwrap_or(vec![0.0; lines.len()]);
+        Self::new(
+            sizes
+                .into_iter()
+                .zip(ratios.iter().map(|ratio| ratio * accesses / kilo_instr))
+                .collect(),
+        )
+        .ok()
     }
 
     /// Returns the points as pairs of bytes and misses per thousand instructions, ascending.
@@ -105,9 +129,15 @@ impl MissRateCurve {
 
     /// Returns the points for a profile, each with `half_width` as the half-width of its error interval.
     pub fn to_profile_points(&self, half_width: f64) -> Vec<(u64, Estimate)> {
-        let rate_interval =
-            |rate: f64| Estimate { value: rate, low: (rate - half_width).max(0.0), high: rate + half_width };
-        self.points.iter().map(|&(size_bytes, rate)| (size_bytes, rate_interval(rate))).collect()
+        let rate_interval = |rate: f64| Estimate {
+            value: rate,
+            low: (rate - half_width).max(0.0),
+            high: rate + half_width,
+        };
+        self.points
+            .iter()
+            .map(|&(size_bytes, rate)| (size_bytes, rate_interval(rate)))
+            .collect()
     }
 
     /// Like [`Self::to_profile_points`], but sizes beyond `known_bytes` count as unobserved: the interval there reaches
@@ -119,7 +149,11 @@ impl MissRateCurve {
     ) -> Vec<(u64, Estimate)> {
         let mut points = self.to_profile_points(half_width);
         for (_, rate) in points.iter_mut().filter(|(size, _)| *size > known_bytes) {
-            *rate = Estimate { low: 0.0, high: (known_rate + half_width).max(rate.high), ..*rate };
+            *rate = Estimate {
+                low: 0.0,
+                high: (known_rate + half_width).max(rate.high),
+                ..*rate
+            };
         }
         points
     }
@@ -140,7 +174,11 @@ impl MissRateCurve {
     /// Returns the curve and the distance by which it was shifted; `None` if the point lies outside the curve's sizes.
     pub fn shift_through(&self, size_bytes: u64, measured_rate: f64) -> Option<(Self, f64)> {
         let offset = measured_rate - self.rate_at(size_bytes)?;
-        let points = self.points.iter().map(|&(size, rate)| (size, (rate + offset).max(0.0))).collect();
+        let points = self
+            .points
+            .iter()
+            .map(|&(size, rate)| (size, (rate + offset).max(0.0)))
+            .collect();
         Some((Self::new(points).ok()?, offset))
     }
 
@@ -169,7 +207,12 @@ pub enum SetMapping {
 /// Animal and Pain need them.
 ///
 /// The result has ways + 1 entries, whose sum is the number of accesses in the histogram. `None` without sets or ways.
-pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, mapping: SetMapping) -> Option<Vec<f64>> {
+pub fn fold_to_ways(
+    histogram: &DistanceHistogram,
+    sets: u64,
+    ways: u32,
+    mapping: SetMapping,
+) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
     }
@@ -210,7 +253,11 @@ fn add_binomial(distance: u64, count: f64, set_probability: f64, positions: &mut
             break;
         }
     }
-    let misses = if distance < ways as u64 { 0.0 } else { remaining_share };
+    let misses = if distance < ways as u64 {
+        0.0
+    } else {
+        remaining_share
+    };
     // If every line fits, rounding leaves about 1e-16, which belongs to the first position rather than the misses.
     positions[if misses > 0.0 { ways } else { 0 }] += count * remaining_share;
 }
@@ -238,7 +285,14 @@ mod tests {
     #[test]
     fn impossible_curves_are_rejected_with_the_point() {
         assert_eq!(MissRateCurve::new(vec![]), Err(CurveError::Empty));
-        assert_eq!(MissRateCurve::new(vec![(2, 1.0), (2, 1.0)]), Err(CurveError::Order { at: 1, found: 2, before: 2 }));
+        assert_eq!(
+            MissRateCurve::new(vec![(2, 1.0), (2, 1.0)]),
+            Err(CurveError::Order {
+                at: 1,
+                found: 2,
+                before: 2
+            })
+        );
         let error = MissRateCurve::new(vec![(2, -1.0)]).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -250,7 +304,10 @@ mod tests {
     #[test]
     fn a_histogram_needs_instructions_to_be_a_curve() {
         let histogram = DistanceHistogram::new(2, [(0, 3), (5, 5)]);
-        assert_eq!(MissRateCurve::from_histogram(&histogram, 0, 64, &[64]), None);
+        assert_eq!(
+            MissRateCurve::from_histogram(&histogram, 0, 64, &[64]),
+            None
+        );
         let curve = MissRateCurve::from_histogram(&histogram, 2000, 64, &[640, 64]).unwrap();
         assert_eq!(curve.points(), &[(64, 3.5), (640, 1.0)]);
     }
@@ -258,13 +315,24 @@ mod tests {
     /// Is the rate beyond the known sizes bounded by 0 and the curve's own rate?
     #[test]
     fn unobserved_sizes_are_bounded_from_above_only() {
-        let points =
-            curve_of(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_points_up_to(0.5, (130, 5.0));
+        let points = curve_of(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)])
+            .to_profile_points_up_to(0.5, (130, 5.0));
         let ends = |points: &[(u64, Estimate)]| -> Vec<(f64, f64)> {
-            points.iter().map(|(_, rate)| (rate.low, rate.high)).collect()
+            points
+                .iter()
+                .map(|(_, rate)| (rate.low, rate.high))
+                .collect()
         };
-        assert_eq!(ends(&points), [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);
-        assert!(points.iter().map(|(_, rate)| rate.value).eq([9.0, 5.0, 4.0, 3.0]));
+        assert_eq!(
+            ends(&points),
+            [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]
+        );
+        assert!(
+            points
+                .iter()
+                .map(|(_, rate)| rate.value)
+                .eq([9.0, 5.0, 4.0, 3.0])
+        );
         let unknown = curve_of(&[(64, 0.0), (128, 0.0)]).to_profile_points_up_to(0.5, (32, 12.0));
         assert_eq!(ends(&unknown), [(0.0, 12.5); 2], "no size was observed");
     }
@@ -308,7 +376,9 @@ mod tests {
     fn hashed_folding_agrees_with_an_exact_set_associative_cache() {
         let mut random = cachemate_core::SplitMix64::new(5);
         let (sets, ways) = (32usize, 8u32);
-        let lines: Vec<u64> = (0..120_000).map(|_| random.draw_below(600) * random.draw_below(600) / 600).collect();
+        let lines: Vec<u64> = (0..120_000)
+            .map(|_| random.draw_below(600) * random.draw_below(600) / 600)
+            .collect();
         let mut stack: Vec<u64> = Vec::new();
         let mut set_lines: Vec<Vec<u64>> = vec![Vec::new(); sets];
         let mut counts = std::collections::BTreeMap::new();
@@ -323,15 +393,26 @@ mod tests {
             }
             stack.push(line);
             let set = &mut set_lines[(line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59) as usize];
-            let position = set.iter().rposition(|&other| other == line).map(|index| set.len() - 1 - index);
+            let position = set
+                .iter()
+                .rposition(|&other| other == line)
+                .map(|index| set.len() - 1 - index);
             exact[position.map_or(ways as usize, |position| position.min(ways as usize))] += 1.0;
             set.retain(|&stored_line| stored_line != line);
             set.push(line);
         }
-        let folded =
-            fold_to_ways(&DistanceHistogram::new(cold, counts), sets as u64, ways, SetMapping::Hashed).unwrap();
+        let folded = fold_to_ways(
+            &DistanceHistogram::new(cold, counts),
+            sets as u64,
+            ways,
+            SetMapping::Hashed,
+        )
+        .unwrap();
         for (at, (folded, exact)) in folded.iter().zip(&exact).enumerate() {
-            assert!((folded - exact).abs() < 0.03 * lines.len() as f64, "position {at}: {folded}, exact {exact}");
+            assert!(
+                (folded - exact).abs() < 0.03 * lines.len() as f64,
+                "position {at}: {folded}, exact {exact}"
+            );
         }
     }
 }

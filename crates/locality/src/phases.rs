@@ -62,13 +62,20 @@ pub struct PhaseDetector {
 /// Returns the largest difference between corresponding entries; an entry that only one signal has is compared with 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
     let entry_or_zero = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
-    (0..a.len().max(b.len())).map(|index| (entry_or_zero(a, index) - entry_or_zero(b, index)).abs()).fold(0.0, f64::max)
+    (0..a.len().max(b.len()))
+        .map(|index| (entry_or_zero(a, index) - entry_or_zero(b, index)).abs())
+        .fold(0.0, f64::max)
 }
 
 impl PhaseDetector {
     /// Builds a detector without history; a history length of 0 counts as 1.
     pub fn new(parameters: PhaseParameters) -> Self {
-        PhaseDetector { parameters, recent_signals: VecDeque::new(), interval_count: 0, transition: None }
+        PhaseDetector {
+            parameters,
+            recent_signals: VecDeque::new(),
+            interval_count: 0,
+            transition: None,
+        }
     }
 
     /// Adds one more interval's signal, whose numbers must be finite. The first interval counts as steady, because
@@ -81,15 +88,21 @@ impl PhaseDetector {
     pub fn push_with_thresholds(&mut self, signal: &[f64], thresholds: &[f64]) -> PhaseEvent {
         let usual_threshold = self.parameters.threshold;
         let relative_difference = |a: &[f64], b: &[f64]| {
-            let entry_or_zero = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
+            let entry_or_zero =
+                |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
             let relative_entry = |index: usize| {
                 let threshold = thresholds.get(index).copied().unwrap_or(usual_threshold);
                 (entry_or_zero(a, index) - entry_or_zero(b, index)).abs() / threshold
             };
-            (0..a.len().max(b.len())).map(relative_entry).fold(0.0, f64::max)
+            (0..a.len().max(b.len()))
+                .map(relative_entry)
+                .fold(0.0, f64::max)
         };
-        let difference =
-            if self.recent_signals.is_empty() { 0.0 } else { relative_difference(signal, &self.mean_signal()) };
+        let difference = if self.recent_signals.is_empty() {
+            0.0
+        } else {
+            relative_difference(signal, &self.mean_signal())
+        };
         let exceeds_threshold = difference > 1.0;
         let (interval_index, history) = (self.interval_count, self.parameters.history.max(1));
         let is_outlier = exceeds_threshold && self.is_outlier(signal, relative_difference);
@@ -97,11 +110,22 @@ impl PhaseDetector {
         let event = match &mut self.transition {
             None if difference <= edge_share => PhaseEvent::Steady,
             None => {
-                self.transition = Some((interval_index, exceeds_threshold.then_some(interval_index)));
-                if exceeds_threshold { PhaseEvent::Changed { since: interval_index } } else { PhaseEvent::Drifting }
+                self.transition =
+                    Some((interval_index, exceeds_threshold.then_some(interval_index)));
+                if exceeds_threshold {
+                    PhaseEvent::Changed {
+                        since: interval_index,
+                    }
+                } else {
+                    PhaseEvent::Drifting
+                }
             }
             Some((_, reported)) if difference <= edge_share => {
-                let event = if reported.is_some() { PhaseEvent::Settled } else { PhaseEvent::Steady };
+                let event = if reported.is_some() {
+                    PhaseEvent::Settled
+                } else {
+                    PhaseEvent::Steady
+                };
                 self.transition = None;
                 event
             }
@@ -114,7 +138,9 @@ impl PhaseDetector {
                     || (is_outlier && interval_index >= *reported + 2) =>
             {
                 (*since, *reported) = (interval_index, interval_index);
-                PhaseEvent::Changed { since: interval_index }
+                PhaseEvent::Changed {
+                    since: interval_index,
+                }
             }
             Some((_, Some(_))) => PhaseEvent::Settling,
             Some((_, None)) => PhaseEvent::Drifting,
@@ -136,11 +162,25 @@ impl PhaseDetector {
 
     /// Returns whether the signal's distance from each interval of the history exceeds the threshold and all distances
     /// among these intervals.
-    fn is_outlier(&self, signal: &[f64], relative_difference: impl Fn(&[f64], &[f64]) -> f64) -> bool {
-        let differences_from =
-            |a: &[f64]| -> Vec<f64> { self.recent_signals.iter().map(|b| relative_difference(a, b)).collect() };
-        let max_history_difference = self.recent_signals.iter().flat_map(|a| differences_from(a)).fold(0.0, f64::max);
-        let min_difference = differences_from(signal).into_iter().fold(f64::INFINITY, f64::min);
+    fn is_outlier(
+        &self,
+        signal: &[f64],
+        relative_difference: impl Fn(&[f64], &[f64]) -> f64,
+    ) -> bool {
+        let differences_from = |a: &[f64]| -> Vec<f64> {
+            self.recent_signals
+                .iter()
+                .map(|b| relative_difference(a, b))
+                .collect()
+        };
+        let max_history_difference = self
+            .recent_signals
+            .iter()
+            .flat_map(|a| differences_from(a))
+            .fold(0.0, f64::max);
+        let min_difference = differences_from(signal)
+            .into_iter()
+            .fold(f64::INFINITY, f64::min);
         min_difference > max_history_difference.max(1.0)
     }
 
@@ -156,7 +196,9 @@ fn mean_of_signals<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec
         if sum.len() < signal.len() {
             sum.resize(signal.len(), 0.0);
         }
-        sum.iter_mut().zip(signal).for_each(|(sum, entry)| *sum += entry);
+        sum.iter_mut()
+            .zip(signal)
+            .for_each(|(sum, entry)| *sum += entry);
     }
     sum.iter_mut().for_each(|entry| *entry /= count);
     sum
@@ -197,7 +239,9 @@ impl SignalNoise {
         }
         self.window_count += 1;
         self.weight += weight;
-        for ((mean, square_sum), value) in self.mean.iter_mut().zip(&mut self.square_sums).zip(signal) {
+        for ((mean, square_sum), value) in
+            self.mean.iter_mut().zip(&mut self.square_sums).zip(signal)
+        {
             let deviation = value - *mean;
             *mean += deviation * weight / self.weight;
             *square_sum += weight * deviation * (value - *mean);
@@ -209,7 +253,11 @@ impl SignalNoise {
         if self.window_count < 2 {
             return;
         }
-        if self.variances.back().is_some_and(|last| last.len() != self.mean.len()) {
+        if self
+            .variances
+            .back()
+            .is_some_and(|last| last.len() != self.mean.len())
+        {
             self.variances.clear();
         }
         if self.variances.len() == NOISE_INTERVALS {
@@ -219,18 +267,30 @@ impl SignalNoise {
         // Median of a variance with these degrees of freedom (Wilson and Hilferty 1931).
         let cube_root = 1.0 - 2.0 / (9.0 * degrees_of_freedom);
         let divisor = self.weight * degrees_of_freedom * cube_root * cube_root * cube_root;
-        self.variances.push_back(self.square_sums.iter().map(|square_sum| square_sum / divisor).collect());
+        self.variances.push_back(
+            self.square_sums
+                .iter()
+                .map(|square_sum| square_sum / divisor)
+                .collect(),
+        );
     }
 
     /// Returns the standard error of an entry in one interval; 0 if it is unknown.
     pub fn standard_error(&self, entry: usize) -> f64 {
-        let mut entry_variances: Vec<f64> =
-            self.variances.iter().filter_map(|variances| variances.get(entry).copied()).collect();
+        let mut entry_variances: Vec<f64> = self
+            .variances
+            .iter()
+            .filter_map(|variances| variances.get(entry).copied())
+            .collect();
         if entry_variances.is_empty() {
             return 0.0;
         }
         let middle = entry_variances.len() / 2;
-        libm::sqrt(*entry_variances.select_nth_unstable_by(middle, f64::total_cmp).1)
+        libm::sqrt(
+            *entry_variances
+                .select_nth_unstable_by(middle, f64::total_cmp)
+                .1,
+        )
     }
 }
 
@@ -264,12 +324,18 @@ pub fn detect_phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<D
     let mut phases: Vec<DetectedPhase> = Vec::new();
     let mut kinds: Vec<Vec<f64>> = Vec::new();
     for (number, &(start, settled)) in phase_starts.iter().enumerate() {
-        let end = phase_starts.get(number + 1).map_or(signals.len(), |&(start, _)| start);
+        let end = phase_starts
+            .get(number + 1)
+            .map_or(signals.len(), |&(start, _)| start);
         if start == end {
             continue;
         }
         let settled = settled.min(end);
-        let steady_intervals = if settled < end { settled..end } else { start..end };
+        let steady_intervals = if settled < end {
+            settled..end
+        } else {
+            start..end
+        };
         let signal = mean_of_signals(signals[steady_intervals].iter().map(Vec::as_slice));
         let nearest_kind = kinds
             .iter()
@@ -281,7 +347,13 @@ pub fn detect_phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<D
         if kind == kinds.len() {
             kinds.push(signal.clone());
         }
-        phases.push(DetectedPhase { start, settled_at: settled, end, kind, signal });
+        phases.push(DetectedPhase {
+            start,
+            settled_at: settled,
+            end,
+            kind,
+            signal,
+        });
     }
     phases
 }
@@ -302,10 +374,18 @@ mod tests {
     /// Are two alternating phases found where they change, and recognized when they recur?
     #[test]
     fn alternating_phases_are_found_and_recognized() {
-        let rates: Vec<f64> = (0..40).map(|index| if index / 10 % 2 == 0 { 2.0 } else { 12.0 }).collect();
+        let rates: Vec<f64> = (0..40)
+            .map(|index| if index / 10 % 2 == 0 { 2.0 } else { 12.0 })
+            .collect();
         let phases = run(&rates);
-        assert_eq!(phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10, 20, 30]);
-        assert_eq!(phases.iter().map(|phase| phase.kind).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        assert_eq!(
+            phases.iter().map(|phase| phase.start).collect::<Vec<_>>(),
+            [0, 10, 20, 30]
+        );
+        assert_eq!(
+            phases.iter().map(|phase| phase.kind).collect::<Vec<_>>(),
+            [0, 1, 0, 1]
+        );
         assert!((phases[1].signal[0] - 12.0).abs() < 1e-9);
     }
 
@@ -320,10 +400,22 @@ mod tests {
     #[test]
     fn a_transition_begins_and_ends_at_half_of_the_threshold() {
         let mut detector = PhaseDetector::new(PhaseParameters::default());
-        let events: Vec<PhaseEvent> =
-            [1.0, 1.0, 1.0, 3.0, 6.0, 9.0, 9.0, 9.0, 9.0].iter().map(|&rate| detector.push(&[rate])).collect();
+        let events: Vec<PhaseEvent> = [1.0, 1.0, 1.0, 3.0, 6.0, 9.0, 9.0, 9.0, 9.0]
+            .iter()
+            .map(|&rate| detector.push(&[rate]))
+            .collect();
         use PhaseEvent::*;
-        let expected = [Steady, Steady, Steady, Drifting, Changed { since: 3 }, Settling, Settling, Settled, Steady];
+        let expected = [
+            Steady,
+            Steady,
+            Steady,
+            Drifting,
+            Changed { since: 3 },
+            Settling,
+            Settling,
+            Settled,
+            Steady,
+        ];
         assert_eq!(events, expected);
     }
 
@@ -331,8 +423,15 @@ mod tests {
     #[test]
     fn the_phase_after_an_unsteady_one_is_detected() {
         let alternating_rate = |index: usize| if index.is_multiple_of(2) { 20.0 } else { 24.0 };
-        let rates: Vec<f64> =
-            (0..30).map(|index| if (10..20).contains(&index) { alternating_rate(index) } else { 2.0 }).collect();
+        let rates: Vec<f64> = (0..30)
+            .map(|index| {
+                if (10..20).contains(&index) {
+                    alternating_rate(index)
+                } else {
+                    2.0
+                }
+            })
+            .collect();
         let starts: Vec<usize> = run(&rates).iter().map(|phase| phase.start).collect();
         assert_eq!(starts, [0, 10, 20]);
     }
@@ -343,7 +442,8 @@ mod tests {
     fn a_fluctuation_just_before_does_not_hide_a_phase_change() {
         let change_positions = |rates: &[f64]| {
             let mut detector = PhaseDetector::new(PhaseParameters::default());
-            let is_change = |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
+            let is_change =
+                |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
             rates
                 .iter()
                 .map(is_change)
@@ -351,9 +451,18 @@ mod tests {
                 .filter_map(|(index, reported)| reported.then_some(index))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(change_positions(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);
-        assert_eq!(change_positions(&[13.0, 13.0, 13.0, 13.0, 40.0, 82.0, 82.0, 82.0, 82.0]), [4]);
-        assert_eq!(change_positions(&[13.0, 13.0, 13.0, 5.0, 13.0, 6.0, 16.0, 13.0]), [3]);
+        assert_eq!(
+            change_positions(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]),
+            [4, 6]
+        );
+        assert_eq!(
+            change_positions(&[13.0, 13.0, 13.0, 13.0, 40.0, 82.0, 82.0, 82.0, 82.0]),
+            [4]
+        );
+        assert_eq!(
+            change_positions(&[13.0, 13.0, 13.0, 5.0, 13.0, 6.0, 16.0, 13.0]),
+            [3]
+        );
     }
 
     proptest! {
@@ -383,9 +492,13 @@ mod tests {
     /// 6. Returns the misses per thousand instructions and the locality signature of each interval.
     fn program_with_a_new_allocation() -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
         let (mut random, mut sampler) = (SplitMix64::new(4), ReuseSampler::new(20, 9));
-        let (mut rates, mut signatures, mut stored_lines): (Vec<_>, Vec<_>, Vec<u64>) = Default::default();
+        let (mut rates, mut signatures, mut stored_lines): (Vec<_>, Vec<_>, Vec<u64>) =
+            Default::default();
         for interval in 0..18 {
-            let (size, working_set) = (if interval < 6 { 300 } else { 60 }, if interval < 12 { 200 } else { 600 });
+            let (size, working_set) = (
+                if interval < 6 { 300 } else { 60 },
+                if interval < 12 { 200 } else { 600 },
+            );
             let mut misses = 0;
             for _ in 0..10_000 {
                 let line = random.draw_below(working_set);
@@ -410,9 +523,16 @@ mod tests {
     fn the_signature_ignores_a_new_allocation() {
         let (rates, signatures) = program_with_a_new_allocation();
         let phase_starts = |signals: &[Vec<f64>]| -> Vec<usize> {
-            detect_phases(signals, PhaseParameters::default()).iter().map(|phase| phase.start).collect()
+            detect_phases(signals, PhaseParameters::default())
+                .iter()
+                .map(|phase| phase.start)
+                .collect()
         };
-        assert!(phase_starts(&rates).contains(&6), "{:?}", phase_starts(&rates));
+        assert!(
+            phase_starts(&rates).contains(&6),
+            "{:?}",
+            phase_starts(&rates)
+        );
         assert_eq!(phase_starts(&signatures), [0, 12]);
     }
 }

@@ -96,7 +96,10 @@ impl ReuseTimes {
         if samples <= 0.0 {
             return None;
         }
-        let mut profile: Vec<_> = self.buckets().map(|b| (Some(b.high), b.weight / samples)).collect();
+        let mut profile: Vec<_> = self
+            .buckets()
+            .map(|b| (Some(b.high), b.weight / samples))
+            .collect();
         profile.push((None, self.cold_weight / samples));
         Some(profile)
     }
@@ -130,7 +133,10 @@ impl ReuseTimes {
             let hit_weight = bucket.weight.min(remaining_hits);
             remaining_hits -= hit_weight;
             if bucket.weight > hit_weight {
-                passed_times.add_weighted(Some((bucket.midpoint() * miss_share) as u64), bucket.weight - hit_weight);
+                passed_times.add_weighted(
+                    Some((bucket.midpoint() * miss_share) as u64),
+                    bucket.weight - hit_weight,
+                );
             }
         }
         passed_times.add_weighted(None, self.cold_weight);
@@ -160,7 +166,10 @@ impl ReuseTimes {
         if self.weights.len() < other.weights.len() {
             self.weights.resize(other.weights.len(), 0.0);
         }
-        self.weights.iter_mut().zip(&other.weights).for_each(|(weight, addend)| *weight += addend);
+        self.weights
+            .iter_mut()
+            .zip(&other.weights)
+            .for_each(|(weight, addend)| *weight += addend);
         self.cold_weight += other.cold_weight;
     }
 
@@ -256,7 +265,8 @@ impl ReuseSampler {
     /// Returns all samples since the last call of [`Self::take_completed`]; open watches count as samples never touched
     /// again.
     pub fn finish(mut self) -> ReuseTimes {
-        self.reuse_times.add_weighted(None, self.open_watches.len() as f64);
+        self.reuse_times
+            .add_weighted(None, self.open_watches.len() as f64);
         self.reuse_times
     }
 
@@ -318,29 +328,51 @@ mod tests {
     #[test]
     fn a_watched_fraction_has_the_whole_streams_distribution() {
         let mut random = SplitMix64::new(7);
-        let lines: Vec<u64> = (0..400_000).map(|_| random.draw_below(1000).min(random.draw_below(1000))).collect();
+        let lines: Vec<u64> = (0..400_000)
+            .map(|_| random.draw_below(1000).min(random.draw_below(1000)))
+            .collect();
         let sample_reuses = |one_in| {
             let mut sampler = ReuseSampler::new(one_in, 3);
             lines.iter().for_each(|&line| sampler.touch(line));
             sampler.finish()
         };
         let (exact_times, sampled_times) = (sample_reuses(1), sample_reuses(100));
-        assert!((sampled_times.samples() - 4000.0).abs() < 4.0 * 4000f64.sqrt(), "{}", sampled_times.samples());
+        assert!(
+            (sampled_times.samples() - 4000.0).abs() < 4.0 * 4000f64.sqrt(),
+            "{}",
+            sampled_times.samples()
+        );
         let share_below = |times: &ReuseTimes, limit: u64| {
-            times.buckets().filter(|b| b.high < limit).map(|b| b.weight).sum::<f64>() / times.samples()
+            times
+                .buckets()
+                .filter(|b| b.high < limit)
+                .map(|b| b.weight)
+                .sum::<f64>()
+                / times.samples()
         };
         for limit in [128, 512, 1024, 4096] {
             // The tolerance is four standard deviations of a fraction estimated from 4000 samples.
-            assert!((share_below(&exact_times, limit) - share_below(&sampled_times, limit)).abs() < 0.032, "{limit}");
+            assert!(
+                (share_below(&exact_times, limit) - share_below(&sampled_times, limit)).abs()
+                    < 0.032,
+                "{limit}"
+            );
         }
     }
 
     /// Are times in nanoseconds converted by the task's access rate, and dropped if the rate is unknown?
     #[test]
     fn nanoseconds_are_converted_by_the_access_rate_or_dropped() {
-        let reuse_sample =
-            |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, reused: touched_again };
-        let samples = [reuse_sample(None, 100, true), reuse_sample(Some(5), 9, true), reuse_sample(None, 1000, false)];
+        let reuse_sample = |accesses, elapsed_ns, touched_again| ReuseSample {
+            accesses,
+            elapsed_ns,
+            reused: touched_again,
+        };
+        let samples = [
+            reuse_sample(None, 100, true),
+            reuse_sample(Some(5), 9, true),
+            reuse_sample(None, 1000, false),
+        ];
         assert_eq!(ReuseTimes::from_samples(&samples, None).samples(), 2.0);
         let dated = ReuseTimes::from_samples(&samples, Some(0.1));
         assert_eq!((dated.samples(), dated.unreused_samples()), (3.0, 1.0));
@@ -350,7 +382,10 @@ mod tests {
     /// Is a profile with an invalid weight rejected rather than averaged?
     #[test]
     fn a_profile_with_an_invalid_weight_is_rejected() {
-        assert_eq!(ReuseTimes::from_profile(&[(Some(3), -0.1), (None, 1.0)]), None);
+        assert_eq!(
+            ReuseTimes::from_profile(&[(Some(3), -0.1), (None, 1.0)]),
+            None
+        );
         assert_eq!(ReuseTimes::from_profile(&[(Some(3), f64::NAN)]), None);
         assert_eq!(ReuseTimes::from_profile(&[]), None);
     }

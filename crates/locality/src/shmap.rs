@@ -28,8 +28,10 @@ pub struct ShMaps {
 impl ShMaps {
     /// Builds empty maps. A parameter of 0 entries or bytes counts as 1.
     pub fn new(parameters: ShMapParameters) -> Self {
-        let parameters =
-            ShMapParameters { entries: parameters.entries.max(1), region_bytes: parameters.region_bytes.max(1) };
+        let parameters = ShMapParameters {
+            entries: parameters.entries.max(1),
+            region_bytes: parameters.region_bytes.max(1),
+        };
         ShMaps {
             parameters,
             filter: vec![None; parameters.entries],
@@ -57,7 +59,10 @@ impl ShMaps {
                 self.filter[entry] = Some(region);
             }
         }
-        let counters = self.counters.entry(thread).or_insert_with(|| vec![0; entries]);
+        let counters = self
+            .counters
+            .entry(thread)
+            .or_insert_with(|| vec![0; entries]);
         counters[entry] = counters[entry].saturating_add(1);
         true
     }
@@ -92,16 +97,27 @@ pub struct SharingCriteria {
 
 impl Default for SharingCriteria {
     fn default() -> Self {
-        SharingCriteria { floor: 3, global_share: 0.5, applies_floor_first: true }
+        SharingCriteria {
+            floor: 3,
+            global_share: 0.5,
+            applies_floor_first: true,
+        }
     }
 }
 
 /// Returns the number of threads that touch each entry, which is the thesis's histogram vector.
 pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
-    let min_counter = if sharing.applies_floor_first { sharing.floor.max(1) } else { 1 };
+    let min_counter = if sharing.applies_floor_first {
+        sharing.floor.max(1)
+    } else {
+        1
+    };
     let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
-    let count_threads =
-        |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= min_counter)).count();
+    let count_threads = |entry: usize| {
+        maps.iter()
+            .filter(|map| map.get(entry).is_some_and(|&c| c >= min_counter))
+            .count()
+    };
     (0..entries).map(count_threads).collect()
 }
 
@@ -109,13 +125,22 @@ pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
 /// two equal halves that share nothing would look global.
 pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
     let limit = sharing.global_share * maps.len() as f64;
-    count_sharers(maps, sharing).into_iter().map(|threads| threads as f64 > limit).collect()
+    count_sharers(maps, sharing)
+        .into_iter()
+        .map(|threads| threads as f64 > limit)
+        .collect()
 }
 
 /// Returns the dot product of two shMaps (equation 3.1) over entries that are not global, with counters below the floor
 /// as 0.
 pub fn similarity(a: &[u8], b: &[u8], is_global: &[bool], floor: u8) -> u64 {
-    let value_above_floor = |counter: u8| if counter >= floor { u64::from(counter) } else { 0 };
+    let value_above_floor = |counter: u8| {
+        if counter >= floor {
+            u64::from(counter)
+        } else {
+            0
+        }
+    };
     let is_local = |entry: &usize| !is_global.get(*entry).copied().unwrap_or(false);
     (0..a.len().min(b.len()))
         .filter(is_local)
@@ -133,12 +158,18 @@ mod tests {
     /// Do counters saturate, and does an entry stay with the first region that claims it?
     #[test]
     fn an_entry_belongs_to_its_first_region_and_counters_saturate() {
-        let mut maps = ShMaps::new(ShMapParameters { entries: 1, region_bytes: 128 });
+        let mut maps = ShMaps::new(ShMapParameters {
+            entries: 1,
+            region_bytes: 128,
+        });
         assert!(maps.touch(TaskId(0), 1000, THREADS));
         assert!(!maps.touch(TaskId(1), 5000, THREADS));
         assert!(maps.touch(TaskId(1), 1023, THREADS));
         (0..300).for_each(|_| assert!(maps.touch(TaskId(0), 1000, THREADS)));
-        assert_eq!((maps.map_of(TaskId(0)), maps.map_of(TaskId(1))), (Some(&[255][..]), Some(&[1][..])));
+        assert_eq!(
+            (maps.map_of(TaskId(0)), maps.map_of(TaskId(1))),
+            (Some(&[255][..]), Some(&[1][..]))
+        );
     }
 
     /// Is a greedy thread limited to its share of the filter?
@@ -148,9 +179,18 @@ mod tests {
         (0..100_000).for_each(|region| {
             maps.touch(TaskId(0), region * 128, THREADS);
         });
-        let claimed = maps.map_of(TaskId(0)).unwrap().iter().filter(|&&counter| counter > 0).count();
+        let claimed = maps
+            .map_of(TaskId(0))
+            .unwrap()
+            .iter()
+            .filter(|&&counter| counter > 0)
+            .count();
         assert_eq!(claimed, 256 / THREADS);
-        assert!((0..100_000).any(|region| maps.touch(TaskId(1), (1 << 40) | (region * 128), THREADS)));
+        assert!((0..100_000).any(|region| maps.touch(
+            TaskId(1),
+            (1 << 40) | (region * 128),
+            THREADS
+        )));
     }
 
     /// Are threads similar within a group and dissimilar across groups, if globally shared data is left out?
@@ -160,16 +200,26 @@ mod tests {
         for round in 0..200u64 {
             for thread in 0..4u32 {
                 let group = u64::from(thread / 2);
-                maps.touch(TaskId(thread), (1 << 30) * (1 + group) + round % 4 * 128, THREADS);
+                maps.touch(
+                    TaskId(thread),
+                    (1 << 30) * (1 + group) + round % 4 * 128,
+                    THREADS,
+                );
                 maps.touch(TaskId(thread), 1 << 40, THREADS);
             }
         }
-        let thread_maps: Vec<&[u8]> = (0..4).map(|thread| maps.map_of(TaskId(thread)).unwrap()).collect();
+        let thread_maps: Vec<&[u8]> = (0..4)
+            .map(|thread| maps.map_of(TaskId(thread)).unwrap())
+            .collect();
         let sharing = SharingCriteria::default();
         let global = global_entries(&thread_maps, &sharing);
         assert_eq!(global.iter().filter(|&&global| global).count(), 1);
-        let similarity_of = |a: usize, b: usize| similarity(thread_maps[a], thread_maps[b], &global, sharing.floor);
-        assert_eq!((similarity_of(0, 1), similarity_of(2, 3)), (4 * 50 * 50, 4 * 50 * 50));
+        let similarity_of =
+            |a: usize, b: usize| similarity(thread_maps[a], thread_maps[b], &global, sharing.floor);
+        assert_eq!(
+            (similarity_of(0, 1), similarity_of(2, 3)),
+            (4 * 50 * 50, 4 * 50 * 50)
+        );
         assert_eq!((similarity_of(0, 2), similarity_of(1, 3)), (0, 0));
     }
 
@@ -179,7 +229,10 @@ mod tests {
         let maps: [&[u8]; 4] = [&[9, 9, 2], &[9, 9, 2], &[0, 9, 2], &[0, 0, 0]];
         let sharing = SharingCriteria::default();
         assert_eq!(global_entries(&maps, &sharing), [false, true, false]);
-        let floor_after = SharingCriteria { applies_floor_first: false, ..sharing };
+        let floor_after = SharingCriteria {
+            applies_floor_first: false,
+            ..sharing
+        };
         assert_eq!(global_entries(&maps, &floor_after), [false, true, true]);
     }
 

@@ -21,7 +21,12 @@ pub fn locality_signature(reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Optio
             }
         }
     }
-    Some(unrecurred_counts.iter().map(|&later_count| later_count.max(0.0) / samples * refs_per_kilo_instr).collect())
+    Some(
+        unrecurred_counts
+            .iter()
+            .map(|&later_count| later_count.max(0.0) / samples * refs_per_kilo_instr)
+            .collect(),
+    )
 }
 
 /// Number of entries of a [`locality_signature`]: up to 2^31 accesses.

@@ -86,14 +86,25 @@ pub(crate) trait Lanes {
     ///
     /// If the tag is found, moves it to lane 0 and the lanes before it up by one. Otherwise, inserts it at lane 0 and
     /// moves all lanes up. Adds one to the matching lane of `hits`; returns whether a lane matched.
-    unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut Self::Hits) -> bool;
+    unsafe fn move_to_front(
+        lanes: &mut U32x16,
+        tag: &u32,
+        ways: u32,
+        hits: &mut Self::Hits,
+    ) -> bool;
     /// Number of hits by lane, in registers if the instruction set has any.
     type Hits: Copy;
     unsafe fn empty_hits() -> Self::Hits;
     unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
     /// Writes to `retained`, from `retained_count` on, the lines whose `scatter(line ^ salt) >> 40` is below
     /// `threshold` (1 to 2^24), and returns the new length. `retained` must have room for all lines.
-    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], retained_count: usize) -> usize;
+    unsafe fn filter(
+        lines: &[u64],
+        salt: u64,
+        threshold: u64,
+        retained: &mut [u64],
+        retained_count: usize,
+    ) -> usize;
 }
 
 /// Calls `$body::<L>($args)`, where `L` is the implementation of `Lanes` that `$simd` selects.
@@ -176,10 +187,19 @@ static KEEP_ABOVE: [u32; 32] = {
 fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
     let previous_lanes = lanes.0;
     let matching_bit = |(index, lane): (usize, &u32)| u32::from(*lane == tag) << index;
-    let matches = previous_lanes.iter().enumerate().map(matching_bit).sum::<u32>() & ways;
+    let matches = previous_lanes
+        .iter()
+        .enumerate()
+        .map(matching_bit)
+        .sum::<u32>()
+        & ways;
     let match_lane = (matches | 1 << 16).trailing_zeros() as usize;
     lanes.0 = std::array::from_fn(|index| {
-        let predecessor = if index == 0 { tag } else { previous_lanes[index - 1] };
+        let predecessor = if index == 0 {
+            tag
+        } else {
+            previous_lanes[index - 1]
+        };
         (previous_lanes[index] & KEEP_ABOVE[16 - match_lane + index])
             | (predecessor & !KEEP_ABOVE[16 - match_lane + index])
     });
@@ -210,7 +230,12 @@ impl Lanes for Portable {
         matches
     }
     #[inline(always)]
-    unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut [u32; 16]) -> bool {
+    unsafe fn move_to_front(
+        lanes: &mut U32x16,
+        tag: &u32,
+        ways: u32,
+        hits: &mut [u32; 16],
+    ) -> bool {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: every x86-64 has SSE2.
         let matches = unsafe { x86::move_to_front_sse2(lanes, *tag, ways) };
@@ -264,7 +289,10 @@ mod x86 {
                 let address = counters.0.as_mut_ptr().cast();
                 let counts = _mm512_load_si512(address);
                 let lanes_below = ((1u64 << lane) - 1) as u32;
-                _mm512_store_si512(address, _mm512_mask_sub_epi16(counts, lanes_below, counts, _mm512_set1_epi16(-1)));
+                _mm512_store_si512(
+                    address,
+                    _mm512_mask_sub_epi16(counts, lanes_below, counts, _mm512_set1_epi16(-1)),
+                );
                 previous_count
             }
         }
@@ -277,7 +305,10 @@ mod x86 {
                 let address = counters.0.as_mut_ptr().cast();
                 let counts = _mm512_load_si512(address);
                 let lanes_below = ((1u32 << lane) - 1) as u16;
-                _mm512_store_si512(address, _mm512_mask_sub_epi32(counts, lanes_below, counts, _mm512_set1_epi32(-1)));
+                _mm512_store_si512(
+                    address,
+                    _mm512_mask_sub_epi32(counts, lanes_below, counts, _mm512_set1_epi32(-1)),
+                );
                 previous_count
             }
         }
@@ -290,7 +321,12 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut __m512i) -> bool {
+        unsafe fn move_to_front(
+            lanes: &mut U32x16,
+            tag: &u32,
+            ways: u32,
+            hits: &mut __m512i,
+        ) -> bool {
             // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
                 let address = lanes.0.as_mut_ptr().cast();
@@ -300,7 +336,10 @@ mod x86 {
                 // Lanes up to and including the lowest set bit; all of them if there is none.
                 let moved_lanes = matches ^ matches.wrapping_sub(1);
                 let shifted_lanes = _mm512_alignr_epi32::<15>(tags, front);
-                _mm512_store_si512(address, _mm512_mask_mov_epi32(tags, moved_lanes, shifted_lanes));
+                _mm512_store_si512(
+                    address,
+                    _mm512_mask_mov_epi32(tags, moved_lanes, shifted_lanes),
+                );
                 *hits = _mm512_mask_sub_epi32(*hits, matches, *hits, _mm512_set1_epi32(-1));
                 matches != 0
             }
@@ -336,20 +375,35 @@ mod x86 {
                 for chunk in &mut chunks {
                     let line = _mm512_loadu_si512(chunk.as_ptr().cast());
                     let key = _mm512_xor_si512(line, salts);
-                    let key = _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<30>(key)), first_multiplier);
-                    let key =
-                        _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<27>(key)), second_multiplier);
+                    let key = _mm512_mullo_epi64(
+                        _mm512_xor_si512(key, _mm512_srli_epi64::<30>(key)),
+                        first_multiplier,
+                    );
+                    let key = _mm512_mullo_epi64(
+                        _mm512_xor_si512(key, _mm512_srli_epi64::<27>(key)),
+                        second_multiplier,
+                    );
                     let key = _mm512_xor_si512(key, _mm512_srli_epi64::<31>(key));
                     let keep = _mm512_cmple_epu64_mask(key, max_key);
                     if keep != 0 {
                         let packed_lines = _mm512_maskz_compress_epi64(keep, line);
                         let count = keep.count_ones();
                         let destination = retained[retained_count..][..count as usize].as_mut_ptr();
-                        _mm512_mask_storeu_epi64(destination.cast(), ((1u32 << count) - 1) as u8, packed_lines);
+                        _mm512_mask_storeu_epi64(
+                            destination.cast(),
+                            ((1u32 << count) - 1) as u8,
+                            packed_lines,
+                        );
                         retained_count += count as usize;
                     }
                 }
-                Portable::filter(chunks.remainder(), salt, threshold, retained, retained_count)
+                Portable::filter(
+                    chunks.remainder(),
+                    salt,
+                    threshold,
+                    retained,
+                    retained_count,
+                )
             }
         }
     }
@@ -361,22 +415,31 @@ mod x86 {
         // 0 to 16 of 32.
         unsafe {
             let address: *mut __m128i = lanes.0.as_mut_ptr().cast();
-            let quarters: [__m128i; 4] = std::array::from_fn(|index| _mm_load_si128(address.add(index)));
+            let quarters: [__m128i; 4] =
+                std::array::from_fn(|index| _mm_load_si128(address.add(index)));
             let front = _mm_set1_epi32(tag as i32);
             let matches_tag = |index: usize| _mm_cmpeq_epi32(quarters[index], front);
-            let pairs =
-                (_mm_packs_epi32(matches_tag(0), matches_tag(1)), _mm_packs_epi32(matches_tag(2), matches_tag(3)));
+            let pairs = (
+                _mm_packs_epi32(matches_tag(0), matches_tag(1)),
+                _mm_packs_epi32(matches_tag(2), matches_tag(3)),
+            );
             let matches = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
             let match_lane = (matches | 1 << 16).trailing_zeros() as usize;
             let above_mask: *const __m128i = KEEP_ABOVE.as_ptr().add(16 - match_lane).cast();
             let mut preceding_quarter = front;
             for (index, quarter) in quarters.into_iter().enumerate() {
                 // The last lane of the preceding quarter, followed by the first three lanes of this quarter.
-                let shifted_lanes = _mm_or_si128(_mm_slli_si128::<4>(quarter), _mm_srli_si128::<12>(preceding_quarter));
+                let shifted_lanes = _mm_or_si128(
+                    _mm_slli_si128::<4>(quarter),
+                    _mm_srli_si128::<12>(preceding_quarter),
+                );
                 let keep = _mm_loadu_si128(above_mask.add(index));
                 _mm_store_si128(
                     address.add(index),
-                    _mm_or_si128(_mm_and_si128(keep, quarter), _mm_andnot_si128(keep, shifted_lanes)),
+                    _mm_or_si128(
+                        _mm_and_si128(keep, quarter),
+                        _mm_andnot_si128(keep, shifted_lanes),
+                    ),
                 );
                 preceding_quarter = quarter;
             }
@@ -433,19 +496,31 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut (__m256i, __m256i)) -> bool {
+        unsafe fn move_to_front(
+            lanes: &mut U32x16,
+            tag: &u32,
+            ways: u32,
+            hits: &mut (__m256i, __m256i),
+        ) -> bool {
             // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
                 let lane_pointer: *mut __m256i = lanes.0.as_mut_ptr().cast();
-                let (low, high) = (_mm256_load_si256(lane_pointer), _mm256_load_si256(lane_pointer.add(1)));
+                let (low, high) = (
+                    _mm256_load_si256(lane_pointer),
+                    _mm256_load_si256(lane_pointer.add(1)),
+                );
                 let front = _mm256_set1_epi32(*tag as i32);
                 let lanes_low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
                 let lanes_high = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
                 let limit = _mm256_set1_epi32(ways.count_ones() as i32);
-                let low_matches =
-                    _mm256_and_si256(_mm256_cmpeq_epi32(low, front), _mm256_cmpgt_epi32(limit, lanes_low));
-                let high_matches =
-                    _mm256_and_si256(_mm256_cmpeq_epi32(high, front), _mm256_cmpgt_epi32(limit, lanes_high));
+                let low_matches = _mm256_and_si256(
+                    _mm256_cmpeq_epi32(low, front),
+                    _mm256_cmpgt_epi32(limit, lanes_low),
+                );
+                let high_matches = _mm256_and_si256(
+                    _mm256_cmpeq_epi32(high, front),
+                    _mm256_cmpgt_epi32(limit, lanes_high),
+                );
                 hits.0 = _mm256_sub_epi32(hits.0, low_matches);
                 hits.1 = _mm256_sub_epi32(hits.1, high_matches);
                 let mask_bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(half)) as u32;
@@ -461,7 +536,10 @@ mod x86 {
                 let keep_low = _mm256_cmpgt_epi32(lanes_low, match_lane);
                 let keep_high = _mm256_cmpgt_epi32(lanes_high, match_lane);
                 _mm256_store_si256(lane_pointer, _mm256_blendv_epi8(new_low, low, keep_low));
-                _mm256_store_si256(lane_pointer.add(1), _mm256_blendv_epi8(new_high, high, keep_high));
+                _mm256_store_si256(
+                    lane_pointer.add(1),
+                    _mm256_blendv_epi8(new_high, high, keep_high),
+                );
                 matches != 0
             }
         }
@@ -513,15 +591,24 @@ mod tests {
             let mut expected = initial_lanes;
             let matches = move_tag_to_front(&mut expected, tag, ways);
             let way_count = ways.count_ones() as usize;
-            let mut list: Vec<u32> =
-                initial_lanes.0[..way_count].iter().copied().filter(|&lane_tag| lane_tag != tag).collect();
+            let mut list: Vec<u32> = initial_lanes.0[..way_count]
+                .iter()
+                .copied()
+                .filter(|&lane_tag| lane_tag != tag)
+                .collect();
             list.insert(0, tag);
             assert_eq!(expected.0[..way_count], list[..way_count]);
             for simd in Simd::available() {
                 let mut lanes = initial_lanes;
                 let (lanes, tag) = (&mut lanes, &tag);
-                let hits = dispatch!(simd, hits_of(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16]);
-                assert_eq!(lanes.0[..way_count], expected.0[..way_count], "{}", simd.name());
+                let hits =
+                    dispatch!(simd, hits_of(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16]);
+                assert_eq!(
+                    lanes.0[..way_count],
+                    expected.0[..way_count],
+                    "{}",
+                    simd.name()
+                );
                 let is_hit = |way: usize| u32::from(matches >> way & 1 == 1);
                 assert_eq!(hits, std::array::from_fn(is_hit), "{}", simd.name());
             }

@@ -26,19 +26,38 @@ pub(crate) struct CacheSharer<'a> {
 /// Returns the miss ratio (0 to 1, of the sampled accesses) of a program that has a cache of `lines` lines with random
 /// replacement to itself. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
-    total_miss_ratio(&[CacheSharer { reuse, access_share: 1.0, reuse_stretch: 1.0 }], lines)
+    total_miss_ratio(
+        &[CacheSharer {
+            reuse,
+            access_share: 1.0,
+            reuse_stretch: 1.0,
+        }],
+        lines,
+    )
 }
 
 /// Returns the miss ratio of a program beside others, if all programs together miss `cache_misses_per_access` times for
 /// each of its own accesses. `None` without samples or lines.
-pub fn co_run_miss_ratio(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
-    let sharer = CacheSharer { reuse, access_share: 1.0, reuse_stretch: 1.0 };
-    (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&sharer, cache_misses_per_access, lines).0)
+pub fn co_run_miss_ratio(
+    reuse: &ReuseTimes,
+    cache_misses_per_access: f64,
+    lines: u64,
+) -> Option<f64> {
+    let sharer = CacheSharer {
+        reuse,
+        access_share: 1.0,
+        reuse_stretch: 1.0,
+    };
+    (lines > 0 && reuse.samples() > 0.0)
+        .then(|| misses_at(&sharer, cache_misses_per_access, lines).0)
 }
 
 /// Returns the overall miss ratio M of all programs together, as [`crate::statcc`] defines it.
 pub(crate) fn total_miss_ratio(sharers: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
-    if lines == 0 || sharers.is_empty() || sharers.iter().any(|sharer| sharer.reuse.samples() <= 0.0) {
+    if lines == 0
+        || sharers.is_empty()
+        || sharers.iter().any(|sharer| sharer.reuse.samples() <= 0.0)
+    {
         return None;
     }
     let mut miss_ratio = 1.0;
@@ -74,7 +93,12 @@ pub(crate) fn misses_at(sharer: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f6
     for bucket in sharer.reuse.buckets() {
         let accesses = bucket.midpoint() * sharer.reuse_stretch;
         if accesses <= 0.0 || ratio <= 0.0 {
-            slope += bucket.weight * if lines == 1 { 0.0 } else { accesses * eviction_rate };
+            slope += bucket.weight
+                * if lines == 1 {
+                    0.0
+                } else {
+                    accesses * eviction_rate
+                };
             continue;
         }
         let survival = libm::exp(-eviction_rate * ratio * accesses);
@@ -123,16 +147,29 @@ mod tests {
     fn agrees_with_simulated_random_replacement() {
         let mut random = SplitMix64::new(11);
         let cyclic: Vec<u64> = (0..60_000).map(|index| index % 150).collect();
-        let skewed: Vec<u64> = (0..60_000).map(|_| random.draw_below(400) * random.draw_below(400) / 400).collect();
+        let skewed: Vec<u64> = (0..60_000)
+            .map(|_| random.draw_below(400) * random.draw_below(400) / 400)
+            .collect();
         let mixed: Vec<u64> = (0..60_000u64)
-            .map(|index| if index.is_multiple_of(3) { 1000 + index / 3 % 200 } else { random.draw_below(60) })
+            .map(|index| {
+                if index.is_multiple_of(3) {
+                    1000 + index / 3 % 200
+                } else {
+                    random.draw_below(60)
+                }
+            })
             .collect();
         for (name, stream) in [("cyclic", cyclic), ("skewed", skewed), ("mixed", mixed)] {
             let reuse = all_reuses(&stream);
             for size in [32, 64, 100, 140] {
-                let (model, real) =
-                    (miss_ratio(&reuse, size).unwrap(), simulated_miss_ratio(&stream, size as usize, 20_000, 5));
-                assert!((model - real).abs() < 0.02, "{name}, {size} lines: model {model:.3}, simulated {real:.3}");
+                let (model, real) = (
+                    miss_ratio(&reuse, size).unwrap(),
+                    simulated_miss_ratio(&stream, size as usize, 20_000, 5),
+                );
+                assert!(
+                    (model - real).abs() < 0.02,
+                    "{name}, {size} lines: model {model:.3}, simulated {real:.3}"
+                );
             }
         }
     }
@@ -143,7 +180,10 @@ mod tests {
         let reuse = all_reuses(&(0..6_000).map(|index| index % 150).collect::<Vec<_>>());
         let solo_ratio = miss_ratio(&reuse, 100).unwrap();
         let co_run_ratio = co_run_miss_ratio(&reuse, solo_ratio, 100).unwrap();
-        assert!((co_run_ratio - solo_ratio).abs() < 1e-9, "{co_run_ratio} {solo_ratio}");
+        assert!(
+            (co_run_ratio - solo_ratio).abs() < 1e-9,
+            "{co_run_ratio} {solo_ratio}"
+        );
         assert_eq!(co_run_miss_ratio(&ReuseTimes::new(), 0.5, 100), None);
         assert_eq!(co_run_miss_ratio(&reuse, 0.5, 0), None);
     }

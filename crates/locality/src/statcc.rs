@@ -37,8 +37,10 @@ pub struct SharedMissRatios {
 pub type ReuseAtRate<'a> = (&'a ReuseTimes, f64);
 
 fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
-    let is_valid = |&(reuse, rate): &ReuseAtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
-    (!programs.is_empty() && programs.iter().all(is_valid)).then(|| programs.iter().map(|(_, rate)| rate).sum())
+    let is_valid =
+        |&(reuse, rate): &ReuseAtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
+    (!programs.is_empty() && programs.iter().all(is_valid))
+        .then(|| programs.iter().map(|(_, rate)| rate).sum())
 }
 
 /// Solves random replacement at fixed access rates. Returns `None` without programs or lines, or if a program has no
@@ -47,17 +49,27 @@ pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<Share
     let group_rate = total_rate(programs)?;
     let sharers: Vec<CacheSharer<'_>> = programs
         .iter()
-        .map(|&(reuse, rate)| CacheSharer { reuse, access_share: rate / group_rate, reuse_stretch: group_rate / rate })
+        .map(|&(reuse, rate)| CacheSharer {
+            reuse,
+            access_share: rate / group_rate,
+            reuse_stretch: group_rate / rate,
+        })
         .collect();
     let group_miss_ratio = statcache::total_miss_ratio(&sharers, lines)?;
     let miss_ratio_of = |sharer| statcache::misses_at(sharer, group_miss_ratio, lines).0;
-    Some(SharedMissRatios { miss_ratios: sharers.iter().map(miss_ratio_of).collect(), group_miss_ratio })
+    Some(SharedMissRatios {
+        miss_ratios: sharers.iter().map(miss_ratio_of).collect(),
+        group_miss_ratio,
+    })
 }
 
 /// Solves LRU at fixed access rates. Returns `None` in the same cases as [`random_at_rates`].
 pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     total_rate(programs)?;
-    let models: Vec<StackModel> = programs.iter().map(|(reuse, _)| StackModel::new(reuse)).collect::<Option<_>>()?;
+    let models: Vec<StackModel> = programs
+        .iter()
+        .map(|(reuse, _)| StackModel::new(reuse))
+        .collect::<Option<_>>()?;
     let rates: Vec<f64> = programs.iter().map(|&(_, rate)| rate).collect();
     (lines > 0).then(|| solve_lru(&models, &[], &rates, lines))
 }
@@ -70,10 +82,18 @@ pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 ///
 /// Between two measured sizes, it is interpolated in the shape of the model's curve, or linearly if that curve is flat
 /// there. Without lines, every access misses; beyond the largest size, the ratio is constant.
-fn measured_or_modeled(measured_ratios: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
+fn measured_or_modeled(
+    measured_ratios: MeasuredMissRatios<'_>,
+    model: &StackModel,
+    lines: f64,
+) -> f64 {
     let upper_index = measured_ratios.partition_point(|&(size, _)| size < lines);
-    let (low, ratio_low) = upper_index.checked_sub(1).map_or((0.0, 1.0), |index| measured_ratios[index]);
-    let Some(&(high, ratio_high)) = measured_ratios.get(upper_index) else { return ratio_low };
+    let (low, ratio_low) = upper_index
+        .checked_sub(1)
+        .map_or((0.0, 1.0), |index| measured_ratios[index]);
+    let Some(&(high, ratio_high)) = measured_ratios.get(upper_index) else {
+        return ratio_low;
+    };
     if high <= low {
         return ratio_high;
     }
@@ -100,7 +120,8 @@ fn solve_lru(
         let accesses = fill_time.map_or(f64::INFINITY, |time| time * rates[index]);
         match measured_ratios.get(index) {
             Some(measured) if !measured.is_empty() => {
-                let occupancy_lines = fill_time.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
+                let occupancy_lines =
+                    fill_time.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
                 measured_or_modeled(measured, model, occupancy_lines)
             }
             _ => model.late_reuse_fraction(accesses),
@@ -108,8 +129,15 @@ fn solve_lru(
     };
     let miss_ratios: Vec<f64> = models.iter().enumerate().map(miss_ratio_of).collect();
     let group_rate: f64 = rates.iter().sum();
-    let group_miss_ratio = miss_ratios.iter().zip(rates).map(|(ratio, rate)| ratio * rate / group_rate).sum();
-    SharedMissRatios { miss_ratios, group_miss_ratio }
+    let group_miss_ratio = miss_ratios
+        .iter()
+        .zip(rates)
+        .map(|(ratio, rate)| ratio * rate / group_rate)
+        .sum();
+    SharedMissRatios {
+        miss_ratios,
+        group_miss_ratio,
+    }
 }
 
 /// Returns the time in which the programs together touch this number of distinct lines; `None` if they never do.
@@ -117,19 +145,36 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
     if let [model] = models {
         return Some(model.accesses_to_touch(lines)? / rates[0]);
     }
-    let lines_touched =
-        |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
+    let lines_touched = |time: f64| {
+        models
+            .iter()
+            .zip(rates)
+            .map(|(model, rate)| model.lines_in(time * rate))
+            .sum::<f64>()
+    };
     // A program alone takes at least as long, so the fastest program bounds the result from above. If there is no
     // bound, double the time until it suffices.
-    let solo_fill_time = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
-    let shortest_fill_time = models.iter().zip(rates).filter_map(solo_fill_time).min_by(f64::total_cmp);
+    let solo_fill_time =
+        |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
+    let shortest_fill_time = models
+        .iter()
+        .zip(rates)
+        .filter_map(solo_fill_time)
+        .min_by(f64::total_cmp);
     let total_lines = models.iter().map(|model| model.max_lines()).sum::<f64>();
     if shortest_fill_time.is_none() && total_lines < lines - 1e-9 * (1.0 + lines) {
         return None;
     }
-    let longest_reuse_end =
-        models.iter().zip(rates).map(|(model, rate)| model.max_reuse_time() / rate).fold(0.0, f64::max);
-    Some(bisect(0.0, shortest_fill_time.unwrap_or(longest_reuse_end), |time| lines_touched(time) < lines))
+    let longest_reuse_end = models
+        .iter()
+        .zip(rates)
+        .map(|(model, rate)| model.max_reuse_time() / rate)
+        .fold(0.0, f64::max);
+    Some(bisect(
+        0.0,
+        shortest_fill_time.unwrap_or(longest_reuse_end),
+        |time| lines_touched(time) < lines,
+    ))
 }
 
 /// A program as an input of [`solve_co_run`].
@@ -189,41 +234,64 @@ pub fn solve_co_run(
     if programs.is_empty() || lines == 0 || !programs.iter().all(is_valid) {
         return None;
     }
-    let models: Vec<StackModel> = programs.iter().map(|p| StackModel::new(p.reuse)).collect::<Option<_>>()?;
-    let measured_ratios: Vec<MeasuredMissRatios<'_>> = programs.iter().map(|program| program.measured_ratios).collect();
+    let models: Vec<StackModel> = programs
+        .iter()
+        .map(|p| StackModel::new(p.reuse))
+        .collect::<Option<_>>()?;
+    let measured_ratios: Vec<MeasuredMissRatios<'_>> = programs
+        .iter()
+        .map(|program| program.measured_ratios)
+        .collect();
     let solve_at_rates = |rates: &[f64]| match replacement_model {
         ReplacementModel::Lru => Some(solve_lru(&models, &measured_ratios, rates, lines)),
         ReplacementModel::Random => {
-            let programs_at_rates: Vec<ReuseAtRate<'_>> =
-                programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
+            let programs_at_rates: Vec<ReuseAtRate<'_>> = programs
+                .iter()
+                .zip(rates)
+                .map(|(p, &rate)| (p.reuse, rate))
+                .collect();
             random_at_rates(&programs_at_rates, lines)
         }
     };
     let solo_cycles_per_instr = |(program, model): (&CoRunner<'_>, &StackModel)| {
         let ratio = match replacement_model {
-            ReplacementModel::Lru if !program.measured_ratios.is_empty() => {
-                Some(measured_or_modeled(program.measured_ratios, model, lines as f64))
-            }
+            ReplacementModel::Lru if !program.measured_ratios.is_empty() => Some(
+                measured_or_modeled(program.measured_ratios, model, lines as f64),
+            ),
             ReplacementModel::Lru => Some(model.miss_ratio(lines)),
             ReplacementModel::Random => statcache::miss_ratio(program.reuse, lines),
         };
         Some(program.cycles_per_instr(ratio?))
     };
-    let solo_cycles: Vec<f64> = programs.iter().zip(&models).map(solo_cycles_per_instr).collect::<Option<_>>()?;
+    let solo_cycles: Vec<f64> = programs
+        .iter()
+        .zip(&models)
+        .map(solo_cycles_per_instr)
+        .collect::<Option<_>>()?;
     let mut cycles = filling_cycles_per_instr(programs, &models, lines as f64);
     for round in 0..400 {
-        let rates: Vec<f64> = programs.iter().zip(&cycles).map(|(p, cpi)| p.refs_per_instr / cpi).collect();
+        let rates: Vec<f64> = programs
+            .iter()
+            .zip(&cycles)
+            .map(|(p, cpi)| p.refs_per_instr / cpi)
+            .collect();
         let shared_ratios = solve_at_rates(&rates)?;
-        let next_cycles: Vec<f64> =
-            programs.iter().zip(&shared_ratios.miss_ratios).map(|(p, &ratio)| p.cycles_per_instr(ratio)).collect();
+        let next_cycles: Vec<f64> = programs
+            .iter()
+            .zip(&shared_ratios.miss_ratios)
+            .map(|(p, &ratio)| p.cycles_per_instr(ratio))
+            .collect();
         let change = cycles
             .iter()
             .zip(&next_cycles)
             .map(|(previous_cpi, current_cpi)| (current_cpi - previous_cpi).abs() / current_cpi)
             .fold(0.0, f64::max);
         if change < 1e-9 || round == 399 {
-            let degradation =
-                next_cycles.iter().zip(&solo_cycles).map(|(shared, alone)| shared / alone - 1.0).collect();
+            let degradation = next_cycles
+                .iter()
+                .zip(&solo_cycles)
+                .map(|(shared, alone)| shared / alone - 1.0)
+                .collect();
             return Some(CoRunEstimate {
                 shared_ratios,
                 cycles_per_instr: next_cycles,
@@ -232,36 +300,58 @@ pub fn solve_co_run(
             });
         }
         // If reuse times cluster, a miss ratio can jump; smaller steps later on keep it from oscillating.
-        let step = if round < 40 { 0.5 } else { 20.0 / f64::from(round) };
-        cycles.iter_mut().zip(&next_cycles).for_each(|(cpi, next)| *cpi += step * (next - *cpi));
+        let step = if round < 40 {
+            0.5
+        } else {
+            20.0 / f64::from(round)
+        };
+        cycles
+            .iter_mut()
+            .zip(&next_cycles)
+            .for_each(|(cpi, next)| *cpi += step * (next - *cpi));
     }
     None
 }
 
 /// Returns the cycles per instruction of each program while the programs together fill an empty cache, when first
 /// touches miss and all other accesses hit.
-fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
+fn filling_cycles_per_instr(
+    programs: &[CoRunner<'_>],
+    models: &[StackModel],
+    lines: f64,
+) -> Vec<f64> {
     let cycles_for = |program_index: usize, accesses: f64| {
-        accesses * programs[program_index].base_cycles_per_instr / programs[program_index].refs_per_instr
+        accesses * programs[program_index].base_cycles_per_instr
+            / programs[program_index].refs_per_instr
             + models[program_index].lines_in(accesses) * programs[program_index].miss_cycles
     };
     let accesses_within = |program_index: usize, time: f64| {
-        let max_accesses =
-            time * programs[program_index].refs_per_instr / programs[program_index].base_cycles_per_instr;
-        bisect(0.0, max_accesses, |accesses| cycles_for(program_index, accesses) < time)
+        let max_accesses = time * programs[program_index].refs_per_instr
+            / programs[program_index].base_cycles_per_instr;
+        bisect(0.0, max_accesses, |accesses| {
+            cycles_for(program_index, accesses) < time
+        })
     };
     let lines_touched = |time: f64| {
-        let lines_of = |program_index: usize| models[program_index].lines_in(accesses_within(program_index, time));
+        let lines_of = |program_index: usize| {
+            models[program_index].lines_in(accesses_within(program_index, time))
+        };
         (0..models.len()).map(lines_of).sum::<f64>()
     };
     // By then, even the program with the longest reuse times has shown them all; programs that fit never fill the
     // cache.
-    let max_time =
-        (0..models.len()).map(|index| cycles_for(index, models[index].max_reuse_time() + lines)).fold(1.0, f64::max);
+    let max_time = (0..models.len())
+        .map(|index| cycles_for(index, models[index].max_reuse_time() + lines))
+        .fold(1.0, f64::max);
     let fill_time = bisect(0.0, max_time, |time| lines_touched(time) < lines);
-    let cycles_per_instr_of =
-        |(at, program): (usize, &CoRunner<'_>)| fill_time * program.refs_per_instr / accesses_within(at, fill_time);
-    programs.iter().enumerate().map(cycles_per_instr_of).collect()
+    let cycles_per_instr_of = |(at, program): (usize, &CoRunner<'_>)| {
+        fill_time * program.refs_per_instr / accesses_within(at, fill_time)
+    };
+    programs
+        .iter()
+        .enumerate()
+        .map(cycles_per_instr_of)
+        .collect()
 }
 
 /// Returns the point at which `is_below` becomes false between `low_bound` (excluded) and `high_bound`, to the last few
@@ -269,7 +359,11 @@ fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], li
 fn bisect(mut low_bound: f64, mut high_bound: f64, is_below: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..60 {
         let middle = 0.5 * (low_bound + high_bound);
-        if is_below(middle) { low_bound = middle } else { high_bound = middle }
+        if is_below(middle) {
+            low_bound = middle
+        } else {
+            high_bound = middle
+        }
     }
     high_bound
 }
@@ -295,19 +389,30 @@ mod tests {
     }
     impl SyntheticProgram {
         fn new(pattern: AccessPattern, seed: u64) -> Self {
-            SyntheticProgram { pattern, position: 0, random: SplitMix64::new(seed) }
+            SyntheticProgram {
+                pattern,
+                position: 0,
+                random: SplitMix64::new(seed),
+            }
         }
         fn next(&mut self) -> u64 {
             self.position += 1;
             match self.pattern {
                 AccessPattern::Cycle(lines) => self.position % lines,
-                AccessPattern::Skewed(lines) => self.random.draw_below(lines) * self.random.draw_below(lines) / lines,
-                AccessPattern::HotAndStream(lines) if self.position.is_multiple_of(2) => self.random.draw_below(lines),
+                AccessPattern::Skewed(lines) => {
+                    self.random.draw_below(lines) * self.random.draw_below(lines) / lines
+                }
+                AccessPattern::HotAndStream(lines) if self.position.is_multiple_of(2) => {
+                    self.random.draw_below(lines)
+                }
                 AccessPattern::HotAndStream(_) => 1_000_000 + self.position,
             }
         }
         fn sampled_reuse(pattern: &AccessPattern, one_in: u32) -> ReuseTimes {
-            let (mut program, mut sampler) = (SyntheticProgram::new(pattern.clone(), 99), ReuseSampler::new(one_in, 1));
+            let (mut program, mut sampler) = (
+                SyntheticProgram::new(pattern.clone(), 99),
+                ReuseSampler::new(one_in, 1),
+            );
             (0..200_000).for_each(|_| sampler.touch(program.next()));
             sampler.finish()
         }
@@ -322,7 +427,10 @@ mod tests {
     }
     impl OracleCache {
         fn is_miss(&mut self, line: u64) -> bool {
-            let position = self.stored_lines.iter().rposition(|&stored_line| stored_line == line);
+            let position = self
+                .stored_lines
+                .iter()
+                .rposition(|&stored_line| stored_line == line);
             match (&mut self.random, position) {
                 (Some(_), Some(_)) => {}
                 (Some(random), None) if self.stored_lines.len() == self.lines => {
@@ -344,18 +452,34 @@ mod tests {
 
     /// Simulates programs side by side; `cycles` has, for each program, the cycles of a hit and the additional cycles
     /// of a miss. Returns the miss ratios and the CPIs after a warm-up.
-    fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
+    fn simulate(
+        patterns: &[AccessPattern],
+        cycles: &[(f64, f64)],
+        mut cache: OracleCache,
+    ) -> (Vec<f64>, Vec<f64>) {
         let program_count = patterns.len();
-        let mut programs: Vec<SyntheticProgram> =
-            patterns.iter().enumerate().map(|(index, p)| SyntheticProgram::new(p.clone(), index as u64)).collect();
-        let (mut clock, mut accesses, mut misses) =
-            (vec![0.0f64; program_count], vec![0u64; program_count], vec![0u64; program_count]);
+        let mut programs: Vec<SyntheticProgram> = patterns
+            .iter()
+            .enumerate()
+            .map(|(index, p)| SyntheticProgram::new(p.clone(), index as u64))
+            .collect();
+        let (mut clock, mut accesses, mut misses) = (
+            vec![0.0f64; program_count],
+            vec![0u64; program_count],
+            vec![0u64; program_count],
+        );
         let mut warm = vec![0.0; program_count];
         for step in 0..240_000 {
             if step == 80_000 {
-                (accesses, misses, warm) = (vec![0; program_count], vec![0; program_count], clock.clone());
+                (accesses, misses, warm) = (
+                    vec![0; program_count],
+                    vec![0; program_count],
+                    clock.clone(),
+                );
             }
-            let next = (0..program_count).min_by(|&a, &b| clock[a].total_cmp(&clock[b])).unwrap();
+            let next = (0..program_count)
+                .min_by(|&a, &b| clock[a].total_cmp(&clock[b]))
+                .unwrap();
             let missed = cache.is_miss((next as u64) << 40 | programs[next].next());
             clock[next] += cycles[next].0 + if missed { cycles[next].1 } else { 0.0 };
             accesses[next] += 1;
@@ -363,7 +487,10 @@ mod tests {
         }
         let ratio = |index: usize| misses[index] as f64 / accesses[index] as f64;
         let cpi = |index: usize| (clock[index] - warm[index]) / accesses[index] as f64;
-        ((0..program_count).map(ratio).collect(), (0..program_count).map(cpi).collect())
+        (
+            (0..program_count).map(ratio).collect(),
+            (0..program_count).map(cpi).collect(),
+        )
     }
 
     fn mixes() -> Vec<Vec<AccessPattern>> {
@@ -391,9 +518,13 @@ mod tests {
 
     fn check_joint(composition: ReplacementModel, random: Option<SplitMix64>) {
         for patterns in mixes() {
-            let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|index| (2.0 + index as f64, 20.0)).collect();
-            let reuses: Vec<ReuseTimes> =
-                patterns.iter().map(|pattern| SyntheticProgram::sampled_reuse(pattern, 10)).collect();
+            let cycles: Vec<(f64, f64)> = (0..patterns.len())
+                .map(|index| (2.0 + index as f64, 20.0))
+                .collect();
+            let reuses: Vec<ReuseTimes> = patterns
+                .iter()
+                .map(|pattern| SyntheticProgram::sampled_reuse(pattern, 10))
+                .collect();
             for lines in [100usize, 160] {
                 let co_runners: Vec<CoRunner<'_>> = reuses
                     .iter()
@@ -408,7 +539,11 @@ mod tests {
                     .collect();
                 let model = solve_co_run(&co_runners, lines as u64, composition).unwrap();
                 assert!(model.last_change < 1e-6, "{}", model.last_change);
-                let cache = OracleCache { stored_lines: Vec::new(), lines, random: random.clone() };
+                let cache = OracleCache {
+                    stored_lines: Vec::new(),
+                    lines,
+                    random: random.clone(),
+                };
                 let (ratios, cpis) = simulate(&patterns, &cycles, cache);
                 for index in 0..patterns.len() {
                     let (guess, real) = (model.shared_ratios.miss_ratios[index], ratios[index]);
@@ -427,12 +562,18 @@ mod tests {
     }
 
     fn any_reuse() -> impl Strategy<Value = ReuseTimes> {
-        (prop::collection::vec((0u64..5000, 1u32..50), 1..20), 0u32..20).prop_map(|(times, cold_weight)| {
-            let mut reuse = ReuseTimes::new();
-            times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
-            reuse.add_weighted(None, f64::from(cold_weight));
-            reuse
-        })
+        (
+            prop::collection::vec((0u64..5000, 1u32..50), 1..20),
+            0u32..20,
+        )
+            .prop_map(|(times, cold_weight)| {
+                let mut reuse = ReuseTimes::new();
+                times
+                    .iter()
+                    .for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
+                reuse.add_weighted(None, f64::from(cold_weight));
+                reuse
+            })
     }
 
     proptest! {
@@ -474,8 +615,19 @@ mod tests {
         reuse.add_weighted(Some(11), 100.0); // a cycle through 12 lines
         let model = StackModel::new(&reuse).unwrap();
         let ratio_at = |lines| measured_or_modeled(&measured, &model, lines);
-        for (lines, expected) in [(0.0, 1.0), (11.0, 1.0), (12.0, 0.5), (100.0, 0.5), (150.0, 0.3), (900.0, 0.1)] {
-            assert!((ratio_at(lines) - expected).abs() < 1e-12, "{lines}: {}, expected {expected}", ratio_at(lines));
+        for (lines, expected) in [
+            (0.0, 1.0),
+            (11.0, 1.0),
+            (12.0, 0.5),
+            (100.0, 0.5),
+            (150.0, 0.3),
+            (900.0, 0.1),
+        ] {
+            assert!(
+                (ratio_at(lines) - expected).abs() < 1e-12,
+                "{lines}: {}, expected {expected}",
+                ratio_at(lines)
+            );
         }
     }
 

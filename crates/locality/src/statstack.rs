@@ -32,7 +32,8 @@ struct SurvivalSegment {
 
 impl SurvivalSegment {
     fn expected_lines(&self, offset: f64) -> f64 {
-        self.lines + offset * self.survival - 0.5 * self.ending_share / self.length * offset * (offset + 1.0)
+        self.lines + offset * self.survival
+            - 0.5 * self.ending_share / self.length * offset * (offset + 1.0)
     }
 }
 
@@ -70,7 +71,12 @@ impl StackModel {
             end_time = segment.start + length;
             segments.push(segment);
         }
-        Some(StackModel { segments, end_time, lines_at_end: lines, cold_share: reuse.unreused_samples() / samples })
+        Some(StackModel {
+            segments,
+            end_time,
+            lines_at_end: lines,
+            cold_share: reuse.unreused_samples() / samples,
+        })
     }
 
     /// Returns the expected number of distinct lines in a window of `accesses`.
@@ -78,7 +84,10 @@ impl StackModel {
         if accesses >= self.end_time {
             return self.lines_at_end + (accesses - self.end_time) * self.cold_share;
         }
-        let index = self.segments.partition_point(|segment| segment.start <= accesses) - 1;
+        let index = self
+            .segments
+            .partition_point(|segment| segment.start <= accesses)
+            - 1;
         self.segments[index].expected_lines(accesses - self.segments[index].start)
     }
 
@@ -87,23 +96,37 @@ impl StackModel {
     pub fn accesses_to_touch(&self, lines: f64) -> Option<f64> {
         // Sums of probabilities are rounded, but a cycle through 100 lines must count as touching 100 - 1 others.
         if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
-            return (self.cold_share > 0.0).then(|| self.end_time + (lines - self.lines_at_end) / self.cold_share);
+            return (self.cold_share > 0.0)
+                .then(|| self.end_time + (lines - self.lines_at_end) / self.cold_share);
         }
-        let index = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
+        let index = self
+            .segments
+            .partition_point(|segment| segment.lines <= lines)
+            .saturating_sub(1);
         let segment = self.segments.get(index)?;
         // Smaller root of surviving·k − ending/(2·length)·(k² + k) = missing, in the form that avoids cancellation.
         let further_lines = lines - segment.lines;
         let curvature = 0.5 * segment.ending_share / segment.length;
         let initial_slope = segment.survival - curvature;
-        let discriminant_root = (initial_slope * initial_slope - 4.0 * curvature * further_lines).max(0.0).sqrt();
-        let offset = if further_lines <= 0.0 { 0.0 } else { 2.0 * further_lines / (initial_slope + discriminant_root) };
+        let discriminant_root = (initial_slope * initial_slope - 4.0 * curvature * further_lines)
+            .max(0.0)
+            .sqrt();
+        let offset = if further_lines <= 0.0 {
+            0.0
+        } else {
+            2.0 * further_lines / (initial_slope + discriminant_root)
+        };
         Some(segment.start + offset.min(segment.length))
     }
 
     /// Returns the number of distinct lines that the program ever touches, as far as the samples show; infinite if some
     /// samples never recurred.
     pub fn max_lines(&self) -> f64 {
-        if self.cold_share > 0.0 { f64::INFINITY } else { self.lines_at_end }
+        if self.cold_share > 0.0 {
+            f64::INFINITY
+        } else {
+            self.lines_at_end
+        }
     }
 
     /// Returns the number of accesses after which no sample recurred any more.
@@ -118,7 +141,10 @@ impl StackModel {
         if first_time >= self.end_time {
             return self.cold_share;
         }
-        let index = self.segments.partition_point(|segment| segment.start <= first_time) - 1;
+        let index = self
+            .segments
+            .partition_point(|segment| segment.start <= first_time)
+            - 1;
         let segment = &self.segments[index];
         segment.survival - segment.ending_share * (first_time - segment.start) / segment.length
     }
@@ -130,14 +156,17 @@ impl StackModel {
 
     /// Like [`Self::miss_ratio`], for a fractional number of lines, such as an expected share.
     pub fn miss_ratio_at(&self, lines: f64) -> f64 {
-        self.accesses_to_touch(lines).map_or(self.cold_share, |fill| self.late_reuse_fraction(fill))
+        self.accesses_to_touch(lines)
+            .map_or(self.cold_share, |fill| self.late_reuse_fraction(fill))
     }
 }
 
 /// Returns the miss ratio (0 to 1, of the sampled accesses) of a program alone on a fully associative LRU cache of
 /// `lines` lines. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
-    StackModel::new(reuse).filter(|_| lines > 0).map(|model| model.miss_ratio(lines))
+    StackModel::new(reuse)
+        .filter(|_| lines > 0)
+        .map(|model| model.miss_ratio(lines))
 }
 
 #[cfg(test)]
@@ -178,7 +207,11 @@ mod tests {
             reuse.add_weighted(Some(cycle - 1), 500.0);
             for lines in 1..2 * cycle {
                 let expected = if lines < cycle { 1.0 } else { 0.0 };
-                assert_eq!(miss_ratio(&reuse, lines), Some(expected), "{cycle} lines, cache of {lines}");
+                assert_eq!(
+                    miss_ratio(&reuse, lines),
+                    Some(expected),
+                    "{cycle} lines, cache of {lines}"
+                );
             }
         }
     }
@@ -187,19 +220,36 @@ mod tests {
     #[test]
     fn agrees_with_exact_stack_distances() {
         let mut random = SplitMix64::new(23);
-        let skewed: Vec<u64> = (0..40_000).map(|_| random.draw_below(400) * random.draw_below(400) / 400).collect();
+        let skewed: Vec<u64> = (0..40_000)
+            .map(|_| random.draw_below(400) * random.draw_below(400) / 400)
+            .collect();
         let uniform: Vec<u64> = (0..40_000).map(|_| random.draw_below(150)).collect();
         let chase: Vec<u64> = (0..40_000).map(|index| (index * 37) % 301).collect();
         let hot_and_stream: Vec<u64> = (0..40_000u64)
-            .map(|index| if index.is_multiple_of(4) { 1000 + index } else { random.draw_below(60) })
+            .map(|index| {
+                if index.is_multiple_of(4) {
+                    1000 + index
+                } else {
+                    random.draw_below(60)
+                }
+            })
             .collect();
-        for (name, stream) in
-            [("skewed", skewed), ("uniform", uniform), ("chase", chase), ("hot and stream", hot_and_stream)]
-        {
+        for (name, stream) in [
+            ("skewed", skewed),
+            ("uniform", uniform),
+            ("chase", chase),
+            ("hot and stream", hot_and_stream),
+        ] {
             let model = StackModel::new(&all_reuses(&stream)).unwrap();
             for size in [16, 40, 80, 120, 250, 350] {
-                let (guess, real) = (model.miss_ratio(size), lru_miss_ratio(&stream, size as usize));
-                assert!((guess - real).abs() < 0.02, "{name}, {size} lines: model {guess:.3}, exact {real:.3}");
+                let (guess, real) = (
+                    model.miss_ratio(size),
+                    lru_miss_ratio(&stream, size as usize),
+                );
+                assert!(
+                    (guess - real).abs() < 0.02,
+                    "{name}, {size} lines: model {guess:.3}, exact {real:.3}"
+                );
             }
         }
     }

@@ -38,15 +38,22 @@ impl Mixture {
 }
 
 fn any_mixture() -> impl Strategy<Value = Mixture> {
-    (4u64..200, 200u64..4000, 0.0f64..0.7, 0.0f64..0.3, any::<u64>()).prop_map(
-        |(hot_lines, warm_lines, hot_share, stream_share, seed)| Mixture {
-            hot_lines,
-            warm_lines,
-            hot_share,
-            stream_share,
-            seed,
-        },
+    (
+        4u64..200,
+        200u64..4000,
+        0.0f64..0.7,
+        0.0f64..0.3,
+        any::<u64>(),
     )
+        .prop_map(
+            |(hot_lines, warm_lines, hot_share, stream_share, seed)| Mixture {
+                hot_lines,
+                warm_lines,
+                hot_share,
+                stream_share,
+                seed,
+            },
+        )
 }
 
 fn sampled_times(lines: &[u64], seed: u64) -> ReuseTimes {
@@ -56,7 +63,8 @@ fn sampled_times(lines: &[u64], seed: u64) -> ReuseTimes {
 }
 
 fn simulated_miss_ratio(lines: &[u64], size_lines: u32, replacement: Replacement) -> f64 {
-    let mut cache = CacheSim::new(CacheGeometry::fully_associative(size_lines), replacement).unwrap();
+    let mut cache =
+        CacheSim::new(CacheGeometry::fully_associative(size_lines), replacement).unwrap();
     cache.push(lines);
     cache.miss_ratio().unwrap()
 }

@@ -38,7 +38,12 @@ const CHARTS_STYLE: &str = include_str!("../assets/uPlot.min.css");
 pub const POLICY_HEADER: &str = "content-security-policy";
 
 fn page_style() -> String {
-    [cachemate_report::figure::STYLE, CHARTS_STYLE, include_str!("../assets/page.css")].concat()
+    [
+        cachemate_report::figure::STYLE,
+        CHARTS_STYLE,
+        include_str!("../assets/page.css"),
+    ]
+    .concat()
 }
 
 /// Returns all modules as one script.
@@ -56,11 +61,17 @@ fn page_script() -> String {
 
 /// Returns all scripts of the page. The classic script comes first, because it defines uPlot's global name.
 fn scripts() -> [String; 2] {
-    [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHART_SCRIPT}"), page_script()]
+    [
+        format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHART_SCRIPT}"),
+        page_script(),
+    ]
 }
 
 fn hash_source(text: &str) -> String {
-    format!("'sha256-{}'", base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text)))
+    format!(
+        "'sha256-{}'",
+        base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text))
+    )
 }
 
 /// Returns the content security policy: the page loads only its own scripts and style, identified by their hashes, and
@@ -81,7 +92,10 @@ pub fn content_policy() -> String {
 pub fn page_html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
     // The page contains the policy as well, because a page that is opened as a file has no headers (frame-ancestors
     // works only in headers).
-    let policy = content_policy().replace("; frame-ancestors 'none'", "").replace('&', "&amp;").replace('"', "&quot;");
+    let policy = content_policy()
+        .replace("; frame-ancestors 'none'", "")
+        .replace('&', "&amp;")
+        .replace('"', "&quot;");
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
@@ -92,11 +106,20 @@ pub fn page_html(recording: Option<&RecordedRun>) -> serde_json::Result<String> 
     );
     if let Some(run) = recording {
         let (head, windows) = (embed_json(&run.head)?, pack_json(&run.snapshots)?);
-        let _ = writeln!(page, "<script type=\"application/json\" id=\"head\">{head}</script>");
-        let _ = writeln!(page, "<script type=\"text/plain\" id=\"windows\">{windows}</script>");
+        let _ = writeln!(
+            page,
+            "<script type=\"application/json\" id=\"head\">{head}</script>"
+        );
+        let _ = writeln!(
+            page,
+            "<script type=\"text/plain\" id=\"windows\">{windows}</script>"
+        );
     }
     let [charts, module_script] = scripts();
-    let _ = writeln!(page, "<script>{charts}</script>\n<script type=\"module\">{module_script}</script>");
+    let _ = writeln!(
+        page,
+        "<script>{charts}</script>\n<script type=\"module\">{module_script}</script>"
+    );
     page.push_str("</body>\n</html>\n");
     Ok(page)
 }
@@ -110,6 +133,9 @@ pub(crate) fn embed_json(value: &impl serde::Serialize) -> serde_json::Result<Es
 /// megabytes.
 fn pack_json(value: &impl serde::Serialize) -> serde_json::Result<String> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
-    encoder.write_all(embed_json(value)?.as_str().as_bytes()).map_err(serde_json::Error::io)?;
-    Ok(base64::engine::general_purpose::STANDARD.encode(encoder.finish().map_err(serde_json::Error::io)?))
+    encoder
+        .write_all(embed_json(value)?.as_str().as_bytes())
+        .map_err(serde_json::Error::io)?;
+    Ok(base64::engine::general_purpose::STANDARD
+        .encode(encoder.finish().map_err(serde_json::Error::io)?))
 }

@@ -44,9 +44,11 @@ pub fn read_recording(mut log: RunLogReader, source: &str) -> Result<RecordedRun
     let mut head = builder.page_header(source);
     loop {
         match log.next_record() {
-            Ok(Some(record)) => {
-                snapshots.push(builder.build_snapshot(&record, profiler.update(&record.observation), None))
-            }
+            Ok(Some(record)) => snapshots.push(builder.build_snapshot(
+                &record,
+                profiler.update(&record.observation),
+                None,
+            )),
             Ok(None) => break,
             Err(error) if snapshots.is_empty() => return Err(error),
             Err(error) => {

@@ -43,10 +43,14 @@ impl Matrices {
     ) -> Option<MatrixSnapshot> {
         self.record_slowdowns(window_s, programs);
         let is_due = self.forecast_window.is_none_or(|last_forecast_window| {
-            window >= last_forecast_window + FORECAST_INTERVAL_WINDOWS || window < last_forecast_window
+            window >= last_forecast_window + FORECAST_INTERVAL_WINDOWS
+                || window < last_forecast_window
         });
         let members = self.select_members(programs, busiest_profiles);
-        let has_same_members = self.last_snapshot.as_ref().is_some_and(|last| last.programs == members);
+        let has_same_members = self
+            .last_snapshot
+            .as_ref()
+            .is_some_and(|last| last.programs == members);
         let forecast = match &self.last_snapshot {
             Some(last) if has_same_members && !is_due => last.forecast.clone(),
             _ => {
@@ -54,18 +58,29 @@ impl Matrices {
                 forecast_pairs(&members, busiest_profiles, topology, predictor)
             }
         };
-        let mean_of_pair =
-            |row: &u32, column: &u32| self.measured_pairs.get(&(*row, *column)).filter(|_| row != column);
+        let mean_of_pair = |row: &u32, column: &u32| {
+            self.measured_pairs
+                .get(&(*row, *column))
+                .filter(|_| row != column)
+        };
         let row_pairs = |row| members.iter().map(move |column| (row, column));
         let mean_slowdown = |mean: &SlowdownMean| round_short(mean.sum / f64::from(mean.windows));
         let snapshot = MatrixSnapshot {
             measured: members
                 .iter()
-                .map(|r| row_pairs(r).map(|(r, c)| mean_of_pair(r, c).map(mean_slowdown)).collect())
+                .map(|r| {
+                    row_pairs(r)
+                        .map(|(r, c)| mean_of_pair(r, c).map(mean_slowdown))
+                        .collect()
+                })
                 .collect(),
             windows: members
                 .iter()
-                .map(|r| row_pairs(r).map(|(r, c)| mean_of_pair(r, c).map_or(0, |mean| mean.windows)).collect())
+                .map(|r| {
+                    row_pairs(r)
+                        .map(|(r, c)| mean_of_pair(r, c).map_or(0, |mean| mean.windows))
+                        .collect()
+                })
                 .collect(),
             forecast,
             programs: members,
@@ -79,18 +94,31 @@ impl Matrices {
 
     fn record_slowdowns(&mut self, window_s: f64, programs: &[ProgramSnapshot]) {
         let live_programs: BTreeSet<u32> = programs.iter().map(|program| program.program).collect();
-        self.measured_pairs.retain(|(row, column), _| live_programs.contains(row) && live_programs.contains(column));
-        self.run_seconds.retain(|program, _| live_programs.contains(program));
+        self.measured_pairs.retain(|(row, column), _| {
+            live_programs.contains(row) && live_programs.contains(column)
+        });
+        self.run_seconds
+            .retain(|program, _| live_programs.contains(program));
         let mut programs_by_cache: BTreeMap<u32, Vec<&ProgramSnapshot>> = BTreeMap::new();
         for program in programs {
-            *self.run_seconds.entry(program.program).or_default() += program.cpu_share.unwrap_or(0.0) * window_s;
-            program.places.iter().for_each(|(cache, _)| programs_by_cache.entry(*cache).or_default().push(program));
+            *self.run_seconds.entry(program.program).or_default() +=
+                program.cpu_share.unwrap_or(0.0) * window_s;
+            program
+                .places
+                .iter()
+                .for_each(|(cache, _)| programs_by_cache.entry(*cache).or_default().push(program));
         }
         let mut pairs: BTreeMap<(u32, u32), f64> = BTreeMap::new();
-        for (row, slowdown) in
-            programs_by_cache.values().flatten().filter_map(|program| Some((program, program.slowdown?)))
+        for (row, slowdown) in programs_by_cache
+            .values()
+            .flatten()
+            .filter_map(|program| Some((program, program.slowdown?)))
         {
-            let caches = row.places.iter().filter_map(|(cache, _)| programs_by_cache.get(cache)).flatten();
+            let caches = row
+                .places
+                .iter()
+                .filter_map(|(cache, _)| programs_by_cache.get(cache))
+                .flatten();
             for column in caches.filter(|column| column.program != row.program) {
                 pairs.insert((row.program, column.program), slowdown);
             }
@@ -104,21 +132,38 @@ impl Matrices {
 
     /// Selects programs with a forecast or a measurement first, then those that ran most. Returns them in order of
     /// arrival.
-    fn select_members(&self, programs: &[ProgramSnapshot], busiest_profiles: &BTreeMap<u32, &Profile>) -> Vec<u32> {
+    fn select_members(
+        &self,
+        programs: &[ProgramSnapshot],
+        busiest_profiles: &BTreeMap<u32, &Profile>,
+    ) -> Vec<u32> {
         let has_speed = |program: &ProgramSnapshot| {
-            let has_forecast = busiest_profiles.get(&program.program).is_some_and(|profile| {
-                profile.rates.solo_instr_per_cycle.is_some() && profile.misses_per_kilo_instr().is_some()
-            });
+            let has_forecast = busiest_profiles
+                .get(&program.program)
+                .is_some_and(|profile| {
+                    profile.rates.solo_instr_per_cycle.is_some()
+                        && profile.misses_per_kilo_instr().is_some()
+                });
             has_forecast || program.slowdown.is_some()
         };
         let rank_key = |program: &ProgramSnapshot| {
-            (has_speed(program), self.run_seconds.get(&program.program).copied().unwrap_or(0.0))
+            (
+                has_speed(program),
+                self.run_seconds
+                    .get(&program.program)
+                    .copied()
+                    .unwrap_or(0.0),
+            )
         };
-        let mut ranked_programs: Vec<(usize, (bool, f64))> = programs.iter().map(rank_key).enumerate().collect();
+        let mut ranked_programs: Vec<(usize, (bool, f64))> =
+            programs.iter().map(rank_key).enumerate().collect();
         ranked_programs.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
         ranked_programs.truncate(MAX_PROGRAMS);
         ranked_programs.sort_by_key(|(index, _)| *index);
-        ranked_programs.into_iter().map(|(index, _)| programs[index].program).collect()
+        ranked_programs
+            .into_iter()
+            .map(|(index, _)| programs[index].program)
+            .collect()
     }
 }
 
@@ -132,9 +177,10 @@ fn forecast_pairs(
     let mut table = vec![vec![None; members.len()]; members.len()];
     for row in 0..members.len() {
         for column in row + 1..members.len() {
-            let (Some(row_profile), Some(column_profile)) =
-                (busiest_profiles.get(&members[row]), busiest_profiles.get(&members[column]))
-            else {
+            let (Some(row_profile), Some(column_profile)) = (
+                busiest_profiles.get(&members[row]),
+                busiest_profiles.get(&members[column]),
+            ) else {
                 continue;
             };
             let pair = pair_forecast(topology, predictor, row_profile, column_profile);

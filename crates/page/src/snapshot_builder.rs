@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    ActiveShare, Cache, Capabilities, CounterEvent, CounterScope, Estimate, Plan, ProbeEvidence, Profile, Profiles,
-    ReasonKind, RunHeader, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, Cache, Capabilities, CounterEvent, CounterScope, Estimate, Plan, ProbeEvidence,
+    Profile, Profiles, ReasonKind, RunHeader, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_policy::work_metric::metrics_of;
 use cachemate_report::level_name;
@@ -12,9 +12,9 @@ use cachemate_report::text::escape_controls;
 
 use crate::matrix::{Matrices, round_short};
 use crate::snapshot::{
-    CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, GangSnapshot, JournalLine, PageHeader,
-    ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot, ServiceSnapshot, ShareSnapshot,
-    Snapshot,
+    CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, GangSnapshot,
+    JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE,
+    ServiceLossSnapshot, ServiceSnapshot, ShareSnapshot, Snapshot,
 };
 use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
@@ -63,12 +63,18 @@ impl<'r> ProgramThreads<'_, 'r> {
 
     /// Returns the sum of the metric over the threads that have it; `None` if no thread does.
     fn sum(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
-        self.threads.iter().filter_map(|task| metric(task)).reduce(|sum, value| sum + value)
+        self.threads
+            .iter()
+            .filter_map(|task| metric(task))
+            .reduce(|sum, value| sum + value)
     }
 
     /// Returns the profile of the thread that ran most, among threads whose profile has a miss curve.
     fn profile_with_curve(&self) -> Option<&'r Profile> {
-        self.busiest_metric(|task| task.profile.filter(|profile| profile.misses_per_kilo_instr().is_some()))
+        self.busiest_metric(|task| {
+            task.profile
+                .filter(|profile| profile.misses_per_kilo_instr().is_some())
+        })
     }
 
     /// Returns the mean of the metric over threads, weighted by CPU time.
@@ -85,9 +91,15 @@ fn promise_snapshots(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSn
         let sample = tasks.iter().find(|other| other.task == task);
         sample.map_or_else(|| "?".to_string(), |task| escape_controls(&task.name))
     };
-    let process_reports = record.promises.iter().filter(|report| report.process == first.process);
+    let process_reports = record
+        .promises
+        .iter()
+        .filter(|report| report.process == first.process);
     process_reports
-        .map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name_of) })
+        .map(|report| PromiseSnapshot {
+            state: report.state.describe(),
+            text: report.describe(name_of),
+        })
         .collect()
 }
 
@@ -106,7 +118,12 @@ impl SnapshotBuilder {
 
     /// Returns the constant properties of the run.
     pub fn page_header(&self, source: &str) -> PageHeader {
-        let RunHeader { topology, capabilities, pipeline, .. } = &self.header;
+        let RunHeader {
+            topology,
+            capabilities,
+            pipeline,
+            ..
+        } = &self.header;
         PageHeader {
             shape: SHAPE,
             version: env!("CARGO_PKG_VERSION").to_string(),
@@ -116,7 +133,10 @@ impl SnapshotBuilder {
             parameters: pipeline.policy.parameters.trim().to_string(),
             guarded: pipeline.guard.is_some(),
             cpus: topology.online().count(),
-            caches: topology.last_level_caches().map(|cache| cache_header(cache, capabilities)).collect(),
+            caches: topology
+                .last_level_caches()
+                .map(|cache| cache_header(cache, capabilities))
+                .collect(),
             truth: None,
             cut_off: None,
         }
@@ -131,20 +151,37 @@ impl SnapshotBuilder {
     ) -> Snapshot {
         let observation = &record.observation;
         let start_ns = *self.start_ns.get_or_insert(observation.span.start_ns);
-        let end_ns = observation.span.start_ns.saturating_add(observation.span.elapsed_ns);
-        let view =
-            self.tracker.observe(record, &self.header.topology, profiles, &task_names(record, daemon_state.as_ref()));
+        let end_ns = observation
+            .span
+            .start_ns
+            .saturating_add(observation.span.elapsed_ns);
+        let view = self.tracker.observe(
+            record,
+            &self.header.topology,
+            profiles,
+            &task_names(record, daemon_state.as_ref()),
+        );
         let mut programs: Vec<ProgramThreads<'_, '_>> = Vec::new();
         for task in &view.tasks {
-            match programs.iter_mut().find(|program| program.id == task.sample.process.0) {
+            match programs
+                .iter_mut()
+                .find(|program| program.id == task.sample.process.0)
+            {
                 Some(program) => program.threads.push(task),
-                None => programs.push(ProgramThreads { id: task.sample.process.0, threads: vec![task] }),
+                None => programs.push(ProgramThreads {
+                    id: task.sample.process.0,
+                    threads: vec![task],
+                }),
             }
         }
-        let program_snapshots: Vec<ProgramSnapshot> =
-            programs.iter().map(|program| self.program_snapshot(program, record, daemon_state.as_ref())).collect();
-        let busiest_profiles: BTreeMap<u32, &Profile> =
-            programs.iter().filter_map(|program| Some((program.id, program.profile_with_curve()?))).collect();
+        let program_snapshots: Vec<ProgramSnapshot> = programs
+            .iter()
+            .map(|program| self.program_snapshot(program, record, daemon_state.as_ref()))
+            .collect();
+        let busiest_profiles: BTreeMap<u32, &Profile> = programs
+            .iter()
+            .filter_map(|program| Some((program.id, program.profile_with_curve()?)))
+            .collect();
         let window_s = observation.span.elapsed_ns as f64 / 1e9;
         let matrix = self.matrices.observe(
             observation.window,
@@ -158,17 +195,34 @@ impl SnapshotBuilder {
             kind: kind_text(rendered.reason.kind),
             programs: processes_of(record, &rendered.reason.tasks),
             text: rendered.text.clone(),
-            numbers: rendered.reason.numbers.iter().map(|(name, value)| (name.clone(), round_short(*value))).collect(),
+            numbers: rendered
+                .reason
+                .numbers
+                .iter()
+                .map(|(name, value)| (name.clone(), round_short(*value)))
+                .collect(),
         };
-        let (journal, daemon) = daemon_state.map(|daemon_state| (daemon_state.journal, daemon_state.daemon)).unzip();
+        let (journal, daemon) = daemon_state
+            .map(|daemon_state| (daemon_state.journal, daemon_state.daemon))
+            .unzip();
         Snapshot {
             window: observation.window,
             at_s: end_ns.saturating_sub(start_ns) as f64 / 1e9,
             duration_s: window_s,
             caches: cache_snapshots(&self.header.topology, record),
-            decisions: view.reasons.iter().filter(|rendered| rendered.is_new).map(decision_snapshot).collect(),
+            decisions: view
+                .reasons
+                .iter()
+                .filter(|rendered| rendered.is_new)
+                .map(decision_snapshot)
+                .collect(),
             plan_changed: self.check_plan_change(&record.decision.plan),
-            gangs: record.applied.gangs.iter().map(|schedule| gang_snapshot(schedule, record)).collect(),
+            gangs: record
+                .applied
+                .gangs
+                .iter()
+                .map(|schedule| gang_snapshot(schedule, record))
+                .collect(),
             shares: record
                 .applied
                 .shares
@@ -178,7 +232,12 @@ impl SnapshotBuilder {
             probes: probe_snapshots(record),
             changes_s: Some(record.applied.cost_ns as f64 / 1e9).filter(|cost| *cost > 0.0),
             curves: self.take_new_curves(&busiest_profiles, &program_snapshots),
-            services: view.services.iter().take(MAX_SERVICES).map(service_snapshot).collect(),
+            services: view
+                .services
+                .iter()
+                .take(MAX_SERVICES)
+                .map(service_snapshot)
+                .collect(),
             refused: view.refused,
             overridden: view.overridden,
             pending: view.pending,
@@ -198,22 +257,35 @@ impl SnapshotBuilder {
         let first_sample = program.threads[0].sample;
         let mut threads_by_cache: BTreeMap<u32, u32> = BTreeMap::new();
         let topology = &self.header.topology;
-        for cache in program.threads.iter().filter_map(|task| busiest_cache(task.sample, topology)) {
+        for cache in program
+            .threads
+            .iter()
+            .filter_map(|task| busiest_cache(task.sample, topology))
+        {
             *threads_by_cache.entry(cache.id.0).or_default() += 1;
         }
         let work_metric = program.busiest_metric(|task| task.work_per_second.map(|(work, _)| work));
         let elapsed_ns = record.observation.span.elapsed_ns;
-        let work_of =
-            |task: &TaskView<'_>| metrics_of(task.sample, elapsed_ns).find(|(work, _)| Some(*work) == work_metric);
-        let work_count = program.sum(|task| work_of(task).map(|(_, count)| count)).filter(|_| elapsed_ns > 0);
-        let instructions = program.sum(|task| task.misses_and_instructions.map(|(_, instructions)| instructions));
+        let work_of = |task: &TaskView<'_>| {
+            metrics_of(task.sample, elapsed_ns).find(|(work, _)| Some(*work) == work_metric)
+        };
+        let work_count = program
+            .sum(|task| work_of(task).map(|(_, count)| count))
+            .filter(|_| elapsed_ns > 0);
+        let instructions = program.sum(|task| {
+            task.misses_and_instructions
+                .map(|(_, instructions)| instructions)
+        });
         let misses = program.sum(|task| task.misses_and_instructions.map(|(misses, _)| misses));
-        let contention_of = |task: &TaskView<'_>| task.profile.map(|profile| profile.contention.clone());
+        let contention_of =
+            |task: &TaskView<'_>| task.profile.map(|profile| profile.contention.clone());
         ProgramSnapshot {
             program: program.id,
             name: escape_controls(&first_sample.name),
             service: escape_controls(&first_sample.service_or_command().to_string()),
-            pid: daemon_state.and_then(|daemon_state| daemon_state.pids.get(&first_sample.task)).copied(),
+            pid: daemon_state
+                .and_then(|daemon_state| daemon_state.pids.get(&first_sample.task))
+                .copied(),
             threads: program.threads.len() as u32,
             observed_only: program.threads.iter().all(|task| task.sample.unmovable),
             places: threads_by_cache.into_iter().collect(),
@@ -221,9 +293,13 @@ impl SnapshotBuilder {
             speed_per_s: work_count.map(|count| round_short(count * 1e9 / elapsed_ns as f64)),
             speed_unit: work_metric.map(|unit| unit.describe()),
             instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(round_short),
-            mpki: misses.zip(instructions).map(|(misses, instructions)| round_short(1000.0 * misses / instructions)),
+            mpki: misses
+                .zip(instructions)
+                .map(|(misses, instructions)| round_short(1000.0 * misses / instructions)),
             slowdown: program.mean(|task| task.slowdown).map(round_short),
-            forecast_slowdown: program.busiest_metric(|task| task.forecast_slowdown).map(rounded_estimate),
+            forecast_slowdown: program
+                .busiest_metric(|task| task.forecast_slowdown)
+                .map(rounded_estimate),
             intensity: program
                 .busiest_metric(|task| contention_of(task)?.intensity)
                 .map(|fact| round_short(fact.value)),
@@ -232,17 +308,27 @@ impl SnapshotBuilder {
                 .map(|fact| round_short(fact.value)),
             allowed: program.busiest_metric(|task| task.allowed.map(ToString::to_string)),
             max_slowdown: first_sample.goal.and_then(|goal| goal.max_slowdown),
-            min_rate: first_sample.goal.and_then(|goal| goal.min_rate).map(round_short),
+            min_rate: first_sample
+                .goal
+                .and_then(|goal| goal.min_rate)
+                .map(round_short),
             promises: promise_snapshots(record, first_sample),
         }
     }
 
     fn check_plan_change(&mut self, plan: &Plan) -> bool {
         let is_same = |previous_plan: &Plan| {
-            (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares, &previous_plan.weights)
-                == (&plan.affinity, &plan.gangs, &plan.shares, &plan.weights)
+            (
+                &previous_plan.affinity,
+                &previous_plan.gangs,
+                &previous_plan.shares,
+                &previous_plan.weights,
+            ) == (&plan.affinity, &plan.gangs, &plan.shares, &plan.weights)
         };
-        let has_changed = self.last_plan.as_ref().is_some_and(|previous_plan| !is_same(previous_plan));
+        let has_changed = self
+            .last_plan
+            .as_ref()
+            .is_some_and(|previous_plan| !is_same(previous_plan));
         self.last_plan = Some(plan.clone());
         has_changed
     }
@@ -250,8 +336,16 @@ impl SnapshotBuilder {
     fn share_snapshot(&self, active_share: &ActiveShare, record: &WindowRecord) -> ShareSnapshot {
         let share = &active_share.share;
         let (unit, indices, unit_count) = match &share.units {
-            Units::Ways { mask } => ("ways", mask, self.header.topology.cache(share.cache).and_then(|c| c.ways)),
-            Units::Colors { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
+            Units::Ways { mask } => (
+                "ways",
+                mask,
+                self.header.topology.cache(share.cache).and_then(|c| c.ways),
+            ),
+            Units::Colors { allowed, .. } => (
+                "colors",
+                allowed,
+                self.header.capabilities.colors_of(share.cache),
+            ),
         };
         let members: Vec<TaskId> = member_tasks(share, &record.observation.tasks).collect();
         ShareSnapshot {
@@ -272,15 +366,31 @@ impl SnapshotBuilder {
         busiest_profiles: &BTreeMap<u32, &Profile>,
         programs: &[ProgramSnapshot],
     ) -> Vec<CurveSnapshot> {
-        self.curves.retain(|program, _| programs.iter().any(|live_program| live_program.program == *program));
+        self.curves.retain(|program, _| {
+            programs
+                .iter()
+                .any(|live_program| live_program.program == *program)
+        });
         let mut new_curves = Vec::new();
         for (&program, profile) in busiest_profiles {
-            let Some((level, fact)) = profile.locality.misses_per_kilo_instr.iter().next_back() else { continue };
+            let Some((level, fact)) = profile.locality.misses_per_kilo_instr.iter().next_back()
+            else {
+                continue;
+            };
             let step = fact.value.len().div_ceil(MAX_POINTS).max(1);
             let last_index = fact.value.len().saturating_sub(1);
-            let points = fact.value.iter().enumerate().filter(|(index, _)| index % step == 0 || *index == last_index);
+            let points = fact
+                .value
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| index % step == 0 || *index == last_index);
             let point = |&(bytes, misses): &(u64, cachemate_core::Estimate)| {
-                (bytes, round_short(misses.value), round_short(misses.low), round_short(misses.high))
+                (
+                    bytes,
+                    round_short(misses.value),
+                    round_short(misses.low),
+                    round_short(misses.high),
+                )
             };
             let curve = CurveSnapshot {
                 program,
@@ -309,16 +419,32 @@ fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
         name: escape_controls(&report.service.name),
         tasks: report.tasks.len() as u32,
         cpu_share: round_short(report.cpu_share),
-        slowdown: report.slowdown.map(|(slowdown, _)| rounded_estimate(slowdown)),
+        slowdown: report
+            .slowdown
+            .map(|(slowdown, _)| rounded_estimate(slowdown)),
         source: report.slowdown.map(|(_, source)| source.describe()),
-        slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss_snapshot).collect(),
-        prevented: report.prevented_losses.iter().take(MAX_LOSSES).map(loss_snapshot).collect(),
+        slowed_by: report
+            .losses
+            .iter()
+            .take(MAX_LOSSES)
+            .map(loss_snapshot)
+            .collect(),
+        prevented: report
+            .prevented_losses
+            .iter()
+            .take(MAX_LOSSES)
+            .map(loss_snapshot)
+            .collect(),
         reason: report.reason.clone(),
     }
 }
 
 fn rounded_estimate(estimate: Estimate) -> Estimate {
-    Estimate { value: round_short(estimate.value), low: round_short(estimate.low), high: round_short(estimate.high) }
+    Estimate {
+        value: round_short(estimate.value),
+        low: round_short(estimate.low),
+        high: round_short(estimate.high),
+    }
 }
 
 fn cache_header(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
@@ -334,19 +460,30 @@ fn cache_header(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
 
 /// Returns the names of tasks: `gzip`, or `gzip(1234)` if the kernel's process id is known.
 fn task_names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames {
-    let name_of = |task: &TaskSample| match daemon_state.and_then(|daemon_state| daemon_state.pids.get(&task.task)) {
+    let name_of = |task: &TaskSample| match daemon_state
+        .and_then(|daemon_state| daemon_state.pids.get(&task.task))
+    {
         Some(pid) => format!("{}({pid})", escape_controls(&task.name)),
         None => format!("{} #{}", escape_controls(&task.name), task.process.0),
     };
-    record.observation.tasks.iter().map(|task| (task.task, name_of(task))).collect()
+    record
+        .observation
+        .tasks
+        .iter()
+        .map(|task| (task.task, name_of(task)))
+        .collect()
 }
 
 /// Returns the processes of the tasks, each listed once.
 fn processes_of(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     let mut programs: Vec<u32> = Vec::new();
     for task in tasks {
-        let process =
-            record.observation.tasks.iter().find(|sample| sample.task == *task).map(|sample| sample.process.0);
+        let process = record
+            .observation
+            .tasks
+            .iter()
+            .find(|sample| sample.task == *task)
+            .map(|sample| sample.process.0);
         programs.extend(process.filter(|process| !programs.contains(process)));
     }
     programs
@@ -354,24 +491,42 @@ fn processes_of(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
 
 /// Returns the contended cache on whose CPUs a task ran longest.
 fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Cache> {
-    let longest_cpu = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0).max_by_key(|(_, ns)| *ns).map(|(cpu, _)| *cpu);
+    let longest_cpu = task
+        .on_cpu_ns
+        .iter()
+        .filter(|(_, ns)| *ns > 0)
+        .max_by_key(|(_, ns)| *ns)
+        .map(|(cpu, _)| *cpu);
     topology.last_level_cache_of(longest_cpu.or(task.cpu)?)
 }
 
 fn cache_snapshots(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
     let miss_ratio_of = |cache: &Cache| {
-        let (_, counts) =
-            record.observation.shared_counts.iter().find(|(scope, _)| *scope == CounterScope::Cache(cache.id))?;
-        let references = counts.get(CounterEvent::References(cache.level)).filter(|count| *count > 0.0)?;
-        Some(round_short(counts.get(CounterEvent::Misses(cache.level))? / references))
+        let (_, counts) = record
+            .observation
+            .shared_counts
+            .iter()
+            .find(|(scope, _)| *scope == CounterScope::Cache(cache.id))?;
+        let references = counts
+            .get(CounterEvent::References(cache.level))
+            .filter(|count| *count > 0.0)?;
+        Some(round_short(
+            counts.get(CounterEvent::Misses(cache.level))? / references,
+        ))
     };
     let cache_snapshot = |cache: &Cache| CacheSnapshot {
         cache: cache.id.0,
         miss_ratio: miss_ratio_of(cache),
-        forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| round_short(ratio.value)),
+        forecast_miss_ratio: record
+            .forecast
+            .cache_miss_ratio
+            .get(&cache.id)
+            .map(|ratio| round_short(ratio.value)),
     };
     let snapshots = topology.last_level_caches().map(cache_snapshot);
-    snapshots.filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some()).collect()
+    snapshots
+        .filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some())
+        .collect()
 }
 
 fn gang_snapshot(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangSnapshot {
@@ -401,9 +556,18 @@ fn probe_snapshots(record: &WindowRecord) -> Vec<ProbeSnapshot> {
         };
         let cost_ns: u64 = probe_result.cost_ns.iter().map(|(_, ns)| ns).sum();
         let program = task.and_then(|task| processes_of(record, &[task]).first().copied());
-        ProbeSnapshot { kind, cost_s: round_short(cost_ns as f64 / 1e9), program }
+        ProbeSnapshot {
+            kind,
+            cost_s: round_short(cost_ns as f64 / 1e9),
+            program,
+        }
     };
-    record.observation.probe_results.iter().map(probe_snapshot).collect()
+    record
+        .observation
+        .probe_results
+        .iter()
+        .map(probe_snapshot)
+        .collect()
 }
 
 fn kind_text(kind: ReasonKind) -> &'static str {
@@ -420,5 +584,7 @@ fn kind_text(kind: ReasonKind) -> &'static str {
 /// Returns the name of a fact's source, as files spell it.
 fn source_text(source: cachemate_core::FactSource) -> String {
     let value = serde_json::to_value(source).ok();
-    value.and_then(|value| value.as_str().map(str::to_string)).unwrap_or_default()
+    value
+        .and_then(|value| value.as_str().map(str::to_string))
+        .unwrap_or_default()
 }

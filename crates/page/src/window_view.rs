@@ -8,8 +8,9 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, CpuSet, Estimate, PendingItem, PlanItem, PredictorConfig, Profile, Profiles,
-    Reason, RefusedItem, ShareMember, TaskId, TaskSample, Topology, WindowRecord,
+    CacheId, CacheShare, CounterEvent, CpuSet, Estimate, PendingItem, PlanItem, PredictorConfig,
+    Profile, Profiles, Reason, RefusedItem, ShareMember, TaskId, TaskSample, Topology,
+    WindowRecord,
 };
 use cachemate_pipeline::pair_forecast;
 use cachemate_policy::service_losses::{ServiceLosses, ServiceReport};
@@ -46,7 +47,8 @@ pub struct TaskView<'a> {
 impl TaskView<'_> {
     /// Returns the misses of the contended cache per thousand instructions.
     pub fn misses_per_kilo_instr(&self) -> Option<f64> {
-        self.misses_and_instructions.map(|(misses, instructions)| 1000.0 * misses / instructions)
+        self.misses_and_instructions
+            .map(|(misses, instructions)| 1000.0 * misses / instructions)
     }
 }
 
@@ -91,7 +93,10 @@ pub struct WindowTracker {
 impl WindowTracker {
     /// Builds a tracker that uses the run's predictor to forecast pairs of programs.
     pub fn new(predictor: PredictorConfig) -> Self {
-        WindowTracker { predictor: Some(predictor), ..WindowTracker::default() }
+        WindowTracker {
+            predictor: Some(predictor),
+            ..WindowTracker::default()
+        }
     }
 
     /// Returns the view of one iteration of the loop.
@@ -108,15 +113,34 @@ impl WindowTracker {
         let forecast_pair = |own_profile: &Profile, other_profile: &Profile| {
             pair_forecast(topology, predictor?, own_profile, other_profile)[0]
         };
-        let services = self.losses.observe(observation, topology, profiles, &forecast_pair);
+        let services = self
+            .losses
+            .observe(observation, topology, profiles, &forecast_pair);
         let live_tasks = observation.tasks.iter().filter(|task| !task.exited);
         WindowView {
-            tasks: live_tasks.map(|task| self.task_view(task, record, topology, profiles)).collect(),
+            tasks: live_tasks
+                .map(|task| self.task_view(task, record, topology, profiles))
+                .collect(),
             services,
             reasons: self.render_reasons(&record.decision.reasons, names),
-            refused: record.applied.refused.iter().map(|refused| refusal_text(refused, names)).collect(),
-            overridden: record.applied.overridden_by_others.iter().map(|item| item_text(item, names)).collect(),
-            pending: record.applied.pending.iter().map(|pending| pending_text(pending, names)).collect(),
+            refused: record
+                .applied
+                .refused
+                .iter()
+                .map(|refused| refusal_text(refused, names))
+                .collect(),
+            overridden: record
+                .applied
+                .overridden_by_others
+                .iter()
+                .map(|item| item_text(item, names))
+                .collect(),
+            pending: record
+                .applied
+                .pending
+                .iter()
+                .map(|pending| pending_text(pending, names))
+                .collect(),
         }
     }
 
@@ -132,62 +156,107 @@ impl WindowTracker {
         let count_of = |event| task.counts.get(event);
         let instructions = count_of(CounterEvent::Instructions).filter(|count| *count > 0.0);
         let cycles = count_of(CounterEvent::Cycles).filter(|count| *count > 0.0);
-        let misses = topology.last_level().and_then(|level| count_of(CounterEvent::Misses(level)));
+        let misses = topology
+            .last_level()
+            .and_then(|level| count_of(CounterEvent::Misses(level)));
         let profile = profiles.get(&task.task);
         let empty_profile = Profile::default();
         TaskView {
             sample: task,
             profile,
             cpu_share: seconds.map(|seconds| task.ran_ns() as f64 / 1e9 / seconds),
-            instr_per_cycle: instructions.zip(cycles).map(|(instructions, cycles)| instructions / cycles),
+            instr_per_cycle: instructions
+                .zip(cycles)
+                .map(|(instructions, cycles)| instructions / cycles),
             misses_and_instructions: misses.zip(instructions),
             work_per_second: metrics_of(task, elapsed_ns)
                 .next()
                 .zip(seconds)
                 .map(|((work, count), seconds)| (work, count / seconds)),
-            slowdown: self.solo_speeds.slowdown_over_solo(task, elapsed_ns, profile.unwrap_or(&empty_profile)),
-            forecast_slowdown: record.forecast.tasks.get(&task.task).and_then(|forecast| forecast.degradation),
+            slowdown: self.solo_speeds.slowdown_over_solo(
+                task,
+                elapsed_ns,
+                profile.unwrap_or(&empty_profile),
+            ),
+            forecast_slowdown: record
+                .forecast
+                .tasks
+                .get(&task.task)
+                .and_then(|forecast| forecast.degradation),
             allowed: record.applied.affinity.get(&task.task),
         }
     }
 
-    fn render_reasons<'a>(&mut self, reasons: &'a [Reason], names: &TaskNames) -> Vec<RenderedReason<'a>> {
+    fn render_reasons<'a>(
+        &mut self,
+        reasons: &'a [Reason],
+        names: &TaskNames,
+    ) -> Vec<RenderedReason<'a>> {
         let render = |reason: &'a Reason| {
             // The text of a recording may come from an untrusted source.
-            let escaped_reason =
-                Reason { text: escape_controls(&reason.text), tasks: reason.tasks.clone(), ..Reason::default() };
+            let escaped_reason = Reason {
+                text: escape_controls(&reason.text),
+                tasks: reason.tasks.clone(),
+                ..Reason::default()
+            };
             let text = escaped_reason.render(|task| names.get(&task).map_or("?", String::as_str));
-            RenderedReason { reason, is_new: !self.last_texts.contains(&text), text }
+            RenderedReason {
+                reason,
+                is_new: !self.last_texts.contains(&text),
+                text,
+            }
         };
         let rendered_reasons: Vec<RenderedReason<'a>> = reasons.iter().map(render).collect();
         if !rendered_reasons.is_empty() {
-            self.last_texts = rendered_reasons.iter().map(|rendered| rendered.text.clone()).collect();
+            self.last_texts = rendered_reasons
+                .iter()
+                .map(|rendered| rendered.text.clone())
+                .collect();
         }
         rendered_reasons
     }
 }
 
 /// Returns the tasks that are members of a share.
-pub fn member_tasks<'a>(share: &CacheShare, tasks: &'a [TaskSample]) -> impl Iterator<Item = TaskId> + use<'a> {
+pub fn member_tasks<'a>(
+    share: &CacheShare,
+    tasks: &'a [TaskSample],
+) -> impl Iterator<Item = TaskId> + use<'a> {
     let members = share.members.clone();
     let is_member = move |task: &&TaskSample| {
-        members.contains(&ShareMember::Task(task.task)) || members.contains(&ShareMember::Process(task.process))
+        members.contains(&ShareMember::Task(task.task))
+            || members.contains(&ShareMember::Process(task.process))
     };
     tasks.iter().filter(is_member).map(|task| task.task)
 }
 
 fn refusal_text(refused: &RefusedItem, names: &TaskNames) -> String {
-    format!("{}: {}", item_text(&refused.item, names), escape_controls(&refused.message))
+    format!(
+        "{}: {}",
+        item_text(&refused.item, names),
+        escape_controls(&refused.message)
+    )
 }
 
 fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
-    let total_text = pending.total.map_or(String::new(), |total| format!(" of {total}"));
-    format!("{}: {}{total_text}", item_text(&pending.item, names), pending.done)
+    let total_text = pending
+        .total
+        .map_or(String::new(), |total| format!(" of {total}"));
+    format!(
+        "{}: {}{total_text}",
+        item_text(&pending.item, names),
+        pending.done
+    )
 }
 
 /// Describes an item of the plan for users.
 fn item_text(item: &PlanItem, names: &TaskNames) -> String {
-    let name_of = |task: &TaskId| names.get(task).cloned().unwrap_or_else(|| format!("task {}", task.0));
+    let name_of = |task: &TaskId| {
+        names
+            .get(task)
+            .cloned()
+            .unwrap_or_else(|| format!("task {}", task.0))
+    };
     match item {
         PlanItem::Plan => "the plan".to_string(),
         PlanItem::Affinity(task) => format!("CPUs of {}", name_of(task)),
@@ -208,7 +277,13 @@ mod tests {
 
     fn record(reasons: Vec<Reason>, tasks: u32) -> WindowRecord {
         let record = record_fixture(observation_fixture(0, tasks));
-        WindowRecord { decision: Decision { reasons, ..record.decision }, ..record }
+        WindowRecord {
+            decision: Decision {
+                reasons,
+                ..record.decision
+            },
+            ..record
+        }
     }
 
     /// Do names with braces, escape sequences, marks that change the direction of writing, or two hundred characters
@@ -219,7 +294,14 @@ mod tests {
         let names = ["{1}", "\u{1b}[2J\n  1  1 init", "a\u{202e}b", &long];
         let names: TaskNames = (0..).map(TaskId).zip(names.map(escape_controls)).collect();
         let text = "{0} beside {1}, {2} and {3}, not {9}".to_string();
-        let mut record = record(vec![Reason { text, tasks: (0..4).map(TaskId).collect(), ..Reason::default() }], 4);
+        let mut record = record(
+            vec![Reason {
+                text,
+                tasks: (0..4).map(TaskId).collect(),
+                ..Reason::default()
+            }],
+            4,
+        );
         record.applied.refused = vec![RefusedItem {
             item: PlanItem::Affinity(TaskId(1)),
             reason: RefusalReason::Busy,
@@ -230,7 +312,10 @@ mod tests {
         let profiles = Profiles::new();
         let view = WindowTracker::default().observe(&record, &topology, &profiles, &names);
         let init = r"\u{1b}[2J\n  1  1 init";
-        assert_eq!(view.reasons[0].text, format!(r"{{1}} beside {init}, a\u{{202e}}b and {long}, not {{9}}"));
+        assert_eq!(
+            view.reasons[0].text,
+            format!(r"{{1}} beside {init}, a\u{{202e}}b and {long}, not {{9}}")
+        );
         assert_eq!(view.refused, [format!(r"CPUs of {init}: no\u{{1b}}[2J")]);
         assert_eq!(view.overridden, ["weight of task 7"]);
     }
@@ -241,12 +326,18 @@ mod tests {
         let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
         let mut tracker = WindowTracker::default();
         let mut is_new = |texts: &[&str]| {
-            let reason =
-                |text: &&str| Reason { kind: ReasonKind::RolledBack, text: text.to_string(), ..Reason::default() };
+            let reason = |text: &&str| Reason {
+                kind: ReasonKind::RolledBack,
+                text: text.to_string(),
+                ..Reason::default()
+            };
             let record = record(texts.iter().map(reason).collect(), 1);
             let (profiles, names) = (Profiles::new(), TaskNames::new());
             let view = tracker.observe(&record, &topology, &profiles, &names);
-            view.reasons.iter().map(|item| item.is_new).collect::<Vec<_>>()
+            view.reasons
+                .iter()
+                .map(|item| item.is_new)
+                .collect::<Vec<_>>()
         };
         assert_eq!(is_new(&["a", "b"]), [true, true]);
         assert!(is_new(&[]).is_empty());
@@ -265,8 +356,15 @@ mod tests {
         ]);
         let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
         let profiles = Profiles::new();
-        let view = WindowTracker::default().observe(&record, &topology, &profiles, &TaskNames::new());
-        let figures = |task: &TaskView<'_>| (task.instr_per_cycle, task.misses_per_kilo_instr(), task.slowdown);
+        let view =
+            WindowTracker::default().observe(&record, &topology, &profiles, &TaskNames::new());
+        let figures = |task: &TaskView<'_>| {
+            (
+                task.instr_per_cycle,
+                task.misses_per_kilo_instr(),
+                task.slowdown,
+            )
+        };
         assert_eq!(
             view.tasks.iter().map(figures).collect::<Vec<_>>(),
             [(None, None, None), (Some(2.0), Some(5.0), None)]

@@ -20,9 +20,21 @@ pub struct UnavailableEvidence {
 
 impl fmt::Display for UnavailableEvidence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.evidence.iter().map(|kind| describe_evidence(*kind)).collect();
-        write!(out, "{} has no {} here: {}", self.consumer, names.join(" or "), self.reason)?;
-        self.remedy.iter().try_for_each(|remedy| write!(out, " ({remedy})"))
+        let names: Vec<&str> = self
+            .evidence
+            .iter()
+            .map(|kind| describe_evidence(*kind))
+            .collect();
+        write!(
+            out,
+            "{} has no {} here: {}",
+            self.consumer,
+            names.join(" or "),
+            self.reason
+        )?;
+        self.remedy
+            .iter()
+            .try_for_each(|remedy| write!(out, " ({remedy})"))
     }
 }
 
@@ -36,7 +48,8 @@ pub fn missing_evidence(
     let required_evidence: RequiredEvidence = policies::needs_by_name(policy);
     let refusal = |kind: &EvidenceKind| evidence_refusal(*kind, capabilities);
     let policy_gaps = required_evidence.iter().filter_map(|alternatives| {
-        let refusals: Option<Vec<(String, Option<String>)>> = alternatives.iter().map(refusal).collect();
+        let refusals: Option<Vec<(String, Option<String>)>> =
+            alternatives.iter().map(refusal).collect();
         let (reason, remedy) = refusals?.into_iter().next()?;
         Some(UnavailableEvidence {
             consumer: format!("policy '{policy}'"),
@@ -45,19 +58,31 @@ pub fn missing_evidence(
             remedy,
         })
     });
-    let is_needed = |kind: &EvidenceKind| required_evidence.iter().any(|alternatives| alternatives.contains(kind));
+    let is_needed = |kind: &EvidenceKind| {
+        required_evidence
+            .iter()
+            .any(|alternatives| alternatives.contains(kind))
+    };
     let profiler_gaps = profilers.iter().filter_map(|profiler| {
         let (name, kind) = profiler.evidence();
         let kind = kind.filter(is_needed)?;
         let (reason, remedy) = refusal(&kind)?;
-        Some(UnavailableEvidence { consumer: format!("profiler '{name}'"), evidence: vec![kind], reason, remedy })
+        Some(UnavailableEvidence {
+            consumer: format!("profiler '{name}'"),
+            evidence: vec![kind],
+            reason,
+            remedy,
+        })
     });
     policy_gaps.chain(profiler_gaps).collect()
 }
 
 /// Returns the reason why a machine does not provide this evidence, and a remedy if there is one; `None` if the
 /// machine provides it.
-fn evidence_refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
+fn evidence_refusal(
+    kind: EvidenceKind,
+    capabilities: &Capabilities,
+) -> Option<(String, Option<String>)> {
     let ability = match kind {
         EvidenceKind::TaskCounters | EvidenceKind::StallCounters => Ability::CountPerTask,
         EvidenceKind::CoRunRows => Ability::CountPerCache,
@@ -70,7 +95,10 @@ fn evidence_refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(
     };
     match capabilities.abilities.get(&ability) {
         Some(Support::Yes { .. }) => None,
-        Some(Support::No { reason: message, remedy }) => Some((message.clone(), remedy.clone())),
+        Some(Support::No {
+            reason: message,
+            remedy,
+        }) => Some((message.clone(), remedy.clone())),
         None => Some(("the machine does not report that it can".to_string(), None)),
     }
 }
@@ -79,7 +107,9 @@ fn describe_evidence(kind: EvidenceKind) -> &'static str {
     match kind {
         EvidenceKind::TaskCounters => "counters of each task",
         EvidenceKind::StallCounters => "stall counters",
-        EvidenceKind::CoRunRows => "counters of the shared cache for each set of tasks that ran together",
+        EvidenceKind::CoRunRows => {
+            "counters of the shared cache for each set of tasks that ran together"
+        }
         EvidenceKind::MissTraces => "traces of misses",
         EvidenceKind::AccessSamples => "samples of data addresses",
         EvidenceKind::ReuseSamples => "reuse times",
@@ -100,19 +130,39 @@ mod tests {
     #[test]
     fn unavailable_evidence_is_named() {
         let mut machine = capabilities_fixture(&[Ability::CountPerTask]);
-        let unsupported =
-            Support::No { reason: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
-        machine.abilities.insert(Ability::CountPerCache, unsupported);
+        let unsupported = Support::No {
+            reason: "no such counters".to_string(),
+            remedy: Some("a processor".to_string()),
+        };
+        machine
+            .abilities
+            .insert(Ability::CountPerCache, unsupported);
         let level = cachemate_core::CacheLevel::L3;
-        let profilers: Vec<Box<dyn Profiler>> =
-            vec![Box::new(CountersProfiler::new(level, 1.0)), Box::new(PcmrProfiler::new(level, Default::default()))];
-        let casc: Vec<String> =
-            missing_evidence("casc", &profilers, &machine).iter().map(ToString::to_string).collect();
+        let profilers: Vec<Box<dyn Profiler>> = vec![
+            Box::new(CountersProfiler::new(level, 1.0)),
+            Box::new(PcmrProfiler::new(level, Default::default())),
+        ];
+        let casc: Vec<String> = missing_evidence("casc", &profilers, &machine)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(casc.len(), 2, "{casc:?}");
-        assert!(casc[0].starts_with("policy 'casc' has no counters of the shared cache"), "{casc:?}");
-        assert!(casc[0].ends_with("no such counters (a processor)"), "{casc:?}");
-        assert!(casc[1].starts_with("profiler 'co-run rows (PCMR)'"), "{casc:?}");
+        assert!(
+            casc[0].starts_with("policy 'casc' has no counters of the shared cache"),
+            "{casc:?}"
+        );
+        assert!(
+            casc[0].ends_with("no such counters (a processor)"),
+            "{casc:?}"
+        );
+        assert!(
+            casc[1].starts_with("profiler 'co-run rows (PCMR)'"),
+            "{casc:?}"
+        );
         assert_eq!(missing_evidence("dio", &profilers, &machine), []);
-        assert_eq!(missing_evidence("default", &profilers, &capabilities_fixture(&[])), []);
+        assert_eq!(
+            missing_evidence("default", &profilers, &capabilities_fixture(&[])),
+            []
+        );
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    AppliedPlan, Capabilities, Estimate, Forecast, Observation, Plan, Predictor, PredictorConfig, Profile, Profiles,
-    TaskId, TimeSpan, Topology, View, WindowEnd, WindowLength,
+    AppliedPlan, Capabilities, Estimate, Forecast, Observation, Plan, Predictor, PredictorConfig,
+    Profile, Profiles, TaskId, TimeSpan, Topology, View, WindowEnd, WindowLength,
 };
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
@@ -16,11 +16,18 @@ pub fn pair_forecast(
     profile: &Profile,
     co_runner: &Profile,
 ) -> [Option<Estimate>; 2] {
-    let Some(cpus) = topology.last_level_domains().into_iter().find(|cpus| cpus.count() >= 2) else {
+    let Some(cpus) = topology
+        .last_level_domains()
+        .into_iter()
+        .find(|cpus| cpus.count() >= 2)
+    else {
         return [None, None];
     };
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-    let cpu_sets = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect());
+    let cpu_sets = cpus
+        .iter()
+        .take(2)
+        .map(|cpu| std::iter::once(cpu).collect());
     plan.affinity = [TaskId(0), TaskId(1)].into_iter().zip(cpu_sets).collect();
     let profiles = Profiles::from([(TaskId(0), profile.clone()), (TaskId(1), co_runner.clone())]);
     let forecast = forecast_plan(topology, &profiles, config, &plan);
@@ -28,13 +35,28 @@ pub fn pair_forecast(
 }
 
 /// Forecasts the effect of a plan on the tasks of these profiles, on a machine that partitions no cache.
-pub fn forecast_plan(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, plan: &Plan) -> Forecast {
-    let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
-    let capabilities =
-        Capabilities { abilities: BTreeMap::new(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
+pub fn forecast_plan(
+    topology: &Topology,
+    profiles: &Profiles,
+    config: &PredictorConfig,
+    plan: &Plan,
+) -> Forecast {
+    let predictor = ReferencePredictor {
+        miss_penalty_cycles: config.miss_penalty_cycles,
+    };
+    let capabilities = Capabilities {
+        abilities: BTreeMap::new(),
+        partitions: Vec::new(),
+        min_window_ns: 1,
+        min_slice_ns: None,
+    };
     let observation = Observation {
         window: 0,
-        span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+        span: TimeSpan {
+            start_ns: 0,
+            elapsed_ns: 1,
+            elapsed_cycles: None,
+        },
         end_reason: WindowEnd::Elapsed,
         tasks: Vec::new(),
         shared_counts: Vec::new(),

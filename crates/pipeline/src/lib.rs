@@ -17,8 +17,8 @@ mod replay;
 mod standard;
 
 use cachemate_core::{
-    ControlLoop, ControlLoopError, GuardConfig, Machine, Observation, PipelineConfig, Policy, PolicyConfig,
-    ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
+    ControlLoop, ControlLoopError, GuardConfig, Machine, Observation, PipelineConfig, Policy,
+    PolicyConfig, ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
 };
 use cachemate_policy::policies::{self, PolicyError};
 use cachemate_policy::reference_predictor::ReferencePredictor;
@@ -29,8 +29,8 @@ pub use evidence::{UnavailableEvidence, missing_evidence};
 pub use forecast::{forecast_plan, pair_forecast};
 pub use replay::{ReplayError, ReplayMachine, ReplayedWindow, replay};
 pub use standard::{
-    CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline, miss_penalty_of_machine,
-    with_size_sweeps,
+    CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline,
+    miss_penalty_of_machine, with_size_sweeps,
 };
 
 /// The policy of a pipeline inside its verifier, with or without the guard.
@@ -67,15 +67,21 @@ impl OfflineProfiler {
 
     /// Passes one more window to the profilers, and returns the updated profiles.
     pub fn update(&mut self, observation: &Observation) -> &Profiles {
-        self.profilers.iter_mut().for_each(|profiler| profiler.update(observation, &mut self.measured_profiles));
-        self.recalled_profiles =
-            self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured_profiles));
+        self.profilers
+            .iter_mut()
+            .for_each(|profiler| profiler.update(observation, &mut self.measured_profiles));
+        self.recalled_profiles = self
+            .recall
+            .as_mut()
+            .and_then(|recall| recall.recall(observation, &self.measured_profiles));
         self.profiles()
     }
 
     /// Returns the profiles after the last window.
     pub fn profiles(&self) -> &Profiles {
-        self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles)
+        self.recalled_profiles
+            .as_ref()
+            .unwrap_or(&self.measured_profiles)
     }
 }
 
@@ -103,7 +109,11 @@ impl Pipeline {
     /// # Errors
     /// Returns an error if the policy is not in the registry, or does not accept its parameters.
     pub fn build(config: PipelineConfig) -> Result<Self, PolicyError> {
-        let PolicyConfig { name, parameters, seed } = &config.policy;
+        let PolicyConfig {
+            name,
+            parameters,
+            seed,
+        } = &config.policy;
         let policy = policies::build(name, parameters, *seed)?;
         Ok(Self::with_policy(config, policy))
     }
@@ -111,8 +121,16 @@ impl Pipeline {
     /// Builds a pipeline around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
         let verified_policy = wrap_in_verifier(policy, config.guard);
-        let profilers = config.profilers.iter().map(profilers::build_profiler).collect();
-        Pipeline { config, verified_policy, profilers }
+        let profilers = config
+            .profilers
+            .iter()
+            .map(profilers::build_profiler)
+            .collect();
+        Pipeline {
+            config,
+            verified_policy,
+            profilers,
+        }
     }
 
     /// Returns the configuration from which the pipeline was built.
@@ -132,16 +150,32 @@ impl Pipeline {
 
     /// Returns the evidence that the policy and the profilers request and this machine cannot provide, with remedies.
     pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<UnavailableEvidence> {
-        missing_evidence(&self.config.policy.name, &self.profilers, machine.capabilities())
+        missing_evidence(
+            &self.config.policy.name,
+            &self.profilers,
+            machine.capabilities(),
+        )
     }
 
     /// Starts a control loop on this machine, before its first window.
     pub fn start<M: Machine>(self, machine: M) -> PipelineLoop<M> {
-        let Pipeline { config, verified_policy: decider, profilers } = self;
-        let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
+        let Pipeline {
+            config,
+            verified_policy: decider,
+            profilers,
+        } = self;
+        let predictor = Box::new(ReferencePredictor {
+            miss_penalty_cycles: config.predictor.miss_penalty_cycles,
+        });
         let recall = policies::profile_recall_by_name(&config.policy.name);
-        let mut control_loop =
-            ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window);
+        let mut control_loop = ControlLoop::new(
+            machine,
+            profilers,
+            predictor,
+            config.policy.name,
+            decider,
+            config.first_window,
+        );
         control_loop.recall = recall;
         control_loop
     }

@@ -11,8 +11,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use cachemate_core::{
-    AppliedPlan, Capabilities, ControlLoop, Decision, ForecastError, Machine, MachineError, Observation, Plan,
-    PlanItem, Policy, PolicyConfig, RefusalReason, RefusedItem, RunHeader, Topology, WindowRecord,
+    AppliedPlan, Capabilities, ControlLoop, Decision, ForecastError, Machine, MachineError,
+    Observation, Plan, PlanItem, Policy, PolicyConfig, RefusalReason, RefusedItem, RunHeader,
+    Topology, WindowRecord,
 };
 use cachemate_policy::policies::PolicyError;
 use cachemate_trace::{RunLogReader, TraceError};
@@ -32,7 +33,11 @@ pub struct ReplayMachine {
 impl ReplayMachine {
     /// Creates a machine that reads the log once, from its first window to its last.
     pub fn new(log: RunLogReader) -> Self {
-        ReplayMachine { header: log.header().clone(), log, current_record: Rc::default() }
+        ReplayMachine {
+            header: log.header().clone(),
+            log,
+            current_record: Rc::default(),
+        }
     }
 
     /// Returns the recording's header: policy, parameters, seed. The CPUs that are online are those of the last
@@ -50,32 +55,50 @@ impl Machine for ReplayMachine {
         &self.header.capabilities
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let record = self.log.next_record().map_err(|error| MachineError(error.to_string()))?;
+        let record = self
+            .log
+            .next_record()
+            .map_err(|error| MachineError(error.to_string()))?;
         let observation = record.as_ref().map(|record| record.observation.clone());
         if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
-            self.header.topology.cpus.iter_mut().for_each(|cpu| cpu.online = online.contains(cpu.id.0));
+            self.header
+                .topology
+                .cpus
+                .iter_mut()
+                .for_each(|cpu| cpu.online = online.contains(cpu.id.0));
         }
         self.current_record.replace(record);
         Ok(observation)
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         let current = self.current_record.borrow();
-        let current_record = current.as_ref().ok_or_else(|| MachineError("nothing was observed yet".to_string()))?;
+        let current_record = current
+            .as_ref()
+            .ok_or_else(|| MachineError("nothing was observed yet".to_string()))?;
         if current_record.decision.plan == *plan {
             return Ok(current_record.applied.clone());
         }
         // The plan that was in force in the recorded run stays in force, whatever is requested.
         let message = first_difference(&current_record.decision.plan, plan);
-        let refused_plan = RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message };
-        Ok(AppliedPlan { refused: vec![refused_plan], ..current_record.applied.clone() })
+        let refused_plan = RefusedItem {
+            item: PlanItem::Plan,
+            reason: RefusalReason::NotRecorded,
+            message,
+        };
+        Ok(AppliedPlan {
+            refused: vec![refused_plan],
+            ..current_record.applied.clone()
+        })
     }
 }
 
 /// Describes the first part in which two values differ by its path, such as `gangs.0.slice_ns`, and its two states.
 fn first_difference(recorded: &impl Serialize, replayed: &impl Serialize) -> String {
     let to_json = |value: Result<Value, serde_json::Error>| value.unwrap_or(Value::Null);
-    let (mut recorded, mut replayed) =
-        (to_json(serde_json::to_value(recorded)), to_json(serde_json::to_value(replayed)));
+    let (mut recorded, mut replayed) = (
+        to_json(serde_json::to_value(recorded)),
+        to_json(serde_json::to_value(replayed)),
+    );
     let mut path = Vec::new();
     while let Some(key) = first_differing_key(&recorded, &replayed) {
         recorded = part_of(&recorded, &key);
@@ -87,21 +110,30 @@ fn first_difference(recorded: &impl Serialize, replayed: &impl Serialize) -> Str
         [part, task, ..] if part == "weights" => format!("weight of task {task}"),
         _ => path.join("."),
     };
-    format!("{part}: recorded {}, replayed {}", describe_state(&recorded), describe_state(&replayed))
+    format!(
+        "{part}: recorded {}, replayed {}",
+        describe_state(&recorded),
+        describe_state(&replayed)
+    )
 }
 
 /// Returns the first key, or index, under which two objects, or two lists, differ.
 fn first_differing_key(recorded: &Value, replayed: &Value) -> Option<String> {
     let keys: Vec<String> = match (recorded, replayed) {
-        (Value::Object(recorded_fields), Value::Object(replayed_fields)) => {
-            recorded_fields.keys().chain(replayed_fields.keys()).cloned().collect()
-        }
+        (Value::Object(recorded_fields), Value::Object(replayed_fields)) => recorded_fields
+            .keys()
+            .chain(replayed_fields.keys())
+            .cloned()
+            .collect(),
         (Value::Array(recorded_items), Value::Array(replayed_items)) => {
-            (0..recorded_items.len().max(replayed_items.len())).map(|index| index.to_string()).collect()
+            (0..recorded_items.len().max(replayed_items.len()))
+                .map(|index| index.to_string())
+                .collect()
         }
         _ => return None,
     };
-    keys.into_iter().find(|key| part_of(recorded, key) != part_of(replayed, key))
+    keys.into_iter()
+        .find(|key| part_of(recorded, key) != part_of(replayed, key))
 }
 
 /// Returns the part of a list or an object under `key`; null if it has none.
@@ -149,7 +181,9 @@ pub enum ReplayError {
     Policy(#[from] PolicyError),
     /// The same pipeline decided differently: either it is not deterministic, or its code has changed since the
     /// recording.
-    #[error("window {window}: the policy '{policy}' decides differently than recorded: {difference}")]
+    #[error(
+        "window {window}: the policy '{policy}' decides differently than recorded: {difference}"
+    )]
     Differs {
         /// The first window whose decisions differ.
         window: u64,
@@ -172,12 +206,19 @@ pub fn replay(
     visit_window: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
     let mut config = log.header().pipeline.clone();
-    let must_match = other_policy.as_ref().is_none_or(|policy| *policy == config.policy);
+    let must_match = other_policy
+        .as_ref()
+        .is_none_or(|policy| *policy == config.policy);
     config.policy = other_policy.unwrap_or(config.policy);
     let pipeline = Pipeline::build(config)?;
     let machine = ReplayMachine::new(log);
     let current_record = Rc::clone(&machine.current_record);
-    replay_windows(pipeline.start(machine), &current_record, must_match, visit_window)
+    replay_windows(
+        pipeline.start(machine),
+        &current_record,
+        must_match,
+        visit_window,
+    )
 }
 
 fn replay_windows<P: Policy>(
@@ -189,18 +230,27 @@ fn replay_windows<P: Policy>(
     let mut window_count = 0;
     let mut previous_plan = control_loop.plan.clone();
     while let Some(record) = control_loop.step()? {
-        let Some(recorded_window) = current_record.borrow().clone() else { break };
+        let Some(recorded_window) = current_record.borrow().clone() else {
+            break;
+        };
         let is_same_plan = recorded_window.decision.plan == record.decision.plan;
         let plan_difference = describe_difference(&recorded_window, &record, must_match);
         let window = record.observation.window;
         if let (true, Some(difference)) = (must_match, &plan_difference) {
             let policy = control_loop.policy_name.clone();
-            return Err(ReplayError::Differs { window, policy, difference: difference.clone() });
+            return Err(ReplayError::Differs {
+                window,
+                policy,
+                difference: difference.clone(),
+            });
         }
         if !is_same_plan {
             // The next window was recorded under the recorded plan, so only a forecast under that plan can be compared.
-            control_loop.forecast =
-                control_loop.forecast_under(&record.observation, &previous_plan, &recorded_window.decision.plan);
+            control_loop.forecast = control_loop.forecast_under(
+                &record.observation,
+                &previous_plan,
+                &recorded_window.decision.plan,
+            );
         }
         previous_plan = recorded_window.decision.plan;
         window_count += 1;
@@ -215,15 +265,21 @@ fn replay_windows<P: Policy>(
 }
 
 /// Describes the difference between two decisions: in the plan and, if `compares_all` is set, also in reasons and forecast.
-fn describe_difference(recorded_window: &WindowRecord, replayed: &WindowRecord, compares_all: bool) -> Option<String> {
+fn describe_difference(
+    recorded_window: &WindowRecord,
+    replayed: &WindowRecord,
+    compares_all: bool,
+) -> Option<String> {
     if recorded_window.decision.plan != replayed.decision.plan {
-        return Some(first_difference(&recorded_window.decision.plan, &replayed.decision.plan));
+        return Some(first_difference(
+            &recorded_window.decision.plan,
+            &replayed.decision.plan,
+        ));
     }
     let differs = compares_all
         && (&recorded_window.decision.reasons, &recorded_window.forecast)
             != (&replayed.decision.reasons, &replayed.forecast);
-    let compared_parts =
-        |window: &WindowRecord| json!({ "reasons": window.decision.reasons, "forecast": window.forecast });
+    let compared_parts = |window: &WindowRecord| json!({ "reasons": window.decision.reasons, "forecast": window.forecast });
     differs.then(|| first_difference(&compared_parts(recorded_window), &compared_parts(replayed)))
 }
 

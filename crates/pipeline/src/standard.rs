@@ -1,9 +1,9 @@
 //! The standard pipeline of a machine: all profilers that apply to the machine's last-level cache.
 
 use cachemate_core::{
-    CacheLevel, Capabilities, CoRunRowParameters, GuardConfig, MachineSpec, PhaseParameters, PipelineConfig,
-    PolicyConfig, PredictorConfig, ProfilerConfig, ReplacementModel, ShMapParameters, Topology, TracedCache,
-    WindowLength,
+    CacheLevel, Capabilities, CoRunRowParameters, GuardConfig, MachineSpec, PhaseParameters,
+    PipelineConfig, PolicyConfig, PredictorConfig, ProfilerConfig, ReplacementModel,
+    ShMapParameters, Topology, TracedCache, WindowLength,
 };
 
 /// Inputs of a standard pipeline besides the machine.
@@ -26,10 +26,18 @@ pub struct StandardPipeline {
 
 /// Returns the cost of a last-level miss on a described machine: the latency of memory beyond that of a hit.
 pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
-    let hit_cycles = spec.last_level_cache().map_or(0, |cache| cache.latency_cycles);
+    let hit_cycles = spec
+        .last_level_cache()
+        .map_or(0, |cache| cache.latency_cycles);
     let penalty_cycles = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
-    let miss_penalty_source = format!("machine file of {}: memory beyond a hit of the last level", spec.name);
-    PredictorConfig { miss_penalty_cycles: f64::from(penalty_cycles), miss_penalty_source }
+    let miss_penalty_source = format!(
+        "machine file of {}: memory beyond a hit of the last level",
+        spec.name
+    );
+    PredictorConfig {
+        miss_penalty_cycles: f64::from(penalty_cycles),
+        miss_penalty_source,
+    }
 }
 
 /// Cycles of a simulated machine's window before the policy's first plan, at the published scale.
@@ -55,7 +63,9 @@ impl StandardPipeline {
             counted_instructions,
             predictor: miss_penalty_of_machine(spec),
             watches_code: true,
-            first_window: WindowLength::Cycles { cycles: FIRST_WINDOW_CYCLES },
+            first_window: WindowLength::Cycles {
+                cycles: FIRST_WINDOW_CYCLES,
+            },
         }
     }
 
@@ -72,28 +82,56 @@ impl StandardPipeline {
                 parameters: PhaseParameters::default(),
                 interval_instructions: 10.0 * counted_instructions,
             },
-            ProfilerConfig::Counters { level, min_instructions: counted_instructions },
-            ProfilerConfig::CoRunRows { level, parameters: CoRunRowParameters::default() },
+            ProfilerConfig::Counters {
+                level,
+                min_instructions: counted_instructions,
+            },
+            ProfilerConfig::CoRunRows {
+                level,
+                parameters: CoRunRowParameters::default(),
+            },
             ProfilerConfig::SoloIntervals { level },
-            ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: false },
+            ProfilerConfig::Sharing {
+                parameters: ShMapParameters::default(),
+                machine_wide: false,
+            },
             ProfilerConfig::Activity,
             ProfilerConfig::CoRunSlowdown,
             ProfilerConfig::PrimeProbe,
         ];
-        if let Some((size_bytes, ways)) = last_level.and_then(|cache| Some((cache.size_bytes?, cache.ways?))) {
-            let colors = capabilities.partitions.iter().find_map(|(_, partition)| partition.colors()).unwrap_or(1);
-            let cache = TracedCache { level, size_bytes, colors, ways, points: colors.max(ways).max(16) };
-            let line_bytes = last_level.and_then(|cache| cache.line_bytes).map_or(64, u64::from);
+        if let Some((size_bytes, ways)) =
+            last_level.and_then(|cache| Some((cache.size_bytes?, cache.ways?)))
+        {
+            let colors = capabilities
+                .partitions
+                .iter()
+                .find_map(|(_, partition)| partition.colors())
+                .unwrap_or(1);
+            let cache = TracedCache {
+                level,
+                size_bytes,
+                colors,
+                ways,
+                points: colors.max(ways).max(16),
+            };
+            let line_bytes = last_level
+                .and_then(|cache| cache.line_bytes)
+                .map_or(64, u64::from);
             let point_count = u64::from(cache.points);
             profilers.push(ProfilerConfig::Stalls { cache });
             profilers.push(ProfilerConfig::Reuse {
                 level,
                 replacement: ReplacementModel::Lru,
                 line_bytes,
-                sizes_bytes: (1..=point_count).map(|step| size_bytes * step / point_count).collect(),
+                sizes_bytes: (1..=point_count)
+                    .map(|step| size_bytes * step / point_count)
+                    .collect(),
                 includes_code: self.watches_code,
             });
-            profilers.push(ProfilerConfig::MissTrace { cache, follows_thesis: false });
+            profilers.push(ProfilerConfig::MissTrace {
+                cache,
+                follows_thesis: false,
+            });
         }
         profilers.push(ProfilerConfig::Stored);
         PipelineConfig {
@@ -115,9 +153,18 @@ pub fn with_size_sweeps(mut config: PipelineConfig, min_instructions: f64) -> Pi
         _ => None,
     };
     if let Some(cache) = config.profilers.iter().find_map(stall_cache) {
-        let stored_index = config.profilers.iter().position(|profiler| *profiler == ProfilerConfig::Stored);
+        let stored_index = config
+            .profilers
+            .iter()
+            .position(|profiler| *profiler == ProfilerConfig::Stored);
         let position = stored_index.unwrap_or(config.profilers.len());
-        config.profilers.insert(position, ProfilerConfig::SizeSweep { cache, min_instructions });
+        config.profilers.insert(
+            position,
+            ProfilerConfig::SizeSweep {
+                cache,
+                min_instructions,
+            },
+        );
     }
     config
 }

@@ -46,7 +46,12 @@ pub struct ReloadCosts(BTreeMap<TaskId, ResidencyCosts>);
 impl ReloadCosts {
     /// Observes a window: its tasks, and the misses that were counted for each task. Only a task that ran for at least
     /// nine tenths of the window has a comparable sample.
-    pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted_misses: &BTreeMap<TaskId, f64>) {
+    pub fn observe(
+        &mut self,
+        tasks: &[TaskSample],
+        elapsed_ns: u64,
+        counted_misses: &BTreeMap<TaskId, f64>,
+    ) {
         let live_samples = || tasks.iter().filter(|task| !task.exited);
         let ids: BTreeSet<TaskId> = live_samples().map(|task| task.task).collect();
         self.0.retain(|id, _| ids.contains(id));
@@ -63,7 +68,10 @@ impl ReloadCosts {
             } else {
                 &mut residency.later_misses
             };
-            counted_misses.get(&task.task).into_iter().for_each(|misses| miss_mean.add(*misses));
+            counted_misses
+                .get(&task.task)
+                .into_iter()
+                .for_each(|misses| miss_mean.add(*misses));
         }
     }
 
@@ -96,7 +104,10 @@ mod tests {
     const WINDOW_NS: u64 = 1_000;
 
     fn sample_of_run(ns: u64) -> TaskSample {
-        TaskSample { on_cpu_ns: vec![(CpuId(0), ns)], ..TaskSample::new(TaskId(0), ProcessId(0)) }
+        TaskSample {
+            on_cpu_ns: vec![(CpuId(0), ns)],
+            ..TaskSample::new(TaskId(0), ProcessId(0))
+        }
     }
 
     /// Is the cost the difference of the first and later samples, unknown before that, and independent of shortened
@@ -108,17 +119,31 @@ mod tests {
             refills.observe(
                 &[sample_of_run(ran_ns)],
                 WINDOW_NS,
-                &misses.map(|misses| (TaskId(0), misses)).into_iter().collect(),
+                &misses
+                    .map(|misses| (TaskId(0), misses))
+                    .into_iter()
+                    .collect(),
             );
-            (refills.reload_misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
+            (
+                refills.reload_misses(TaskId(0)),
+                refills.needs_second_sample(TaskId(0)),
+            )
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));
-        assert_eq!(window(WINDOW_NS, None), (None, false), "without counts, it is eventually dropped");
+        assert_eq!(
+            window(WINDOW_NS, None),
+            (None, false),
+            "without counts, it is eventually dropped"
+        );
         assert_eq!(window(WINDOW_NS, Some(20.0)), (Some(70.0), false));
         assert_eq!(window(0, None), (Some(70.0), false));
         assert_eq!(window(WINDOW_NS / 2, Some(1.0)), (Some(70.0), false));
         assert_eq!(window(WINDOW_NS, Some(110.0)), (Some(80.0), false));
-        assert_eq!(window(WINDOW_NS, Some(400.0)), (Some(0.0), false), "never a reward");
+        assert_eq!(
+            window(WINDOW_NS, Some(400.0)),
+            (Some(0.0), false),
+            "never a reward"
+        );
     }
 
     /// Is evidence dropped if the task has exited or entered a new phase?
@@ -128,7 +153,11 @@ mod tests {
         for round in 0..100 {
             let extra = if round < 50 { 1_000.0 } else { 10.0 };
             for (ran_ns, misses) in [(WINDOW_NS, 5.0 + extra), (WINDOW_NS, 5.0), (0, 0.0)] {
-                refills.observe(&[sample_of_run(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
+                refills.observe(
+                    &[sample_of_run(ran_ns)],
+                    WINDOW_NS,
+                    &BTreeMap::from([(TaskId(0), misses)]),
+                );
             }
         }
         let now = refills.reload_misses(TaskId(0)).unwrap();

@@ -34,13 +34,18 @@ pub struct RuleViolation {
 pub type PolicyFactory<'a> = &'a dyn Fn(u64) -> Box<dyn Policy>;
 
 const WINDOWS: usize = 8;
-const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 150.0 };
+const REFERENCE: ReferencePredictor = ReferencePredictor {
+    miss_penalty_cycles: 150.0,
+};
 
 /// Runs a policy on `machine_count` generated machines.
 ///
 /// # Errors
 /// Returns the first violated rule.
-pub fn check_policy(policy_factory: PolicyFactory<'_>, machine_count: u64) -> Result<(), RuleViolation> {
+pub fn check_policy(
+    policy_factory: PolicyFactory<'_>,
+    machine_count: u64,
+) -> Result<(), RuleViolation> {
     for seed in 0..machine_count {
         let script = ObservationScript::generate(seed);
         let decisions = script.run(policy_factory, |task| task)?;
@@ -49,9 +54,15 @@ pub fn check_policy(policy_factory: PolicyFactory<'_>, machine_count: u64) -> Re
         // New ids are larger and in reverse order, which exposes policies that break ties by the value of the id.
         let rename_task = |task: TaskId| TaskId(1000 - task.0);
         let renamed_decisions = script.run(policy_factory, rename_task)?;
-        let expected: Vec<Decision> =
-            decisions.iter().map(|decision| rename_decision(decision, &rename_task)).collect();
-        script.check_equal("renaming tasks renames the plan", &expected, &renamed_decisions)?;
+        let expected: Vec<Decision> = decisions
+            .iter()
+            .map(|decision| rename_decision(decision, &rename_task))
+            .collect();
+        script.check_equal(
+            "renaming tasks renames the plan",
+            &expected,
+            &renamed_decisions,
+        )?;
         script.check_keeps_plan_without_evidence(policy_factory)?;
         script.check_replay(policy_factory)?;
     }
@@ -82,7 +93,11 @@ impl ObservationScript {
             }
             // On the first machine, no tasks arrive in the first two windows; on every eighth machine, none ever
             // arrive.
-            let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) { 0 } else { generator.draw_below(5) };
+            let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) {
+                0
+            } else {
+                generator.draw_below(5)
+            };
             for _ in 0..arrivals {
                 tasks.push(draw_arrival(&mut generator, next_id, window));
                 next_id += 1;
@@ -96,16 +111,32 @@ impl ObservationScript {
                 if generator.draw_below(3) == 0 {
                     let profile = draw_profile(&mut generator, task.process);
                     known_profiles.insert(task.task, profile.clone());
-                    let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile) };
+                    let evidence = ProbeEvidence::StoredProfile {
+                        task: task.task,
+                        profile: Box::new(profile),
+                    };
                     let probe = ProbeId(generator.draw_below(4) as u32);
-                    probe_results.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
+                    probe_results.push(ProbeResult {
+                        probe,
+                        evidence,
+                        complete: true,
+                        cost_ns: Vec::new(),
+                    });
                 }
             }
             if let Some(probe_result) = draw_access_samples(&mut generator, &tasks) {
                 probe_results.push(probe_result);
             }
-            let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
-            let end_reason = if generator.draw_below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
+            let span = TimeSpan {
+                start_ns: window * 1_000_000,
+                elapsed_ns: 1_000_000,
+                elapsed_cycles: None,
+            };
+            let end_reason = if generator.draw_below(2) == 0 {
+                WindowEnd::Elapsed
+            } else {
+                WindowEnd::TasksChanged
+            };
             let applied_plan = AppliedPlan::default();
             let observation = Observation {
                 window,
@@ -118,11 +149,26 @@ impl ObservationScript {
             };
             windows.push((observation, known_profiles.clone()));
         }
-        ObservationScript { seed, topology, capabilities, windows }
+        ObservationScript {
+            seed,
+            topology,
+            capabilities,
+            windows,
+        }
     }
 
-    fn build_violation(&self, rule: &'static str, window: usize, difference: String) -> RuleViolation {
-        RuleViolation { rule, seed: self.seed, window, what: difference }
+    fn build_violation(
+        &self,
+        rule: &'static str,
+        window: usize,
+        difference: String,
+    ) -> RuleViolation {
+        RuleViolation {
+            rule,
+            seed: self.seed,
+            window,
+            what: difference,
+        }
     }
 
     fn run(
@@ -135,8 +181,17 @@ impl ObservationScript {
         let mut decisions = Vec::new();
         for (index, (observation, profiles)) in self.windows.iter().enumerate() {
             let observation = rename_observation(observation, &rename);
-            let profiles = profiles.iter().map(|(&task, profile)| (rename(task), profile.clone())).collect();
-            let decision = self.decide(policy.as_mut(), &observation, &profiles, &previous_plan, index)?;
+            let profiles = profiles
+                .iter()
+                .map(|(&task, profile)| (rename(task), profile.clone()))
+                .collect();
+            let decision = self.decide(
+                policy.as_mut(),
+                &observation,
+                &profiles,
+                &previous_plan,
+                index,
+            )?;
             previous_plan = decision.plan.clone();
             decisions.push(decision);
         }
@@ -152,47 +207,105 @@ impl ObservationScript {
         window: usize,
     ) -> Result<Decision, RuleViolation> {
         let (topology, capabilities) = (&self.topology, &self.capabilities);
-        let view =
-            View { topology, capabilities, observation, profiles, previous_plan, predictor: &REFERENCE, verdicts: &() };
+        let view = View {
+            topology,
+            capabilities,
+            observation,
+            profiles,
+            previous_plan,
+            predictor: &REFERENCE,
+            verdicts: &(),
+        };
         let decision = policy.decide(&view);
-        check_plan(&decision.plan, &view)
-            .map_err(|plan_error| self.build_violation("the plan is always valid", window, plan_error.to_string()))?;
-        let is_missing = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
-        if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(is_missing)) {
-            return Err(self.build_violation("reasons name tasks of this window", window, format!("{reason:?}")));
+        check_plan(&decision.plan, &view).map_err(|plan_error| {
+            self.build_violation("the plan is always valid", window, plan_error.to_string())
+        })?;
+        let is_missing =
+            |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
+        if let Some(reason) = decision
+            .reasons
+            .iter()
+            .find(|reason| reason.tasks.iter().any(is_missing))
+        {
+            return Err(self.build_violation(
+                "reasons name tasks of this window",
+                window,
+                format!("{reason:?}"),
+            ));
         }
         Ok(decision)
     }
 
-    fn check_equal(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
+    fn check_equal(
+        &self,
+        rule: &'static str,
+        expected: &[Decision],
+        found: &[Decision],
+    ) -> Result<(), RuleViolation> {
         // A run with fewer decisions differs at the first one that it lacks.
-        match (0..expected.len().max(found.len())).find(|&window| expected.get(window) != found.get(window)) {
+        match (0..expected.len().max(found.len()))
+            .find(|&window| expected.get(window) != found.get(window))
+        {
             None => Ok(()),
             Some(window) => Err(self.build_violation(
                 rule,
                 window,
-                format!("expected {:?}, found {:?}", expected.get(window), found.get(window)),
+                format!(
+                    "expected {:?}, found {:?}",
+                    expected.get(window),
+                    found.get(window)
+                ),
             )),
         }
     }
 
     /// Checks that the plan stays when, after the last window, the same tasks are observed without profiles or
     /// measurements.
-    fn check_keeps_plan_without_evidence(&self, policy_factory: PolicyFactory<'_>) -> Result<(), RuleViolation> {
+    fn check_keeps_plan_without_evidence(
+        &self,
+        policy_factory: PolicyFactory<'_>,
+    ) -> Result<(), RuleViolation> {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = policy_factory(self.seed);
         let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         for (index, (observation, profiles)) in self.windows.iter().enumerate() {
-            previous_plan = self.decide(policy.as_mut(), observation, profiles, &previous_plan, index)?.plan;
+            previous_plan = self
+                .decide(
+                    policy.as_mut(),
+                    observation,
+                    profiles,
+                    &previous_plan,
+                    index,
+                )?
+                .plan;
             let mut blind_observation = observation.clone();
             blind_observation.probe_results.clear();
-            blind_observation.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
+            blind_observation
+                .tasks
+                .iter_mut()
+                .for_each(|task| task.counts = EventCounts::default());
             // A lack of evidence must not undo a decision that was made with evidence.
-            let plan = self.decide(policy.as_mut(), &blind_observation, &Profiles::new(), &previous_plan, index)?.plan;
+            let plan = self
+                .decide(
+                    policy.as_mut(),
+                    &blind_observation,
+                    &Profiles::new(),
+                    &previous_plan,
+                    index,
+                )?
+                .plan;
             if (&plan.affinity, &plan.gangs, &plan.shares)
-                != (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares)
+                != (
+                    &previous_plan.affinity,
+                    &previous_plan.gangs,
+                    &previous_plan.shares,
+                )
             {
-                return Err(self.build_violation(rule, index, format!("before {previous_plan:?}, now {plan:?}")));
+                return Err(self.build_violation(
+                    rule,
+                    index,
+                    format!("before {previous_plan:?}, now {plan:?}"),
+                ));
             }
             previous_plan = plan;
         }
@@ -202,31 +315,47 @@ impl ObservationScript {
     /// Checks that a fresh policy makes the same decisions from a record of the run, which passes through the control
     /// loop and JSON.
     fn check_replay(&self, policy_factory: PolicyFactory<'_>) -> Result<(), RuleViolation> {
-        let record_windows = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
-            let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
-            let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(RecognizedProfiler)];
-            let first_window = WindowLength::Time { ns: 1 };
-            let mut control_loop = ControlLoop::new(
-                machine,
-                profilers,
-                Box::new(REFERENCE),
-                "conforming",
-                policy_factory(self.seed),
-                first_window,
-            );
-            let mut records = Vec::new();
-            while let Some(record) = control_loop.step().map_err(|error| {
-                self.build_violation("the loop accepts every plan", records.len(), error.to_string())
-            })? {
-                records.push(record);
-            }
-            Ok(records)
+        let record_windows =
+            |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
+                let machine =
+                    ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
+                let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(RecognizedProfiler)];
+                let first_window = WindowLength::Time { ns: 1 };
+                let mut control_loop = ControlLoop::new(
+                    machine,
+                    profilers,
+                    Box::new(REFERENCE),
+                    "conforming",
+                    policy_factory(self.seed),
+                    first_window,
+                );
+                let mut records = Vec::new();
+                while let Some(record) = control_loop.step().map_err(|error| {
+                    self.build_violation(
+                        "the loop accepts every plan",
+                        records.len(),
+                        error.to_string(),
+                    )
+                })? {
+                    records.push(record);
+                }
+                Ok(records)
+            };
+        let recorded_windows = record_windows(
+            self.windows
+                .iter()
+                .map(|(observation, _)| observation.clone())
+                .collect(),
+        )?;
+        let replayed_records = record_windows(
+            recorded_windows
+                .iter()
+                .map(|record| record.observation.clone())
+                .collect(),
+        )?;
+        let decisions_of = |records: Vec<WindowRecord>| {
+            records.into_iter().map(|r| r.decision).collect::<Vec<_>>()
         };
-        let recorded_windows =
-            record_windows(self.windows.iter().map(|(observation, _)| observation.clone()).collect())?;
-        let replayed_records =
-            record_windows(recorded_windows.iter().map(|record| record.observation.clone()).collect())?;
-        let decisions_of = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
         self.check_equal(
             "record -> replay gives the same decisions",
             &decisions_of(recorded_windows),
@@ -254,7 +383,11 @@ impl Profiler for RecognizedProfiler {
 
 fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
     // Every sixth machine reports no caches.
-    let cache_count = if seed % 6 == 5 { 0 } else { 1 + generator.draw_below(4) as u32 };
+    let cache_count = if seed % 6 == 5 {
+        0
+    } else {
+        1 + generator.draw_below(4) as u32
+    };
     let cpus_per_cache = 1 + generator.draw_below(4) as u32;
     let cpu_count = cache_count.max(1) * cpus_per_cache;
     let build_cpu = |id: u32, online| Cpu {
@@ -265,7 +398,9 @@ fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
         online,
         hertz: Some(1_000_000_000),
     };
-    let cpus: Vec<Cpu> = (0..cpu_count).map(|id| build_cpu(id, id == 0 || generator.draw_below(6) > 0)).collect();
+    let cpus: Vec<Cpu> = (0..cpu_count)
+        .map(|id| build_cpu(id, id == 0 || generator.draw_below(6) > 0))
+        .collect();
     let build_cache = |id: u32| Cache {
         id: CacheId(id),
         level: CacheLevel::L3,
@@ -275,25 +410,56 @@ fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { cpus, caches: (0..cache_count).map(build_cache).collect(), ..Topology::default() }
+    Topology {
+        cpus,
+        caches: (0..cache_count).map(build_cache).collect(),
+        ..Topology::default()
+    }
 }
 
 fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
-    let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 16 };
-    let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
+    let ways = PartitionSupport::Ways {
+        ways: 16,
+        min_ways: 1,
+        contiguous: true,
+        max_groups: 16,
+    };
+    let colors = PartitionSupport::Colors {
+        colors: 16,
+        page_bytes: 4096,
+        page_migration_ns: 7_000.0,
+    };
     let support = [Some(ways), Some(colors), None][generator.draw_below(3) as usize];
-    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, support?))).collect();
+    let partitions = topology
+        .caches
+        .iter()
+        .filter_map(|cache| Some((cache.id, support?)))
+        .collect();
     let support_of = |is_supported: bool| match is_supported {
         true => Support::Yes { note: None },
-        false => Support::No { reason: "not on this machine".to_string(), remedy: None },
+        false => Support::No {
+            reason: "not on this machine".to_string(),
+            remedy: None,
+        },
     };
-    let abilities =
-        Ability::ALL.into_iter().map(|ability| (ability, support_of(generator.draw_below(5) > 0))).collect();
-    Capabilities { abilities, partitions, min_window_ns: 1_000, min_slice_ns: Some(1_000) }
+    let abilities = Ability::ALL
+        .into_iter()
+        .map(|ability| (ability, support_of(generator.draw_below(5) > 0)))
+        .collect();
+    Capabilities {
+        abilities,
+        partitions,
+        min_window_ns: 1_000,
+        min_slice_ns: Some(1_000),
+    }
 }
 
 fn draw_arrival(generator: &mut SplitMix64, id: u32, window: u64) -> TaskSample {
-    let goal = Goal { priority: 1.0 + generator.draw_unit(), max_slowdown: Some(0.1), min_rate: Some(1e9) };
+    let goal = Goal {
+        priority: 1.0 + generator.draw_unit(),
+        max_slowdown: Some(0.1),
+        min_rate: Some(1e9),
+    };
     TaskSample {
         name: format!("program-{}", generator.draw_below(5)),
         arrival_ns: window * 1_000_000,
@@ -317,17 +483,42 @@ fn draw_access_samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Opti
         latency_cycles: None,
         at_ns: 0,
     };
-    let samples = (0..generator.draw_below(100)).map(|_| draw_sample(generator)).collect();
-    let evidence = ProbeEvidence::Samples { sample_period: 1, events: 100, line_bytes: 128, samples };
-    let (probe, complete) = (ProbeId(generator.draw_below(3) as u32), generator.draw_below(2) == 0);
-    Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.draw_below(1000))] })
+    let samples = (0..generator.draw_below(100))
+        .map(|_| draw_sample(generator))
+        .collect();
+    let evidence = ProbeEvidence::Samples {
+        sample_period: 1,
+        events: 100,
+        line_bytes: 128,
+        samples,
+    };
+    let (probe, complete) = (
+        ProbeId(generator.draw_below(3) as u32),
+        generator.draw_below(2) == 0,
+    );
+    Some(ProbeResult {
+        probe,
+        evidence,
+        complete,
+        cost_ns: vec![(None, generator.draw_below(1000))],
+    })
 }
 
 /// Fills in readings with gaps: some events are multiplexed, never counted, or missing.
 fn fill_counts(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
-    let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
-    task.cpu = (generator.draw_below(4) > 0).then(|| online[generator.draw_below(online.len() as u64) as usize]);
-    task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.draw_below(1_000_000))).into_iter().collect();
+    let online: Vec<CpuId> = topology
+        .cpus
+        .iter()
+        .filter(|cpu| cpu.online)
+        .map(|cpu| cpu.id)
+        .collect();
+    task.cpu = (generator.draw_below(4) > 0)
+        .then(|| online[generator.draw_below(online.len() as u64) as usize]);
+    task.on_cpu_ns = task
+        .cpu
+        .map(|cpu| (cpu, 1 + generator.draw_below(1_000_000)))
+        .into_iter()
+        .collect();
     let stall_event = CounterEvent::StallCycles(StallCause::RemoteCache);
     let events = [
         CounterEvent::Instructions,
@@ -351,32 +542,66 @@ fn fill_counts(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Top
 fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let mut maybe_estimate = |low: f64, high: f64| {
         let value = low + (high - low) * generator.draw_unit();
-        (generator.draw_below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
+        (generator.draw_below(4) > 0).then_some(Estimate {
+            value,
+            low: value * 0.9,
+            high: value * 1.1,
+        })
     };
     let miss_curve = maybe_estimate(1.0, 40.0).map(|max_rate| {
         let point_at = |size: u64| {
             let value = max_rate.value / (1.0 + size as f64 / 1e6);
-            (size, Estimate { value, low: value * 0.9, high: value * 1.1 })
+            (
+                size,
+                Estimate {
+                    value,
+                    low: value * 0.9,
+                    high: value * 1.1,
+                },
+            )
         };
         (1..=16).map(|step| point_at(step << 18)).collect()
     });
     // There are three kinds of threads, by the regions that they share; some of them have no evidence.
     let sharing = maybe_estimate(0.0, 3.0).map(|kind| {
         let region_group = kind.value as usize;
-        (0..32).map(|entry| if entry / 8 == region_group { 200 } else { entry as u8 % 5 }).collect()
+        (0..32)
+            .map(|entry| {
+                if entry / 8 == region_group {
+                    200
+                } else {
+                    entry as u8 % 5
+                }
+            })
+            .collect()
     });
-    let hits_by_position =
-        maybe_estimate(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
+    let hits_by_position = maybe_estimate(1.0, 1000.0).map(|first| {
+        (0..17)
+            .map(|way| first.value / f64::from(way + 1))
+            .collect()
+    });
     let observed_mpki = maybe_estimate(0.0, 30.0);
-    let (pcmr, intensity, sensitivity) =
-        (maybe_estimate(-5.0, 60.0), maybe_estimate(0.0, 1.0), maybe_estimate(0.0, 1.0));
-    let (llc_references, solo_instr_per_cycle) = (maybe_estimate(1e3, 5e4), maybe_estimate(0.1, 2.0));
+    let (pcmr, intensity, sensitivity) = (
+        maybe_estimate(-5.0, 60.0),
+        maybe_estimate(0.0, 1.0),
+        maybe_estimate(0.0, 1.0),
+    );
+    let (llc_references, solo_instr_per_cycle) =
+        (maybe_estimate(1e3, 5e4), maybe_estimate(0.1, 2.0));
     let has_activity = generator.draw_below(4) > 0;
-    let mut draw_count = |_| SuperSetCount { accesses: generator.draw_below(1000), misses: generator.draw_below(100) };
-    let super_set_counts =
-        has_activity.then(|| (CacheLevel::L3, oracle_fact_of((0..8).map(&mut draw_count).collect())));
-    let known_fact =
-        |estimate: Option<Estimate>| estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0));
+    let mut draw_count = |_| SuperSetCount {
+        accesses: generator.draw_below(1000),
+        misses: generator.draw_below(100),
+    };
+    let super_set_counts = has_activity.then(|| {
+        (
+            CacheLevel::L3,
+            oracle_fact_of((0..8).map(&mut draw_count).collect()),
+        )
+    });
+    let known_fact = |estimate: Option<Estimate>| {
+        estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0))
+    };
     Profile {
         process: Some(process),
         locality: LocalityFacts {
@@ -401,7 +626,12 @@ fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
             ..ContentionFacts::default()
         },
         sharing: SharingFacts {
-            map: sharing.map(|counters| oracle_fact_of(SharingMap { counters, machine_wide: false })),
+            map: sharing.map(|counters| {
+                oracle_fact_of(SharingMap {
+                    counters,
+                    machine_wide: false,
+                })
+            }),
             ..SharingFacts::default()
         },
         ..Profile::default()
@@ -412,7 +642,10 @@ fn oracle_fact_of<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::Oracle, 0)
 }
 
-fn rename_observation(observation: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observation {
+fn rename_observation(
+    observation: &Observation,
+    rename: &impl Fn(TaskId) -> TaskId,
+) -> Observation {
     let mut renamed_observation = observation.clone();
     for task in &mut renamed_observation.tasks {
         task.task = rename(task.task);
@@ -420,9 +653,9 @@ fn rename_observation(observation: &Observation, rename: &impl Fn(TaskId) -> Tas
     for probe_result in &mut renamed_observation.probe_results {
         match &mut probe_result.evidence {
             ProbeEvidence::StoredProfile { task, .. } => *task = rename(*task),
-            ProbeEvidence::Samples { samples, .. } => {
-                samples.iter_mut().for_each(|sample| sample.task = rename(sample.task))
-            }
+            ProbeEvidence::Samples { samples, .. } => samples
+                .iter_mut()
+                .for_each(|sample| sample.task = rename(sample.task)),
             _ => {}
         }
     }
@@ -432,9 +665,21 @@ fn rename_observation(observation: &Observation, rename: &impl Fn(TaskId) -> Tas
 fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> Decision {
     let mut decision = decision.clone();
     let plan = &mut decision.plan;
-    plan.affinity = std::mem::take(&mut plan.affinity).into_iter().map(|(task, cpus)| (rename(task), cpus)).collect();
-    plan.weights = plan.weights.iter().map(|(&task, &weight)| (rename(task), weight)).collect();
-    for (task, _) in plan.gangs.iter_mut().flat_map(|s| &mut s.gangs).flat_map(|gang| &mut gang.members) {
+    plan.affinity = std::mem::take(&mut plan.affinity)
+        .into_iter()
+        .map(|(task, cpus)| (rename(task), cpus))
+        .collect();
+    plan.weights = plan
+        .weights
+        .iter()
+        .map(|(&task, &weight)| (rename(task), weight))
+        .collect();
+    for (task, _) in plan
+        .gangs
+        .iter_mut()
+        .flat_map(|s| &mut s.gangs)
+        .flat_map(|gang| &mut gang.members)
+    {
         *task = rename(*task);
     }
     for member in plan.shares.iter_mut().flat_map(|share| &mut share.members) {
@@ -445,19 +690,33 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
     for penalty in &mut plan.penalties {
         penalty.tasks = (rename(penalty.tasks.0), rename(penalty.tasks.1));
     }
-    plan.probes.iter_mut().for_each(|probe| rename_probe(&mut probe.kind, rename));
-    decision.reasons.iter_mut().flat_map(|reason| &mut reason.tasks).for_each(|task| *task = rename(*task));
+    plan.probes
+        .iter_mut()
+        .for_each(|probe| rename_probe(&mut probe.kind, rename));
+    decision
+        .reasons
+        .iter_mut()
+        .flat_map(|reason| &mut reason.tasks)
+        .for_each(|task| *task = rename(*task));
     if let Some(forecast) = &mut decision.forecast {
-        forecast.tasks =
-            std::mem::take(&mut forecast.tasks).into_iter().map(|(task, estimate)| (rename(task), estimate)).collect();
-        forecast.unknown.iter_mut().for_each(|task| *task = rename(*task));
+        forecast.tasks = std::mem::take(&mut forecast.tasks)
+            .into_iter()
+            .map(|(task, estimate)| (rename(task), estimate))
+            .collect();
+        forecast
+            .unknown
+            .iter_mut()
+            .for_each(|task| *task = rename(*task));
     }
     decision
 }
 
 fn rename_probe(kind: &mut ProbeKind, rename: &impl Fn(TaskId) -> TaskId) {
     match kind {
-        ProbeKind::CoRunRows { rows, .. } => rows.iter_mut().flatten().for_each(|task| *task = rename(*task)),
+        ProbeKind::CoRunRows { rows, .. } => rows
+            .iter_mut()
+            .flatten()
+            .for_each(|task| *task = rename(*task)),
         ProbeKind::PairedRows { task, peers, .. } => {
             *task = rename(*task);
             peers.iter_mut().for_each(|peer| *peer = rename(*peer));
@@ -468,7 +727,9 @@ fn rename_probe(kind: &mut ProbeKind, rename: &impl Fn(TaskId) -> TaskId) {
         | ProbeKind::PrimeProbe { task, .. } => {
             *task = rename(*task);
         }
-        ProbeKind::SuperSets { tasks, .. } => tasks.iter_mut().for_each(|task| *task = rename(*task)),
+        ProbeKind::SuperSets { tasks, .. } => {
+            tasks.iter_mut().for_each(|task| *task = rename(*task))
+        }
         ProbeKind::AccessSamples { .. } | ProbeKind::PingPong { .. } => {}
     }
 }

@@ -23,8 +23,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, CacheId, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample,
-    View, WindowLength,
+    Ability, CacheId, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason,
+    TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -110,9 +110,22 @@ pub struct CoScheduler {
 }
 
 impl CoScheduler {
-    pub fn new(form: CoScheduleForm, window_ns: u64, sample_weight: f64, max_lag_samples: f64) -> Self {
+    pub fn new(
+        form: CoScheduleForm,
+        window_ns: u64,
+        sample_weight: f64,
+        max_lag_samples: f64,
+    ) -> Self {
         let (placement, sample_counts, pinned_task_cpus) = Default::default();
-        CoScheduler { form, window_ns, sample_weight, max_lag_samples, placement, sample_counts, pinned_task_cpus }
+        CoScheduler {
+            form,
+            window_ns,
+            sample_weight,
+            max_lag_samples,
+            placement,
+            sample_counts,
+            pinned_task_cpus,
+        }
     }
 
     /// Returns the decision without probes, which the policy adds.
@@ -136,9 +149,20 @@ impl CoScheduler {
         }
         for cache in &caches {
             if caches.len() > 1 {
-                plan.affinity.extend(cache.tasks.iter().map(|task| (task.task, cache.cpus.clone())));
+                plan.affinity.extend(
+                    cache
+                        .tasks
+                        .iter()
+                        .map(|task| (task.task, cache.cpus.clone())),
+                );
             }
-            plan.gangs.extend(self.build_schedule(view, &cache.cpus, &cache.tasks, costs, &mut reasons));
+            plan.gangs.extend(self.build_schedule(
+                view,
+                &cache.cpus,
+                &cache.tasks,
+                costs,
+                &mut reasons,
+            ));
         }
         Decision::new(plan, reasons)
     }
@@ -149,9 +173,16 @@ impl CoScheduler {
         let mut sample_counts = BTreeMap::new();
         for cache in caches {
             let previous_count = |task: &TaskSample| {
-                self.sample_counts.get(&task.task).filter(|(home, _)| *home == cache.cache).map(|(_, count)| *count)
+                self.sample_counts
+                    .get(&task.task)
+                    .filter(|(home, _)| *home == cache.cache)
+                    .map(|(_, count)| *count)
             };
-            let min_count = cache.tasks.iter().filter_map(|task| previous_count(task)).reduce(f64::min);
+            let min_count = cache
+                .tasks
+                .iter()
+                .filter_map(|task| previous_count(task))
+                .reduce(f64::min);
             for task in &cache.tasks {
                 let count = match previous_count(task) {
                     Some(count) => count + task.ran_ns() as f64 / elapsed_ns,
@@ -161,11 +192,27 @@ impl CoScheduler {
             }
         }
         self.sample_counts = sample_counts;
-        self.pinned_task_cpus
-            .retain(|id, _| view.observation.tasks.iter().any(|task| task.task == *id && task.unmovable));
-        for task in view.observation.tasks.iter().filter(|task| task.unmovable && !task.exited) {
-            let cpus = task.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).chain(task.cpu.map(|cpu| cpu.0));
-            self.pinned_task_cpus.entry(task.task).or_default().extend(cpus);
+        self.pinned_task_cpus.retain(|id, _| {
+            view.observation
+                .tasks
+                .iter()
+                .any(|task| task.task == *id && task.unmovable)
+        });
+        for task in view
+            .observation
+            .tasks
+            .iter()
+            .filter(|task| task.unmovable && !task.exited)
+        {
+            let cpus = task
+                .on_cpu_ns
+                .iter()
+                .map(|(cpu, _)| cpu.0)
+                .chain(task.cpu.map(|cpu| cpu.0));
+            self.pinned_task_cpus
+                .entry(task.task)
+                .or_default()
+                .extend(cpus);
         }
     }
 
@@ -179,28 +226,54 @@ impl CoScheduler {
         costs: &dyn CoRunCost,
         reasons: &mut Vec<Reason>,
     ) -> Option<GangSchedule> {
-        let is_occupied = |cpu: u32| self.pinned_task_cpus.values().any(|cpus| cpus.contains(cpu));
+        let is_occupied = |cpu: u32| {
+            self.pinned_task_cpus
+                .values()
+                .any(|cpus| cpus.contains(cpu))
+        };
         let cpus: CpuSet = domain.iter().filter(|&cpu| !is_occupied(cpu)).collect();
         let seat_count = cpus.count() as usize;
         if seat_count == 0 || members.len() <= seat_count {
             return None;
         }
-        let current_schedule = view.previous_plan.gangs.iter().find(|schedule| schedule.cpus == cpus);
+        let current_schedule = view
+            .previous_plan
+            .gangs
+            .iter()
+            .find(|schedule| schedule.cpus == cpus);
         let is_member = |id: TaskId| members.iter().any(|task| task.task == id);
-        let current_tasks: Vec<(TaskId, CpuId)> = match current_schedule.and_then(|schedule| schedule.gangs.first()) {
-            Some(gang) => gang.members.iter().filter_map(|&(task, cpu)| Some((task, cpu?))).collect(),
-            None => members.iter().filter_map(|task| Some((task.task, task.cpu?))).collect(),
-        };
-        let mut current_tasks: Vec<(TaskId, CpuId)> =
-            current_tasks.into_iter().filter(|&(task, cpu)| is_member(task) && cpus.contains(cpu.0)).collect();
+        let current_tasks: Vec<(TaskId, CpuId)> =
+            match current_schedule.and_then(|schedule| schedule.gangs.first()) {
+                Some(gang) => gang
+                    .members
+                    .iter()
+                    .filter_map(|&(task, cpu)| Some((task, cpu?)))
+                    .collect(),
+                None => members
+                    .iter()
+                    .filter_map(|task| Some((task.task, task.cpu?)))
+                    .collect(),
+            };
+        let mut current_tasks: Vec<(TaskId, CpuId)> = current_tasks
+            .into_iter()
+            .filter(|&(task, cpu)| is_member(task) && cpus.contains(cpu.0))
+            .collect();
         current_tasks.sort_by_key(|(_, cpu)| *cpu);
         current_tasks.dedup_by_key(|(_, cpu)| *cpu);
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
             // Without evidence, the gangs stay, and new tasks get a turn.
             let current_schedule = current_schedule?;
-            let running_tasks =
-                if current_tasks.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { current_tasks };
-            return Some(self.build_gangs(&cpus, current_schedule.slice_ns, members, running_tasks));
+            let running_tasks = if current_tasks.is_empty() {
+                self.seat_members(&cpus, members, &[], &[])
+            } else {
+                current_tasks
+            };
+            return Some(self.build_gangs(
+                &cpus,
+                current_schedule.slice_ns,
+                members,
+                running_tasks,
+            ));
         }
         let running_ids: Vec<TaskId> = current_tasks.iter().map(|(task, _)| *task).collect();
         let chosen_tasks = match self.form {
@@ -217,9 +290,13 @@ impl CoScheduler {
     }
 
     fn score(&self, task: TaskId, co_runners: &[TaskId], costs: &dyn CoRunCost) -> f64 {
-        let penalties =
-            co_runners.iter().filter(|&&other| other != task).map(|&co_runner| costs.penalty(task, co_runner));
-        penalties.sum::<f64>() + self.sample_weight * self.sample_count(task) + costs.solo_cost(task)
+        let penalties = co_runners
+            .iter()
+            .filter(|&&other| other != task)
+            .map(|&co_runner| costs.penalty(task, co_runner));
+        penalties.sum::<f64>()
+            + self.sample_weight * self.sample_count(task)
+            + costs.solo_cost(task)
     }
 
     /// Returns the task with the lowest score beside `co_runners`; in a tie, the first one.
@@ -230,7 +307,10 @@ impl CoScheduler {
         co_runners: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Option<(TaskId, f64)> {
-        let candidate_tasks = candidates.iter().map(|task| task.task).filter(|task| !excluded_tasks.contains(task));
+        let candidate_tasks = candidates
+            .iter()
+            .map(|task| task.task)
+            .filter(|task| !excluded_tasks.contains(task));
         let scored_tasks = candidate_tasks.map(|task| (task, self.score(task, co_runners, costs)));
         scored_tasks.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
@@ -244,7 +324,8 @@ impl CoScheduler {
         costs: &dyn CoRunCost,
     ) {
         while chosen_tasks.len() < seat_count
-            && let Some((task, _)) = self.lowest_scoring_task(members, chosen_tasks, chosen_tasks, costs)
+            && let Some((task, _)) =
+                self.lowest_scoring_task(members, chosen_tasks, chosen_tasks, costs)
         {
             chosen_tasks.push(task);
         }
@@ -261,19 +342,34 @@ impl CoScheduler {
         let mut new_set = running_tasks.to_vec();
         if new_set.len() == seat_count {
             // The order of arrival makes a tie replace the earliest task, whatever its CPU.
-            let mut running_by_arrival =
-                members.iter().map(|task| task.task).filter(|task| running_tasks.contains(task));
+            let mut running_by_arrival = members
+                .iter()
+                .map(|task| task.task)
+                .filter(|task| running_tasks.contains(task));
             let candidate = running_by_arrival.by_ref().reduce(|longest_running, next| {
-                if self.sample_count(next) > self.sample_count(longest_running) { next } else { longest_running }
+                if self.sample_count(next) > self.sample_count(longest_running) {
+                    next
+                } else {
+                    longest_running
+                }
             });
-            let Some(candidate) = candidate else { return new_set };
-            let staying_tasks: Vec<TaskId> = running_tasks.iter().copied().filter(|&task| task != candidate).collect();
+            let Some(candidate) = candidate else {
+                return new_set;
+            };
+            let staying_tasks: Vec<TaskId> = running_tasks
+                .iter()
+                .copied()
+                .filter(|&task| task != candidate)
+                .collect();
             let own_score = self.score(candidate, &staying_tasks, costs);
             let replacement = self
                 .lowest_scoring_task(members, running_tasks, &staying_tasks, costs)
                 .filter(|(_, score)| *score < own_score);
             if let Some((task, _)) = replacement {
-                new_set.iter_mut().filter(|member| **member == candidate).for_each(|seat| *seat = task);
+                new_set
+                    .iter_mut()
+                    .filter(|member| **member == candidate)
+                    .for_each(|seat| *seat = task);
             }
             return new_set;
         }
@@ -288,24 +384,36 @@ impl CoScheduler {
         running_tasks: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Vec<TaskId> {
-        if running_tasks.len() == seat_count && running_tasks.iter().any(|&task| costs.must_stay(task)) {
+        if running_tasks.len() == seat_count
+            && running_tasks.iter().any(|&task| costs.must_stay(task))
+        {
             return running_tasks.to_vec();
         }
         let max_reload_cost = MAX_RELOAD_SAMPLES * self.sample_weight;
-        let costs = &ReloadAdjustedCost { costs, running_tasks, max_reload_cost };
+        let costs = &ReloadAdjustedCost {
+            costs,
+            running_tasks,
+            max_reload_cost,
+        };
         let mut new_set: Vec<TaskId> = Vec::new();
         let task_ids = members.iter().map(|task| task.task);
-        let least_run_task =
-            task_ids.reduce(
-                |least_run, next| {
-                    if self.sample_count(next) < self.sample_count(least_run) { next } else { least_run }
-                },
-            );
+        let least_run_task = task_ids.reduce(|least_run, next| {
+            if self.sample_count(next) < self.sample_count(least_run) {
+                next
+            } else {
+                least_run
+            }
+        });
         new_set.extend(least_run_task);
         self.fill_seats(seat_count, members, &mut new_set, costs);
         // In both sets, every penalty counts from both sides.
-        let total_score = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
-        if running_tasks.len() == seat_count && total_score(running_tasks) <= total_score(&new_set) {
+        let total_score = |set: &[TaskId]| {
+            set.iter()
+                .map(|&task| self.score(task, set, costs))
+                .sum::<f64>()
+        };
+        if running_tasks.len() == seat_count && total_score(running_tasks) <= total_score(&new_set)
+        {
             running_tasks.to_vec()
         } else {
             new_set
@@ -322,19 +430,35 @@ impl CoScheduler {
     ) -> Vec<(TaskId, CpuId)> {
         let earliest_tasks: Vec<TaskId>;
         let chosen_tasks = if chosen_tasks.is_empty() {
-            earliest_tasks = members.iter().map(|task| task.task).take(cpus.count() as usize).collect();
+            earliest_tasks = members
+                .iter()
+                .map(|task| task.task)
+                .take(cpus.count() as usize)
+                .collect();
             &earliest_tasks
         } else {
             chosen_tasks
         };
-        let staying_tasks: Vec<(TaskId, CpuId)> =
-            current_seats.iter().copied().filter(|(task, _)| chosen_tasks.contains(task)).collect();
-        let mut free_cpus = cpus.iter().filter(|cpu| staying_tasks.iter().all(|(_, taken_cpu)| taken_cpu.0 != *cpu));
-        let newcomers =
-            chosen_tasks.iter().filter(|task| staying_tasks.iter().all(|(seated_task, _)| seated_task != *task));
-        let new_seats: Vec<(TaskId, CpuId)> =
-            newcomers.filter_map(|&task| Some((task, CpuId(free_cpus.next()?)))).collect();
-        let mut seats: Vec<(TaskId, CpuId)> = staying_tasks.iter().copied().chain(new_seats).collect();
+        let staying_tasks: Vec<(TaskId, CpuId)> = current_seats
+            .iter()
+            .copied()
+            .filter(|(task, _)| chosen_tasks.contains(task))
+            .collect();
+        let mut free_cpus = cpus.iter().filter(|cpu| {
+            staying_tasks
+                .iter()
+                .all(|(_, taken_cpu)| taken_cpu.0 != *cpu)
+        });
+        let newcomers = chosen_tasks.iter().filter(|task| {
+            staying_tasks
+                .iter()
+                .all(|(seated_task, _)| seated_task != *task)
+        });
+        let new_seats: Vec<(TaskId, CpuId)> = newcomers
+            .filter_map(|&task| Some((task, CpuId(free_cpus.next()?))))
+            .collect();
+        let mut seats: Vec<(TaskId, CpuId)> =
+            staying_tasks.iter().copied().chain(new_seats).collect();
         seats.sort_by_key(|(_, cpu)| *cpu);
         seats
     }
@@ -352,12 +476,17 @@ impl CoScheduler {
             .filter(|task| seats.iter().all(|(seated_task, _)| seated_task != task))
             .collect();
         let running_gang = Gang {
-            members: seats.into_iter().map(|(task, cpu)| (task, Some(cpu))).collect(),
+            members: seats
+                .into_iter()
+                .map(|(task, cpu)| (task, Some(cpu)))
+                .collect(),
             slices: RUNNING_SET_TURNS,
         };
         let waiting_groups = waiting_tasks.chunks(cpus.count().max(1) as usize);
-        let waiting_gangs =
-            waiting_groups.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
+        let waiting_gangs = waiting_groups.map(|tasks| Gang {
+            members: tasks.iter().map(|&task| (task, None)).collect(),
+            slices: 1,
+        });
         GangSchedule {
             cpus: cpus.clone(),
             slice_ns,
@@ -374,10 +503,13 @@ impl CoScheduler {
         costs: &dyn CoRunCost,
     ) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
-            let longest_stay = task
-                .on_cpu_ns
-                .iter()
-                .reduce(|longest_running, next| if next.1 > longest_running.1 { next } else { longest_running });
+            let longest_stay = task.on_cpu_ns.iter().reduce(|longest_running, next| {
+                if next.1 > longest_running.1 {
+                    next
+                } else {
+                    longest_running
+                }
+            });
             task.cpu.or(longest_stay.map(|(cpu, _)| *cpu))
         };
         let last_domain = |task: &TaskSample| {
@@ -385,19 +517,31 @@ impl CoScheduler {
             caches.iter().position(|cache| cache.cpus.contains(cpu.0))
         };
         // With one cache, every waiting task will run below it, wherever the task was observed.
-        let cache_indices: Vec<Option<usize>> =
-            tasks.iter().map(|task| if caches.len() == 1 { Some(0) } else { last_domain(task) }).collect();
+        let cache_indices: Vec<Option<usize>> = tasks
+            .iter()
+            .map(|task| {
+                if caches.len() == 1 {
+                    Some(0)
+                } else {
+                    last_domain(task)
+                }
+            })
+            .collect();
         let mut sample_totals = vec![(0.0, 0.0); caches.len()];
         for (task, domain_index) in tasks.iter().zip(&cache_indices) {
             if let Some(domain_index) = *domain_index {
-                sample_totals[domain_index] =
-                    (sample_totals[domain_index].0 + self.sample_count(task.task), sample_totals[domain_index].1 + 1.0);
+                sample_totals[domain_index] = (
+                    sample_totals[domain_index].0 + self.sample_count(task.task),
+                    sample_totals[domain_index].1 + 1.0,
+                );
             }
         }
         let lags_too_far = |index: usize| {
-            let mean =
-                cache_indices[index].map(|domain_index| sample_totals[domain_index].0 / sample_totals[domain_index].1);
-            mean.is_none_or(|mean| mean - self.sample_count(tasks[index].task) > self.max_lag_samples)
+            let mean = cache_indices[index]
+                .map(|domain_index| sample_totals[domain_index].0 / sample_totals[domain_index].1);
+            mean.is_none_or(|mean| {
+                mean - self.sample_count(tasks[index].task) > self.max_lag_samples
+            })
         };
         let is_lagging: Vec<bool> = (0..tasks.len()).map(lags_too_far).collect();
         let mut penalties = Vec::new();
@@ -411,7 +555,10 @@ impl CoScheduler {
                 }
                 let penalty = costs.penalty(sample.task, partner.task);
                 if penalty > 0.0 {
-                    penalties.push(CoRunPenalty { tasks: (sample.task, partner.task), penalty });
+                    penalties.push(CoRunPenalty {
+                        tasks: (sample.task, partner.task),
+                        penalty,
+                    });
                 }
             }
         }
@@ -419,17 +566,32 @@ impl CoScheduler {
     }
 }
 
-fn add_replacement_reasons(running_tasks: &[TaskId], chosen_tasks: &[TaskId], reasons: &mut Vec<Reason>) {
-    let leaving_tasks = running_tasks.iter().filter(|task| !chosen_tasks.contains(task));
-    let entering_tasks = chosen_tasks.iter().filter(|task| !running_tasks.contains(task));
+fn add_replacement_reasons(
+    running_tasks: &[TaskId],
+    chosen_tasks: &[TaskId],
+    reasons: &mut Vec<Reason>,
+) {
+    let leaving_tasks = running_tasks
+        .iter()
+        .filter(|task| !chosen_tasks.contains(task));
+    let entering_tasks = chosen_tasks
+        .iter()
+        .filter(|task| !running_tasks.contains(task));
     for (&leaving_task, &entering_task) in leaving_tasks.zip(entering_tasks) {
-        let staying_tasks: Vec<TaskId> =
-            chosen_tasks.iter().copied().filter(|&task| task != entering_task).take(1).collect();
+        let staying_tasks: Vec<TaskId> = chosen_tasks
+            .iter()
+            .copied()
+            .filter(|&task| task != entering_task)
+            .take(1)
+            .collect();
         let text = match staying_tasks.is_empty() {
             true => "{1} runs instead of {0}: its score is lower",
             false => "{1} runs instead of {0} beside {2}: its score is lower",
         };
-        let tasks = [leaving_task, entering_task].into_iter().chain(staying_tasks).collect();
+        let tasks = [leaving_task, entering_task]
+            .into_iter()
+            .chain(staying_tasks)
+            .collect();
         reasons.push(Reason::new(tasks, text, Vec::new()));
     }
 }

@@ -12,8 +12,8 @@ use cachemate_core::{CpuId, Estimate, Reason, SplitMix64, TaskId, Topology};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::placement::{
-    CacheSeats, Placement, PlacementCost, PlacementError, build_caches, build_programs, cache_seats, check_costs,
-    number_names, place, placement_cost, shape_of,
+    CacheSeats, Placement, PlacementCost, PlacementError, build_caches, build_programs,
+    cache_seats, check_costs, number_names, place, placement_cost, shape_of,
 };
 use crate::reasons::explain_placement;
 use crate::solvers::{self, Seating, SolverMethod, random_seating};
@@ -53,25 +53,34 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     let pair_seating = solvers::best_assignment(&costs.cost, &shape).seating;
     let start = search.seats_of(&pair_seating, names.len());
     let mut best = (mean_slowdown(search.solve(&start)?), start.clone());
-    let is_exhaustive = search.count_placements(names.len()).is_some_and(|count| count <= MAX_SEARCHED);
+    let is_exhaustive = search
+        .count_placements(names.len())
+        .is_some_and(|count| count <= MAX_SEARCHED);
     match is_exhaustive {
         true => search.solve_all(&mut Vec::new(), names.len(), &mut best)?,
         false => search.climb(&mut best)?,
     }
     let best_seats = best.1;
-    let worst_by_pairs = search.seats_of(&solvers::worst_assignment(&costs.cost, &shape).seating, names.len());
+    let worst_by_pairs = search.seats_of(
+        &solvers::worst_assignment(&costs.cost, &shape).seating,
+        names.len(),
+    );
     search.solve(&worst_by_pairs)?;
     let mut generator = SplitMix64::new(seed);
     let (mut random_means, forecast_count) = (Vec::new(), search.stored_forecasts.len());
     for _ in 0..RANDOM_SAMPLES {
-        let seats = search.seats_of(&random_seating(names.len(), &shape, &mut generator), names.len());
+        let seats = search.seats_of(
+            &random_seating(names.len(), &shape, &mut generator),
+            names.len(),
+        );
         random_means.push(mean_slowdown(search.solve(&seats)?));
         if search.stored_forecasts.len() >= forecast_count + MAX_SAMPLED {
             break;
         }
     }
     random_means.sort_by(f64::total_cmp);
-    let random_quantile = |share: f64| random_means[((random_means.len() - 1) as f64 * share) as usize];
+    let random_quantile =
+        |share: f64| random_means[((random_means.len() - 1) as f64 * share) as usize];
 
     let names = number_names(names);
     let seating = search.seating_of(&best_seats, &seats_by_cache);
@@ -81,14 +90,24 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     };
     let estimates = search.solve(&best_seats)?.to_vec();
     let slowdowns: Vec<f64> = estimates.iter().map(|estimate| estimate.value).collect();
-    let mut programs = build_programs(&names, &seats_by_cache, &seating, &slowdowns, CostKind::Degradation, &reasons);
+    let mut programs = build_programs(
+        &names,
+        &seats_by_cache,
+        &seating,
+        &slowdowns,
+        CostKind::Degradation,
+        &reasons,
+    );
     for (program, estimate) in programs.iter_mut().zip(&estimates) {
         program.forecast = Some(*estimate);
     }
     let cost = |mean: f64| placement_cost(mean, CostKind::Degradation);
     let plan = cost(mean_slowdown(&estimates));
-    let worst =
-        search.stored_forecasts.values().map(|slowdowns| mean_slowdown(slowdowns)).fold(f64::NEG_INFINITY, f64::max);
+    let worst = search
+        .stored_forecasts
+        .values()
+        .map(|slowdowns| mean_slowdown(slowdowns))
+        .fold(f64::NEG_INFINITY, f64::max);
     Ok(Placement {
         programs,
         caches: build_caches(&names, &seats_by_cache, &seating, topology),
@@ -99,9 +118,21 @@ pub fn place_by_forecast<E: From<PlacementError>>(
         random: cost(random_means.iter().sum::<f64>() / random_means.len() as f64),
         random_low_5_percent: cost(random_quantile(0.05)),
         random_high_5_percent: cost(random_quantile(0.95)),
-        method: if is_exhaustive { SolverMethod::Exhaustive } else { SolverMethod::LocalSearch },
-        lower_bound: if is_exhaustive { plan } else { PlacementCost::default() },
-        gap: if is_exhaustive { cost(0.0) } else { PlacementCost::default() },
+        method: if is_exhaustive {
+            SolverMethod::Exhaustive
+        } else {
+            SolverMethod::LocalSearch
+        },
+        lower_bound: if is_exhaustive {
+            plan
+        } else {
+            PlacementCost::default()
+        },
+        gap: if is_exhaustive {
+            cost(0.0)
+        } else {
+            PlacementCost::default()
+        },
         reasons,
     })
 }
@@ -121,15 +152,41 @@ struct ForecastSearch<'a, 'f, E> {
 }
 
 impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
-    fn new(seats_by_cache: &[CacheSeats], topology: &Topology, forecast: &'a mut MachineForecast<'f, E>) -> Self {
-        let cpus: Vec<CpuId> = seats_by_cache.iter().flat_map(|seats| &seats.cpus).copied().collect();
-        let core_of = |id: CpuId| topology.cpus.iter().find(|cpu| cpu.id == id).map(|cpu| cpu.core);
+    fn new(
+        seats_by_cache: &[CacheSeats],
+        topology: &Topology,
+        forecast: &'a mut MachineForecast<'f, E>,
+    ) -> Self {
+        let cpus: Vec<CpuId> = seats_by_cache
+            .iter()
+            .flat_map(|seats| &seats.cpus)
+            .copied()
+            .collect();
+        let core_of = |id: CpuId| {
+            topology
+                .cpus
+                .iter()
+                .find(|cpu| cpu.id == id)
+                .map(|cpu| cpu.core)
+        };
         let mut cores: Vec<Option<u32>> = cpus.iter().map(|&cpu| core_of(cpu)).collect();
         cores.sort_unstable();
         cores.dedup();
-        let caches = seats_by_cache.iter().enumerate().flat_map(|(cache, seats)| seats.cpus.iter().map(move |_| cache));
-        let kinds = if cores.len() == cpus.len() { caches.collect() } else { (0..cpus.len()).collect() };
-        ForecastSearch { cpus, kinds, forecast, stored_forecasts: BTreeMap::new() }
+        let caches = seats_by_cache
+            .iter()
+            .enumerate()
+            .flat_map(|(cache, seats)| seats.cpus.iter().map(move |_| cache));
+        let kinds = if cores.len() == cpus.len() {
+            caches.collect()
+        } else {
+            (0..cpus.len()).collect()
+        };
+        ForecastSearch {
+            cpus,
+            kinds,
+            forecast,
+            stored_forecasts: BTreeMap::new(),
+        }
     }
 
     /// Returns the position in `cpus` for every program; each CPU of the seating has at most one program.
@@ -143,11 +200,19 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
 
     fn seating_of(&self, seats: &[usize], seats_by_cache: &[CacheSeats]) -> Seating {
         let mut members = (0..self.cpus.len()).map(|seat| {
-            let occupants = seats.iter().enumerate().filter(|(_, program_seat)| **program_seat == seat);
-            occupants.map(|(program, _)| program).collect::<Vec<usize>>()
+            let occupants = seats
+                .iter()
+                .enumerate()
+                .filter(|(_, program_seat)| **program_seat == seat);
+            occupants
+                .map(|(program, _)| program)
+                .collect::<Vec<usize>>()
         });
         Seating {
-            by_cache: seats_by_cache.iter().map(|cache| members.by_ref().take(cache.cpus.len()).collect()).collect(),
+            by_cache: seats_by_cache
+                .iter()
+                .map(|cache| members.by_ref().take(cache.cpus.len()).collect())
+                .collect(),
         }
     }
 
@@ -169,7 +234,9 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
     /// Number of different placements; `None` if it overflows.
     fn count_placements(&self, programs: usize) -> Option<usize> {
         let mut cpu_counts = BTreeMap::new();
-        self.kinds.iter().for_each(|kind| *cpu_counts.entry(*kind).or_insert(0usize) += 1);
+        self.kinds
+            .iter()
+            .for_each(|kind| *cpu_counts.entry(*kind).or_insert(0usize) += 1);
         // Ways to place as many programs as the index on the kinds so far.
         let mut placement_counts = vec![0usize; programs + 1];
         placement_counts[0] = 1;
@@ -186,15 +253,21 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
     }
 
     /// Forecasts all placements that begin with these CPUs, and keeps the best.
-    fn solve_all(&mut self, seats: &mut Vec<usize>, programs: usize, best: &mut (f64, Vec<usize>)) -> Result<(), E> {
+    fn solve_all(
+        &mut self,
+        seats: &mut Vec<usize>,
+        programs: usize,
+        best: &mut (f64, Vec<usize>),
+    ) -> Result<(), E> {
         if seats.len() == programs {
             self.improve(best, seats)?;
             return Ok(());
         }
         for seat in 0..self.cpus.len() {
             // Of interchangeable CPUs, the first free one stands for all.
-            let is_first = (0..seat)
-                .all(|earlier_seat| self.kinds[earlier_seat] != self.kinds[seat] || seats.contains(&earlier_seat));
+            let is_first = (0..seat).all(|earlier_seat| {
+                self.kinds[earlier_seat] != self.kinds[seat] || seats.contains(&earlier_seat)
+            });
             if is_first && !seats.contains(&seat) {
                 seats.push(seat);
                 self.solve_all(seats, programs, best)?;
@@ -258,7 +331,9 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
     /// Returns a reason for every program: the known exchange or move that would cost least.
     fn explain(&self, best_seats: &[usize], costs: &PairCosts) -> Vec<Reason> {
         let known_mean = |seats: &[usize]| {
-            self.stored_forecasts.get(&self.kinds_of(seats)).map(|slowdowns| mean_slowdown(slowdowns))
+            self.stored_forecasts
+                .get(&self.kinds_of(seats))
+                .map(|slowdowns| mean_slowdown(slowdowns))
         };
         let mean = known_mean(best_seats).unwrap_or(0.0);
         let neighbors = self.neighbors(best_seats);
@@ -285,12 +360,19 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         costs: &PairCosts,
     ) -> Reason {
         let is_co_runner = |candidate: &usize| {
-            *candidate != program && self.kinds[best_seats[*candidate]] == self.kinds[best_seats[program]]
+            *candidate != program
+                && self.kinds[best_seats[*candidate]] == self.kinds[best_seats[program]]
         };
         let costlier_partner = |a: usize, b: usize| {
-            if costs.mutual_cost(program, b) > costs.mutual_cost(program, a) { b } else { a }
+            if costs.mutual_cost(program, b) > costs.mutual_cost(program, a) {
+                b
+            } else {
+                a
+            }
         };
-        let companion = (0..best_seats.len()).filter(is_co_runner).reduce(costlier_partner);
+        let companion = (0..best_seats.len())
+            .filter(is_co_runner)
+            .reduce(costlier_partner);
         let mut tasks = vec![TaskId(program as u32)];
         let mut placeholder_of = |mentioned: usize| {
             tasks.push(TaskId(mentioned as u32));
@@ -299,7 +381,10 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         let placement_clause = match companion {
             Some(companion) => {
                 let pair = 100.0 * costs.cost[program][companion];
-                format!("is placed beside {} (the pair alone {pair:+.1} %)", placeholder_of(companion))
+                format!(
+                    "is placed beside {} (the pair alone {pair:+.1} %)",
+                    placeholder_of(companion)
+                )
             }
             None => "has a cache for itself".to_string(),
         };
@@ -310,7 +395,10 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                     Some(partner) => format!("exchanging it with {}", placeholder_of(partner)),
                     None => "moving it to another cache".to_string(),
                 };
-                let numbers = vec![("cheapest_change_costs_mean_percent".to_string(), 100.0 * added_slowdown)];
+                let numbers = vec![(
+                    "cheapest_change_costs_mean_percent".to_string(),
+                    100.0 * added_slowdown,
+                )];
                 let added = 100.0 * added_slowdown;
                 (
                     format!(
@@ -325,5 +413,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
 }
 
 fn binomial_coefficient(population: usize, count: usize) -> Option<usize> {
-    (0..count).try_fold(1usize, |ways, taken| Some(ways.checked_mul(population - taken)? / (taken + 1)))
+    (0..count).try_fold(1usize, |ways, taken| {
+        Some(ways.checked_mul(population - taken)? / (taken + 1))
+    })
 }

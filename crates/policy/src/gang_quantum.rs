@@ -29,13 +29,24 @@ pub(crate) fn max_quantum_ns(gang_count: usize, max_wait_ns: u64) -> u64 {
 /// Returns the cycles of a CPU per nanosecond: as counted for the tasks that ran, otherwise as the topology states.
 /// `None` if neither is known.
 pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
-    let (cycles, ns) =
-        view.live_tasks().fold((0.0, 0.0), |(cycles, ns), task| match task.counts.get(CounterEvent::Cycles) {
+    let (cycles, ns) = view.live_tasks().fold((0.0, 0.0), |(cycles, ns), task| {
+        match task.counts.get(CounterEvent::Cycles) {
             Some(task_cycles) => (cycles + task_cycles, ns + task.ran_ns() as f64),
             None => (cycles, ns),
-        });
-    let nominal_cycles_per_ns = || view.topology.cpus.iter().find_map(|cpu| cpu.hertz).map(|hertz| hertz as f64 / 1e9);
-    if ns > 0.0 && cycles > 0.0 { Some(cycles / ns) } else { nominal_cycles_per_ns() }
+        }
+    });
+    let nominal_cycles_per_ns = || {
+        view.topology
+            .cpus
+            .iter()
+            .find_map(|cpu| cpu.hertz)
+            .map(|hertz| hertz as f64 / 1e9)
+    };
+    if ns > 0.0 && cycles > 0.0 {
+        Some(cycles / ns)
+    } else {
+        nominal_cycles_per_ns()
+    }
 }
 
 /// Returns the time in which a task refills its footprint, in nominal nanoseconds.
@@ -43,13 +54,23 @@ pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
 /// `None` while its curve, the cache's size or the cost of a miss is unknown. Misses are assumed to be serialized, so
 /// turns are too long rather than too short.
 pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Option<f64> {
-    let curve = profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
+    let curve = profile
+        .misses_per_kilo_instr()
+        .filter(|curve| curve.len() >= 2)?;
     let size_bytes = cache.size_bytes.filter(|bytes| *bytes > 0)?;
-    let penalty_cycles = view.predictor.miss_penalty_cycles().filter(|cycles| *cycles > 0.0)?;
-    let cache_points: Vec<(u64, f64)> =
-        curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).take_while(|(bytes, _)| *bytes <= size_bytes).collect();
+    let penalty_cycles = view
+        .predictor
+        .miss_penalty_cycles()
+        .filter(|cycles| *cycles > 0.0)?;
+    let cache_points: Vec<(u64, f64)> = curve
+        .iter()
+        .map(|(bytes, rate)| (*bytes, rate.value))
+        .take_while(|(bytes, _)| *bytes <= size_bytes)
+        .collect();
     let (first_rate, last_rate) = (cache_points.first()?.1, cache_points.last()?.1);
-    let Some(plateau) = plateau_rate(first_rate, last_rate) else { return Some(0.0) };
+    let Some(plateau) = plateau_rate(first_rate, last_rate) else {
+        return Some(0.0);
+    };
     let knee = cache_points.iter().find(|(_, rate)| *rate <= plateau)?;
     let footprint_lines = knee.0 as f64 / f64::from(cache.line_bytes.unwrap_or(64).max(1));
     Some(footprint_lines * penalty_cycles / cycles_per_ns(view)?)
@@ -83,7 +104,10 @@ impl std::fmt::Display for QuantumTooLong {
                 to_ms(break_even_ns),
                 to_ms(self.max_quantum_ns)
             ),
-            None => write!(f, "no gangs: at any length of turns, refills cost more than gangs gain"),
+            None => write!(
+                f,
+                "no gangs: at any length of turns, refills cost more than gangs gain"
+            ),
         }
     }
 }
@@ -92,7 +116,11 @@ impl std::fmt::Display for QuantumTooLong {
 pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     let candidate_slowdown = |task: &GangCandidate| {
         let lost_share = task.refill_ns.unwrap_or(0.0) / turn_ns;
-        if lost_share < 1.0 { (1.0 + task.slowdown) / (1.0 - lost_share) - 1.0 } else { f64::INFINITY }
+        if lost_share < 1.0 {
+            (1.0 + task.slowdown) / (1.0 - lost_share) - 1.0
+        } else {
+            f64::INFINITY
+        }
     };
     tasks.iter().map(candidate_slowdown).sum::<f64>() / tasks.len().max(1) as f64
 }
@@ -110,17 +138,26 @@ pub(crate) fn quantum_ns(
     gang_count: usize,
     max_wait_ns: u64,
 ) -> Result<Option<u64>, QuantumTooLong> {
-    let longest_refill_ns = tasks.iter().filter_map(|task| task.refill_ns).reduce(f64::max);
-    let Some(longest_refill_ns) = longest_refill_ns else { return Ok(None) };
+    let longest_refill_ns = tasks
+        .iter()
+        .filter_map(|task| task.refill_ns)
+        .reduce(f64::max);
+    let Some(longest_refill_ns) = longest_refill_ns else {
+        return Ok(None);
+    };
     let max_ns = max_quantum_ns(gang_count, max_wait_ns);
     let break_even_ns = break_even_ns(tasks, max_slowdown);
     match break_even_ns {
         Some(break_even_ns) if break_even_ns <= max_ns => {
-            let target_ns =
-                (REFILLS_PER_QUANTUM * longest_refill_ns).clamp(TYPICAL_QUANTUM_NS.0, TYPICAL_QUANTUM_NS.1) as u64;
+            let target_ns = (REFILLS_PER_QUANTUM * longest_refill_ns)
+                .clamp(TYPICAL_QUANTUM_NS.0, TYPICAL_QUANTUM_NS.1)
+                as u64;
             Ok(Some(target_ns.max(break_even_ns).min(max_ns)))
         }
-        _ => Err(QuantumTooLong { break_even_ns, max_quantum_ns: max_ns }),
+        _ => Err(QuantumTooLong {
+            break_even_ns,
+            max_quantum_ns: max_ns,
+        }),
     }
 }
 
@@ -134,7 +171,11 @@ fn break_even_ns(tasks: &[GangCandidate], max_slowdown: f64) -> Option<u64> {
     }
     while break_even_ns - too_short_ns > 1 {
         let middle_ns = too_short_ns + (break_even_ns - too_short_ns) / 2;
-        if is_worthwhile(middle_ns) { break_even_ns = middle_ns } else { too_short_ns = middle_ns }
+        if is_worthwhile(middle_ns) {
+            break_even_ns = middle_ns
+        } else {
+            too_short_ns = middle_ns
+        }
     }
     Some(break_even_ns)
 }

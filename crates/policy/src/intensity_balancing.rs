@@ -113,16 +113,23 @@ struct CacheBin {
 
 impl IntensityBalancer {
     pub fn new(parameters: Parameters) -> Self {
-        IntensityBalancer { parameters, round: 0 }
+        IntensityBalancer {
+            parameters,
+            round: 0,
+        }
     }
 
     /// Decides for a window. `rate` returns a task's miss rate, in the same unit for all tasks. A task for which it
     /// returns `None` is not moved, and counts with the mean rate.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
+        let mut plan = Plan::idle(WindowLength::Cycles {
+            cycles: self.parameters.window_cycles,
+        });
         let movable_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity = view.previous_plan.affinity.clone();
-        plan.affinity.retain(|task, _| movable_tasks.binary_search(task).is_ok() || movable_tasks.contains(task));
+        plan.affinity.retain(|task, _| {
+            movable_tasks.binary_search(task).is_ok() || movable_tasks.contains(task)
+        });
         let bins = cache_bins(view);
         let is_usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
         let rates: Vec<Option<f64>> = view
@@ -143,31 +150,55 @@ impl IntensityBalancer {
         }
         let mean_rate = known_rates.iter().sum::<f64>() / known_rates.len() as f64;
         let weighed_tasks = self.weigh_tasks(view, &rates, mean_rate, &bins);
-        let task_loads: Vec<TaskLoad> = weighed_tasks.iter().map(|weighed_task| weighed_task.task_load).collect();
+        let task_loads: Vec<TaskLoad> = weighed_tasks
+            .iter()
+            .map(|weighed_task| weighed_task.task_load)
+            .collect();
         let capacities: Vec<CacheCapacity> = bins.iter().map(|domain| domain.capacity).collect();
         let bin_by_task = self.balance(&capacities, task_loads.clone());
         let mut reasons = Vec::new();
-        for (index, weighed_task) in weighed_tasks.iter().enumerate().filter(|(_, seated)| seated.is_movable) {
+        for (index, weighed_task) in weighed_tasks
+            .iter()
+            .enumerate()
+            .filter(|(_, seated)| seated.is_movable)
+        {
             let cpus = &bins[bin_by_task[index]].cpus;
             if view.previous_plan.affinity.get(&weighed_task.task) != Some(cpus) {
-                reasons.push(placement_reason(index, &task_loads, mean_rate, &bin_by_task, weighed_task.task, cpus));
+                reasons.push(placement_reason(
+                    index,
+                    &task_loads,
+                    mean_rate,
+                    &bin_by_task,
+                    weighed_task.task,
+                    cpus,
+                ));
             }
             plan.affinity.insert(weighed_task.task, cpus.clone());
         }
         Decision::new(plan, reasons)
     }
 
-    fn balance(&mut self, capacities: &[CacheCapacity], mut task_loads: Vec<TaskLoad>) -> Vec<usize> {
+    fn balance(
+        &mut self,
+        capacities: &[CacheCapacity],
+        mut task_loads: Vec<TaskLoad>,
+    ) -> Vec<usize> {
         let worth_moving = self.parameters.worth_moving;
         if self.parameters.form == BalancingForm::Central {
             return balance_centrally(capacities, &task_loads, worth_moving);
         }
         for _ in 0..self.parameters.rounds_per_window {
             let bins = exchange(capacities, &task_loads, self.round, worth_moving);
-            task_loads.iter_mut().zip(&bins).for_each(|(task_load, &bin)| task_load.current_bin = Some(bin));
+            task_loads
+                .iter_mut()
+                .zip(&bins)
+                .for_each(|(task_load, &bin)| task_load.current_bin = Some(bin));
             self.round += 1;
         }
-        task_loads.into_iter().map(|task_load| task_load.current_bin.unwrap_or(0)).collect()
+        task_loads
+            .into_iter()
+            .map(|task_load| task_load.current_bin.unwrap_or(0))
+            .collect()
     }
 
     fn weigh_tasks(
@@ -178,23 +209,45 @@ impl IntensityBalancer {
         bins: &[CacheBin],
     ) -> Vec<WeighedTask> {
         let mut weighed_tasks = Vec::new();
-        for (task, rate) in view.observation.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
-            let previous_cpus = view.previous_plan.affinity.get(&task.task).filter(|_| !task.unmovable);
+        for (task, rate) in view
+            .observation
+            .tasks
+            .iter()
+            .zip(rates)
+            .filter(|(task, _)| !task.exited)
+        {
+            let previous_cpus = view
+                .previous_plan
+                .affinity
+                .get(&task.task)
+                .filter(|_| !task.unmovable);
             let bin = match previous_cpus {
                 Some(cpus) => bins.iter().position(|domain| cpus.is_subset(&domain.cpus)),
-                None => task.cpu.and_then(|cpu| bins.iter().position(|domain| domain.cpus.contains(cpu.0))),
+                None => task
+                    .cpu
+                    .and_then(|cpu| bins.iter().position(|domain| domain.cpus.contains(cpu.0))),
             };
             let is_movable = !task.unmovable && rate.is_some();
             if !is_movable && bin.is_none() {
                 continue;
             }
-            let priority_excess =
-                task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
+            let priority_excess = task
+                .goal
+                .filter(|_| self.parameters.priorities)
+                .map_or(0.0, |goal| goal.priority - 1.0);
             let raw_weight = (rate.unwrap_or(mean_rate) + priority_excess * mean_rate).max(0.0);
-            let weight = if raw_weight.is_finite() { raw_weight } else { mean_rate };
+            let weight = if raw_weight.is_finite() {
+                raw_weight
+            } else {
+                mean_rate
+            };
             weighed_tasks.push(WeighedTask {
                 task: task.task,
-                task_load: TaskLoad { weight, current_bin: bin, is_unmovable: !is_movable },
+                task_load: TaskLoad {
+                    weight,
+                    current_bin: bin,
+                    is_unmovable: !is_movable,
+                },
                 is_movable,
             });
         }
@@ -204,14 +257,36 @@ impl IntensityBalancer {
 
 fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
     let online = view.topology.online();
-    let task_count = view.observation.tasks.iter().filter(|task| !task.exited).count();
-    let Ok(cache_seats) = placement::cache_seats(view.topology, task_count) else { return Vec::new() };
+    let task_count = view
+        .observation
+        .tasks
+        .iter()
+        .filter(|task| !task.exited)
+        .count();
+    let Ok(cache_seats) = placement::cache_seats(view.topology, task_count) else {
+        return Vec::new();
+    };
     let build_bin = |seats: &placement::CacheSeats| {
-        let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
+        let cache = view
+            .topology
+            .caches
+            .iter()
+            .find(|cache| Some(cache.id) == seats.cache)?;
         let first_cpu = seats.cpus.first()?;
-        let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first_cpu)?.package;
-        let capacity = CacheCapacity { cpus: seats.cpus.len(), package };
-        Some(CacheBin { cpus: cache.cpus.intersection(&online), capacity })
+        let package = view
+            .topology
+            .cpus
+            .iter()
+            .find(|cpu| cpu.id == *first_cpu)?
+            .package;
+        let capacity = CacheCapacity {
+            cpus: seats.cpus.len(),
+            package,
+        };
+        Some(CacheBin {
+            cpus: cache.cpus.intersection(&online),
+            capacity,
+        })
     };
     cache_seats.iter().filter_map(build_bin).collect()
 }
@@ -225,9 +300,18 @@ fn placement_reason(
     task: TaskId,
     cpus: &CpuSet,
 ) -> Reason {
-    let relative_to_mean = |rate: f64| if mean_rate > 0.0 { rate / mean_rate } else { 0.0 };
+    let relative_to_mean = |rate: f64| {
+        if mean_rate > 0.0 {
+            rate / mean_rate
+        } else {
+            0.0
+        }
+    };
     let sum_of_bin = |target_bin: usize| -> f64 {
-        let bin_tasks = task_loads.iter().zip(bins).filter(|(_, bin)| **bin == target_bin);
+        let bin_tasks = task_loads
+            .iter()
+            .zip(bins)
+            .filter(|(_, bin)| **bin == target_bin);
         relative_to_mean(bin_tasks.map(|(task_load, _)| task_load.weight).sum())
     };
     let (bin, own_rate) = (bins[index], relative_to_mean(task_loads[index].weight));
@@ -235,12 +319,17 @@ fn placement_reason(
     let co_runners = format!("beside programs with {co_runner_sum:.1} times the mean miss rate");
     let text = match task_loads[index].current_bin {
         Some(previous_bin) if previous_bin != bin => {
-            format!("{{0}} goes to CPUs {cpus}, {co_runners} instead of {:.1}", sum_of_bin(previous_bin))
+            format!(
+                "{{0}} goes to CPUs {cpus}, {co_runners} instead of {:.1}",
+                sum_of_bin(previous_bin)
+            )
         }
         Some(_) => format!("{{0}} stays on CPUs {cpus}, {co_runners}"),
         None => format!("{{0}} is placed on CPUs {cpus}, {co_runners}"),
     };
-    let numbers =
-        vec![("own_rate_over_mean".to_string(), own_rate), ("neighbors_rate_over_mean".to_string(), co_runner_sum)];
+    let numbers = vec![
+        ("own_rate_over_mean".to_string(), own_rate),
+        ("neighbors_rate_over_mean".to_string(), co_runner_sum),
+    ];
     Reason::new(vec![task], text, numbers)
 }

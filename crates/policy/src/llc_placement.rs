@@ -44,23 +44,39 @@ impl StickyPlacement {
         }
         let mut task_counts = vec![0u32; domains.len()];
         let previous_cache = |task: TaskId| self.home_caches.get(&task).copied();
-        let position_of_cache = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
-        let mut cache_positions: Vec<Option<usize>> =
-            view.movable_tasks().map(|task| previous_cache(task.task).and_then(position_of_cache)).collect();
-        cache_positions.iter().flatten().for_each(|&cache_position| task_counts[cache_position] += 1);
+        let position_of_cache =
+            |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
+        let mut cache_positions: Vec<Option<usize>> = view
+            .movable_tasks()
+            .map(|task| previous_cache(task.task).and_then(position_of_cache))
+            .collect();
+        cache_positions
+            .iter()
+            .flatten()
+            .for_each(|&cache_position| task_counts[cache_position] += 1);
         // CPUs are counted only once, because a thousand new tasks each consider every cache.
-        let cpu_counts: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
-        for cache_position in cache_positions.iter_mut().filter(|position| position.is_none()) {
+        let cpu_counts: Vec<f64> = domains
+            .iter()
+            .map(|domain| f64::from(domain.cpus.count()))
+            .collect();
+        for cache_position in cache_positions
+            .iter_mut()
+            .filter(|position| position.is_none())
+        {
             let tasks_per_cpu = |domain: usize| f64::from(task_counts[domain]) / cpu_counts[domain];
-            let emptiest_domain =
-                (0..domains.len()).min_by(|&a, &b| tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b))).unwrap_or(0);
+            let emptiest_domain = (0..domains.len())
+                .min_by(|&a, &b| tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b)))
+                .unwrap_or(0);
             task_counts[emptiest_domain] += 1;
             *cache_position = Some(emptiest_domain);
         }
         self.home_caches.clear();
         for (task, position) in view.movable_tasks().zip(cache_positions) {
-            let Some(cache_position) = position else { continue };
-            self.home_caches.insert(task.task, domains[cache_position].cache);
+            let Some(cache_position) = position else {
+                continue;
+            };
+            self.home_caches
+                .insert(task.task, domains[cache_position].cache);
             domains[cache_position].tasks.push(task);
         }
         domains

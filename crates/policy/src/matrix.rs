@@ -25,7 +25,10 @@ pub struct PairCosts {
 impl PairCosts {
     /// Builds costs from slowdowns by row and column.
     pub fn from_slowdowns(cost: Vec<Vec<f64>>) -> Self {
-        PairCosts { kind: CostKind::Degradation, cost }
+        PairCosts {
+            kind: CostKind::Degradation,
+            cost,
+        }
     }
     /// Returns the number of programs.
     pub fn len(&self) -> usize {

@@ -37,20 +37,40 @@ pub enum ParameterError {
 impl ParameterError {
     /// Builds the error for a value outside its range.
     pub fn invalid_value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
-        ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
+        ParameterError::Value {
+            name: name.to_string(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
     }
 
     /// Adds the successor to the error if `text` sets a parameter of `policy` under a retired name; other errors are
     /// returned unchanged.
     pub(crate) fn with_successor(self, policy: &str, text: &str) -> Self {
-        let ParameterError::Toml(error) = &self else { return self };
-        let unknown_key =
-            error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
-        let Some(old_name) = unknown_key.map(|key| format!("{policy}.{key}")) else { return self };
-        let Some(new_name) = successor_of(SpellingScope::PolicyParameter, &old_name) else { return self };
+        let ParameterError::Toml(error) = &self else {
+            return self;
+        };
+        let unknown_key = error
+            .span()
+            .filter(|_| error.message().starts_with("unknown field"))
+            .and_then(|span| text.get(span));
+        let Some(old_name) = unknown_key.map(|key| format!("{policy}.{key}")) else {
+            return self;
+        };
+        let Some(new_name) = successor_of(SpellingScope::PolicyParameter, &old_name) else {
+            return self;
+        };
         let error_text = error.to_string();
-        let context = error_text.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
-        ParameterError::Retired { context, old: old_name, new: format!("{policy}.{new_name}") }
+        let context = error_text
+            .trim_end()
+            .strip_suffix(error.message())
+            .unwrap_or_default()
+            .to_string();
+        ParameterError::Retired {
+            context,
+            old: old_name,
+            new: format!("{policy}.{new_name}"),
+        }
     }
 }
 
@@ -106,7 +126,10 @@ impl ParameterRange {
     ///
     /// # Errors
     /// Returns an error for the first value outside the range.
-    pub fn check<'a>(self, values: impl IntoIterator<Item = (&'a str, f64)>) -> Result<(), ParameterError> {
+    pub fn check<'a>(
+        self,
+        values: impl IntoIterator<Item = (&'a str, f64)>,
+    ) -> Result<(), ParameterError> {
         match values.into_iter().find(|(_, value)| !self.contains(*value)) {
             Some((name, value)) => Err(ParameterError::invalid_value(name, value, self.describe())),
             None => Ok(()),
@@ -131,10 +154,18 @@ mod tests {
             (PositiveShare, &[1e-9, 1.0], &[0.0, 1.1]),
         ];
         for (range, accepted, refused) in table {
-            accepted.iter().for_each(|&value| assert!(range.check([("x", value)]).is_ok(), "{range:?} {value}"));
+            accepted.iter().for_each(|&value| {
+                assert!(range.check([("x", value)]).is_ok(), "{range:?} {value}")
+            });
             for &value in refused.iter().chain(&[f64::NAN]) {
-                let error = range.check([("fine", accepted[0]), ("x", value)]).unwrap_err().to_string();
-                assert_eq!(error, format!("x: found {value}, expected {}", range.describe()));
+                let error = range
+                    .check([("fine", accepted[0]), ("x", value)])
+                    .unwrap_err()
+                    .to_string();
+                assert_eq!(
+                    error,
+                    format!("x: found {value}, expected {}", range.describe())
+                );
             }
         }
     }

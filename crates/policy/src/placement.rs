@@ -33,7 +33,9 @@ pub enum PlacementError {
     #[error("the machine has no online CPU")]
     NoCpus,
     /// The size of the matrix does not match the number of names.
-    #[error("{names} programs but {what} of {rows} rows: expected a square matrix of finite numbers, one row for each")]
+    #[error(
+        "{names} programs but {what} of {rows} rows: expected a square matrix of finite numbers, one row for each"
+    )]
     Shape {
         /// Number of names.
         names: usize,
@@ -49,7 +51,10 @@ pub enum PlacementError {
 ///
 /// # Errors
 /// Returns an error if the machine has no online CPU.
-pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, PlacementError> {
+pub fn cache_seats(
+    topology: &Topology,
+    programs: usize,
+) -> Result<Vec<CacheSeats>, PlacementError> {
     let mut online_cpus: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     online_cpus.sort_by_key(|cpu| cpu.id);
     if online_cpus.is_empty() {
@@ -62,8 +67,10 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
         *next_rank += 1;
         *next_rank - 1
     };
-    let mut ranked_cpus: Vec<(usize, &cachemate_core::Cpu)> =
-        online_cpus.iter().map(|cpu| (rank_in_core(cpu.core), *cpu)).collect();
+    let mut ranked_cpus: Vec<(usize, &cachemate_core::Cpu)> = online_cpus
+        .iter()
+        .map(|cpu| (rank_in_core(cpu.core), *cpu))
+        .collect();
     if programs <= ranked_cpus.iter().filter(|(rank, _)| *rank == 0).count() {
         ranked_cpus.retain(|(rank, _)| *rank == 0);
     }
@@ -71,15 +78,29 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
     let mut seats: Vec<CacheSeats> = Vec::new();
     let mut covered_cpus = CpuSet::default();
     for cache in topology.last_level_caches() {
-        let is_new_in_cache = |cpu: &CpuId| cache.cpus.contains(cpu.0) && !covered_cpus.contains(cpu.0);
-        let cpus: Vec<CpuId> = ranked_cpus.iter().map(|(_, cpu)| cpu.id).filter(is_new_in_cache).collect();
+        let is_new_in_cache =
+            |cpu: &CpuId| cache.cpus.contains(cpu.0) && !covered_cpus.contains(cpu.0);
+        let cpus: Vec<CpuId> = ranked_cpus
+            .iter()
+            .map(|(_, cpu)| cpu.id)
+            .filter(is_new_in_cache)
+            .collect();
         covered_cpus.extend(cpus.iter().map(|cpu| cpu.0));
         if !cpus.is_empty() {
-            seats.push(CacheSeats { cache: Some(cache.id), cpus });
+            seats.push(CacheSeats {
+                cache: Some(cache.id),
+                cpus,
+            });
         }
     }
-    for (_, cpu) in ranked_cpus.iter().filter(|(_, cpu)| !covered_cpus.contains(cpu.id.0)) {
-        seats.push(CacheSeats { cache: None, cpus: vec![cpu.id] });
+    for (_, cpu) in ranked_cpus
+        .iter()
+        .filter(|(_, cpu)| !covered_cpus.contains(cpu.id.0))
+    {
+        seats.push(CacheSeats {
+            cache: None,
+            cpus: vec![cpu.id],
+        });
     }
     Ok(seats)
 }
@@ -166,7 +187,13 @@ pub struct Placement {
 /// Checks that the matrix has one finite entry for each pair of programs.
 pub(crate) fn check_costs(names: &[String], costs: &PairCosts) -> Result<(), PlacementError> {
     let rows = costs.cost.len();
-    let shape_error = |problem| Err(PlacementError::Shape { names: names.len(), what: problem, rows });
+    let shape_error = |problem| {
+        Err(PlacementError::Shape {
+            names: names.len(),
+            what: problem,
+            rows,
+        })
+    };
     if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
         return shape_error("a matrix");
     }
@@ -198,8 +225,9 @@ pub fn place(
     let shape = shape_of(&cache_seats);
     let solution = solvers::best_assignment(&decision_costs.cost, &shape);
     let reasons = explain_placement(&solution.seating, decision_costs);
-    let mean_cost =
-        |total: f64, pair_costs: &PairCosts| placement_cost(total / names.len().max(1) as f64, pair_costs.kind);
+    let mean_cost = |total: f64, pair_costs: &PairCosts| {
+        placement_cost(total / names.len().max(1) as f64, pair_costs.kind)
+    };
     let random_totals = solvers::random_totals(&evaluation_costs.cost, &shape, seed);
     let evaluated_costs = solution.seating.costs_by_program(&evaluation_costs.cost);
     Ok(Placement {
@@ -213,9 +241,18 @@ pub fn place(
         ),
         caches: build_caches(&names, &cache_seats, &solution.seating, topology),
         covers_machine: false,
-        plan: mean_cost(solution.seating.total_cost(&evaluation_costs.cost), evaluation_costs),
-        best: mean_cost(solvers::best_assignment(&evaluation_costs.cost, &shape).total, evaluation_costs),
-        worst: mean_cost(solvers::worst_assignment(&evaluation_costs.cost, &shape).total, evaluation_costs),
+        plan: mean_cost(
+            solution.seating.total_cost(&evaluation_costs.cost),
+            evaluation_costs,
+        ),
+        best: mean_cost(
+            solvers::best_assignment(&evaluation_costs.cost, &shape).total,
+            evaluation_costs,
+        ),
+        worst: mean_cost(
+            solvers::worst_assignment(&evaluation_costs.cost, &shape).total,
+            evaluation_costs,
+        ),
         random: mean_cost(random_totals.mean, evaluation_costs),
         random_low_5_percent: mean_cost(random_totals.low_5_percent, evaluation_costs),
         random_high_5_percent: mean_cost(random_totals.high_5_percent, evaluation_costs),
@@ -227,15 +264,29 @@ pub fn place(
 }
 
 pub(crate) fn shape_of(seats_by_cache: &[CacheSeats]) -> Seats {
-    Seats { cpus_per_cache: seats_by_cache.iter().map(|cache| cache.cpus.len() as u32).collect() }
+    Seats {
+        cpus_per_cache: seats_by_cache
+            .iter()
+            .map(|cache| cache.cpus.len() as u32)
+            .collect(),
+    }
 }
 
 /// Makes repeated names unique: the second program of the same name gets `#2`.
 pub fn number_names(names: &[String]) -> Vec<String> {
-    let copy_number =
-        |index: usize| names[..index].iter().filter(|earlier_name| **earlier_name == names[index]).count() + 1;
+    let copy_number = |index: usize| {
+        names[..index]
+            .iter()
+            .filter(|earlier_name| **earlier_name == names[index])
+            .count()
+            + 1
+    };
     let unique_name = |nth: usize| {
-        if copy_number(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy_number(nth)) }
+        if copy_number(nth) == 1 {
+            names[nth].clone()
+        } else {
+            format!("{}#{}", names[nth], copy_number(nth))
+        }
     };
     (0..names.len()).map(unique_name).collect()
 }
@@ -244,10 +295,14 @@ pub fn number_names(names: &[String]) -> Vec<String> {
 pub(crate) fn placement_cost(mean_cost: f64, kind: CostKind) -> PlacementCost {
     let round_cost = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {
-        CostKind::Degradation => {
-            PlacementCost { mean_slowdown_percent: Some(round_cost(100.0 * mean_cost)), mean_weight: None }
-        }
-        CostKind::Weight => PlacementCost { mean_slowdown_percent: None, mean_weight: Some(round_cost(mean_cost)) },
+        CostKind::Degradation => PlacementCost {
+            mean_slowdown_percent: Some(round_cost(100.0 * mean_cost)),
+            mean_weight: None,
+        },
+        CostKind::Weight => PlacementCost {
+            mean_slowdown_percent: None,
+            mean_weight: Some(round_cost(mean_cost)),
+        },
     }
 }
 
@@ -259,7 +314,12 @@ pub(crate) fn build_programs(
     kind: CostKind,
     reasons: &[Reason],
 ) -> Vec<PlacedProgram> {
-    let names_of = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
+    let names_of = |members: &[usize]| {
+        members
+            .iter()
+            .map(|&member| names[member].clone())
+            .collect::<Vec<String>>()
+    };
     let mut placed_programs: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
         for (index, members) in cpus.iter().enumerate() {
@@ -272,10 +332,18 @@ pub(crate) fn build_programs(
                 .collect();
             co_runners.sort_unstable();
             for &program in members {
-                let cpu_sharers: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
-                let concerns_program = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
-                let explanations: Vec<String> =
-                    reasons.iter().filter(concerns_program).map(|reason| render(reason, names)).collect();
+                let cpu_sharers: Vec<usize> = members
+                    .iter()
+                    .copied()
+                    .filter(|&other| other != program)
+                    .collect();
+                let concerns_program =
+                    |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
+                let explanations: Vec<String> = reasons
+                    .iter()
+                    .filter(concerns_program)
+                    .map(|reason| render(reason, names))
+                    .collect();
                 let program_cost = placement_cost(costs[program], kind);
                 placed_programs.push((
                     program,
@@ -295,7 +363,10 @@ pub(crate) fn build_programs(
         }
     }
     placed_programs.sort_by_key(|(program, _)| *program);
-    placed_programs.into_iter().map(|(_, program)| program).collect()
+    placed_programs
+        .into_iter()
+        .map(|(_, program)| program)
+        .collect()
 }
 
 pub(crate) fn build_caches(
@@ -305,14 +376,31 @@ pub(crate) fn build_caches(
     topology: &Topology,
 ) -> Vec<PlacedCache> {
     let placed_cache = |(cache_seats, cpus): (&CacheSeats, &Vec<Vec<usize>>)| {
-        let cache = topology.caches.iter().find(|cache| Some(cache.id) == cache_seats.cache);
-        let member_names = |members: &Vec<usize>| members.iter().map(|&member| names[member].clone()).collect();
+        let cache = topology
+            .caches
+            .iter()
+            .find(|cache| Some(cache.id) == cache_seats.cache);
+        let member_names = |members: &Vec<usize>| {
+            members
+                .iter()
+                .map(|&member| names[member].clone())
+                .collect()
+        };
         PlacedCache {
             cache: cache_seats.cache,
             level: cache.map(|cache| cache.level),
             size_bytes: cache.and_then(|cache| cache.size_bytes),
-            cpus: cache_seats.cpus.iter().copied().zip(cpus.iter().map(member_names)).collect(),
+            cpus: cache_seats
+                .cpus
+                .iter()
+                .copied()
+                .zip(cpus.iter().map(member_names))
+                .collect(),
         }
     };
-    seats_by_cache.iter().zip(&seating.by_cache).map(placed_cache).collect()
+    seats_by_cache
+        .iter()
+        .zip(&seating.by_cache)
+        .map(placed_cache)
+        .collect()
 }

@@ -14,7 +14,8 @@ pub struct ProbeLedger {
 impl ProbeLedger {
     /// Records the costs of a window.
     pub fn record_window(&mut self, view: &View<'_>) {
-        self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
+        self.processor_ns +=
+            view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
         for result in &view.observation.probe_results {
             let cost_ns = result.cost_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
             self.spent_ns += cost_ns;

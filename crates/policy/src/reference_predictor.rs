@@ -21,8 +21,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, CpuId, CpuSet, Estimate, Forecast, IndexSet, Plan, Predictor, ProcessId, Profile,
-    Profiles, ShareMember, TaskForecast, TaskId, Topology, Units, View,
+    Cache, CacheId, CacheShare, CpuId, CpuSet, Estimate, Forecast, IndexSet, Plan, Predictor,
+    ProcessId, Profile, Profiles, ShareMember, TaskForecast, TaskId, Topology, Units, View,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statstack::StackModel;
@@ -48,7 +48,9 @@ impl Predictor for ReferencePredictor {
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
         let known_curves: BTreeMap<TaskId, TaskCurve<'_>> = profiles
             .iter()
-            .filter_map(|(&task, profile)| Some((task, TaskCurve::from_profile(profile, topology)?)))
+            .filter_map(|(&task, profile)| {
+                Some((task, TaskCurve::from_profile(profile, topology)?))
+            })
             .collect();
         // Co-residency is computed for known tasks only, because all pairs of hundreds of tasks would take too long.
         let known_tasks: Vec<TaskId> = known_curves.keys().copied().collect();
@@ -56,7 +58,10 @@ impl Predictor for ReferencePredictor {
         let mut forecast = Forecast::default();
         for &task in &tasks {
             let mut task_forecast = TaskForecast {
-                cpu_share: co_residency.cpu_share.get(&task).map(|&s| Estimate::exact(s)),
+                cpu_share: co_residency
+                    .cpu_share
+                    .get(&task)
+                    .map(|&s| Estimate::exact(s)),
                 ..TaskForecast::default()
             };
             match known_curves.get(&task) {
@@ -99,11 +104,27 @@ impl ReferencePredictor {
         task_forecast: &mut TaskForecast,
     ) {
         let Some(size) = cache.size_bytes else { return };
-        let Some(own_mask) = fill_mask(task, own_curve.profile.process, cache, view, plan) else { return };
-        let mut competitors = vec![SpaceCompetitor { curve: own_curve, presence: 1.0, bytes_outside: 0.0 }];
-        for (&co_runner, &meeting_share) in co_residency.meeting_shares.get(&task).into_iter().flatten() {
-            let Some(co_runner_curve) = known_curves.get(&co_runner) else { return };
-            let Some(co_runner_mask) = fill_mask(co_runner, co_runner_curve.profile.process, cache, view, plan) else {
+        let Some(own_mask) = fill_mask(task, own_curve.profile.process, cache, view, plan) else {
+            return;
+        };
+        let mut competitors = vec![SpaceCompetitor {
+            curve: own_curve,
+            presence: 1.0,
+            bytes_outside: 0.0,
+        }];
+        for (&co_runner, &meeting_share) in
+            co_residency.meeting_shares.get(&task).into_iter().flatten()
+        {
+            let Some(co_runner_curve) = known_curves.get(&co_runner) else {
+                return;
+            };
+            let Some(co_runner_mask) = fill_mask(
+                co_runner,
+                co_runner_curve.profile.process,
+                cache,
+                view,
+                plan,
+            ) else {
                 return;
             };
             let presence = meeting_share * co_runner_mask.overlapping_share(&own_mask);
@@ -124,23 +145,40 @@ impl ReferencePredictor {
                 .stalls_per_kilo_at(own_bytes)
                 .zip(own_curve.stalls_per_kilo_at(size as f64))
                 .map(|(stalls_beside, stalls_alone)| (stalls_beside - stalls_alone) / 1000.0);
-            let added_cycles = stalls.unwrap_or((misses - solo_misses) / 1000.0 * self.miss_penalty_cycles);
+            let added_cycles =
+                stalls.unwrap_or((misses - solo_misses) / 1000.0 * self.miss_penalty_cycles);
             (added_cycles / own_curve.solo_cycles_per_instr).max(-0.99)
         };
         let value = degradation_of(misses.value, solo_misses.value);
-        let bounds =
-            [degradation_of(misses.low, solo_misses.low), degradation_of(misses.high, solo_misses.high), value];
-        let (low, high) = bounds.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| (l.min(b), h.max(b)));
-        let instr_per_cycle = |degradation: f64| 1.0 / (own_curve.solo_cycles_per_instr * (1.0 + degradation));
+        let bounds = [
+            degradation_of(misses.low, solo_misses.low),
+            degradation_of(misses.high, solo_misses.high),
+            value,
+        ];
+        let (low, high) = bounds
+            .iter()
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| {
+                (l.min(b), h.max(b))
+            });
+        let instr_per_cycle =
+            |degradation: f64| 1.0 / (own_curve.solo_cycles_per_instr * (1.0 + degradation));
         task_forecast.misses_per_kilo_instr = Some(misses);
         task_forecast.degradation = Some(Estimate { value, low, high });
-        task_forecast.instr_per_cycle =
-            Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
+        task_forecast.instr_per_cycle = Some(Estimate {
+            value: instr_per_cycle(value),
+            low: instr_per_cycle(high),
+            high: instr_per_cycle(low),
+        });
     }
 
     /// Returns the number of bytes of `space` that the first competitor occupies. Solo speeds refer to the whole cache,
     /// of `cache_bytes`.
-    fn solve_occupancy(&self, competitors: &[SpaceCompetitor<'_, '_>], space: f64, cache_bytes: f64) -> f64 {
+    fn solve_occupancy(
+        &self,
+        competitors: &[SpaceCompetitor<'_, '_>],
+        space: f64,
+        cache_bytes: f64,
+    ) -> f64 {
         if competitors.len() == 1 {
             return space;
         }
@@ -149,19 +187,33 @@ impl ReferencePredictor {
             let line_rates: Vec<f64> = competitors
                 .iter()
                 .zip(&occupancies)
-                .map(|(SpaceCompetitor { curve: task, presence, bytes_outside: outside }, &occupancy)| {
-                    // Lines that the task has elsewhere reduce the number of lines that it brings in here.
-                    let resident_bytes = (occupancy + outside).min(cache_bytes);
-                    let misses = task.misses_at(resident_bytes).value.max(0.0) / 1000.0;
-                    let stalls = task
-                        .stalls_per_kilo_at(resident_bytes)
-                        .zip(task.stalls_per_kilo_at(cache_bytes))
-                        .map(|(stalls_here, stalls_alone)| (stalls_here - stalls_alone) / 1000.0);
-                    let stalls_by_misses =
-                        || (misses - task.misses_at(cache_bytes).value / 1000.0) * self.miss_penalty_cycles;
-                    let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(stalls_by_misses).max(0.0);
-                    presence * misses / cycles
-                })
+                .map(
+                    |(
+                        SpaceCompetitor {
+                            curve: task,
+                            presence,
+                            bytes_outside: outside,
+                        },
+                        &occupancy,
+                    )| {
+                        // Lines that the task has elsewhere reduce the number of lines that it brings in here.
+                        let resident_bytes = (occupancy + outside).min(cache_bytes);
+                        let misses = task.misses_at(resident_bytes).value.max(0.0) / 1000.0;
+                        let stalls = task
+                            .stalls_per_kilo_at(resident_bytes)
+                            .zip(task.stalls_per_kilo_at(cache_bytes))
+                            .map(|(stalls_here, stalls_alone)| {
+                                (stalls_here - stalls_alone) / 1000.0
+                            });
+                        let stalls_by_misses = || {
+                            (misses - task.misses_at(cache_bytes).value / 1000.0)
+                                * self.miss_penalty_cycles
+                        };
+                        let cycles = task.solo_cycles_per_instr
+                            + stalls.unwrap_or_else(stalls_by_misses).max(0.0);
+                        presence * misses / cycles
+                    },
+                )
                 .collect();
             let total_line_rate: f64 = line_rates.iter().sum();
             if total_line_rate <= 0.0 {
@@ -199,9 +251,16 @@ impl<'a> TaskCurve<'a> {
         if !(instr_per_cycle.is_finite() && instr_per_cycle > 0.0) {
             return None;
         }
-        let measured_curve = profile.misses_per_kilo_instr().cloned().filter(|curve| !curve.is_empty());
+        let measured_curve = profile
+            .misses_per_kilo_instr()
+            .cloned()
+            .filter(|curve| !curve.is_empty());
         let curve = measured_curve.or_else(|| curve_of_reuses(profile, topology))?;
-        Some(TaskCurve { profile, curve, solo_cycles_per_instr: 1.0 / instr_per_cycle })
+        Some(TaskCurve {
+            profile,
+            curve,
+            solo_cycles_per_instr: 1.0 / instr_per_cycle,
+        })
     }
 
     fn misses_at(&self, bytes: f64) -> Estimate {
@@ -210,7 +269,10 @@ impl<'a> TaskCurve<'a> {
 
     /// Returns the stalled cycles per thousand instructions at a size in bytes; `None` if they were not measured.
     fn stalls_per_kilo_at(&self, bytes: f64) -> Option<f64> {
-        let curve = self.profile.stalls_per_kilo_instr().filter(|curve| !curve.is_empty())?;
+        let curve = self
+            .profile
+            .stalls_per_kilo_instr()
+            .filter(|curve| !curve.is_empty())?;
         Some(value_at(curve, bytes).value)
     }
 }
@@ -220,13 +282,29 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
     let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
     let refs = profile.rates.llc_refs_per_mega_instr?.estimate();
     let model = StackModel::new(&reuse)?;
-    let largest_cache_bytes = topology.caches.iter().filter_map(|cache| cache.size_bytes).max()?;
-    let line_bytes = topology.caches.iter().rev().find_map(|cache| cache.line_bytes).unwrap_or(64);
+    let largest_cache_bytes = topology
+        .caches
+        .iter()
+        .filter_map(|cache| cache.size_bytes)
+        .max()?;
+    let line_bytes = topology
+        .caches
+        .iter()
+        .rev()
+        .find_map(|cache| cache.line_bytes)
+        .unwrap_or(64);
     let sizes = (1..=64u64).map(|step| largest_cache_bytes * step / 64);
     let curve_point = |size: u64| {
         let ratio = model.miss_ratio(size / u64::from(line_bytes));
         let mpki_of_refs = |refs: f64| refs / 1000.0 * ratio;
-        (size, Estimate { value: mpki_of_refs(refs.value), low: mpki_of_refs(refs.low), high: mpki_of_refs(refs.high) })
+        (
+            size,
+            Estimate {
+                value: mpki_of_refs(refs.value),
+                low: mpki_of_refs(refs.low),
+                high: mpki_of_refs(refs.high),
+            },
+        )
     };
     Some(sizes.map(curve_point).collect())
 }
@@ -262,7 +340,8 @@ impl FillMask {
             (_, None) => 0.0,
             (None, Some(_)) => 1.0 - other.fraction(),
             (Some((a, unit_count)), Some((b, _))) => {
-                f64::from(a.count().saturating_sub(a.intersection(b).count())) / f64::from((*unit_count).max(1))
+                f64::from(a.count().saturating_sub(a.intersection(b).count()))
+                    / f64::from((*unit_count).max(1))
             }
         }
     }
@@ -271,7 +350,9 @@ impl FillMask {
         match (&self.0, &other.0) {
             (_, None) => 1.0,
             (None, Some(_)) => other.fraction(),
-            (Some((a, _)), Some((b, _))) => f64::from(a.intersection(b).count()) / f64::from(a.count().max(1)),
+            (Some((a, _)), Some((b, _))) => {
+                f64::from(a.intersection(b).count()) / f64::from(a.count().max(1))
+            }
         }
     }
 }
@@ -294,11 +375,16 @@ fn fill_mask(
         let is_concerned = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
         is_concerned && share.members.iter().any(is_member)
     };
-    let Some(share) = plan.shares.iter().find(holds_task) else { return Some(FillMask(None)) };
+    let Some(share) = plan.shares.iter().find(holds_task) else {
+        return Some(FillMask(None));
+    };
     match &share.units {
         Units::Ways { mask } => Some(FillMask(Some((mask.clone(), cache.ways?)))),
         Units::Colors { allowed, .. } => {
-            let colors = view.capabilities.colors_of(cache.id).or_else(|| view.capabilities.colors_of(share.cache))?;
+            let colors = view
+                .capabilities
+                .colors_of(cache.id)
+                .or_else(|| view.capabilities.colors_of(share.cache))?;
             Some(FillMask(Some((allowed.clone(), colors))))
         }
     }
@@ -315,18 +401,34 @@ struct CoResidency {
 
 impl CoResidency {
     fn new(topology: &Topology, tasks: &[TaskId], known_tasks: &[TaskId], plan: &Plan) -> Self {
-        let mut co_residency =
-            CoResidency { cpu_by_task: BTreeMap::new(), cpu_share: BTreeMap::new(), meeting_shares: BTreeMap::new() };
+        let mut co_residency = CoResidency {
+            cpu_by_task: BTreeMap::new(),
+            cpu_share: BTreeMap::new(),
+            meeting_shares: BTreeMap::new(),
+        };
         let mut gang_shares: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken_cpus = CpuSet::default();
         for (schedule_index, schedule) in plan.gangs.iter().enumerate() {
             taken_cpus = taken_cpus.union(&schedule.cpus);
-            let rotation_slices: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
+            let rotation_slices: f64 = schedule
+                .gangs
+                .iter()
+                .map(|gang| f64::from(gang.slices))
+                .sum();
             for (gang_index, gang) in schedule.gangs.iter().enumerate() {
-                let named_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-                let mut free_cpus = schedule.cpus.iter().filter(|&cpu| !named_cpus.contains(cpu));
+                let named_cpus: CpuSet = gang
+                    .members
+                    .iter()
+                    .filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0))
+                    .collect();
+                let mut free_cpus = schedule
+                    .cpus
+                    .iter()
+                    .filter(|&cpu| !named_cpus.contains(cpu));
                 for &(task, cpu) in &gang.members {
-                    let Some(cpu) = cpu.or_else(|| free_cpus.next().map(CpuId)) else { continue };
+                    let Some(cpu) = cpu.or_else(|| free_cpus.next().map(CpuId)) else {
+                        continue;
+                    };
                     co_residency.cpu_by_task.entry(task).or_insert(cpu);
                     let slice_share = f64::from(gang.slices) / rotation_slices.max(1.0);
                     *co_residency.cpu_share.entry(task).or_insert(0.0) += slice_share;
@@ -345,12 +447,28 @@ impl CoResidency {
 
     /// Assigns tasks outside gangs to the least loaded of their CPUs, starting with the tasks that have the fewest CPUs
     /// to choose from.
-    fn assign_free_tasks(&mut self, topology: &Topology, tasks: &[TaskId], plan: &Plan, occupied_cpus: &CpuSet) {
+    fn assign_free_tasks(
+        &mut self,
+        topology: &Topology,
+        tasks: &[TaskId],
+        plan: &Plan,
+        occupied_cpus: &CpuSet,
+    ) {
         let online = topology.online();
         let cpu_choice = |task: &TaskId| {
-            let allowed_cpus = plan.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
-            let free_cpus: CpuSet = allowed_cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
-            if free_cpus.is_empty() { allowed_cpus } else { free_cpus }
+            let allowed_cpus = plan
+                .affinity
+                .get(task)
+                .map_or(online.clone(), |cpus| cpus.intersection(&online));
+            let free_cpus: CpuSet = allowed_cpus
+                .iter()
+                .filter(|&cpu| !occupied_cpus.contains(cpu))
+                .collect();
+            if free_cpus.is_empty() {
+                allowed_cpus
+            } else {
+                free_cpus
+            }
         };
         let mut free_tasks: Vec<(TaskId, CpuSet)> = tasks
             .iter()
@@ -360,23 +478,47 @@ impl CoResidency {
         free_tasks.sort_by_key(|(task, cpus)| (cpus.count(), *task));
         let mut cpu_loads: BTreeMap<u32, f64> = BTreeMap::new();
         let weight_of = |task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
-        let last_level_caches: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
+        let last_level_caches: Vec<&Cache> = topology
+            .caches
+            .iter()
+            .filter(|cache| cache.last_level)
+            .collect();
         let caches_of = |cpu: u32| {
             (0..last_level_caches.len())
                 .filter(|&index| last_level_caches[index].cpus.contains(cpu))
                 .collect::<Vec<_>>()
         };
-        let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
+        let caches: BTreeMap<u32, Vec<usize>> =
+            online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
         for (task, cpus) in &free_tasks {
             // Loads are summed once for each task; with a hundred CPUs on one cache, these sums otherwise took nine
             // tenths of a forecast.
-            let load_of_cache =
-                |cache: &&Cache| cache.cpus.iter().map(|cpu| cpu_loads.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
+            let load_of_cache = |cache: &&Cache| {
+                cache
+                    .cpus
+                    .iter()
+                    .map(|cpu| cpu_loads.get(&cpu).copied().unwrap_or(0.0))
+                    .sum::<f64>()
+            };
             let loads: Vec<f64> = last_level_caches.iter().map(load_of_cache).collect();
-            let load_of_caches =
-                |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
-            let load_key = |cpu: u32| (cpu_loads.get(&cpu).copied().unwrap_or(0.0), load_of_caches(cpu));
-            let least_loaded = cpus.iter().map(|cpu| (load_key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+            let load_of_caches = |cpu: u32| {
+                caches
+                    .get(&cpu)
+                    .into_iter()
+                    .flatten()
+                    .map(|&index| loads[index])
+                    .sum::<f64>()
+            };
+            let load_key = |cpu: u32| {
+                (
+                    cpu_loads.get(&cpu).copied().unwrap_or(0.0),
+                    load_of_caches(cpu),
+                )
+            };
+            let least_loaded = cpus
+                .iter()
+                .map(|cpu| (load_key(cpu), cpu))
+                .reduce(|a, b| if b.0 < a.0 { b } else { a });
             if let Some((_, cpu)) = least_loaded {
                 *cpu_loads.entry(cpu).or_insert(0.0) += weight_of(task);
                 self.cpu_by_task.insert(*task, CpuId(cpu));
@@ -384,7 +526,8 @@ impl CoResidency {
         }
         for (task, _) in &free_tasks {
             if let Some(cpu) = self.cpu_by_task.get(task) {
-                self.cpu_share.insert(*task, weight_of(task) / cpu_loads[&cpu.0]);
+                self.cpu_share
+                    .insert(*task, weight_of(task) / cpu_loads[&cpu.0]);
             }
         }
     }
@@ -397,11 +540,15 @@ impl CoResidency {
         gang_shares: &BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)>,
     ) {
         for &task in known_tasks {
-            let Some(cache) = self.cache_of(topology, task) else { continue };
+            let Some(cache) = self.cache_of(topology, task) else {
+                continue;
+            };
             let mut shares = BTreeMap::new();
             for &other_task in tasks.iter().filter(|&&other| other != task) {
-                let (Some(own_cpu), Some(other_cpu)) = (self.cpu_by_task.get(&task), self.cpu_by_task.get(&other_task))
-                else {
+                let (Some(own_cpu), Some(other_cpu)) = (
+                    self.cpu_by_task.get(&task),
+                    self.cpu_by_task.get(&other_task),
+                ) else {
                     continue;
                 };
                 if !cache.cpus.contains(other_cpu.0) {
@@ -429,7 +576,10 @@ impl CoResidency {
 
     fn cache_of<'t>(&self, topology: &'t Topology, task: TaskId) -> Option<&'t Cache> {
         let cpu = self.cpu_by_task.get(&task)?;
-        topology.caches.iter().find(|cache| cache.last_level && cache.cpus.contains(cpu.0))
+        topology
+            .caches
+            .iter()
+            .find(|cache| cache.last_level && cache.cpus.contains(cpu.0))
     }
 }
 
@@ -442,20 +592,38 @@ fn miss_ratios(
 ) -> BTreeMap<CacheId, Estimate> {
     let mut ratios = BTreeMap::new();
     for cache in topology.last_level_caches() {
-        let runs_on_cache =
-            |task: &&TaskId| co_residency.cpu_by_task.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
+        let runs_on_cache = |task: &&TaskId| {
+            co_residency
+                .cpu_by_task
+                .get(task)
+                .is_some_and(|cpu| cache.cpus.contains(cpu.0))
+        };
         let rates = profiles.keys().filter(runs_on_cache).map(|task| {
             let task_forecast = forecast.tasks.get(task)?;
             let speed = task_forecast.instr_per_cycle?.value * task_forecast.cpu_share?.value;
-            let (misses, refs) = (task_forecast.misses_per_kilo_instr?, profiles[task].rates.llc_refs_per_mega_instr?);
-            Some([misses.value, misses.low, misses.high, refs.value / 1000.0].map(|rate| rate * speed))
+            let (misses, refs) = (
+                task_forecast.misses_per_kilo_instr?,
+                profiles[task].rates.llc_refs_per_mega_instr?,
+            );
+            Some(
+                [misses.value, misses.low, misses.high, refs.value / 1000.0]
+                    .map(|rate| rate * speed),
+            )
         });
-        let Some(rates) = rates.collect::<Option<Vec<[f64; 4]>>>() else { continue };
+        let Some(rates) = rates.collect::<Option<Vec<[f64; 4]>>>() else {
+            continue;
+        };
         let sum_of_rate = |index: usize| rates.iter().map(|rate| rate[index]).sum::<f64>();
         if sum_of_rate(3) > 0.0 {
             let ratio_of_rate = |which: usize| (sum_of_rate(which) / sum_of_rate(3)).min(1.0);
-            ratios
-                .insert(cache.id, Estimate { value: ratio_of_rate(0), low: ratio_of_rate(1), high: ratio_of_rate(2) });
+            ratios.insert(
+                cache.id,
+                Estimate {
+                    value: ratio_of_rate(0),
+                    low: ratio_of_rate(1),
+                    high: ratio_of_rate(2),
+                },
+            );
         }
     }
     ratios

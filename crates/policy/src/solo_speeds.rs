@@ -13,10 +13,20 @@ impl SoloSpeeds {
     /// Records the probe results of a window, and removes tasks that have exited.
     pub fn observe(&mut self, observation: &Observation) {
         for probe_result in &observation.probe_results {
-            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event: rate_of, .. } =
-                probe_result.evidence
+            if let ProbeEvidence::NeighborSlowdown {
+                task,
+                task_alone_rate: Some(rate),
+                rate_event: rate_of,
+                ..
+            } = probe_result.evidence
             {
-                self.0.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
+                self.0.insert(
+                    task,
+                    (
+                        rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy),
+                        rate,
+                    ),
+                );
             }
         }
         if !self.0.is_empty() {
@@ -28,12 +38,22 @@ impl SoloSpeeds {
     /// Returns a task's slowdown: run time over solo run time, minus one. If a probe counted solo work, rates of that
     /// work are compared; otherwise, instructions per cycle are compared, if the profile has the solo value. `None` if
     /// neither is known.
-    pub fn slowdown_over_solo(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
+    pub fn slowdown_over_solo(
+        &self,
+        task: &TaskSample,
+        elapsed_ns: u64,
+        profile: &Profile,
+    ) -> Option<f64> {
         let ran_ns = task.ran_ns();
-        let slowdown_by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(metric, solo_rate)| {
-            let (_, count) = metrics_of(task, elapsed_ns).find(|(task_metric, _)| task_metric == metric)?;
-            Some(solo_rate * ran_ns as f64 / 1e9 / count - 1.0)
-        });
+        let slowdown_by_work =
+            self.0
+                .get(&task.task)
+                .filter(|_| ran_ns > 0)
+                .and_then(|(metric, solo_rate)| {
+                    let (_, count) = metrics_of(task, elapsed_ns)
+                        .find(|(task_metric, _)| task_metric == metric)?;
+                    Some(solo_rate * ran_ns as f64 / 1e9 / count - 1.0)
+                });
         let solo_instr_per_cycle = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
         slowdown_by_work.or_else(|| {
             solo_instr_per_cycle

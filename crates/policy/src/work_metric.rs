@@ -50,27 +50,40 @@ impl WorkMetric {
 }
 
 /// Returns the metrics of a task in a window of `elapsed_ns` with their positive values, the best first.
-pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
+pub fn metrics_of(
+    task: &TaskSample,
+    elapsed_ns: u64,
+) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
     let ran_ns = task.ran_ns();
     let demanded_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
     let wants_cpu = demanded_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
-    WorkMetric::BEST_FIRST.into_iter().filter_map(move |metric| {
-        let count = match metric {
-            WorkMetric::Reported => task.progress,
-            WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
-            WorkMetric::Proxy(event) => task.counts.get(event).filter(|count| wants_cpu && *count >= MIN_EVENTS),
-        };
-        count.filter(|count| *count > 0.0).map(|count| (metric, count))
-    })
+    WorkMetric::BEST_FIRST
+        .into_iter()
+        .filter_map(move |metric| {
+            let count = match metric {
+                WorkMetric::Reported => task.progress,
+                WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
+                WorkMetric::Proxy(event) => task
+                    .counts
+                    .get(event)
+                    .filter(|count| wants_cpu && *count >= MIN_EVENTS),
+            };
+            count
+                .filter(|count| *count > 0.0)
+                .map(|count| (metric, count))
+        })
 }
 
 /// Returns the metric of a task's promised rate: reported work if the task reports any, and otherwise instructions.
 /// `None` if another thread of the task's process reports work on its behalf.
 pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
-    let mut live_siblings = samples.iter().filter(|sibling| sibling.process == task.process && !sibling.exited);
+    let mut live_siblings = samples
+        .iter()
+        .filter(|sibling| sibling.process == task.process && !sibling.exited);
     match task.progress {
         Some(_) => Some(WorkMetric::Reported),
-        None => (!live_siblings.any(|sibling| sibling.progress.is_some())).then_some(WorkMetric::Instructions),
+        None => (!live_siblings.any(|sibling| sibling.progress.is_some()))
+            .then_some(WorkMetric::Instructions),
     }
 }
 
@@ -79,7 +92,11 @@ mod tests {
     use super::*;
     use cachemate_core::{CpuId, EventCounts, ProcessId, TaskId};
 
-    fn task_fixture(ran_ns: u64, counts: &[(CounterEvent, u64)], progress: Option<f64>) -> TaskSample {
+    fn task_fixture(
+        ran_ns: u64,
+        counts: &[(CounterEvent, u64)],
+        progress: Option<f64>,
+    ) -> TaskSample {
         TaskSample {
             on_cpu_ns: vec![(CpuId(0), ran_ns)],
             run_queue_wait_ns: Some(100),
@@ -92,29 +109,64 @@ mod tests {
     /// Does reported work come first, and does a proxy apply only to a busy task with enough events?
     #[test]
     fn a_proxy_applies_to_busy_tasks_only() {
-        let calls = [(CounterEvent::SystemCalls, 500), (CounterEvent::PageFaults, 7)];
-        let kinds = |task: &TaskSample| metrics_of(task, 1000).map(|(work, _)| work).collect::<Vec<_>>();
-        assert_eq!(kinds(&task_fixture(900, &calls, None)), [WorkMetric::Proxy(CounterEvent::SystemCalls)]);
+        let calls = [
+            (CounterEvent::SystemCalls, 500),
+            (CounterEvent::PageFaults, 7),
+        ];
+        let kinds = |task: &TaskSample| {
+            metrics_of(task, 1000)
+                .map(|(work, _)| work)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            kinds(&task_fixture(900, &calls, None)),
+            [WorkMetric::Proxy(CounterEvent::SystemCalls)]
+        );
         assert_eq!(
             kinds(&task_fixture(400, &calls, None)),
             [WorkMetric::Proxy(CounterEvent::SystemCalls)],
             "waiting to run counts"
         );
-        assert_eq!(kinds(&task_fixture(300, &calls, None)), [], "a sleeper is paced by something else");
-        assert_eq!(kinds(&task_fixture(900, &calls, Some(3.0)))[0], WorkMetric::Reported);
-        assert_eq!(kinds(&task_fixture(900, &[(CounterEvent::ContextSwitches, 500)], None)), []);
+        assert_eq!(
+            kinds(&task_fixture(300, &calls, None)),
+            [],
+            "a sleeper is paced by something else"
+        );
+        assert_eq!(
+            kinds(&task_fixture(900, &calls, Some(3.0)))[0],
+            WorkMetric::Reported
+        );
+        assert_eq!(
+            kinds(&task_fixture(
+                900,
+                &[(CounterEvent::ContextSwitches, 500)],
+                None
+            )),
+            []
+        );
     }
 
     /// Is a promised rate counted in reported work, in instructions if no thread of the process reports, and not at all
     /// if another thread reports for all?
     #[test]
     fn a_promised_rate_counts_reported_work_or_instructions() {
-        let (mut first, silent) =
-            (task_fixture(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task_fixture(900, &[], None) });
+        let (mut first, silent) = (
+            task_fixture(900, &[], Some(0.0)),
+            TaskSample {
+                task: TaskId(1),
+                ..task_fixture(900, &[], None)
+            },
+        );
         let samples = [first.clone(), silent.clone()];
-        assert_eq!(samples.each_ref().map(|work| promised_work(work, &samples)), [Some(WorkMetric::Reported), None]);
+        assert_eq!(
+            samples.each_ref().map(|work| promised_work(work, &samples)),
+            [Some(WorkMetric::Reported), None]
+        );
         first.progress = None;
         let samples = [first, silent];
-        assert_eq!(samples.each_ref().map(|work| promised_work(work, &samples)), [Some(WorkMetric::Instructions); 2]);
+        assert_eq!(
+            samples.each_ref().map(|work| promised_work(work, &samples)),
+            [Some(WorkMetric::Instructions); 2]
+        );
     }
 }

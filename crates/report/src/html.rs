@@ -6,8 +6,12 @@ use maud::{Markup, html};
 
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Series};
 use crate::html_page::{render_page, scroll_box};
-use crate::results::{CacheSummary, CostTable, CurvePoint, HIGH_PERCENT, PlanResult, ProgramSummary};
-use crate::text::{format_count, format_fixed, format_number, format_percent, format_size, value_or_dash};
+use crate::results::{
+    CacheSummary, CostTable, CurvePoint, HIGH_PERCENT, PlanResult, ProgramSummary,
+};
+use crate::text::{
+    format_count, format_fixed, format_number, format_percent, format_size, value_or_dash,
+};
 
 /// Content of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -36,7 +40,13 @@ impl CostTable {
     /// Returns the matrix of slowdowns as a heat map.
     pub fn heat_map(&self) -> HeatMap {
         let is_percent = self.unit == "percent";
-        let largest_value = self.values.iter().flatten().flatten().copied().fold(0.0, f64::max);
+        let largest_value = self
+            .values
+            .iter()
+            .flatten()
+            .flatten()
+            .copied()
+            .fold(0.0, f64::max);
         HeatMap {
             rows: self.names.clone(),
             columns: self.names.clone(),
@@ -46,7 +56,11 @@ impl CostTable {
             decimals: is_percent.then_some(1),
             strongest_value: is_percent.then_some(largest_value.max(HIGH_PERCENT)),
             uses_root_scale: true,
-            unit: if is_percent { "%".into() } else { String::new() },
+            unit: if is_percent {
+                "%".into()
+            } else {
+                String::new()
+            },
             ..HeatMap::default()
         }
     }
@@ -71,8 +85,11 @@ impl StudyPage {
         if self.matrix.names.is_empty() {
             return html! {};
         }
-        let unit =
-            if self.matrix.unit == "percent" { "percent of its run time alone" } else { "a weight without a unit" };
+        let unit = if self.matrix.unit == "percent" {
+            "percent of its run time alone"
+        } else {
+            "a weight without a unit"
+        };
         html! {
             h2 { "Pairwise slowdowns" }
             p.soft {
@@ -116,31 +133,69 @@ impl StudyPage {
     fn program_series(&self, index: usize, uses_mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {
-            let scale =
-                if uses_mpki { point.mpki.filter(|_| point.miss_ratio > 0.0)? / point.miss_ratio } else { 100.0 };
-            let y = if uses_mpki { point.mpki? } else { point.miss_ratio * 100.0 };
-            let interval = point
-                .miss_ratio_error
-                .map(|error| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale));
+            let scale = if uses_mpki {
+                point.mpki.filter(|_| point.miss_ratio > 0.0)? / point.miss_ratio
+            } else {
+                100.0
+            };
+            let y = if uses_mpki {
+                point.mpki?
+            } else {
+                point.miss_ratio * 100.0
+            };
+            let interval = point.miss_ratio_error.map(|error| {
+                (
+                    (point.miss_ratio - error).max(0.0) * scale,
+                    (point.miss_ratio + error) * scale,
+                )
+            });
             let unit = if uses_mpki { "MPKI" } else { "% misses" };
-            let title = Some(format!("{name}: {} {unit} with {}", format_number(y), format_size(point.bytes)));
-            Some(ChartPoint { x: point.bytes as f64, y, interval, title })
+            let title = Some(format!(
+                "{name}: {} {unit} with {}",
+                format_number(y),
+                format_size(point.bytes)
+            ));
+            Some(ChartPoint {
+                x: point.bytes as f64,
+                y,
+                interval,
+                title,
+            })
         });
-        Series { name: name.clone(), points: points.collect(), color: Some(index), ..Series::default() }
+        Series {
+            name: name.clone(),
+            points: points.collect(),
+            color: Some(index),
+            ..Series::default()
+        }
     }
 
     fn curves_section(&self) -> Markup {
-        let drawn_indices: Vec<usize> =
-            (0..self.programs.len().min(self.curves.len())).filter(|&index| !self.curves[index].is_empty()).collect();
+        let drawn_indices: Vec<usize> = (0..self.programs.len().min(self.curves.len()))
+            .filter(|&index| !self.curves[index].is_empty())
+            .collect();
         if drawn_indices.is_empty() {
             return html! {};
         }
-        let has_mpki = drawn_indices.iter().all(|&index| self.curves[index].iter().all(|point| point.mpki.is_some()));
-        let label = if has_mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
-        let series: Vec<Series> = drawn_indices.iter().map(|&at| self.program_series(at, has_mpki)).collect();
+        let has_mpki = drawn_indices
+            .iter()
+            .all(|&index| self.curves[index].iter().all(|point| point.mpki.is_some()));
+        let label = if has_mpki {
+            "misses per 1000 instructions"
+        } else {
+            "misses, % of accesses"
+        };
+        let series: Vec<Series> = drawn_indices
+            .iter()
+            .map(|&at| self.program_series(at, has_mpki))
+            .collect();
         let cache_bytes = self.cache.size_bytes as f64;
         let size_mark = || crate::figure::ReferenceLine::X {
-            label: format!("{} {}", format_size(self.cache.size_bytes), self.cache.level),
+            label: format!(
+                "{} {}",
+                format_size(self.cache.size_bytes),
+                self.cache.level
+            ),
             position: cache_bytes,
         };
         let combined_chart = Chart {
@@ -155,7 +210,10 @@ impl StudyPage {
             title: single.name.clone(),
             x: Axis::bytes(""),
             series: vec![single],
-            references: vec![crate::figure::ReferenceLine::X { label: String::new(), position: cache_bytes }],
+            references: vec![crate::figure::ReferenceLine::X {
+                label: String::new(),
+                position: cache_bytes,
+            }],
             size: Some((320.0, 190.0)),
             ..Chart::default()
         };
@@ -172,8 +230,11 @@ impl StudyPage {
 
     fn method_section(&self) -> Markup {
         let cache = &self.cache;
-        let commands: Vec<(&str, &str)> =
-            self.programs.iter().filter_map(|p| Some((p.name.as_str(), p.command.as_deref()?))).collect();
+        let commands: Vec<(&str, &str)> = self
+            .programs
+            .iter()
+            .filter_map(|p| Some((p.name.as_str(), p.command.as_deref()?)))
+            .collect();
         html! {
             h2 { "How it was measured" }
             dl.how {
@@ -198,18 +259,31 @@ impl StudyPage {
 
 /// Returns a linear axis, or a logarithmic one if the largest program would otherwise flatten all others.
 fn spread_axis(label: &str, series: &[Series]) -> Axis {
-    let peak_of = |single: &Series| single.points.iter().map(|point| point.y).fold(0.0, f64::max);
+    let peak_of = |single: &Series| {
+        single
+            .points
+            .iter()
+            .map(|point| point.y)
+            .fold(0.0, f64::max)
+    };
     let mut peaks: Vec<f64> = series.iter().map(peak_of).collect();
     peaks.sort_by(f64::total_cmp);
-    let (Some(&highest_peak), Some(&median_peak)) = (peaks.last(), peaks.get(peaks.len() / 2)) else {
+    let (Some(&highest_peak), Some(&median_peak)) = (peaks.last(), peaks.get(peaks.len() / 2))
+    else {
         return Axis::linear(label);
     };
     if highest_peak <= 8.0 * median_peak || median_peak <= 0.0 {
         return Axis::linear(label);
     }
-    let shown_values =
-        series.iter().flat_map(|single| &single.points).map(|point| point.y).filter(|y| *y > highest_peak / 1e5);
-    Axis::log(label).with_range(shown_values.fold(highest_peak, f64::min) / 1.3, highest_peak * 1.3)
+    let shown_values = series
+        .iter()
+        .flat_map(|single| &single.points)
+        .map(|point| point.y)
+        .filter(|y| *y > highest_peak / 1e5);
+    Axis::log(label).with_range(
+        shown_values.fold(highest_peak, f64::min) / 1.3,
+        highest_peak * 1.3,
+    )
 }
 
 fn render_cost(value: Option<f64>, unit: &str) -> String {
@@ -235,11 +309,17 @@ const MAX_BAR_RATIO: f64 = 4.0;
 /// Renders a bar whose length is proportional to the value. The largest of `all_values` has the length `max_rem`; if it
 /// dwarfs all others, the scale ends at [`MAX_BAR_RATIO`] times the second largest, and the bar has an open end.
 fn cost_bar(value: Option<f64>, all_values: &[f64], max_rem: f64, unit: &str) -> Markup {
-    let mut sorted: Vec<f64> = all_values.iter().copied().filter(|value| *value > 0.0).collect();
+    let mut sorted: Vec<f64> = all_values
+        .iter()
+        .copied()
+        .filter(|value| *value > 0.0)
+        .collect();
     sorted.sort_by(f64::total_cmp);
     let largest = sorted.pop().unwrap_or(0.0);
     let scale = largest.min(MAX_BAR_RATIO * sorted.last().copied().unwrap_or(largest));
-    let value_share = value.filter(|value| *value > 0.0 && scale > 0.0).map_or(0.0, |value| value / scale);
+    let value_share = value
+        .filter(|value| *value > 0.0 && scale > 0.0)
+        .map_or(0.0, |value| value / scale);
     let end = if value_share > 1.0 { " open" } else { "" };
     let class = format!("bar {}{end}", severity(value, unit));
     html! { span class=(class) style=(format!("width:{:.2}rem", value_share.min(1.0) * max_rem)) {} }
@@ -279,7 +359,10 @@ fn plan_section(plan: &PlanResult) -> Markup {
 
 fn proof_text(plan: &PlanResult) -> String {
     match (plan.optimal, plan.gap) {
-        (true, _) => format!("Optimal under the model {}, proven ({}).", plan.model, plan.solver),
+        (true, _) => format!(
+            "Optimal under the model {}, proven ({}).",
+            plan.model, plan.solver
+        ),
         (false, Some(gap)) => {
             format!(
                 "By scheme {}; at most {} above the best ({}).",
@@ -288,7 +371,10 @@ fn proof_text(plan: &PlanResult) -> String {
                 plan.solver
             )
         }
-        (false, None) => format!("By scheme {}; not proven to be the best ({}).", plan.model, plan.solver),
+        (false, None) => format!(
+            "By scheme {}; not proven to be the best ({}).",
+            plan.model, plan.solver
+        ),
     }
 }
 
@@ -320,11 +406,22 @@ mod tests {
     /// Is a long bar cut and marked before it flattens the others, and are bars of similar values proportional?
     #[test]
     fn a_long_bar_does_not_flatten_the_others() {
-        let bar = |value: f64, all: &[f64]| cost_bar(Some(value), all, 3.0, "percent").into_string();
+        let bar =
+            |value: f64, all: &[f64]| cost_bar(Some(value), all, 3.0, "percent").into_string();
         let uneven = [1.0, 2.0, 300.0];
-        assert!(bar(300.0, &uneven).contains("bar high open") && bar(300.0, &uneven).contains("width:3.00rem"));
-        assert!(bar(2.0, &uneven).contains("class=\"bar low\"") && bar(2.0, &uneven).contains("width:0.75rem"));
+        assert!(
+            bar(300.0, &uneven).contains("bar high open")
+                && bar(300.0, &uneven).contains("width:3.00rem")
+        );
+        assert!(
+            bar(2.0, &uneven).contains("class=\"bar low\"")
+                && bar(2.0, &uneven).contains("width:0.75rem")
+        );
         assert!(bar(150.0, &[150.0, 300.0]).contains("width:1.50rem"));
-        assert!(cost_bar(None, &uneven, 3.0, "percent").into_string().contains("width:0.00rem"));
+        assert!(
+            cost_bar(None, &uneven, 3.0, "percent")
+                .into_string()
+                .contains("width:0.00rem")
+        );
     }
 }

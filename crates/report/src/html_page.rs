@@ -25,7 +25,9 @@ pub fn render_page(title: &str, main: &Markup) -> String {
             body { main { (main) } }
         }
     };
-    EscapedText::for_page(&page.into_string()).as_str().to_string()
+    EscapedText::for_page(&page.into_string())
+        .as_str()
+        .to_string()
 }
 
 /// Wraps a wide part, such as a table, in a box that scrolls separately, also by keyboard.

@@ -58,7 +58,12 @@ impl LabLine {
 
     /// Returns the reported and modeled figure, if both are single numbers.
     fn figure_pair(&self) -> Option<(f64, f64)> {
-        let parse_number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
+        let parse_number = |text: &str| {
+            text.trim()
+                .parse::<f64>()
+                .ok()
+                .filter(|value| value.is_finite())
+        };
         Some((parse_number(&self.reported)?, parse_number(&self.modeled)?))
     }
 
@@ -86,17 +91,32 @@ impl LabResult {
 
     fn lead_text(&self) -> String {
         if !self.ran {
-            return format!("Nothing was run: {}.", self.reason.as_deref().unwrap_or("no reason was recorded"));
+            return format!(
+                "Nothing was run: {}.",
+                self.reason.as_deref().unwrap_or("no reason was recorded")
+            );
         }
-        let count_with = |passed| self.lines.iter().filter(|line| line.passed == passed).count();
+        let count_with = |passed| {
+            self.lines
+                .iter()
+                .filter(|line| line.passed == passed)
+                .count()
+        };
         let mut lead = format!(
             "All figures are of a modeled machine. {} met, {} missed, {} without a target.",
             format_count_of(count_with(Some(true)) as u64, "target"),
             count_with(Some(false)),
             format_count_of(count_with(None) as u64, "figure"),
         );
-        let facts = [("Kernel", &self.kernel), ("Commit", &self.commit), ("Command", &self.command)];
-        for (name, value) in facts.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
+        let facts = [
+            ("Kernel", &self.kernel),
+            ("Commit", &self.commit),
+            ("Command", &self.command),
+        ];
+        for (name, value) in facts
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.as_ref()?)))
+        {
             lead.push_str(&format!(" {name}: {value}."));
         }
         lead
@@ -114,8 +134,13 @@ impl LabResult {
 
     fn pairs_section(&self) -> Markup {
         let point = |line: &LabLine| {
-            let (x, y) = line.figure_pair().filter(|&(x, y)| x > 0.0 && y > 0.0 && !line.is_forecast())?;
-            Some(ChartPoint { title: Some(format!("{}: {x} reported, {y} modeled", line.id)), ..ChartPoint::new(x, y) })
+            let (x, y) = line
+                .figure_pair()
+                .filter(|&(x, y)| x > 0.0 && y > 0.0 && !line.is_forecast())?;
+            Some(ChartPoint {
+                title: Some(format!("{}: {x} reported, {y} modeled", line.id)),
+                ..ChartPoint::new(x, y)
+            })
         };
         let points: Vec<ChartPoint> = self.lines.iter().filter_map(point).collect();
         if points.is_empty() {
@@ -132,7 +157,10 @@ impl LabResult {
         let point = |line: &LabLine| {
             let (x, y) = line.figure_pair().filter(|_| line.is_forecast())?;
             let title = format!("{}: forecast {x} %, measured {y} %", line.title);
-            Some(ChartPoint { title: Some(title), ..ChartPoint::new(x, y) })
+            Some(ChartPoint {
+                title: Some(title),
+                ..ChartPoint::new(x, y)
+            })
         };
         let points: Vec<ChartPoint> = self.lines.iter().filter_map(point).collect();
         if points.is_empty() {
@@ -161,14 +189,21 @@ impl LabResult {
 /// Points, and the line on which both figures are equal.
 fn scatter_chart(points: Vec<ChartPoint>, x: Axis, y: Axis) -> Markup {
     let values = points.iter().flat_map(|point| [point.x, point.y]);
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), end| (low.min(end), high.max(end)));
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), end| {
+        (low.min(end), high.max(end))
+    });
     let equality_line = Series {
         name: "equal".to_string(),
         points: vec![ChartPoint::new(low, low), ChartPoint::new(high, high)],
         is_dashed: true,
         ..Series::default()
     };
-    let figures = Series { name: "figures".to_string(), points, mark: Mark::Points, ..Series::default() };
+    let figures = Series {
+        name: "figures".to_string(),
+        points,
+        mark: Mark::Points,
+        ..Series::default()
+    };
     html! { (Chart { x, y, series: vec![figures, equality_line], ..Chart::default() }.inline()) }
 }
 
@@ -197,13 +232,40 @@ mod tests {
             lab_line("colors.end", None, "-", "3"),
             lab_line("forecast.pair", None, "0.00", "-1.5"),
         ];
-        let result = LabResult { ran: true, kernel: Some("6.18".to_string()), lines, ..LabResult::default() };
+        let result = LabResult {
+            ran: true,
+            kernel: Some("6.18".to_string()),
+            lines,
+            ..LabResult::default()
+        };
         let page = result.render_html("The lab");
-        assert_eq!((page.matches("<h2>colors</h2>").count(), page.matches("<h2>ways</h2>").count()), (1, 1));
-        assert!(page.contains("1 target met, 1 missed, 2 figures without a target. Kernel: 6.18."), "{page}");
-        assert_eq!(page.matches("a &lt;figure&gt;").count(), 5, "four lines, and a forecast's point");
+        assert_eq!(
+            (
+                page.matches("<h2>colors</h2>").count(),
+                page.matches("<h2>ways</h2>").count()
+            ),
+            (1, 1)
+        );
+        assert!(
+            page.contains("1 target met, 1 missed, 2 figures without a target. Kernel: 6.18."),
+            "{page}"
+        );
+        assert_eq!(
+            page.matches("a &lt;figure&gt;").count(),
+            5,
+            "four lines, and a forecast's point"
+        );
         assert_eq!(page.matches("reported, ").count(), 1, "one pair of numbers");
-        let nothing = LabResult { ran: false, reason: Some("no QEMU".to_string()), lines: Vec::new(), ..result };
-        assert!(nothing.render_html("The lab").contains("Nothing was run: no QEMU."));
+        let nothing = LabResult {
+            ran: false,
+            reason: Some("no QEMU".to_string()),
+            lines: Vec::new(),
+            ..result
+        };
+        assert!(
+            nothing
+                .render_html("The lab")
+                .contains("Nothing was run: no QEMU.")
+        );
     }
 }

@@ -186,13 +186,20 @@ pub struct PercentRange {
 impl PercentRange {
     /// Returns the range in whole percent, such as `11 to 50 %`.
     pub fn describe(self) -> String {
-        format!("{} to {} %", format_fixed(self.low_percent, 0), format_fixed(self.high_percent, 0))
+        format!(
+            "{} to {} %",
+            format_fixed(self.low_percent, 0),
+            format_fixed(self.high_percent, 0)
+        )
     }
 }
 
 impl From<Estimate> for PercentRange {
     fn from(estimate: Estimate) -> Self {
-        PercentRange { low_percent: 100.0 * estimate.low, high_percent: 100.0 * estimate.high }
+        PercentRange {
+            low_percent: 100.0 * estimate.low,
+            high_percent: 100.0 * estimate.high,
+        }
     }
 }
 
@@ -380,7 +387,11 @@ impl TopologyResult {
             line_bytes: cache.line_bytes,
             last_level: cache.last_level,
         });
-        TopologyResult { source: source.to_string(), cpus: cpus.collect(), caches: caches.collect() }
+        TopologyResult {
+            source: source.to_string(),
+            cpus: cpus.collect(),
+            caches: caches.collect(),
+        }
     }
 }
 
@@ -402,11 +413,27 @@ mod tests {
     /// Are the promised fields at the top level of the object, with null for missing values?
     #[test]
     fn promised_fields_are_at_the_top_level() {
-        let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };
-        let counts =
-            CurveCounts { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
-        let result =
-            MrcResult { file: "t.u64".into(), line_bytes: 64, all: counts, sampled: None, bursts: None, parts: vec![] };
+        let point = CurvePoint {
+            bytes: 65536,
+            miss_ratio: 0.25,
+            mpki: None,
+            miss_ratio_error: None,
+        };
+        let counts = CurveCounts {
+            accesses: 4,
+            program_accesses: None,
+            instructions: None,
+            cold: Some(1),
+            curve: vec![point],
+        };
+        let result = MrcResult {
+            file: "t.u64".into(),
+            line_bytes: 64,
+            all: counts,
+            sampled: None,
+            bursts: None,
+            parts: vec![],
+        };
         let want = expect_test::expect![[
             r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"bursts":null,"parts":[]}"#
         ]];

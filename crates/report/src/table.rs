@@ -23,27 +23,40 @@ impl Table {
     /// Builds an empty table. `header` gives the name of each column and the alignment of its cells.
     pub fn new(header: &[(&str, Align)]) -> Self {
         let escape_cell = |name: &str| EscapedText::for_line(name).to_string();
-        Table { header: header.iter().map(|(name, align)| (escape_cell(name), *align)).collect(), rows: Vec::new() }
+        Table {
+            header: header
+                .iter()
+                .map(|(name, align)| (escape_cell(name), *align))
+                .collect(),
+            rows: Vec::new(),
+        }
     }
 
     /// Builds an empty table with left-aligned columns first (`"pair | cache"`) and right-aligned ones after them.
     pub fn with_columns(left: &str, right: &str) -> Self {
-        let aligned = [(left, Align::Left), (right, Align::Right)].into_iter().filter(|(names, _)| !names.is_empty());
-        let columns = aligned.flat_map(|(names, align)| names.split(" | ").map(move |name| (name, align)));
+        let aligned = [(left, Align::Left), (right, Align::Right)]
+            .into_iter()
+            .filter(|(names, _)| !names.is_empty());
+        let columns =
+            aligned.flat_map(|(names, align)| names.split(" | ").map(move |name| (name, align)));
         Table::new(&columns.collect::<Vec<_>>())
     }
 
     /// Builds an empty table whose header gives the columns in order; `>` marks a right-aligned one (`"pair | >
     /// slowdown | note"`).
     pub fn from_header(header: &str) -> Self {
-        let column = |name| str::strip_prefix(name, "> ").map_or((name, Align::Left), |name| (name, Align::Right));
+        let column = |name| {
+            str::strip_prefix(name, "> ").map_or((name, Align::Left), |name| (name, Align::Right))
+        };
         Table::new(&header.split(" | ").map(column).collect::<Vec<_>>())
     }
 
     /// Adds one row; cells beyond the header's columns are dropped, and missing ones stay blank.
     pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
-        let mut cells: Vec<String> =
-            cells.into_iter().map(|cell| EscapedText::for_line(&cell.into()).to_string()).collect();
+        let mut cells: Vec<String> = cells
+            .into_iter()
+            .map(|cell| EscapedText::for_line(&cell.into()).to_string())
+            .collect();
         cells.resize(self.header.len(), String::new());
         self.rows.push(cells);
         self
@@ -58,13 +71,19 @@ impl Table {
     pub fn text(&self) -> String {
         let names: Vec<String> = self.header.iter().map(|(name, _)| name.clone()).collect();
         let lines = || std::iter::once(&names).chain(&self.rows);
-        let width_of = |column: usize| lines().map(|line| text_width(&line[column])).max().unwrap_or(0);
+        let width_of = |column: usize| {
+            lines()
+                .map(|line| text_width(&line[column]))
+                .max()
+                .unwrap_or(0)
+        };
         let widths: Vec<usize> = (0..self.header.len()).map(width_of).collect();
         let mut text = String::new();
         for line in lines() {
             let cells = line.iter().zip(&widths).zip(&self.header);
-            let padded_cells: Vec<String> =
-                cells.map(|((cell, width), (_, align))| pad_text(cell, *width, *align)).collect();
+            let padded_cells: Vec<String> = cells
+                .map(|((cell, width), (_, align))| pad_text(cell, *width, *align))
+                .collect();
             text.push_str(padded_cells.join("  ").trim_end());
             text.push('\n');
         }
@@ -105,7 +124,10 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let mut table = Table::from_header("program | > MPKI");
-        table.add_row(["gzip", "1.25"]).add_row(["\u{1b}[31mmcf\u{1b}[0m", "33"]).add_row(["perl"]);
+        table
+            .add_row(["gzip", "1.25"])
+            .add_row(["\u{1b}[31mmcf\u{1b}[0m", "33"])
+            .add_row(["perl"]);
         let want = "program  MPKI\ngzip     1.25\n\u{1b}[31mmcf\u{1b}[0m        33\nperl\n";
         assert_eq!(table.text(), want);
     }

@@ -13,7 +13,10 @@ pub fn format_size(bytes: u64) -> String {
         if eighths.is_multiple_of(1 << shift) && !(whole_units >= 1000 && has_decimals) {
             return format!(
                 "{}{unit}",
-                trim_zeros(format!("{:.3}", whole_units as f64 + (eighths >> shift) as f64 / 8.0))
+                trim_zeros(format!(
+                    "{:.3}",
+                    whole_units as f64 + (eighths >> shift) as f64 / 8.0
+                ))
             );
         }
     }
@@ -43,14 +46,23 @@ pub fn format_count(count: u64) -> String {
 
 /// Returns a count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with an s.
 pub fn format_count_of(count: u64, singular: &str) -> String {
-    format!("{} {singular}{}", format_count(count), if count == 1 { "" } else { "s" })
+    format!(
+        "{} {singular}{}",
+        format_count(count),
+        if count == 1 { "" } else { "s" }
+    )
 }
 
 /// Returns at most `max_names` of the names, and the number of the others: `a, b and 3 more`.
 pub fn format_names(names: &[String], max_names: usize) -> String {
     let shown_names = &names[..names.len().min(max_names)];
     let hidden_count = names.len() - shown_names.len();
-    shown_names.join(", ") + &if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() }
+    shown_names.join(", ")
+        + &if hidden_count > 0 {
+            format!(" and {hidden_count} more")
+        } else {
+            String::new()
+        }
 }
 
 /// Returns a fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
@@ -103,7 +115,12 @@ impl EscapedText {
             escaped.push_str(&sequence[..sequence_length]);
             let mut following_chars = sequence[sequence_length..].chars();
             if sequence_length == 0 {
-                escaped.extend(following_chars.next().into_iter().flat_map(char::escape_unicode));
+                escaped.extend(
+                    following_chars
+                        .next()
+                        .into_iter()
+                        .flat_map(char::escape_unicode),
+                );
             }
             remaining_text = following_chars.as_str();
         }
@@ -118,7 +135,13 @@ impl EscapedText {
 
     /// Escapes text or markup of a page, with the terminal colors in it, because they have no effect there.
     pub fn for_page(text: &str) -> Self {
-        let escape = |c: char| if is_acting(c) { c.escape_unicode().to_string() } else { c.to_string() };
+        let escape = |c: char| {
+            if is_acting(c) {
+                c.escape_unicode().to_string()
+            } else {
+                c.to_string()
+            }
+        };
         EscapedText(text.chars().map(escape).collect())
     }
 
@@ -137,7 +160,10 @@ impl EscapedText {
         let mut escaped = String::with_capacity(text.len());
         for c in text.chars() {
             match is_acting(c) {
-                true => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| escaped.push_str(&format!("\\u{unit:04x}"))),
+                true => c
+                    .encode_utf16(&mut [0; 2])
+                    .iter()
+                    .for_each(|unit| escaped.push_str(&format!("\\u{unit:04x}"))),
                 false => escaped.push(c),
             }
         }
@@ -166,9 +192,12 @@ fn is_acting(c: char) -> bool {
 
 /// Returns the length in bytes of a leading escape sequence that only sets a color; 0 if there is none.
 fn color_sequence_length(text: &str) -> usize {
-    let Some(parameters) = text.strip_prefix("\u{1b}[") else { return 0 };
+    let Some(parameters) = text.strip_prefix("\u{1b}[") else {
+        return 0;
+    };
     let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';');
-    end.filter(|&end| parameters[end..].starts_with('m')).map_or(0, |end| "\u{1b}[".len() + end + 1)
+    end.filter(|&end| parameters[end..].starts_with('m'))
+        .map_or(0, |end| "\u{1b}[".len() + end + 1)
 }
 
 /// Returns a number with about three significant digits and no trailing zeros.
@@ -189,8 +218,16 @@ pub fn format_number(value: f64) -> String {
 
 /// Removes trailing zeros after the point, and a minus before zero.
 pub(crate) fn trim_zeros(text: String) -> String {
-    let trimmed_text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    if trimmed_text == "-0" { "0".to_string() } else { trimmed_text.to_string() }
+    let trimmed_text = if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        &text
+    };
+    if trimmed_text == "-0" {
+        "0".to_string()
+    } else {
+        trimmed_text.to_string()
+    }
 }
 
 /// Returns the value, or a dash if there is none.
@@ -256,7 +293,10 @@ mod tests {
             ("a\nroot 0 b\r\tc", r"a\nroot 0 b\r\tc"),
             ("say \"hi\" 'there'", "say \"hi\" 'there'"),
             (r"a\nb", r"a\\nb"),
-            ("\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}", r"\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}"),
+            (
+                "\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}",
+                r"\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}",
+            ),
         ];
         for (name, shown) in cases {
             assert_eq!(escape_controls(name), shown);
@@ -269,10 +309,19 @@ mod tests {
     fn an_output_keeps_lines_and_colors_and_no_other_sequence() {
         let cases = [
             ("a\tb\nc 1\u{202f}234", "a\tb\nc 1\u{202f}234"),
-            ("\u{1b}[97;48;5;160mred\u{1b}[0m", "\u{1b}[97;48;5;160mred\u{1b}[0m"),
-            ("\u{1b}[2J\u{1b}]0;x\u{7}\r", r"\u{1b}[2J\u{1b}]0;x\u{7}\u{d}"),
+            (
+                "\u{1b}[97;48;5;160mred\u{1b}[0m",
+                "\u{1b}[97;48;5;160mred\u{1b}[0m",
+            ),
+            (
+                "\u{1b}[2J\u{1b}]0;x\u{7}\r",
+                r"\u{1b}[2J\u{1b}]0;x\u{7}\u{d}",
+            ),
             ("\u{1b}[1", r"\u{1b}[1"),
-            ("a\u{202e}b\u{2066}c\u{200b}\u{9b}", r"a\u{202e}b\u{2066}c\u{200b}\u{9b}"),
+            (
+                "a\u{202e}b\u{2066}c\u{200b}\u{9b}",
+                r"a\u{202e}b\u{2066}c\u{200b}\u{9b}",
+            ),
         ];
         for (text, shown) in cases {
             let once = EscapedText::for_output(text);
@@ -280,18 +329,29 @@ mod tests {
             assert_eq!(EscapedText::for_output(once.as_str()), once);
         }
         assert_eq!(EscapedText::for_line("a\nb").as_str(), r"a\nb");
-        assert_eq!(EscapedText::for_json("\"\u{202e}\u{e0001}\"").as_str(), r#""\u202e\udb40\udc01""#);
+        assert_eq!(
+            EscapedText::for_json("\"\u{202e}\u{e0001}\"").as_str(),
+            r#""\u202e\udb40\udc01""#
+        );
     }
 
     /// Is a number of hundreds of digits written as a power of ten?
     #[test]
     fn huge_numbers_are_written_as_powers_of_ten() {
         assert_eq!(
-            [format_fixed(1e308, 1), format_fixed(-1e9, 0), format_fixed(f64::INFINITY, 2)],
+            [
+                format_fixed(1e308, 1),
+                format_fixed(-1e9, 0),
+                format_fixed(f64::INFINITY, 2)
+            ],
             ["1.00e308", "-1.00e9", "–"]
         );
         assert_eq!(
-            [format_fixed(12.345, 1), format_fixed(999_999_999.0, 0), format_fixed(0.0, 2)],
+            [
+                format_fixed(12.345, 1),
+                format_fixed(999_999_999.0, 0),
+                format_fixed(0.0, 2)
+            ],
             ["12.3", "999999999", "0.00"]
         );
         assert_eq!(format_percent(1e300, 1), "1.00e302 %");
@@ -300,7 +360,14 @@ mod tests {
     /// Do numbers keep three digits, without a misleading zero?
     #[test]
     fn numbers_keep_three_digits() {
-        let cases = [(0.0, "0"), (1.0, "1"), (12.345, "12.3"), (0.012345, "0.0123"), (1234.5, "1234"), (-2.50, "-2.5")];
+        let cases = [
+            (0.0, "0"),
+            (1.0, "1"),
+            (12.345, "12.3"),
+            (0.012345, "0.0123"),
+            (1234.5, "1234"),
+            (-2.50, "-2.5"),
+        ];
         for (value, want) in cases {
             assert_eq!(format_number(value), want);
         }

@@ -6,7 +6,9 @@
 use maud::{Markup, html};
 use serde::Serialize;
 
-use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Lane, Mark, Series, TimelineChart, TimelineSpan};
+use crate::figure::{
+    Axis, Chart, ChartPoint, HeatMap, Lane, Mark, Series, TimelineChart, TimelineSpan,
+};
 use crate::html_page::{render_page, scroll_box};
 use crate::results::{CacheSummary, HIGH_PERCENT};
 use crate::text::{format_fixed, format_number, format_percent, value_or_dash};
@@ -118,9 +120,15 @@ impl WhatIfResult {
     }
 
     fn lead_text(&self) -> String {
-        let program_count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
-        let head =
-            format!("{program_count} programs on {} for {} simulated hours.", self.machine, format_number(self.hours));
+        let program_count = self
+            .policies
+            .first()
+            .map_or(0, |outcome| outcome.programs.len());
+        let head = format!(
+            "{program_count} programs on {} for {} simulated hours.",
+            self.machine,
+            format_number(self.hours)
+        );
         let by_mean = |a: &&PolicyOutcome, b: &&PolicyOutcome| {
             let slowdown = |outcome: &PolicyOutcome| outcome.mean_slowdown.unwrap_or(f64::INFINITY);
             slowdown(a).total_cmp(&slowdown(b))
@@ -128,7 +136,11 @@ impl WhatIfResult {
         let best_outcome = self.policies.iter().min_by(by_mean);
         match best_outcome.and_then(|best| Some((best, best.mean_slowdown?))) {
             Some((best, mean)) if self.policies.len() > 1 => {
-                let worst = self.policies.iter().filter(|outcome| outcome.mean_slowdown.is_some()).max_by(by_mean);
+                let worst = self
+                    .policies
+                    .iter()
+                    .filter(|outcome| outcome.mean_slowdown.is_some())
+                    .max_by(by_mean);
                 let worst = worst.unwrap_or(best);
                 format!(
                     "{head} In the mean they take {} times as long as alone under '{}', the least, and {} times under '{}', the \
@@ -140,7 +152,11 @@ impl WhatIfResult {
                 )
             }
             Some((best, mean)) => {
-                format!("{head} Under '{}' they take {} times as long as alone.", best.policy, format_slowdown(mean))
+                format!(
+                    "{head} Under '{}' they take {} times as long as alone.",
+                    best.policy,
+                    format_slowdown(mean)
+                )
             }
             None => head,
         }
@@ -176,26 +192,44 @@ impl WhatIfResult {
     /// Returns, for each program, the difference of each policy from the first one, and the policies' means over time
     /// on one axis.
     fn differences_section(&self) -> Markup {
-        let Some((first, others)) =
-            self.policies.split_first().filter(|(_, other_policies)| !other_policies.is_empty())
+        let Some((first, others)) = self
+            .policies
+            .split_first()
+            .filter(|(_, other_policies)| !other_policies.is_empty())
         else {
             return html! {};
         };
-        let slowdown = |outcome: &PolicyOutcome, index: usize| outcome.programs.get(index)?.slowdown;
+        let slowdown =
+            |outcome: &PolicyOutcome, index: usize| outcome.programs.get(index)?.slowdown;
         let percent_change = |outcome: &PolicyOutcome, index: usize| {
-            let first_slowdown = slowdown(first, index).filter(|first_slowdown| *first_slowdown > 0.0)?;
+            let first_slowdown =
+                slowdown(first, index).filter(|first_slowdown| *first_slowdown > 0.0)?;
             Some(100.0 * (slowdown(outcome, index)? / first_slowdown - 1.0))
         };
         let drawn_indices = self.drawn_programs();
         let changes: Vec<Vec<Option<f64>>> = drawn_indices
             .iter()
-            .map(|&index| others.iter().map(|outcome| percent_change(outcome, index)).collect())
+            .map(|&index| {
+                others
+                    .iter()
+                    .map(|outcome| percent_change(outcome, index))
+                    .collect()
+            })
             .collect();
-        let largest_change =
-            changes.iter().flatten().flatten().fold(0.0, |largest: f64, change| largest.max(change.abs()));
+        let largest_change = changes
+            .iter()
+            .flatten()
+            .flatten()
+            .fold(0.0, |largest: f64, change| largest.max(change.abs()));
         let map = HeatMap {
-            rows: drawn_indices.iter().map(|&index| first.programs[index].name.clone()).collect(),
-            columns: others.iter().map(|outcome| outcome.policy.clone()).collect(),
+            rows: drawn_indices
+                .iter()
+                .map(|&index| first.programs[index].name.clone())
+                .collect(),
+            columns: others
+                .iter()
+                .map(|outcome| outcome.policy.clone())
+                .collect(),
             values: changes,
             row_label: "program".to_string(),
             column_label: format!("run time against '{}'", first.policy),
@@ -212,7 +246,11 @@ impl WhatIfResult {
             ..outcome.series(0, &outcome.mean_slowdowns(), &unit)
         };
         let series: Vec<Series> = self.policies.iter().enumerate().map(mean_series).collect();
-        let values = series.iter().flat_map(|single| &single.points).map(|point| point.y).collect();
+        let values = series
+            .iter()
+            .flat_map(|single| &single.points)
+            .map(|point| point.y)
+            .collect();
         let (axis, cut_off_value) = fitted_axis("times the time alone", values);
         let mean_chart = Chart {
             title: "Mean slowdown of the programs".to_string(),
@@ -235,7 +273,9 @@ impl WhatIfResult {
     }
 
     fn programs_section(&self) -> Markup {
-        let Some(first) = self.policies.first() else { return html! {} };
+        let Some(first) = self.policies.first() else {
+            return html! {};
+        };
         html! {
             h2 { "Programs" }
             (scroll_box("Programs", &html! { table {
@@ -252,10 +292,21 @@ impl WhatIfResult {
 
     /// Programs to draw, in their order: all of them, or those that some policy slows down most.
     fn drawn_programs(&self) -> Vec<usize> {
-        let program_count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let program_count = self
+            .policies
+            .first()
+            .map_or(0, |outcome| outcome.programs.len());
         let max_slowdown = |index: usize| {
-            let slowdown = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
-            self.policies.iter().filter_map(slowdown).fold(0.0, f64::max)
+            let slowdown = |outcome: &PolicyOutcome| {
+                outcome
+                    .programs
+                    .get(index)
+                    .and_then(|program| program.slowdown)
+            };
+            self.policies
+                .iter()
+                .filter_map(slowdown)
+                .fold(0.0, f64::max)
         };
         let mut indices: Vec<usize> = (0..program_count).collect();
         indices.sort_by(|a, b| max_slowdown(*b).total_cmp(&max_slowdown(*a)).then(a.cmp(b)));
@@ -266,11 +317,18 @@ impl WhatIfResult {
 
     fn lines_section(&self) -> Markup {
         let drawn_indices = self.drawn_programs();
-        let program_count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let program_count = self
+            .policies
+            .first()
+            .map_or(0, |outcome| outcome.programs.len());
         let unit = TimeUnit::from_hours(self.hours);
         let slowdowns = |outcome: &PolicyOutcome| outcome.series.slowdown.clone();
         let megabytes = |outcome: &PolicyOutcome| -> Vec<Vec<Option<f64>>> {
-            let row = |row: &Vec<Option<f64>>| row.iter().map(|bytes| bytes.map(|bytes| bytes / 1048576.0)).collect();
+            let row = |row: &Vec<Option<f64>>| {
+                row.iter()
+                    .map(|bytes| bytes.map(|bytes| bytes / 1048576.0))
+                    .collect()
+            };
             outcome.series.occupancy_bytes.iter().map(row).collect()
         };
         html! {
@@ -297,9 +355,16 @@ impl WhatIfResult {
     ) -> Markup {
         let rows: Vec<Vec<Vec<Option<f64>>>> = self.policies.iter().map(metric).collect();
         let drawn_values = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
-            drawn_indices.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
+            drawn_indices
+                .iter()
+                .filter_map(|&index| rows.get(index))
+                .flatten()
+                .flatten()
+                .copied()
+                .collect()
         };
-        let (axis, cut_off_value) = fitted_axis(label, rows.iter().flat_map(drawn_values).collect());
+        let (axis, cut_off_value) =
+            fitted_axis(label, rows.iter().flat_map(drawn_values).collect());
         let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
             title: outcome.policy.clone(),
             x: Axis::linear(unit.label),
@@ -362,16 +427,33 @@ const OUTLIER_FACTOR: f64 = 2.0;
 fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);
-    let (smallest_value, largest_value) =
-        (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
-    let percentile_95 = values.get(values.len() * 19 / 20).copied().unwrap_or(largest_value);
-    let cut_off_value =
-        Some(largest_value).filter(|most| percentile_95 > 0.0 && *most > OUTLIER_FACTOR * percentile_95);
-    let upper_end = if cut_off_value.is_some() { 1.2 * percentile_95 } else { largest_value };
+    let (smallest_value, largest_value) = (
+        values.first().copied().unwrap_or(0.0),
+        values.last().copied().unwrap_or(0.0),
+    );
+    let percentile_95 = values
+        .get(values.len() * 19 / 20)
+        .copied()
+        .unwrap_or(largest_value);
+    let cut_off_value = Some(largest_value)
+        .filter(|most| percentile_95 > 0.0 && *most > OUTLIER_FACTOR * percentile_95);
+    let upper_end = if cut_off_value.is_some() {
+        1.2 * percentile_95
+    } else {
+        largest_value
+    };
     // Without a minimum range, nearly equal values would look different.
     let margin = (0.05 * (upper_end - smallest_value)).max(0.01 * upper_end.abs());
-    let low = if smallest_value >= 0.0 { (smallest_value - margin).max(0.0) } else { smallest_value - margin };
-    let high = if upper_end + margin > low { upper_end + margin } else { low + 1.0 };
+    let low = if smallest_value >= 0.0 {
+        (smallest_value - margin).max(0.0)
+    } else {
+        smallest_value - margin
+    };
+    let high = if upper_end + margin > low {
+        upper_end + margin
+    } else {
+        low + 1.0
+    };
     (Axis::linear(label).with_range(low, high), cut_off_value)
 }
 
@@ -381,7 +463,10 @@ fn format_slowdown(slowdown: f64) -> String {
 }
 
 fn cut_text(largest_value: f64) -> String {
-    format!("Lines that reach the upper end are cut off there; the largest value is {}.", format_number(largest_value))
+    format!(
+        "Lines that reach the upper end are cut off there; the largest value is {}.",
+        format_number(largest_value)
+    )
 }
 
 /// The unit of a page's time axis.
@@ -393,9 +478,18 @@ struct TimeUnit {
 impl TimeUnit {
     fn from_hours(hours: f64) -> Self {
         match hours {
-            hours if hours > 3.0 => TimeUnit { label: "hours", seconds: 3600.0 },
-            hours if hours > 0.05 => TimeUnit { label: "minutes", seconds: 60.0 },
-            _ => TimeUnit { label: "seconds", seconds: 1.0 },
+            hours if hours > 3.0 => TimeUnit {
+                label: "hours",
+                seconds: 3600.0,
+            },
+            hours if hours > 0.05 => TimeUnit {
+                label: "minutes",
+                seconds: 60.0,
+            },
+            _ => TimeUnit {
+                label: "seconds",
+                seconds: 1.0,
+            },
         }
     }
 }
@@ -404,7 +498,12 @@ impl PolicyOutcome {
     /// Returns the means over the programs that run in each interval.
     fn mean_slowdowns(&self) -> Vec<Option<f64>> {
         let mean = |index: usize| {
-            let running_slowdowns: Vec<f64> = self.series.slowdown.iter().filter_map(|row| *row.get(index)?).collect();
+            let running_slowdowns: Vec<f64> = self
+                .series
+                .slowdown
+                .iter()
+                .filter_map(|row| *row.get(index)?)
+                .collect();
             (!running_slowdowns.is_empty())
                 .then(|| running_slowdowns.iter().sum::<f64>() / running_slowdowns.len() as f64)
         };
@@ -412,24 +511,54 @@ impl PolicyOutcome {
     }
 
     fn series(&self, index: usize, row: &[Option<f64>], unit: &TimeUnit) -> Series {
-        let point =
-            |(seconds, value): (&f64, &Option<f64>)| ChartPoint::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
-        let name = self.programs.get(index).map_or_else(String::new, |program| program.name.clone());
+        let point = |(seconds, value): (&f64, &Option<f64>)| {
+            ChartPoint::new(seconds / unit.seconds, value.unwrap_or(f64::NAN))
+        };
+        let name = self
+            .programs
+            .get(index)
+            .map_or_else(String::new, |program| program.name.clone());
         let points = self.series.seconds.iter().zip(row).map(point).collect();
-        Series { name, points, mark: Mark::Line, color: Some(index), ..Series::default() }
+        Series {
+            name,
+            points,
+            mark: Mark::Line,
+            color: Some(index),
+            ..Series::default()
+        }
     }
 
     fn memory_chart(&self, unit: &TimeUnit) -> Chart {
         let node_series = |(node, row): (usize, &Vec<f64>)| {
             let row: Vec<Option<f64>> = row.iter().map(|share| Some(100.0 * share)).collect();
-            Series { name: format!("node {node}"), color: Some(node), ..self.series(0, &row, unit) }
+            Series {
+                name: format!("node {node}"),
+                color: Some(node),
+                ..self.series(0, &row, unit)
+            }
         };
-        let max_share = self.series.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
+        let max_share = self
+            .series
+            .memory_busy_share
+            .iter()
+            .flatten()
+            .copied()
+            .fold(0.0, f64::max);
         Chart {
-            title: format!("{}: at most {} of what memory passes", self.policy, format_percent(max_share, 0)),
+            title: format!(
+                "{}: at most {} of what memory passes",
+                self.policy,
+                format_percent(max_share, 0)
+            ),
             x: Axis::linear(unit.label),
             y: Axis::linear("busy, %").with_range(0.0, 100.0),
-            series: self.series.memory_busy_share.iter().enumerate().map(node_series).collect(),
+            series: self
+                .series
+                .memory_busy_share
+                .iter()
+                .enumerate()
+                .map(node_series)
+                .collect(),
             size: Some((860.0, 220.0)),
             ..Chart::default()
         }
@@ -438,14 +567,29 @@ impl PolicyOutcome {
     /// Returns a lane per program that shows the cache on which it ran; consecutive intervals on one cache form one
     /// span.
     fn cache_timeline(&self, unit: &TimeUnit, drawn_indices: &[usize]) -> TimelineChart {
-        let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |last_cache| last_cache + 1);
+        let caches = self
+            .series
+            .cache
+            .iter()
+            .flatten()
+            .flatten()
+            .max()
+            .map_or(0, |last_cache| last_cache + 1);
         let lane = |&index: &usize| {
             let mut spans: Vec<TimelineSpan> = Vec::new();
             let mut span_start = 0.0;
-            for (seconds, cache) in self.series.seconds.iter().zip(self.series.cache.get(index).into_iter().flatten()) {
+            for (seconds, cache) in self
+                .series
+                .seconds
+                .iter()
+                .zip(self.series.cache.get(index).into_iter().flatten())
+            {
                 let span_end = seconds / unit.seconds;
                 if let Some(cache) = cache {
-                    match spans.last_mut().filter(|last| last.kind_index == *cache as usize && last.end == span_start) {
+                    match spans
+                        .last_mut()
+                        .filter(|last| last.kind_index == *cache as usize && last.end == span_start)
+                    {
                         Some(last) => last.end = span_end,
                         None => spans.push(TimelineSpan {
                             start: span_start,
@@ -457,7 +601,13 @@ impl PolicyOutcome {
                 }
                 span_start = span_end;
             }
-            Lane { name: self.programs.get(index).map_or_else(String::new, |program| program.name.clone()), spans }
+            Lane {
+                name: self
+                    .programs
+                    .get(index)
+                    .map_or_else(String::new, |program| program.name.clone()),
+                spans,
+            }
         };
         TimelineChart {
             title: self.policy.clone(),
@@ -497,35 +647,73 @@ mod tests {
                 seconds: vec![10.0, 20.0, 30.0],
                 slowdown: vec![vec![Some(1.0), None, Some(slowdown)]; 2],
                 occupancy_bytes: vec![vec![Some(1e6); 3]; 2],
-                cache: vec![vec![Some(0), Some(0), Some(1)], vec![None, Some(1), Some(1)]],
+                cache: vec![
+                    vec![Some(0), Some(0), Some(1)],
+                    vec![None, Some(1), Some(1)],
+                ],
                 memory_busy_share: vec![vec![0.2, 0.3, 0.4]],
             },
-            decisions: vec![ReportedDecision { seconds: 12.0, reason: "apart & quiet".to_string() }],
+            decisions: vec![ReportedDecision {
+                seconds: 12.0,
+                reason: "apart & quiet".to_string(),
+            }],
         }
     }
 
     fn sample_result() -> WhatIfResult {
-        let cache = CacheSummary { level: "L3".to_string(), instances: 2, ..CacheSummary::default() };
+        let cache = CacheSummary {
+            level: "L3".to_string(),
+            instances: 2,
+            ..CacheSummary::default()
+        };
         let policies = vec![sample_outcome("default", 1.5), sample_outcome("dio", 1.2)];
-        WhatIfResult { machine: "m".to_string(), cache, hours: 1.0, seed: 1, policies }
+        WhatIfResult {
+            machine: "m".to_string(),
+            cache,
+            hours: 1.0,
+            seed: 1,
+            policies,
+        }
     }
 
     /// Does the page name the better policy first, escape program names, and load nothing?
     #[test]
     fn the_page_names_the_better_policy_and_loads_nothing() {
         let html = sample_result().render_html("What if");
-        assert!(html.contains("they take 1.20 times as long as alone under 'dio'"), "{html}");
-        assert!(html.contains("a&lt;b&gt;") && !html.contains("a<b>") && html.contains("apart &amp; quiet"));
-        assert!(!html.contains("http://") || !html.replace("http://www.w3.org", "").contains("http://"));
+        assert!(
+            html.contains("they take 1.20 times as long as alone under 'dio'"),
+            "{html}"
+        );
+        assert!(
+            html.contains("a&lt;b&gt;")
+                && !html.contains("a<b>")
+                && html.contains("apart &amp; quiet")
+        );
+        assert!(
+            !html.contains("http://") || !html.replace("http://www.w3.org", "").contains("http://")
+        );
         assert!(!html.contains("<script") && !html.contains("<link"));
     }
 
     /// Do consecutive intervals on one cache form one span, and intervals without a place none?
     #[test]
     fn consecutive_intervals_on_one_cache_form_one_span() {
-        let lanes = sample_result().policies[0].cache_timeline(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
-        let spans =
-            |index: usize| lanes[index].spans.iter().map(|s| (s.start, s.end, s.kind_index)).collect::<Vec<_>>();
+        let lanes = sample_result().policies[0]
+            .cache_timeline(
+                &TimeUnit {
+                    label: "s",
+                    seconds: 1.0,
+                },
+                &[0, 1],
+            )
+            .lanes;
+        let spans = |index: usize| {
+            lanes[index]
+                .spans
+                .iter()
+                .map(|s| (s.start, s.end, s.kind_index))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
     }
@@ -534,7 +722,9 @@ mod tests {
     /// data does?
     #[test]
     fn the_axis_fits_the_data() {
-        let mut values: Vec<f64> = (0..100).map(|index| 2.0 + f64::from(index) / 100.0).collect();
+        let mut values: Vec<f64> = (0..100)
+            .map(|index| 2.0 + f64::from(index) / 100.0)
+            .collect();
         let (axis, cut_off_at) = fitted_axis("", values.clone());
         let (low, high) = axis.range.unwrap();
         assert!(
@@ -544,7 +734,10 @@ mod tests {
         values.push(260.0);
         let (axis, cut_off_at) = fitted_axis("", values);
         let (_, high) = axis.range.unwrap();
-        assert!((3.0..5.0).contains(&high) && cut_off_at == Some(260.0), "{high} {cut_off_at:?}");
+        assert!(
+            (3.0..5.0).contains(&high) && cut_off_at == Some(260.0),
+            "{high} {cut_off_at:?}"
+        );
         let (low, high) = fitted_axis("", vec![f64::NAN]).0.range.unwrap();
         assert!(low < high, "{low} {high}");
     }
@@ -556,7 +749,8 @@ mod tests {
         let mut page = sample_result();
         let html = page.render_html("What if");
         assert!(
-            html.contains("run time against &#39;default&#39;") || html.contains("run time against 'default'"),
+            html.contains("run time against &#39;default&#39;")
+                || html.contains("run time against 'default'"),
             "{html}"
         );
         assert!(html.contains("-20.0"), "1.2 against 1.5: {html}");
@@ -570,12 +764,17 @@ mod tests {
         let mut page = sample_result();
         for outcome in &mut page.policies {
             let program = outcome.programs[0].clone();
-            let outcome_of =
-                |index: usize| ProgramOutcome { slowdown: Some(1.0 + (index % 7) as f64), ..program.clone() };
+            let outcome_of = |index: usize| ProgramOutcome {
+                slowdown: Some(1.0 + (index % 7) as f64),
+                ..program.clone()
+            };
             outcome.programs = (0..30).map(outcome_of).collect();
         }
         let drawn = page.drawn_programs();
         assert_eq!(drawn.len(), MAX_LINES);
-        assert!(drawn.is_sorted() && drawn.iter().all(|index| index % 7 >= 4), "{drawn:?}");
+        assert!(
+            drawn.is_sorted() && drawn.iter().all(|index| index % 7 >= 4),
+            "{drawn:?}"
+        );
     }
 }

@@ -29,18 +29,38 @@ pub struct CoRunBench {
 
 impl CoRunBench {
     /// Returns the bench on a machine, by name.
-    pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self> {
-        let Workload { machine, mut options, .. } = Workload::from_machine_name(machine, Vec::new(), seed)?;
+    pub fn load(
+        machine: &str,
+        seed: u64,
+        warm_up_cycles: u64,
+        measured_cycles: u64,
+    ) -> Result<Self> {
+        let Workload {
+            machine,
+            mut options,
+            ..
+        } = Workload::from_machine_name(machine, Vec::new(), seed)?;
         // Programs start resident, as if they had run for minutes. In runs of milliseconds, first touches would
         // otherwise take up to half of the solo time, and hide the cost of a co-runner.
         options.is_resident = true;
-        Ok(CoRunBench { machine, options, warm_up_cycles, measured_cycles })
+        Ok(CoRunBench {
+            machine,
+            options,
+            warm_up_cycles,
+            measured_cycles,
+        })
     }
 
     /// Returns a workload of these jobs on the bench's machine, under these options.
     pub fn build_workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
-        Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
+        Workload {
+            machine: self.machine.clone(),
+            options,
+            jobs,
+            warm_up_cycles,
+            measured_cycles,
+        }
     }
 
     /// Runs the jobs together, each on its CPU, over the work that each does [alone](CoRunBench::solo_rates).
@@ -50,7 +70,11 @@ impl CoRunBench {
 
     /// Runs jobs as [`CoRunBench::run`] does, but under other options; the work is still that under the bench's
     /// options.
-    pub fn run_with_options(&self, options: SimOptions, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>> {
+    pub fn run_with_options(
+        &self,
+        options: SimOptions,
+        jobs: &[(WorkloadJob, CpuId)],
+    ) -> Result<Vec<ProgramRates>> {
         let rates = self.run_until_stopped(options, jobs)?;
         match jobs.iter().zip(&rates).find(|(_, rates)| !rates.finished) {
             None => Ok(rates),
@@ -61,7 +85,11 @@ impl CoRunBench {
         }
     }
 
-    fn run_until_stopped(&self, options: SimOptions, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>> {
+    fn run_until_stopped(
+        &self,
+        options: SimOptions,
+        jobs: &[(WorkloadJob, CpuId)],
+    ) -> Result<Vec<ProgramRates>> {
         let all_jobs: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
         let work = self.solo_work(&all_jobs)?;
         let workload = self.build_workload(options, jobs.iter().map(pin_job).collect());
@@ -75,25 +103,32 @@ impl CoRunBench {
 
     /// Returns the instructions that each program executes in the measured cycles when it runs alone.
     pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>> {
-        jobs.iter().map(|job| Ok(self.measure_solo_work(job)?.0)).collect()
+        jobs.iter()
+            .map(|job| Ok(self.measure_solo_work(job)?.0))
+            .collect()
     }
 
     fn measure_solo_work(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates)> {
-        run_request::solo_run(
-            &self.build_workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pick_cpu_pair()?[0]))]),
-        )
+        run_request::solo_run(&self.build_workload(
+            self.options.clone(),
+            vec![pin_job(&(job.clone(), self.pick_cpu_pair()?[0]))],
+        ))
     }
 
     /// Returns two CPUs on different cores of one last-level cache.
     fn pick_cpu_pair(&self) -> Result<[CpuId; 2]> {
         let caches = cpus_by_cache(&self.machine.topology())?;
-        let pair = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
+        let pair = caches
+            .iter()
+            .find(|cpus| cpus.len() >= 2)
+            .map(|cpus| [cpus[0], cpus[1]]);
         pair.ok_or_else(|| failed(&self.machine.name)("no last-level cache that two cores share"))
     }
 }
 
 fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
-    job.clone().with_cpus([cpu.0].into_iter().collect::<CpuSet>())
+    job.clone()
+        .with_cpus([cpu.0].into_iter().collect::<CpuSet>())
 }
 
 /// Returns the CPUs of each last-level cache, one per core.
@@ -128,16 +163,24 @@ impl CoRunMatrix {
         context.run_all(programs, |job| bench.solo_rates(job))?;
         let mut requests: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
         let first_partner_of = |i: usize| if with_copies { i } else { i + 1 };
-        requests.extend((0..count).flat_map(|i| (first_partner_of(i)..count).map(move |j| (i, Some(j)))));
+        requests.extend(
+            (0..count).flat_map(|i| (first_partner_of(i)..count).map(move |j| (i, Some(j)))),
+        );
         let runs = context.run_all(&requests, |&(i, partner)| {
-            let Some(j) = partner else { return Ok(vec![bench.solo_rates(&programs[i])?]) };
+            let Some(j) = partner else {
+                return Ok(vec![bench.solo_rates(&programs[i])?]);
+            };
             let mut second_job = programs[j].clone();
             // The copy gets a different input.
             second_job.seed += if i == j { 1_000_003 } else { 0 };
-            bench.run_until_stopped(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second_job, cpus[1])])
+            bench.run_until_stopped(
+                bench.options.clone(),
+                &[(programs[i].clone(), cpus[0]), (second_job, cpus[1])],
+            )
         })?;
         let solo_rates: Vec<ProgramRates> = runs[..count].iter().map(|rates| rates[0]).collect();
-        let mut pair_rates: Vec<Vec<ProgramRates>> = solo_rates.iter().map(|&rates| vec![rates; count]).collect();
+        let mut pair_rates: Vec<Vec<ProgramRates>> =
+            solo_rates.iter().map(|&rates| vec![rates; count]).collect();
         for (&(i, partner), rates) in requests.iter().zip(&runs) {
             let Some(j) = partner else { continue };
             pair_rates[i][j] = rates[0];
@@ -145,33 +188,63 @@ impl CoRunMatrix {
                 pair_rates[j][i] = rates[1];
             }
         }
-        Ok(CoRunMatrix { names: programs.iter().map(|job| job.name.clone()).collect(), solo_rates, pair_rates })
+        Ok(CoRunMatrix {
+            names: programs.iter().map(|job| job.name.clone()).collect(),
+            solo_rates,
+            pair_rates,
+        })
     }
 
     /// Describes the programs that did not finish their work beside a co-runner; their slowdown is a lower bound.
     pub fn unfinished_programs(&self) -> Vec<String> {
         let (names, indices) = (&self.names, 0..self.names.len());
-        let unfinished_beside =
-            |i: usize| indices.clone().filter(move |&j| !self.pair_rates[i][j].finished).map(move |j| (i, j));
-        indices.clone().flat_map(unfinished_beside).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
+        let unfinished_beside = |i: usize| {
+            indices
+                .clone()
+                .filter(move |&j| !self.pair_rates[i][j].finished)
+                .map(move |j| (i, j))
+        };
+        indices
+            .clone()
+            .flat_map(unfinished_beside)
+            .map(|(i, j)| format!("{} beside {}", names[i], names[j]))
+            .collect()
     }
 
     /// Returns the run time beside the other program divided by solo run time, minus one.
     pub fn slowdown_beside(&self, program: usize, co_runner: usize) -> f64 {
-        self.solo_rates[program].instr_per_cycle / self.pair_rates[program][co_runner].instr_per_cycle - 1.0
+        self.solo_rates[program].instr_per_cycle
+            / self.pair_rates[program][co_runner].instr_per_cycle
+            - 1.0
     }
 
     /// Returns the pairwise costs in the form that solvers take.
     pub fn costs(&self) -> PairCosts {
         let indices = 0..self.names.len();
-        let row = |i: usize| indices.clone().map(|j| self.slowdown_beside(i, j)).collect();
-        PairCosts { kind: CostKind::Degradation, cost: indices.clone().map(row).collect() }
+        let row = |i: usize| {
+            indices
+                .clone()
+                .map(|j| self.slowdown_beside(i, j))
+                .collect()
+        };
+        PairCosts {
+            kind: CostKind::Degradation,
+            cost: indices.clone().map(row).collect(),
+        }
     }
 
     /// Returns the pairwise costs of these programs only.
     pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
-        let row = |&i: &usize| programs.iter().map(|&j| self.slowdown_beside(i, j)).collect();
-        PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }
+        let row = |&i: &usize| {
+            programs
+                .iter()
+                .map(|&j| self.slowdown_beside(i, j))
+                .collect()
+        };
+        PairCosts {
+            kind: CostKind::Degradation,
+            cost: programs.iter().map(row).collect(),
+        }
     }
 }
 
@@ -187,10 +260,19 @@ mod tests {
         let programs = ["milc", "lbm", "gamess"].map(|name| WorkloadJob::new(name, 1));
         let matrix = CoRunMatrix::measure(&context, &bench, &programs, true).unwrap();
         // Short runs show contention for the bus, but not for the caches, which take longer to fill.
-        assert!(matrix.slowdown_beside(0, 1) > 0.02 && matrix.slowdown_beside(1, 0) > 0.01, "{matrix:?}");
-        assert!(matrix.slowdown_beside(0, 1) > 2.0 * matrix.slowdown_beside(0, 2), "{matrix:?}");
+        assert!(
+            matrix.slowdown_beside(0, 1) > 0.02 && matrix.slowdown_beside(1, 0) > 0.01,
+            "{matrix:?}"
+        );
+        assert!(
+            matrix.slowdown_beside(0, 1) > 2.0 * matrix.slowdown_beside(0, 2),
+            "{matrix:?}"
+        );
         assert!(matrix.slowdown_beside(2, 2).abs() < 0.02, "{matrix:?}");
-        assert_eq!(matrix, CoRunMatrix::measure(&context, &bench, &programs, true).unwrap());
+        assert_eq!(
+            matrix,
+            CoRunMatrix::measure(&context, &bench, &programs, true).unwrap()
+        );
         assert_eq!(matrix.costs().cost[1][0], matrix.slowdown_beside(1, 0));
     }
 
@@ -198,7 +280,17 @@ mod tests {
     #[test]
     fn a_machine_without_a_shared_cache_is_refused() {
         let mut bench = CoRunBench::load("xeon-x5365-4", 1, 0, 1_000).unwrap();
-        bench.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
-        assert!(bench.solo_rates(&WorkloadJob::new("mcf", 1)).unwrap_err().to_string().contains("share"));
+        bench
+            .machine
+            .caches
+            .iter_mut()
+            .for_each(|cache| cache.shared_by_cores = 1);
+        assert!(
+            bench
+                .solo_rates(&WorkloadJob::new("mcf", 1))
+                .unwrap_err()
+                .to_string()
+                .contains("share")
+        );
     }
 }

@@ -25,15 +25,22 @@ struct ResultDeclaration {
 impl ResultDeclaration {
     fn target(&self) -> ResultTarget {
         match (self.at_least, self.at_most) {
-            (Some(target), None) => ResultTarget::AtLeast { target, paper_best: self.paper_best },
-            (None, Some(target)) => ResultTarget::AtMost { target, paper_best: self.paper_best },
+            (Some(target), None) => ResultTarget::AtLeast {
+                target,
+                paper_best: self.paper_best,
+            },
+            (None, Some(target)) => ResultTarget::AtMost {
+                target,
+                paper_best: self.paper_best,
+            },
             _ => ResultTarget::Shown,
         }
     }
 }
 
 static DECLARATIONS: LazyLock<BTreeMap<String, ResultDeclaration>> = LazyLock::new(|| {
-    toml::from_str(include_str!("results.toml")).expect("results.toml is built in, and a test reads it")
+    toml::from_str(include_str!("results.toml"))
+        .expect("results.toml is built in, and a test reads it")
 });
 
 #[derive(Deserialize)]
@@ -44,23 +51,43 @@ struct ExperimentDeclaration {
 }
 
 static EXPERIMENTS: LazyLock<BTreeMap<String, ExperimentDeclaration>> = LazyLock::new(|| {
-    toml::from_str(include_str!("experiments.toml")).expect("experiments.toml is built in, and a test reads it")
+    toml::from_str(include_str!("experiments.toml"))
+        .expect("experiments.toml is built in, and a test reads it")
 });
 
 impl Experiment {
     /// Returns the experiment that `experiments.toml` declares under these ids, which are separated by spaces.
     pub(crate) fn declared(ids: &'static str, run: RunExperiment) -> Self {
-        let declared = EXPERIMENTS.get(ids).unwrap_or_else(|| panic!("experiments.toml declares no '{ids}'"));
-        let ExperimentDeclaration { title, full_minutes } = declared;
-        Experiment { ids: ids.split(' ').collect(), title, full_minutes: *full_minutes, run }
+        let declared = EXPERIMENTS
+            .get(ids)
+            .unwrap_or_else(|| panic!("experiments.toml declares no '{ids}'"));
+        let ExperimentDeclaration {
+            title,
+            full_minutes,
+        } = declared;
+        Experiment {
+            ids: ids.split(' ').collect(),
+            title,
+            full_minutes: *full_minutes,
+            run,
+        }
     }
 }
 
 impl Finding {
     /// Returns a finding that `results.toml` declares, with one value per seed.
     pub(crate) fn declared(name: &str, per_seed: &[(u64, f64)]) -> Self {
-        let declared = DECLARATIONS.get(name).unwrap_or_else(|| panic!("results.toml declares no '{name}'"));
-        let ResultDeclaration { id, title, paper, unit, note, .. } = declared;
+        let declared = DECLARATIONS
+            .get(name)
+            .unwrap_or_else(|| panic!("results.toml declares no '{name}'"));
+        let ResultDeclaration {
+            id,
+            title,
+            paper,
+            unit,
+            note,
+            ..
+        } = declared;
         Finding::new(id, title, paper, unit, declared.target(), per_seed).with_note(note)
     }
 }
@@ -73,30 +100,63 @@ mod tests {
     use super::*;
 
     fn sources(dir: &Path) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+        let entries = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        entries
+            .flat_map(|path| {
+                if path.is_dir() {
+                    sources(&path)
+                } else {
+                    vec![path]
+                }
+            })
+            .collect()
     }
 
     /// Does every declared experiment run?
     #[test]
     fn every_declared_experiment_runs() {
-        let runs: BTreeSet<String> = crate::experiments().iter().map(|experiment| experiment.ids.join(" ")).collect();
+        let runs: BTreeSet<String> = crate::experiments()
+            .iter()
+            .map(|experiment| experiment.ids.join(" "))
+            .collect();
         assert_eq!(runs, EXPERIMENTS.keys().cloned().collect());
     }
 
     /// Is every declared result reported by an experiment, every reported one declared, and every target one bound?
     #[test]
     fn declared_results_are_those_that_experiments_report() {
-        let texts = sources(Path::new("src")).into_iter().map(|path| std::fs::read_to_string(path).unwrap());
-        let code: String = texts.filter(|text| !text.contains("fn declared(")).collect();
-        let used: BTreeSet<&str> = code.split('"').filter(|word| DECLARATIONS.contains_key(*word)).collect();
-        let unused: Vec<&String> = DECLARATIONS.keys().filter(|name| !used.contains(name.as_str())).collect();
-        assert!(unused.is_empty(), "declared, and reported by no experiment: {unused:?}");
-        for name in code.split("Finding::declared(\"").skip(1).filter_map(|rest| rest.split('"').next()) {
+        let texts = sources(Path::new("src"))
+            .into_iter()
+            .map(|path| std::fs::read_to_string(path).unwrap());
+        let code: String = texts
+            .filter(|text| !text.contains("fn declared("))
+            .collect();
+        let used: BTreeSet<&str> = code
+            .split('"')
+            .filter(|word| DECLARATIONS.contains_key(*word))
+            .collect();
+        let unused: Vec<&String> = DECLARATIONS
+            .keys()
+            .filter(|name| !used.contains(name.as_str()))
+            .collect();
+        assert!(
+            unused.is_empty(),
+            "declared, and reported by no experiment: {unused:?}"
+        );
+        for name in code
+            .split("Finding::declared(\"")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next())
+        {
             assert!(DECLARATIONS.contains_key(name), "'{name}' is not declared");
         }
         for (name, declared) in &*DECLARATIONS {
-            assert!(declared.at_least.is_none() || declared.at_most.is_none(), "{name} has two targets");
+            assert!(
+                declared.at_least.is_none() || declared.at_most.is_none(),
+                "{name} has two targets"
+            );
         }
     }
 }

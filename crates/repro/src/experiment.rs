@@ -78,7 +78,9 @@ impl ResultTarget {
         if *self == ResultTarget::Shown {
             return None;
         }
-        let Some(value) = measured_value.filter(|value| value.is_finite()) else { return Some(ResultVerdict::Missed) };
+        let Some(value) = measured_value.filter(|value| value.is_finite()) else {
+            return Some(ResultVerdict::Missed);
+        };
         let (is_met, is_exceeded) = match *self {
             ResultTarget::AtLeast { target, paper_best } => {
                 (value >= target, paper_best.is_some_and(|best| value > best))
@@ -105,7 +107,11 @@ impl ResultTarget {
             ResultTarget::AtLeast { .. } => self.judge_value(mean.map(|mean| mean - error_or_zero)),
             ResultTarget::AtMost { .. } => self.judge_value(mean.map(|mean| mean + error_or_zero)),
             ResultTarget::Within { .. } => self.worst_verdict(
-                [mean.map(|mean| mean - error_or_zero), mean.map(|mean| mean + error_or_zero)].into_iter(),
+                [
+                    mean.map(|mean| mean - error_or_zero),
+                    mean.map(|mean| mean + error_or_zero),
+                ]
+                .into_iter(),
             ),
         }
     }
@@ -118,13 +124,18 @@ impl ResultTarget {
             ResultVerdict::Met => 1,
             ResultVerdict::Exceeded => 2,
         };
-        values.filter_map(|value| self.judge_value(value)).min_by_key(verdict_rank).or_else(|| self.judge_value(None))
+        values
+            .filter_map(|value| self.judge_value(value))
+            .min_by_key(verdict_rank)
+            .or_else(|| self.judge_value(None))
     }
 
     /// Values at which the verdict changes between met and missed.
     fn bounds(&self) -> Vec<f64> {
         match *self {
-            ResultTarget::AtLeast { target, .. } | ResultTarget::AtMost { target, .. } => vec![target],
+            ResultTarget::AtLeast { target, .. } | ResultTarget::AtMost { target, .. } => {
+                vec![target]
+            }
             ResultTarget::Within { low, high } => vec![low, high],
             ResultTarget::Shown => Vec::new(),
         }
@@ -193,12 +204,18 @@ impl DataPoint {
 
     /// The point at `x` of a chart, with its range over seeds; `None` if nothing was measured.
     pub(crate) fn chart_point(&self, x: f64) -> Option<ChartPoint> {
-        Some(ChartPoint { interval: self.low.zip(self.high), ..ChartPoint::new(x, self.value?) })
+        Some(ChartPoint {
+            interval: self.low.zip(self.high),
+            ..ChartPoint::new(x, self.value?)
+        })
     }
 
     /// A bar with the point's range over seeds.
     pub(crate) fn bar(&self) -> ChartBar {
-        ChartBar { value: self.value, interval: self.low.zip(self.high) }
+        ChartBar {
+            value: self.value,
+            interval: self.low.zip(self.high),
+        }
     }
 }
 
@@ -289,7 +306,9 @@ impl Finding {
     #[must_use]
     pub fn require_every_seed(mut self) -> Self {
         self.rule = SeedRule::EverySeed;
-        self.verdict = self.target.worst_verdict(self.values.iter().map(|&value| Some(value)));
+        self.verdict = self
+            .target
+            .worst_verdict(self.values.iter().map(|&value| Some(value)));
         // A further seed could only make a worst case worse.
         if let Some(confidence) = &mut self.confidence {
             (confidence.is_decided, confidence.seeds_to_decide) = (true, None);
@@ -299,7 +318,11 @@ impl Finding {
 
     /// Returns whether more seeds could change the verdict: there is a target that the seeds so far do not decide.
     pub fn is_undecided(&self) -> bool {
-        self.verdict.is_some() && self.confidence.as_ref().is_some_and(|confidence| !confidence.is_decided)
+        self.verdict.is_some()
+            && self
+                .confidence
+                .as_ref()
+                .is_some_and(|confidence| !confidence.is_decided)
     }
 
     /// Builds a finding with one value per seed; the verdict is that of their mean.
@@ -313,7 +336,9 @@ impl Finding {
     ) -> Self {
         let values: Vec<f64> = values_by_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
-        let spread = measured.filter(|_| values.len() > 1).map(|_| standard_deviation(&values));
+        let spread = measured
+            .filter(|_| values.len() > 1)
+            .map(|_| standard_deviation(&values));
         let standard_error = spread.map(|spread| spread / (values.len() as f64).sqrt());
         Finding {
             id: id.to_string(),
@@ -404,7 +429,11 @@ impl ExperimentContext<'_> {
     /// # Errors
     /// [`ReproError::Interrupted`] once the user has requested a stop.
     pub fn check_not_stopped(&self) -> Result<()> {
-        if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
+        if self.stop.load(Ordering::Relaxed) {
+            Err(ReproError::Interrupted)
+        } else {
+            Ok(())
+        }
     }
 
     /// Reports the name of the run that is about to start.
@@ -424,7 +453,11 @@ impl ExperimentContext<'_> {
 
     /// Selects the value for this run's length: sample, quick or full.
     pub fn pick_by_length<T>(&self, sample: T, quick: T, full: T) -> T {
-        if self.sample { sample } else { self.pick(quick, full) }
+        if self.sample {
+            sample
+        } else {
+            self.pick(quick, full)
+        }
     }
 
     /// Selects the value for this run's length: quick or full.
@@ -442,11 +475,16 @@ impl ExperimentContext<'_> {
         run: impl Fn(&T) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
         if let Some(run_division) = self.run_division.filter(|_| !split_runs::is_within()) {
-            return run_division.run_all(items, |item| self.check_not_stopped().and_then(|()| run(item)));
+            return run_division.run_all(items, |item| {
+                self.check_not_stopped().and_then(|()| run(item))
+            });
         }
         if self.run_division.is_some() {
             // A nested call: its parts run on this thread, which is marked as being within a run.
-            return items.iter().map(|item| self.check_not_stopped().and_then(|()| run(item))).collect();
+            return items
+                .iter()
+                .map(|item| self.check_not_stopped().and_then(|()| run(item)))
+                .collect();
         }
         self.run_all_in_process(items, run)
     }
@@ -466,8 +504,19 @@ impl ExperimentContext<'_> {
             let inputs = inputs(item);
             let label = format!("{module}, {length}: {inputs}");
             let source_digest = digest_of(module).to_string();
-            let inputs = format!("{module} {length} {:?} {:?} {inputs}", self.mixes, self.machine);
-            store::find_or_make(RunName { kind: "answer", label, sources: source_digest, inputs }, || run(item))
+            let inputs = format!(
+                "{module} {length} {:?} {:?} {inputs}",
+                self.mixes, self.machine
+            );
+            store::find_or_make(
+                RunName {
+                    kind: "answer",
+                    label,
+                    sources: source_digest,
+                    inputs,
+                },
+                || run(item),
+            )
         })
     }
 
@@ -492,7 +541,10 @@ impl ExperimentContext<'_> {
 #[cfg(test)]
 pub(crate) fn quick_context() -> ExperimentContext<'static> {
     static NO_STOP: AtomicBool = AtomicBool::new(false);
-    ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &NO_STOP) }
+    ExperimentContext {
+        quick: true,
+        ..ExperimentContext::for_seed(1, &NO_STOP)
+    }
 }
 
 /// One experiment, with its result ids and the function that runs it.
@@ -517,7 +569,11 @@ impl Experiment {
     /// Returns whether the experiment comes from no paper. Such experiments run only if requested by id; they take
     /// longer than all of the papers' experiments together.
     pub fn is_from_no_paper(&self) -> bool {
-        self.ids.iter().all(|id| ["AUTO", "PROMISES", "INTERVAL-"].iter().any(|prefix| id.starts_with(prefix)))
+        self.ids.iter().all(|id| {
+            ["AUTO", "PROMISES", "INTERVAL-"]
+                .iter()
+                .any(|prefix| id.starts_with(prefix))
+        })
     }
 }
 
@@ -544,11 +600,28 @@ impl Findings {
     }
 
     /// Returns the number of findings with each verdict, for any findings.
-    pub fn count_verdicts<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
-        let all_verdicts: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
-        let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
-        let count_of_verdict = |verdict| all_verdicts.iter().filter(|other| **other == Some(verdict)).count();
-        verdicts.into_iter().map(|verdict| (verdict.name(), count_of_verdict(verdict))).collect()
+    pub fn count_verdicts<'a>(
+        findings: impl IntoIterator<Item = &'a Finding>,
+    ) -> BTreeMap<&'static str, usize> {
+        let all_verdicts: Vec<Option<ResultVerdict>> = findings
+            .into_iter()
+            .map(|finding| finding.verdict)
+            .collect();
+        let verdicts = [
+            ResultVerdict::Met,
+            ResultVerdict::Exceeded,
+            ResultVerdict::Missed,
+        ];
+        let count_of_verdict = |verdict| {
+            all_verdicts
+                .iter()
+                .filter(|other| **other == Some(verdict))
+                .count()
+        };
+        verdicts
+            .into_iter()
+            .map(|verdict| (verdict.name(), count_of_verdict(verdict)))
+            .collect()
     }
 }
 
@@ -558,21 +631,41 @@ mod tests {
     use super::*;
 
     fn at_least(target: f64) -> ResultTarget {
-        ResultTarget::AtLeast { target, paper_best: None }
+        ResultTarget::AtLeast {
+            target,
+            paper_best: None,
+        }
     }
 
     /// Is the verdict right on either side of the target and at it, and absent without a target?
     #[test]
     fn verdicts_follow_from_targets() {
-        let at_least = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
+        let at_least = ResultTarget::AtLeast {
+            target: 27.0,
+            paper_best: Some(45.0),
+        };
         let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| at_least.judge_value(Some(value)));
         assert_eq!(verdicts, [Missed, Met, Met, Exceeded].map(Some));
-        let at_most = ResultTarget::AtMost { target: 1.0, paper_best: None };
+        let at_most = ResultTarget::AtMost {
+            target: 1.0,
+            paper_best: None,
+        };
         let verdicts = [0.5, 1.0, 1.5].map(|value| at_most.judge_value(Some(value)));
         assert_eq!(verdicts, [Met, Met, Missed].map(Some));
-        assert_eq!(at_most.judge_value(None), Some(Missed), "what was not measured is not met");
+        assert_eq!(
+            at_most.judge_value(None),
+            Some(Missed),
+            "what was not measured is not met"
+        );
         assert_eq!(at_most.judge_value(Some(f64::NAN)), Some(Missed));
-        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.judge_value(Some(1.5)), Some(Missed));
+        assert_eq!(
+            ResultTarget::Within {
+                low: 0.0,
+                high: 1.0
+            }
+            .judge_value(Some(1.5)),
+            Some(Missed)
+        );
         assert_eq!(ResultTarget::Shown.judge_value(Some(1.5)), None);
     }
 
@@ -584,11 +677,26 @@ mod tests {
         let finding = |target| Finding::new("X-1", "x", "y", "%", target, &values);
         let verdict = |target| finding(target).verdict;
         let worst_verdict = |target| finding(target).require_every_seed().verdict;
-        let at_most = |target| ResultTarget::AtMost { target, paper_best: Some(11.5) };
-        assert_eq!([8.8, 8.9].map(|target| verdict(at_least(target))), [Met, Missed].map(Some));
-        assert_eq!([8.0, 8.1].map(|target| worst_verdict(at_least(target))), [Met, Missed].map(Some));
-        assert_eq!([11.1, 11.2].map(|target| verdict(at_most(target))), [Missed, Exceeded].map(Some));
-        assert_eq!([11.9, 12.0].map(|target| worst_verdict(at_most(target))), [Missed, Met].map(Some));
+        let at_most = |target| ResultTarget::AtMost {
+            target,
+            paper_best: Some(11.5),
+        };
+        assert_eq!(
+            [8.8, 8.9].map(|target| verdict(at_least(target))),
+            [Met, Missed].map(Some)
+        );
+        assert_eq!(
+            [8.0, 8.1].map(|target| worst_verdict(at_least(target))),
+            [Met, Missed].map(Some)
+        );
+        assert_eq!(
+            [11.1, 11.2].map(|target| verdict(at_most(target))),
+            [Missed, Exceeded].map(Some)
+        );
+        assert_eq!(
+            [11.9, 12.0].map(|target| worst_verdict(at_most(target))),
+            [Missed, Met].map(Some)
+        );
         let alone = Finding::new("X-1", "x", "y", "%", at_least(8.0), &values[..1]);
         assert_eq!((alone.standard_error, alone.verdict), (None, Some(Met)));
     }
@@ -596,7 +704,17 @@ mod tests {
     /// Does a finding without any value report that instead of a zero?
     #[test]
     fn a_finding_without_values_is_null_and_not_zero() {
-        let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
+        let finding = Finding::new(
+            "X-1",
+            "x",
+            "y",
+            "%",
+            ResultTarget::AtMost {
+                target: 1.0,
+                paper_best: None,
+            },
+            &[],
+        );
         assert_eq!((finding.measured, finding.verdict), (None, Some(Missed)));
         let point = DataPoint::from_values("s", "1", [0.0; 0]);
         assert_eq!((point.value, point.low, point.high), (None, None, None));
@@ -606,10 +724,19 @@ mod tests {
     #[test]
     fn results_are_in_item_order_and_a_stop_ends_the_run() {
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
+        let context = ExperimentContext {
+            quick: true,
+            ..ExperimentContext::for_seed(1, &stop)
+        };
         let items: Vec<u64> = (0..100).collect();
-        assert_eq!(context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99], 198);
+        assert_eq!(
+            context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99],
+            198
+        );
         stop.store(true, Ordering::Relaxed);
-        assert!(matches!(context.run_all(&items, |&item| Ok(item)), Err(ReproError::Interrupted)));
+        assert!(matches!(
+            context.run_all(&items, |&item| Ok(item)),
+            Err(ReproError::Interrupted)
+        ));
     }
 }

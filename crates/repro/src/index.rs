@@ -74,8 +74,15 @@ fn finding_section(index: usize, finding: &Finding) -> Markup {
 }
 
 fn describe_finding(finding: &Finding) -> String {
-    let spread_text = finding.spread.map(|spread| format!(" ± {}", format_number(Some(spread)))).unwrap_or_default();
-    format!("{}{spread_text} {}", format_number(finding.measured), finding.unit)
+    let spread_text = finding
+        .spread
+        .map(|spread| format!(" ± {}", format_number(Some(spread))))
+        .unwrap_or_default();
+    format!(
+        "{}{spread_text} {}",
+        format_number(finding.measured),
+        finding.unit
+    )
 }
 
 fn format_number(value: Option<f64>) -> String {
@@ -105,8 +112,12 @@ mod tests {
     /// Does the page count the findings of each verdict, and leave out those without a target?
     #[test]
     fn the_page_counts_each_verdict() {
-        let target = ResultTarget::AtLeast { target: 1.0, paper_best: Some(2.0) };
-        let sample_finding = |value, target| Finding::new("X-1", "a title", "a claim", "%", target, &[(1, value)]);
+        let target = ResultTarget::AtLeast {
+            target: 1.0,
+            paper_best: Some(2.0),
+        };
+        let sample_finding =
+            |value, target| Finding::new("X-1", "a title", "a claim", "%", target, &[(1, value)]);
         let results = vec![
             sample_finding(0.5, target),
             sample_finding(1.5, target),
@@ -115,7 +126,13 @@ mod tests {
             sample_finding(9.0, ResultTarget::Shown),
         ];
         let html = index_html(&Findings { results }, "cachemate repro X-1");
-        for part in [">2 met<", ">1 better than the paper<", ">1 missed<", "a claim", "cachemate repro X-1"] {
+        for part in [
+            ">2 met<",
+            ">1 better than the paper<",
+            ">1 missed<",
+            "a claim",
+            "cachemate repro X-1",
+        ] {
             assert!(html.contains(part), "{part} is missing in {html}");
         }
     }
@@ -125,8 +142,19 @@ mod tests {
     fn hostile_texts_have_no_effect_on_a_page() {
         let evil = "</title><script>x</script>\u{1b}[31m\u{202e}{1}\" onload=\"x";
         let finding = Finding::new("X-1", evil, evil, evil, ResultTarget::Shown, &[(1, 1.0)]);
-        let page = index_html(&Findings { results: vec![finding] }, evil);
-        assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
-        assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
+        let page = index_html(
+            &Findings {
+                results: vec![finding],
+            },
+            evil,
+        );
+        assert!(
+            !page.contains("<script") && !page.contains("\" onload"),
+            "{page}"
+        );
+        assert!(
+            !page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"),
+            "{page}"
+        );
     }
 }

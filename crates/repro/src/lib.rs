@@ -60,7 +60,11 @@ pub fn experiments() -> Vec<Experiment> {
         interval::EXPERIMENTS,
         promises::EXPERIMENTS,
     ];
-    papers.into_iter().flatten().map(|&(ids, run)| Experiment::declared(ids, run)).collect()
+    papers
+        .into_iter()
+        .flatten()
+        .map(|&(ids, run)| Experiment::declared(ids, run))
+        .collect()
 }
 
 /// Selects the experiments that answer the requested ids (`all` for every one), each once, in the order of the
@@ -71,19 +75,33 @@ pub fn experiments() -> Vec<Experiment> {
 pub fn select_experiments(ids: &[String]) -> Result<Vec<Experiment>, TraceError> {
     let all_experiments = experiments();
     let mut known_ids: Vec<&str> = Vec::new();
-    for &id in all_experiments.iter().flat_map(|experiment| &experiment.ids) {
+    for &id in all_experiments
+        .iter()
+        .flat_map(|experiment| &experiment.ids)
+    {
         // Several experiments may share an id.
         if !known_ids.contains(&id) {
             known_ids.push(id);
         }
     }
     let requested_ids: Vec<String> = ids.iter().map(|id| id.to_ascii_uppercase()).collect();
-    if let Some(unknown) = requested_ids.iter().find(|id| *id != "ALL" && !known_ids.contains(&id.as_str())) {
-        return Err(unknown_name_error("experiment", unknown, known_ids.iter().map(|id| id.to_string())));
+    if let Some(unknown) = requested_ids
+        .iter()
+        .find(|id| *id != "ALL" && !known_ids.contains(&id.as_str()))
+    {
+        return Err(unknown_name_error(
+            "experiment",
+            unknown,
+            known_ids.iter().map(|id| id.to_string()),
+        ));
     }
     let is_requested = |experiment: &Experiment| {
-        let is_selected_by_all = requested_ids.iter().any(|id| id == "ALL") && !experiment.is_from_no_paper();
-        is_selected_by_all || requested_ids.iter().any(|id| experiment.ids.contains(&id.as_str()))
+        let is_selected_by_all =
+            requested_ids.iter().any(|id| id == "ALL") && !experiment.is_from_no_paper();
+        is_selected_by_all
+            || requested_ids
+                .iter()
+                .any(|id| experiment.ids.contains(&id.as_str()))
     };
     Ok(all_experiments.into_iter().filter(is_requested).collect())
 }

@@ -114,17 +114,33 @@ pub struct RandomMixes {
 /// # Errors
 /// An unknown machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default
 /// scheduler or the optimum.
-pub fn score_random_mixes(context: &ExperimentContext<'_>, mix_options: &MixOptions<'_>) -> Result<RandomMixes> {
-    let (refill_cycles, measured_cycles) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
+pub fn score_random_mixes(
+    context: &ExperimentContext<'_>,
+    mix_options: &MixOptions<'_>,
+) -> Result<RandomMixes> {
+    let (refill_cycles, measured_cycles) =
+        context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
     let seed = context.seeds[0];
-    let mut bench =
-        CoRunBench::load(mix_options.machine, seed, WINDOW_CYCLES / SCALE + refill_cycles, measured_cycles)?;
+    let mut bench = CoRunBench::load(
+        mix_options.machine,
+        seed,
+        WINDOW_CYCLES / SCALE + refill_cycles,
+        measured_cycles,
+    )?;
     bench.options.scale = SCALE;
-    let cores = cpus_by_cache(&bench.machine.topology())?.iter().map(Vec::len).sum();
+    let cores = cpus_by_cache(&bench.machine.topology())?
+        .iter()
+        .map(Vec::len)
+        .sum();
     let mut generator = SplitMix64::new(seed);
     let mut mixes = Vec::new();
     for mix_index in 0..mix_options.mix_count {
-        let jobs = draw_mix(&mut generator, cores, &mix_options.recordings, seed * 1_000 + u64::from(mix_index))?;
+        let jobs = draw_mix(
+            &mut generator,
+            cores,
+            &mix_options.recordings,
+            seed * 1_000 + u64::from(mix_index),
+        )?;
         let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
         context.report_progress(&format!(
             "mix {} of {}: {}",
@@ -135,7 +151,13 @@ pub fn score_random_mixes(context: &ExperimentContext<'_>, mix_options: &MixOpti
         mixes.push(score_mix(context, &bench, &jobs)?);
     }
     let mean = mean_scores_by_policy(&mixes);
-    Ok(RandomMixes { machine: mix_options.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
+    Ok(RandomMixes {
+        machine: mix_options.machine.to_string(),
+        seed,
+        time_scale: SCALE,
+        mixes,
+        mean,
+    })
 }
 
 fn draw_mix(
@@ -145,60 +167,92 @@ fn draw_mix(
     seed: u64,
 ) -> Result<Vec<WorkloadJob>> {
     let single_threaded_programs = kernels::programs().filter(|program| program.threads == (1, 1));
-    let mut candidates: Vec<WorkloadJob> =
-        single_threaded_programs.map(|program| WorkloadJob::new(&program.name, seed)).collect();
-    candidates.extend(
-        recordings.iter().map(|(name, path)| WorkloadJob::from_recording(&format!("{name}.cmt"), path.clone(), seed)),
-    );
+    let mut candidates: Vec<WorkloadJob> = single_threaded_programs
+        .map(|program| WorkloadJob::new(&program.name, seed))
+        .collect();
+    candidates.extend(recordings.iter().map(|(name, path)| {
+        WorkloadJob::from_recording(&format!("{name}.cmt"), path.clone(), seed)
+    }));
     if candidates.len() < cores {
-        return Err(failed("mixes")(format!("{} programs for {cores} cores", candidates.len())));
+        return Err(failed("mixes")(format!(
+            "{} programs for {cores} cores",
+            candidates.len()
+        )));
     }
     generator.shuffle(&mut candidates);
     candidates.truncate(cores);
     Ok(candidates)
 }
 
-fn score_mix(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJob]) -> Result<RandomMix> {
+fn score_mix(
+    context: &ExperimentContext<'_>,
+    bench: &CoRunBench,
+    jobs: &[WorkloadJob],
+) -> Result<RandomMix> {
     let matrix = CoRunMatrix::measure(context, bench, jobs, false)?;
-    let solo_speeds: Vec<f64> = matrix.solo_rates.iter().map(|rates| rates.instr_per_cycle).collect();
-    let profiles = context.run_all(jobs, |job| solo::profile_job(job, &bench.machine, PROFILE_ACCESSES))?;
+    let solo_speeds: Vec<f64> = matrix
+        .solo_rates
+        .iter()
+        .map(|rates| rates.instr_per_cycle)
+        .collect();
+    let profiles = context.run_all(jobs, |job| {
+        solo::profile_job(job, &bench.machine, PROFILE_ACCESSES)
+    })?;
     let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
     let work_ranges = bench.solo_work(jobs)?;
     let run_under_policy = |name: &str| -> Result<Vec<ProgramRates>> {
         let workload = bench.build_workload(bench.options.clone(), jobs.to_vec());
         let needs_matrix = name == "best-by-matrix" || name == "worst-by-matrix";
-        let parameters = if needs_matrix { format!("slowdowns = {:?}", matrix.costs().cost) } else { String::new() };
+        let parameters = if needs_matrix {
+            format!("slowdowns = {:?}", matrix.costs().cost)
+        } else {
+            String::new()
+        };
         let machine = workload.build_machine()?;
         let standard_pipeline = StandardPipeline {
-            policy: PolicyConfig { name: name.to_string(), parameters, seed: bench.options.seed },
+            policy: PolicyConfig {
+                name: name.to_string(),
+                parameters,
+                seed: bench.options.seed,
+            },
             guard: None,
             counted_instructions: MIN_COUNTED_INSTRUCTIONS,
             predictor: miss_penalty_of_machine(&bench.machine),
             watches_code: true,
-            first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
+            first_window: WindowLength::Cycles {
+                cycles: WINDOW_CYCLES,
+            },
         };
         let mut config = standard_pipeline.for_machine(machine.topology(), machine.capabilities());
         // Recorded profiles only fill gaps that the others leave, so they come last.
-        config.profilers.push(ProfilerConfig::Oracle { profiles: profiles.clone() });
+        config.profilers.push(ProfilerConfig::Oracle {
+            profiles: profiles.clone(),
+        });
         Ok(steered::run_together_under(&workload, &work_ranges, config)?.rates)
     };
     let runs_by_policy = context.run_all(&names, |&name| match run_under_policy(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
         outcome => Ok(outcome.map_err(|error| error.to_string())),
     })?;
-    let run_of_policy =
-        |name: &str| match names.iter().position(|policy| *policy == name).map(|index| &runs_by_policy[index]) {
-            Some(Ok(run)) => Ok(run),
-            Some(Err(error)) => Err(failed(name)(error)),
-            None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
-        };
+    let run_of_policy = |name: &str| match names
+        .iter()
+        .position(|policy| *policy == name)
+        .map(|index| &runs_by_policy[index])
+    {
+        Some(Ok(run)) => Ok(run),
+        Some(Err(error)) => Err(failed(name)(error)),
+        None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
+    };
     let (default_run, matrix_run) = (run_of_policy("default")?, run_of_policy("best-by-matrix")?);
     let score_run = |run: &[ProgramRates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
         SpeedupScores::from_rates(&speeds, &solo_speeds)
             .ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
-    let (default_score, best_score) = (score_run(default_run, "default")?, score_run(matrix_run, "best-by-matrix")?);
+    let (default_score, best_score) = (
+        score_run(default_run, "default")?,
+        score_run(matrix_run, "best-by-matrix")?,
+    );
     let mut mix = RandomMix {
         programs: jobs.iter().map(|job| job.name.clone()).collect(),
         policies: Vec::new(),
@@ -207,16 +261,28 @@ fn score_mix(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[Worklo
     };
     for (name, run) in names.iter().zip(&runs_by_policy) {
         let score = run.as_ref().map_err(ToString::to_string).and_then(|run| {
-            let rate_gain = Comparison::compare_rates(run, default_run).ok_or("a program never ran")?;
+            let rate_gain =
+                Comparison::compare_rates(run, default_run).ok_or("a program never ran")?;
             let scores = score_run(run, name).map_err(|error| error.to_string())?;
             let unfinished = unfinished_jobs(jobs, run, &solo_speeds);
-            let score =
-                score_policy(name, &scores, &rate_gain, default_score.weighted_speedup, best_score.weighted_speedup);
-            Ok(PolicyScore { unfinished, ..score })
+            let score = score_policy(
+                name,
+                &scores,
+                &rate_gain,
+                default_score.weighted_speedup,
+                best_score.weighted_speedup,
+            );
+            Ok(PolicyScore {
+                unfinished,
+                ..score
+            })
         });
         match score {
             Ok(score) => mix.policies.push(score),
-            Err(reason) => mix.failed.push(FailedPolicy { policy: (*name).to_string(), reason }),
+            Err(reason) => mix.failed.push(FailedPolicy {
+                policy: (*name).to_string(),
+                reason,
+            }),
         }
     }
     Ok(mix)
@@ -224,10 +290,19 @@ fn score_mix(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[Worklo
 
 fn unfinished_jobs(jobs: &[WorkloadJob], run: &[ProgramRates], solo_speeds: &[f64]) -> Vec<String> {
     let describe_unfinished_job = |((job, rates), alone): ((&WorkloadJob, &ProgramRates), &f64)| {
-        (!rates.finished)
-            .then(|| format!("{} ({:.1} times slower than alone)", job.name, alone / rates.instr_per_cycle))
+        (!rates.finished).then(|| {
+            format!(
+                "{} ({:.1} times slower than alone)",
+                job.name,
+                alone / rates.instr_per_cycle
+            )
+        })
     };
-    jobs.iter().zip(run).zip(solo_speeds).filter_map(describe_unfinished_job).collect()
+    jobs.iter()
+        .zip(run)
+        .zip(solo_speeds)
+        .filter_map(describe_unfinished_job)
+        .collect()
 }
 
 fn score_policy(
@@ -252,14 +327,21 @@ fn score_policy(
 }
 
 fn mean_scores_by_policy(mixes: &[RandomMix]) -> Vec<PolicyScore> {
-    policies::ENTRIES.iter().filter_map(|entry| mean_of_policy(entry.name, mixes)).collect()
+    policies::ENTRIES
+        .iter()
+        .filter_map(|entry| mean_of_policy(entry.name, mixes))
+        .collect()
 }
 
 /// Returns the mean of a policy's scores; `None` if it has none.
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
-    let scores: Vec<&PolicyScore> =
-        mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
-    let mean_over_scores = |value: fn(&PolicyScore) -> f64| mean(scores.iter().map(|score| value(score)));
+    let scores: Vec<&PolicyScore> = mixes
+        .iter()
+        .flat_map(|mix| &mix.policies)
+        .filter(|score| score.policy == name)
+        .collect();
+    let mean_over_scores =
+        |value: fn(&PolicyScore) -> f64| mean(scores.iter().map(|score| value(score)));
     (!scores.is_empty()).then(|| PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: mean_over_scores(|s| s.throughput_gain_percent),
@@ -285,7 +367,9 @@ mod tests {
         let draw_names = |seed: u64| -> Vec<Vec<String>> {
             let mut generator = SplitMix64::new(seed);
             let mut draw_mix = || draw_mix(&mut generator, 8, &recordings, 1).unwrap();
-            (0..20).map(|_| draw_mix().into_iter().map(|job| job.name).collect()).collect()
+            (0..20)
+                .map(|_| draw_mix().into_iter().map(|job| job.name).collect())
+                .collect()
         };
         assert_eq!(draw_names(1), draw_names(1));
         assert_ne!(draw_names(1), draw_names(2));
@@ -295,15 +379,29 @@ mod tests {
             sorted.dedup();
             assert_eq!(sorted.len(), 8, "{mix:?}");
         }
-        assert!(draw_names(1).iter().flatten().any(|name| name == "sort.cmt"));
+        assert!(
+            draw_names(1)
+                .iter()
+                .flatten()
+                .any(|name| name == "sort.cmt")
+        );
     }
 
     /// Is a policy that failed on one mix averaged over the others, and one without any score left out of the means?
     #[test]
     fn means_are_over_the_mixes_with_a_score() {
-        let scores =
-            SpeedupScores { weighted_speedup: 2.0, harmonic_mean: 0.5, worst_slowdown: 4.0, mean_degradation: 1.0 };
-        let gain = Comparison { throughput_gain: 0.1, mix_gain: 0.1, contention_gain: 0.0, busy_gain: 0.0 };
+        let scores = SpeedupScores {
+            weighted_speedup: 2.0,
+            harmonic_mean: 0.5,
+            worst_slowdown: 4.0,
+            mean_degradation: 1.0,
+        };
+        let gain = Comparison {
+            throughput_gain: 0.1,
+            mix_gain: 0.1,
+            contention_gain: 0.0,
+            busy_gain: 0.0,
+        };
         let mix_with_scores = |policies: &[(&str, f64)]| RandomMix {
             programs: Vec::new(),
             policies: policies
@@ -313,10 +411,20 @@ mod tests {
             failed: Vec::new(),
             unfinished_pairs: Vec::new(),
         };
-        let means =
-            mean_scores_by_policy(&[mix_with_scores(&[("di", 2.0), ("dio", 2.0)]), mix_with_scores(&[("dio", 1.0)])]);
-        let score_of = |index: usize| (means[index].policy.as_str(), means[index].weighted_speedup_gain_percent);
-        assert_eq!((means.len(), score_of(0), score_of(1)), (2, ("di", 0.0), ("dio", 50.0)));
+        let means = mean_scores_by_policy(&[
+            mix_with_scores(&[("di", 2.0), ("dio", 2.0)]),
+            mix_with_scores(&[("dio", 1.0)]),
+        ]);
+        let score_of = |index: usize| {
+            (
+                means[index].policy.as_str(),
+                means[index].weighted_speedup_gain_percent,
+            )
+        };
+        assert_eq!(
+            (means.len(), score_of(0), score_of(1)),
+            (2, ("di", 0.0), ("dio", 50.0))
+        );
     }
 
     /// Is an abandoned program named, with its slowdown until then?
@@ -330,7 +438,11 @@ mod tests {
             finished,
         };
         let jobs = [WorkloadJob::new("mcf", 1), WorkloadJob::new("art", 1)];
-        let names = unfinished_jobs(&jobs, &[sample_rates(false), sample_rates(true)], &[0.42, 0.42]);
+        let names = unfinished_jobs(
+            &jobs,
+            &[sample_rates(false), sample_rates(true)],
+            &[0.42, 0.42],
+        );
         assert_eq!(names, ["mcf (42.0 times slower than alone)"]);
     }
 }

@@ -61,10 +61,20 @@ pub fn count_instructions_in(
     let first_cpu: CpuSet = [0].into_iter().collect();
     let jobs = vec![job.clone().with_cpus(first_cpu)];
     let (machine, options) = (machine.clone(), options.clone());
-    let workload = Workload { machine, options, jobs, warm_up_cycles: 0, measured_cycles: cycles };
+    let workload = Workload {
+        machine,
+        options,
+        jobs,
+        warm_up_cycles: 0,
+        measured_cycles: cycles,
+    };
     let results = workload.unmanaged_run()?;
     let executed_instr = results.tasks.first().map_or(0, |task| task.instructions);
-    if executed_instr == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(executed_instr) }
+    if executed_instr == 0 {
+        Err(failed(&job.name)("it ran no instruction alone"))
+    } else {
+        Ok(executed_instr)
+    }
 }
 
 /// A part of the contended cache.
@@ -86,16 +96,26 @@ impl ProfiledSize {
 /// cache, one of at most that size follows, with all ways.
 fn profiled_sizes(cache: &CacheSpec, private_bytes: u64) -> Vec<ProfiledSize> {
     let halved_ways = (0..5).map(|halvings| (cache.ways >> halvings).max(1));
-    let intermediate_ways = [cache.ways * 3 / 4, cache.ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
+    let intermediate_ways = [cache.ways * 3 / 4, cache.ways * 3 / 8]
+        .into_iter()
+        .filter(|&ways| ways > 0);
     let mut way_counts: Vec<u32> = halved_ways.chain(intermediate_ways).collect();
     way_counts.sort_unstable();
     way_counts.dedup();
-    let mut sizes: Vec<ProfiledSize> =
-        way_counts.into_iter().map(|ways| ProfiledSize { ways, set_divisor: 1 }).collect();
+    let mut sizes: Vec<ProfiledSize> = way_counts
+        .into_iter()
+        .map(|ways| ProfiledSize {
+            ways,
+            set_divisor: 1,
+        })
+        .collect();
     let halved_sets = (1..=cache.sets_per_slice().ilog2()).map(|halvings| 1u64 << halvings);
     let few_sets = halved_sets
         .filter(|divisor| cache.sets_per_slice().is_multiple_of(*divisor))
-        .map(|set_divisor| ProfiledSize { ways: cache.ways, set_divisor })
+        .map(|set_divisor| ProfiledSize {
+            ways: cache.ways,
+            set_divisor,
+        })
         .find(|size| size.bytes(cache) <= private_bytes);
     if let Some(size) = few_sets.filter(|_| sizes[0].bytes(cache) > private_bytes) {
         sizes.insert(0, size);
@@ -113,20 +133,28 @@ pub fn measure_profile(
     options: &SimOptions,
     lengths: ProfilingLengths,
 ) -> Result<PhasedProgram> {
-    let last_level = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let last_level = machine
+        .last_level_cache()
+        .ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let sizes = profiled_sizes(last_level, machine.private_bytes());
     let run_with_size = |size: ProfiledSize, prefetch: bool| {
-        let options = SimOptions { prefetch, ..options.clone() };
+        let options = SimOptions {
+            prefetch,
+            ..options.clone()
+        };
         Ok::<_, ReproError>(divide_into_stretches(
             &measure_cumulative_counts(job, &machine_with_size(machine, size), &options, lengths)?,
             lengths,
         ))
     };
-    let prefetched_sums: Vec<Vec<RunningSums>> =
-        sizes.iter().map(|&size| run_with_size(size, true)).collect::<Result<_, _>>()?;
+    let prefetched_sums: Vec<Vec<RunningSums>> = sizes
+        .iter()
+        .map(|&size| run_with_size(size, true))
+        .collect::<Result<_, _>>()?;
     // Prefetchers are also disabled at the smallest sizes, a quarter and the whole cache.
     let is_unprefetched = |index: usize| {
-        let is_quarter = |size: &ProfiledSize| size.set_divisor == 1 && size.ways >= last_level.ways / 4;
+        let is_quarter =
+            |size: &ProfiledSize| size.set_divisor == 1 && size.ways >= last_level.ways / 4;
         let has_few_sets = |size: &ProfiledSize| size.set_divisor > 1;
         index == 0
             || index + 1 == sizes.len()
@@ -144,24 +172,38 @@ pub fn measure_profile(
     let bytes_at = |index: usize| sizes[index].bytes(last_level) as f64;
     let measured_point = |phase: usize, size_index: usize| {
         let upper = unprefetched_sums.partition_point(|&(index, _)| index < size_index);
-        let unprefetched_point = unprefetched_sums.get(upper).map(|(larger_index, larger_sums)| {
-            let (smaller_index, smaller_sums) = &unprefetched_sums[upper.saturating_sub(1)];
-            let doublings_to = |index: usize| (bytes_at(index) / bytes_at(*smaller_index)).log2();
-            interpolate_sums(
-                &smaller_sums[phase.min(smaller_sums.len() - 1)],
-                &larger_sums[phase.min(larger_sums.len() - 1)],
-                if upper == 0 { 1.0 } else { doublings_to(size_index) / doublings_to(*larger_index) },
-            )
-        });
-        size_point(bytes_at(size_index), &prefetched_sums[size_index][phase], unprefetched_point)
+        let unprefetched_point = unprefetched_sums
+            .get(upper)
+            .map(|(larger_index, larger_sums)| {
+                let (smaller_index, smaller_sums) = &unprefetched_sums[upper.saturating_sub(1)];
+                let doublings_to =
+                    |index: usize| (bytes_at(index) / bytes_at(*smaller_index)).log2();
+                interpolate_sums(
+                    &smaller_sums[phase.min(smaller_sums.len() - 1)],
+                    &larger_sums[phase.min(larger_sums.len() - 1)],
+                    if upper == 0 {
+                        1.0
+                    } else {
+                        doublings_to(size_index) / doublings_to(*larger_index)
+                    },
+                )
+            });
+        size_point(
+            bytes_at(size_index),
+            &prefetched_sums[size_index][phase],
+            unprefetched_point,
+        )
     };
     let build_phase = |phase_index: usize| {
         let full_size_sums = &prefetched_sums[prefetched_sums.len() - 1][phase_index];
-        let per_instr = |sum_index: usize| full_size_sums.sums[sum_index] / full_size_sums.instructions;
+        let per_instr =
+            |sum_index: usize| full_size_sums.sums[sum_index] / full_size_sums.instructions;
         ProgramPhase {
             instructions: Some(full_size_sums.instructions),
             references_per_instr: per_instr(REFERENCES),
-            points: (0..sizes.len()).map(|at| measured_point(phase_index, at)).collect(),
+            points: (0..sizes.len())
+                .map(|at| measured_point(phase_index, at))
+                .collect(),
             footprint_bytes: None,
             private_levels: vec![PrivateLevel {
                 level: CacheLevel::L1Data,
@@ -183,16 +225,31 @@ pub fn measure_profile(
     })
 }
 
-fn interpolate_sums(smaller_sums: &RunningSums, larger_sums: &RunningSums, share: f64) -> RunningSums {
-    let mut sums = RunningSums { instructions: 1.0, ..RunningSums::default() };
-    for (sum, (low, high)) in sums.sums.iter_mut().zip(smaller_sums.sums.iter().zip(&larger_sums.sums)) {
+fn interpolate_sums(
+    smaller_sums: &RunningSums,
+    larger_sums: &RunningSums,
+    share: f64,
+) -> RunningSums {
+    let mut sums = RunningSums {
+        instructions: 1.0,
+        ..RunningSums::default()
+    };
+    for (sum, (low, high)) in sums
+        .sums
+        .iter_mut()
+        .zip(smaller_sums.sums.iter().zip(&larger_sums.sums))
+    {
         *sum = low / smaller_sums.instructions
             + share * (high / larger_sums.instructions - low / smaller_sums.instructions);
     }
     sums
 }
 
-fn size_point(size_bytes: f64, prefetched_sums: &RunningSums, unprefetched_sums: Option<RunningSums>) -> SizePoint {
+fn size_point(
+    size_bytes: f64,
+    prefetched_sums: &RunningSums,
+    unprefetched_sums: Option<RunningSums>,
+) -> SizePoint {
     let per_instr = |sums: &RunningSums, sum_index: usize| sums.sums[sum_index] / sums.instructions;
     let demand_misses = per_instr(prefetched_sums, MISSES).min(per_instr(prefetched_sums, READ));
     SizePoint {
@@ -215,7 +272,11 @@ fn size_point(size_bytes: f64, prefetched_sums: &RunningSums, unprefetched_sums:
 fn machine_with_size(machine: &MachineSpec, size: ProfiledSize) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level_cache().map(|cache| cache.level);
-    for cache in machine.caches.iter_mut().filter(|cache| Some(cache.level) == level) {
+    for cache in machine
+        .caches
+        .iter_mut()
+        .filter(|cache| Some(cache.level) == level)
+    {
         cache.size_bytes = size.bytes(cache);
         cache.ways = size.ways;
         if cache.replacement == cachemate_core::ReplacementPolicy::TreePlru {
@@ -246,23 +307,40 @@ fn measure_cumulative_counts(
     let source_digest = sources_of(module_path!(), &recordings);
     let label = format!("books of {} on {}", job.name, machine.name);
     let inputs = format!("{workload:?} {lengths:?} {recordings:?}");
-    let name = RunName { kind: "books", label, sources: source_digest, inputs };
+    let name = RunName {
+        kind: "books",
+        label,
+        sources: source_digest,
+        inputs,
+    };
     store::find_or_make(name, || run_and_sample_counts(&workload, lengths))
 }
 
-fn run_and_sample_counts(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>> {
+fn run_and_sample_counts(
+    workload: &Workload,
+    lengths: ProfilingLengths,
+) -> Result<Vec<RunningSums>> {
     let (machine, options, job) = (&workload.machine, &workload.options, &workload.jobs[0]);
     let run_limit = Some(RunLimit::Cycles(workload.measured_cycles));
-    let mut sim_machine =
-        workload.build_machine_with(SimOptions { ends: run_limit, warm_up: None, ..options.clone() })?;
+    let mut sim_machine = workload.build_machine_with(SimOptions {
+        ends: run_limit,
+        warm_up: None,
+        ..options.clone()
+    })?;
     let nominal_window_cycles = lengths.reading_cycles * options.scale;
-    sim_machine.set_first_window(WindowLength::Cycles { cycles: nominal_window_cycles });
-    let line_bytes = machine.last_level_cache().map_or(64, |cache| cache.line_bytes);
+    sim_machine.set_first_window(WindowLength::Cycles {
+        cycles: nominal_window_cycles,
+    });
+    let line_bytes = machine
+        .last_level_cache()
+        .map_or(64, |cache| cache.line_bytes);
     let level = machine.last_level_cache().map(|cache| cache.level);
     let mut readings = vec![RunningSums::default()];
     while sim_machine.observe().map_err(failed(&job.name))?.is_some() {
         let results = sim_machine.collect_results();
-        let Some(task) = results.tasks.first() else { continue };
+        let Some(task) = results.tasks.first() else {
+            continue;
+        };
         readings.push(running_sums(task, level, f64::from(line_bytes)));
         if task.instructions >= lengths.until_instr {
             break;
@@ -271,9 +349,17 @@ fn run_and_sample_counts(workload: &Workload, lengths: ProfilingLengths) -> Resu
     Ok(readings)
 }
 
-fn running_sums(task: &TaskResults, last_level: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
-    let level_counts = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
-    let mut totals = RunningSums { instructions: task.instructions as f64, ..RunningSums::default() };
+fn running_sums(
+    task: &TaskResults,
+    last_level: Option<CacheLevel>,
+    line_bytes: f64,
+) -> RunningSums {
+    let level_counts =
+        |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
+    let mut totals = RunningSums {
+        instructions: task.instructions as f64,
+        ..RunningSums::default()
+    };
     let sums = &mut totals.sums;
     sums[CYCLES] = task.cycles as f64;
     if let Some(level) = level_counts(last_level) {
@@ -295,23 +381,35 @@ fn divide_into_stretches(readings: &[RunningSums], lengths: ProfilingLengths) ->
     let (mut reading_index, mut stretch_start) = (1, RunningSums::default());
     let mut stretch_end_instr = lengths.phase_instr as f64;
     while reading_index < readings.len() {
-        let (earlier_reading, later_reading) = (&readings[reading_index - 1], &readings[reading_index]);
-        if later_reading.instructions < stretch_end_instr || later_reading.instructions <= earlier_reading.instructions
+        let (earlier_reading, later_reading) =
+            (&readings[reading_index - 1], &readings[reading_index]);
+        if later_reading.instructions < stretch_end_instr
+            || later_reading.instructions <= earlier_reading.instructions
         {
             reading_index += 1;
             continue;
         }
         let share = (stretch_end_instr - earlier_reading.instructions)
             / (later_reading.instructions - earlier_reading.instructions);
-        let mut sums_at_end = RunningSums { instructions: stretch_end_instr, ..RunningSums::default() };
-        for (sum, (low, high)) in sums_at_end.sums.iter_mut().zip(earlier_reading.sums.iter().zip(&later_reading.sums))
+        let mut sums_at_end = RunningSums {
+            instructions: stretch_end_instr,
+            ..RunningSums::default()
+        };
+        for (sum, (low, high)) in sums_at_end
+            .sums
+            .iter_mut()
+            .zip(earlier_reading.sums.iter().zip(&later_reading.sums))
         {
             *sum = low + share * (high - low);
         }
-        let mut difference =
-            RunningSums { instructions: stretch_end_instr - stretch_start.instructions, ..RunningSums::default() };
-        for (sum, (end_sum, earlier)) in
-            difference.sums.iter_mut().zip(sums_at_end.sums.iter().zip(&stretch_start.sums))
+        let mut difference = RunningSums {
+            instructions: stretch_end_instr - stretch_start.instructions,
+            ..RunningSums::default()
+        };
+        for (sum, (end_sum, earlier)) in difference
+            .sums
+            .iter_mut()
+            .zip(sums_at_end.sums.iter().zip(&stretch_start.sums))
         {
             *sum = end_sum - earlier;
         }
@@ -330,13 +428,27 @@ mod tests {
     #[test]
     fn stretches_are_cut_at_their_instructions() {
         let sample_sums = |instructions: f64, cycles: f64| {
-            let mut books = RunningSums { instructions, ..RunningSums::default() };
+            let mut books = RunningSums {
+                instructions,
+                ..RunningSums::default()
+            };
             books.sums[CYCLES] = cycles;
             books
         };
-        let readings = [sample_sums(0.0, 0.0), sample_sums(150.0, 300.0), sample_sums(350.0, 400.0)];
-        let lengths = ProfilingLengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
-        let cycles: Vec<f64> = divide_into_stretches(&readings, lengths).iter().map(|sums| sums.sums[CYCLES]).collect();
+        let readings = [
+            sample_sums(0.0, 0.0),
+            sample_sums(150.0, 300.0),
+            sample_sums(350.0, 400.0),
+        ];
+        let lengths = ProfilingLengths {
+            until_instr: 350,
+            phase_instr: 100,
+            reading_cycles: 1,
+        };
+        let cycles: Vec<f64> = divide_into_stretches(&readings, lengths)
+            .iter()
+            .map(|sums| sums.sums[CYCLES])
+            .collect();
         assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 
@@ -344,14 +456,27 @@ mod tests {
     /// a private cache?
     #[test]
     fn sizes_halve_down_to_a_private_cache() {
-        let mut cache = cachemate_spec::load_machine("power5-2x2x2").unwrap().caches.remove(2);
+        let mut cache = cachemate_spec::load_machine("power5-2x2x2")
+            .unwrap()
+            .caches
+            .remove(2);
         let mut ways_and_divisors = |ways: u32, private_bytes: u64| -> Vec<(u32, u64)> {
             (cache.ways, cache.size_bytes) = (ways, u64::from(ways) * 3 * 512 * 128);
-            profiled_sizes(&cache, private_bytes).iter().map(|size| (size.ways, size.set_divisor)).collect()
+            profiled_sizes(&cache, private_bytes)
+                .iter()
+                .map(|size| (size.ways, size.set_divisor))
+                .collect()
         };
-        let whole_sets = |ways: &[u32]| -> Vec<(u32, u64)> { ways.iter().map(|&ways| (ways, 1)).collect() };
-        assert_eq!(ways_and_divisors(32, 400_000), whole_sets(&[2, 4, 8, 12, 16, 24, 32]));
-        assert_eq!(ways_and_divisors(10, 32_768), [vec![(10, 64)], whole_sets(&[1, 2, 3, 5, 7, 10])].concat());
+        let whole_sets =
+            |ways: &[u32]| -> Vec<(u32, u64)> { ways.iter().map(|&ways| (ways, 1)).collect() };
+        assert_eq!(
+            ways_and_divisors(32, 400_000),
+            whole_sets(&[2, 4, 8, 12, 16, 24, 32])
+        );
+        assert_eq!(
+            ways_and_divisors(10, 32_768),
+            [vec![(10, 64)], whole_sets(&[1, 2, 3, 5, 7, 10])].concat()
+        );
         assert_eq!(ways_and_divisors(1, 65_536), [(1, 4), (1, 1)]);
         assert_eq!(ways_and_divisors(1, 1), [(1, 1)], "no size is that small");
     }
@@ -363,25 +488,48 @@ mod tests {
         let chip = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
         let mut machine = cachemate_spec::load_machine(chip).unwrap();
         machine.caches.retain(|cache| cache.level != CacheLevel::L3);
-        let tiny_size = ProfiledSize { ways: 10, set_divisor: 128 };
-        let lengths = ProfilingLengths { until_instr: 400_000, phase_instr: 200_000, reading_cycles: 50_000 };
-        let options = SimOptions { is_resident: true, ..SimOptions::default() };
+        let tiny_size = ProfiledSize {
+            ways: 10,
+            set_divisor: 128,
+        };
+        let lengths = ProfilingLengths {
+            until_instr: 400_000,
+            phase_instr: 200_000,
+            reading_cycles: 50_000,
+        };
+        let options = SimOptions {
+            is_resident: true,
+            ..SimOptions::default()
+        };
         for name in ["art", "swim"] {
             let job = WorkloadJob::new(name, 1);
             let profile = measure_profile(&job, &machine, &options, lengths).unwrap();
-            let readings =
-                measure_cumulative_counts(&job, &machine_with_size(&machine, tiny_size), &options, lengths).unwrap();
+            let readings = measure_cumulative_counts(
+                &job,
+                &machine_with_size(&machine, tiny_size),
+                &options,
+                lengths,
+            )
+            .unwrap();
             let measured_sums = divide_into_stretches(&readings, lengths)[1];
-            let phase = ProgramPhase { instructions: None, ..profile.phases[1].clone() };
-            let mut engine = cachemate_interval::engine::IntervalEngine::new(&machine, false).unwrap();
-            let program = engine.add_program(PhasedProgram::endless_program(name.to_string(), phase));
+            let phase = ProgramPhase {
+                instructions: None,
+                ..profile.phases[1].clone()
+            };
+            let mut engine =
+                cachemate_interval::engine::IntervalEngine::new(&machine, false).unwrap();
+            let program =
+                engine.add_program(PhasedProgram::endless_program(name.to_string(), phase));
             let slot = engine.start_task(program, [0].into_iter().collect());
             let lines = engine.capacity_lines() / 128.0;
             engine.divide(0, &[(lines, 0)], &[lines], vec![(slot, 0)]);
             engine.run(2e6);
             let speed = engine.task_totals(slot).instructions / 2e6;
             let measured_speed = measured_sums.instructions / measured_sums.sums[CYCLES];
-            assert!((speed / measured_speed - 1.0).abs() < 0.1, "{name}: {speed}, measured {measured_speed}");
+            assert!(
+                (speed / measured_speed - 1.0).abs() < 0.1,
+                "{name}: {speed}, measured {measured_speed}"
+            );
         }
     }
 }

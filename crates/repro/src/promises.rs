@@ -9,7 +9,9 @@
 
 use std::collections::VecDeque;
 
-use cachemate_core::{Goal, MachineSpec, PolicyConfig, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId};
+use cachemate_core::{
+    Goal, MachineSpec, PolicyConfig, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId,
+};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +23,12 @@ use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
 
 /// Machines without partitions, with ways, and with page colors.
-const MACHINES: [&str; 4] =
-    ["xeon-x5365-4", "opteron-2350", "epyc-7742?cores_per_package=8&contexts_per_core=1", CHIP_MACHINE];
+const MACHINES: [&str; 4] = [
+    "xeon-x5365-4",
+    "opteron-2350",
+    "epyc-7742?cores_per_package=8&contexts_per_core=1",
+    CHIP_MACHINE,
+];
 
 /// Promised maximum slowdowns, drawn with equal probability.
 const MAX_SLOWDOWNS: [f64; 4] = [0.03, 0.05, 0.1, 0.2];
@@ -78,7 +84,8 @@ impl ReportCounts {
         match state {
             PromiseState::Kept => {
                 self.kept += 1;
-                self.kept_falsely += u32::from(slowdown > promised_slowdown + MIN_FALSE_EXCESS_SHARE);
+                self.kept_falsely +=
+                    u32::from(slowdown > promised_slowdown + MIN_FALSE_EXCESS_SHARE);
             }
             PromiseState::Broken => {
                 self.broken += 1;
@@ -106,16 +113,23 @@ fn load_promise_machine(machine: &str) -> Result<MachineSpec> {
 }
 
 /// Returns the mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
-fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>> {
+fn draw_mixes(
+    machine: &'static str,
+    count: u32,
+    seed: u64,
+    length_ns: u64,
+) -> Result<Vec<PromiseMix>> {
     let spec = load_promise_machine(machine)?;
     let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
     let mut promise_mixes = Vec::new();
     for index in 0..u64::from(count) {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);
-        let family = drawable_families[generator.draw_below(drawable_families.len() as u64) as usize];
+        let family =
+            drawable_families[generator.draw_below(drawable_families.len() as u64) as usize];
         let drawn_jobs = draw::draw_mix_jobs(&spec, family, seed, length_ns);
-        let Some(mut jobs) = drawn_jobs.or_else(|| draw::draw_mix_jobs(&spec, MixFamily::Contention, seed, length_ns))
+        let Some(mut jobs) = drawn_jobs
+            .or_else(|| draw::draw_mix_jobs(&spec, MixFamily::Contention, seed, length_ns))
         else {
             continue;
         };
@@ -123,11 +137,20 @@ fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> R
         generator.shuffle(&mut job_order);
         let promise_count = 1 + generator.draw_below(3) as usize;
         for &job in job_order.iter().take(promise_count) {
-            let max_slowdown = Some(MAX_SLOWDOWNS[generator.draw_below(MAX_SLOWDOWNS.len() as u64) as usize]);
+            let max_slowdown =
+                Some(MAX_SLOWDOWNS[generator.draw_below(MAX_SLOWDOWNS.len() as u64) as usize]);
             let priority = [1.0, 2.0][generator.draw_below(2) as usize];
-            jobs[job].goal = Some(Goal { priority, max_slowdown, min_rate: None });
+            jobs[job].goal = Some(Goal {
+                priority,
+                max_slowdown,
+                min_rate: None,
+            });
         }
-        promise_mixes.push(PromiseMix { machine, seed, jobs });
+        promise_mixes.push(PromiseMix {
+            machine,
+            seed,
+            jobs,
+        });
     }
     Ok(promise_mixes)
 }
@@ -139,7 +162,10 @@ struct TruthHistory(VecDeque<(f64, f64)>);
 
 impl TruthHistory {
     fn add_window(&mut self, wanted_ns: f64, slowdown: Option<f64>) {
-        self.0.push_back((wanted_ns, slowdown.map_or(0.0, |slowdown| wanted_ns / slowdown)));
+        self.0.push_back((
+            wanted_ns,
+            slowdown.map_or(0.0, |slowdown| wanted_ns / slowdown),
+        ));
         if self.0.len() > MAX_TRUTH_WINDOWS {
             self.0.pop_front();
         }
@@ -148,7 +174,9 @@ impl TruthHistory {
     /// Returns the slowdown in so many latest windows; `None` if it did nothing.
     fn slowdown_of(&self, window_count: usize) -> Option<f64> {
         let latest_windows = self.0.iter().rev().take(window_count);
-        let (wanted_ns, alone_ns) = latest_windows.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));
+        let (wanted_ns, alone_ns) = latest_windows.fold((0.0, 0.0), |sum, window| {
+            (sum.0 + window.0, sum.1 + window.1)
+        });
         (alone_ns > 0.0).then(|| wanted_ns / alone_ns - 1.0)
     }
 }
@@ -159,12 +187,22 @@ const MAX_TRUTH_WINDOWS: usize = 64;
 fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
     let spec = load_promise_machine(mix.machine)?;
     let plan_truth = PlanEvaluator::new(&spec, &mix.jobs)?.with_running_jobs();
-    let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
-    let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
-    let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };
+    let options = Options {
+        seed: mix.seed,
+        length_ns: Some(length_ns),
+        ..Options::default()
+    };
+    let mut machine =
+        IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
+    let policy = PolicyConfig {
+        name: "auto".to_string(),
+        parameters: String::new(),
+        seed: mix.seed,
+    };
     let policy_pipeline = build_interval_pipeline(&machine, &spec, policy, true)?;
     machine.set_first_window(policy_pipeline.config().first_window);
-    let mut histories: Vec<TruthHistory> = mix.jobs.iter().map(|_| TruthHistory::default()).collect();
+    let mut histories: Vec<TruthHistory> =
+        mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut report_counts = ReportCounts::default();
     let mut worst_false_report: Option<(f64, String)> = None;
     // For each window: its end in seconds, whether all promises were kept, and the mean speed relative to solo speed.
@@ -174,11 +212,15 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
             let mut speeds = Vec::new();
             let mut is_kept = true;
             for task in &record.observation.tasks {
-                let Some(job) = machine.job_of(task.task) else { continue };
+                let Some(job) = machine.job_of(task.task) else {
+                    continue;
+                };
                 let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
                 let slowdown_ratio = machine.task_slowdown(task.task).map(|(ratio, _)| ratio);
                 histories[job].add_window(wanted_ns, slowdown_ratio);
-                let Some(ratio) = slowdown_ratio else { continue };
+                let Some(ratio) = slowdown_ratio else {
+                    continue;
+                };
                 speeds.push(1.0 / ratio);
                 is_kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| ratio - 1.0 <= max);
             }
@@ -186,15 +228,20 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
                 histories[machine.job_of(task)?].slowdown_of(report.windows as usize)
             };
             for report in &record.promises {
-                let PromiseTerm::MaxSlowdown(promised_slowdown) = report.term else { continue };
+                let PromiseTerm::MaxSlowdown(promised_slowdown) = report.term else {
+                    continue;
+                };
                 let slowdown = true_slowdown_of(report.task, report);
                 match slowdown {
                     Some(slowdown) => {
                         report_counts.count_report(report.state, slowdown, promised_slowdown);
                         let excess = slowdown - promised_slowdown;
-                        let is_false = report.state == PromiseState::Kept && excess > MIN_FALSE_EXCESS_SHARE;
+                        let is_false =
+                            report.state == PromiseState::Kept && excess > MIN_FALSE_EXCESS_SHARE;
                         if is_false
-                            && worst_false_report.as_ref().is_none_or(|(worst_excess, _)| excess > *worst_excess)
+                            && worst_false_report
+                                .as_ref()
+                                .is_none_or(|(worst_excess, _)| excess > *worst_excess)
                         {
                             let name = |task: TaskId| format!("task {}", task.0);
                             let text = format!(
@@ -206,7 +253,9 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
                             worst_false_report = Some((excess, text));
                         }
                     }
-                    None => report_counts.count_report(PromiseState::Unknown, 0.0, promised_slowdown),
+                    None => {
+                        report_counts.count_report(PromiseState::Unknown, 0.0, promised_slowdown)
+                    }
                 }
             }
             window_outcomes.push((machine.now_ns() as f64 / 1e9, is_kept, mean(&speeds)));
@@ -215,23 +264,37 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome> {
         .map_err(failed(mix.machine))?;
     let second_half = &window_outcomes[window_outcomes.len() / 2..];
     let kept_window_share = |window_slice: &[(f64, bool, f64)]| {
-        window_slice.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / window_slice.len().max(1) as f64
+        window_slice
+            .iter()
+            .filter(|(_, is_kept, _)| *is_kept)
+            .count() as f64
+            / window_slice.len().max(1) as f64
     };
     let speed = mean(second_half.iter().map(|(.., speed)| *speed));
     let kept_share = kept_window_share(second_half);
-    let known_speed =
-        Some(plan_truth.search_best_plan(mix.seed)?).filter(|plan| plan.keeps_all_promises).map(|plan| plan.mean_speed);
+    let known_speed = Some(plan_truth.search_best_plan(mix.seed)?)
+        .filter(|plan| plan.keeps_all_promises)
+        .map(|plan| plan.mean_speed);
     let own_kept_speed = (kept_share >= MIN_KEPT_SHARE).then_some(speed);
-    let best_speed = known_speed.into_iter().chain(own_kept_speed).reduce(f64::max);
-    let convergence_window =
-        (0..window_outcomes.len()).find(|&start| kept_window_share(&window_outcomes[start..]) >= MIN_KEPT_SHARE);
+    let best_speed = known_speed
+        .into_iter()
+        .chain(own_kept_speed)
+        .reduce(f64::max);
+    let convergence_window = (0..window_outcomes.len())
+        .find(|&start| kept_window_share(&window_outcomes[start..]) >= MIN_KEPT_SHARE);
     Ok(MixOutcome {
         machine: mix.machine.to_string(),
         seed: mix.seed,
         feasible: best_speed.is_some(),
         kept_share,
         work_over_best: best_speed.map(|best| speed / best),
-        converged_s: convergence_window.map(|index| if index == 0 { 0.0 } else { window_outcomes[index - 1].0 }),
+        converged_s: convergence_window.map(|index| {
+            if index == 0 {
+                0.0
+            } else {
+                window_outcomes[index - 1].0
+            }
+        }),
         reports: report_counts,
         worst_false: worst_false_report.map(|(_, text)| text),
     })
@@ -253,34 +316,62 @@ fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 }
 
 fn percent_of(count: u32, total: u32) -> f64 {
-    if total == 0 { f64::NAN } else { 100.0 * f64::from(count) / f64::from(total) }
+    if total == 0 {
+        f64::NAN
+    } else {
+        100.0 * f64::from(count) / f64::from(total)
+    }
 }
 
 /// Mixes with a false report, each with its worst.
 fn describe_false_reports(outcomes: &[MixOutcome], report_counts: ReportCounts) -> String {
-    let mut text = format!("{} of {} reports say that a promise is kept", report_counts.kept, report_counts.all);
+    let mut text = format!(
+        "{} of {} reports say that a promise is kept",
+        report_counts.kept, report_counts.all
+    );
     for outcome in outcomes {
         if let Some(worst) = &outcome.worst_false {
             let false_count = outcome.reports.kept_falsely;
-            text += &format!("; {} seed {}, {false_count} times, worst: {worst}", outcome.machine, outcome.seed);
+            text += &format!(
+                "; {} seed {}, {false_count} times, worst: {worst}",
+                outcome.machine, outcome.seed
+            );
         }
     }
     text
 }
 
 fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
-    let feasible_outcomes: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
-    let kept_outcomes: Vec<&&MixOutcome> =
-        feasible_outcomes.iter().filter(|outcome| outcome.kept_share >= MIN_KEPT_SHARE).collect();
-    let report_counts =
-        outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::sum_with);
+    let feasible_outcomes: Vec<&MixOutcome> =
+        outcomes.iter().filter(|outcome| outcome.feasible).collect();
+    let kept_outcomes: Vec<&&MixOutcome> = feasible_outcomes
+        .iter()
+        .filter(|outcome| outcome.kept_share >= MIN_KEPT_SHARE)
+        .collect();
+    let report_counts = outcomes
+        .iter()
+        .map(|outcome| outcome.reports)
+        .fold(ReportCounts::default(), ReportCounts::sum_with);
     let promise_finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
-    let work_shares: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.work_over_best).collect();
-    let lost_percents: Vec<f64> = work_shares.iter().map(|share| 100.0 * (1.0 - share)).collect();
-    let mut convergence_seconds: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.converged_s).collect();
+    let work_shares: Vec<f64> = kept_outcomes
+        .iter()
+        .filter_map(|outcome| outcome.work_over_best)
+        .collect();
+    let lost_percents: Vec<f64> = work_shares
+        .iter()
+        .map(|share| 100.0 * (1.0 - share))
+        .collect();
+    let mut convergence_seconds: Vec<f64> = kept_outcomes
+        .iter()
+        .filter_map(|outcome| outcome.converged_s)
+        .collect();
     convergence_seconds.sort_by(f64::total_cmp);
     let point = |outcome: &MixOutcome| {
-        let series = if outcome.feasible { "feasible" } else { "no known plan keeps all" };
+        let series = if outcome.feasible {
+            "feasible"
+        } else {
+            "no known plan keeps all"
+        };
         DataPoint::from_values(
             series,
             format!("{} seed {}", outcome.machine, outcome.seed),
@@ -298,16 +389,38 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             feasible_outcomes.len(),
             outcomes.len()
         )),
-        promise_finding("promises-2-kept-falsely", f64::from(report_counts.kept_falsely))
-            .with_note(describe_false_reports(outcomes, report_counts)),
-        promise_finding("promises-3-broken-falsely", percent_of(report_counts.broken_falsely, report_counts.all))
-            .with_note(format!("{} reports say that a promise is broken", report_counts.broken)),
-        promise_finding("promises-4-work", if lost_percents.is_empty() { f64::NAN } else { mean(&lost_percents) }),
+        promise_finding(
+            "promises-2-kept-falsely",
+            f64::from(report_counts.kept_falsely),
+        )
+        .with_note(describe_false_reports(outcomes, report_counts)),
+        promise_finding(
+            "promises-3-broken-falsely",
+            percent_of(report_counts.broken_falsely, report_counts.all),
+        )
+        .with_note(format!(
+            "{} reports say that a promise is broken",
+            report_counts.broken
+        )),
+        promise_finding(
+            "promises-4-work",
+            if lost_percents.is_empty() {
+                f64::NAN
+            } else {
+                mean(&lost_percents)
+            },
+        ),
         promise_finding(
             "promises-5-time",
-            convergence_seconds.get(convergence_seconds.len() / 2).copied().unwrap_or(f64::NAN),
+            convergence_seconds
+                .get(convergence_seconds.len() / 2)
+                .copied()
+                .unwrap_or(f64::NAN),
         ),
-        promise_finding("promises-6-unknown", percent_of(report_counts.unknown, report_counts.all)),
+        promise_finding(
+            "promises-6-unknown",
+            percent_of(report_counts.unknown, report_counts.all),
+        ),
     ]
 }
 
@@ -329,7 +442,14 @@ mod tests {
         ] {
             counts.count_report(state, slowdown, 0.05);
         }
-        let expected = ReportCounts { all: 6, unknown: 1, kept: 2, kept_falsely: 1, broken: 2, broken_falsely: 1 };
+        let expected = ReportCounts {
+            all: 6,
+            unknown: 1,
+            kept: 2,
+            kept_falsely: 1,
+            broken: 2,
+            broken_falsely: 1,
+        };
         assert_eq!(counts, expected);
     }
 }

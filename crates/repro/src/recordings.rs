@@ -15,7 +15,9 @@ const MAX_RECORDING_BYTES: u64 = 4 << 30;
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>> {
     let recorded_round = RecordedRound::read(name, path)?;
     let skipped_records = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % recorded_round.records.max(1);
-    Ok(Box::new(CmtSource::open(path, recorded_round.thread, 0, skipped_records).map_err(failed(name))?))
+    Ok(Box::new(
+        CmtSource::open(path, recorded_round.thread, 0, skipped_records).map_err(failed(name))?,
+    ))
 }
 
 /// One round through the thread of a recording; recordings of several threads are rejected.
@@ -33,22 +35,38 @@ impl RecordedRound {
         let recording_error = failed(name);
         let mut first_record = Vec::new();
         let mut reader = CmtReader::open(path).map_err(&recording_error)?;
-        let thread_count =
-            reader.totals().map_or(1, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
+        let thread_count = reader.totals().map_or(1, |totals| {
+            totals
+                .threads
+                .iter()
+                .filter(|thread| thread.records > 0)
+                .count()
+        });
         if thread_count > 1 {
-            let message = format!("found {thread_count} threads, expected one: a run plays one thread of a recording");
+            let message = format!(
+                "found {thread_count} threads, expected one: a run plays one thread of a recording"
+            );
             return Err(failed(name)(message));
         }
-        reader.read_batch(&mut first_record).map_err(&recording_error)?;
+        reader
+            .read_batch(&mut first_record)
+            .map_err(&recording_error)?;
         let thread = first_record.first().map_or(0, |record| record.thread);
         let source = CmtSource::open(path, thread, 0, 0).map_err(&recording_error)?;
         let (records, instructions) = (source.records_per_round(), source.instructions_per_round());
-        Ok(RecordedRound { thread, records, instructions })
+        Ok(RecordedRound {
+            thread,
+            records,
+            instructions,
+        })
     }
 }
 
 /// Returns a digest of the file's content; empty for a file that cannot be read, whose run fails as well.
 pub(crate) fn file_digest(path: &Path) -> String {
     let content = cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default();
-    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(content)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }

@@ -62,20 +62,36 @@ impl RunRequest {
     fn name(&self) -> Result<RunName> {
         let recordings = recordings_of(self.workload());
         let sources = sources_of("run_request", &recordings);
-        let inputs = RunInputs { request: self.clone(), recordings };
+        let inputs = RunInputs {
+            request: self.clone(),
+            recordings,
+        };
         let inputs = serde_json::to_string(&inputs).map_err(failed(self.kind()))?;
-        Ok(RunName { kind: self.kind(), label: workload_label(self.workload()), sources, inputs })
+        Ok(RunName {
+            kind: self.kind(),
+            label: workload_label(self.workload()),
+            sources,
+            inputs,
+        })
     }
 }
 
 /// Returns the digests of the recordings that a workload names.
 pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
-    workload.jobs.iter().filter_map(|job| job.recording.as_deref().map(recordings::file_digest)).collect()
+    workload
+        .jobs
+        .iter()
+        .filter_map(|job| job.recording.as_deref().map(recordings::file_digest))
+        .collect()
 }
 
 /// Returns the digest of a module, combined with that of the reader of recordings if any is read.
 pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
-    let reader_digest = if recordings.is_empty() { "" } else { digest_of("recordings") };
+    let reader_digest = if recordings.is_empty() {
+        ""
+    } else {
+        digest_of("recordings")
+    };
     format!("{}{reader_digest}", digest_of(module))
 }
 
@@ -90,7 +106,9 @@ pub(crate) fn workload_label(workload: &Workload) -> String {
 /// # Errors
 /// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
 pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates)> {
-    store::find_or_make(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
+    store::find_or_make(RunRequest::Alone(workload.clone()).name()?, || {
+        work::measure_solo(workload)
+    })
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
@@ -98,9 +116,15 @@ pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates)>
 ///
 /// # Errors
 /// The errors of [`Workload::build_machine`], the errors of the machine, or a job never runs.
-pub fn joint_run(workload: &Workload, work: &[InstructionRange], plan: Option<&FixedPlan>) -> Result<WorkRun> {
+pub fn joint_run(
+    workload: &Workload,
+    work: &[InstructionRange],
+    plan: Option<&FixedPlan>,
+) -> Result<WorkRun> {
     let run_request = RunRequest::Together(workload.clone(), work.to_vec(), plan.cloned());
-    store::find_or_make(run_request.name()?, || work::measure_joint(workload, work, plan))
+    store::find_or_make(run_request.name()?, || {
+        work::measure_joint(workload, work, plan)
+    })
 }
 
 impl Workload {
@@ -109,7 +133,9 @@ impl Workload {
     /// # Errors
     /// The errors of [`Workload::build_machine`] and of the machine.
     pub fn unmanaged_run(&self) -> Result<RunResults> {
-        store::find_or_make(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
+        store::find_or_make(RunRequest::Unmanaged(self.clone()).name()?, || {
+            run_unmanaged(self)
+        })
     }
 
     /// Runs the workload under one plan, for the lengths in its options if these state any.
@@ -140,7 +166,9 @@ fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults> {
 /// # Errors
 /// The run itself fails.
 pub fn rerun_and_compare(entry: &StoredEntry) -> Result<Option<bool>> {
-    let Ok(inputs) = serde_json::from_str::<RunInputs>(&entry.inputs) else { return Ok(None) };
+    let Ok(inputs) = serde_json::from_str::<RunInputs>(&entry.inputs) else {
+        return Ok(None);
+    };
     let name = inputs.request.name()?;
     if name.sources != entry.sources || name.inputs != entry.inputs {
         return Ok(None);
@@ -148,10 +176,13 @@ pub fn rerun_and_compare(entry: &StoredEntry) -> Result<Option<bool>> {
     let encoded_result = match &inputs.request {
         RunRequest::Unmanaged(workload) => encode_result(&name.label, &run_unmanaged(workload)?)?,
         RunRequest::Alone(workload) => encode_result(&name.label, &work::measure_solo(workload)?)?,
-        RunRequest::Together(workload, work, plan) => {
-            encode_result(&name.label, &work::measure_joint(workload, work, plan.as_ref())?)?
+        RunRequest::Together(workload, work, plan) => encode_result(
+            &name.label,
+            &work::measure_joint(workload, work, plan.as_ref())?,
+        )?,
+        RunRequest::Planned(workload, plan) => {
+            encode_result(&name.label, &run_planned(workload, plan)?)?
         }
-        RunRequest::Planned(workload, plan) => encode_result(&name.label, &run_planned(workload, plan)?)?,
     };
     Ok(Some(encoded_result == entry.answer))
 }

@@ -21,9 +21,16 @@ impl ExperimentContext<'_> {
         run: impl Fn(C, u64) -> Result<R> + Sync,
     ) -> Result<SeededRuns<C, R>> {
         let items = self.with_each_seed(cases);
-        let results =
-            self.run_all_stored(module, &items, |&(case, seed)| inputs(case, seed), |&(case, seed)| run(case, seed))?;
-        Ok(SeededRuns { runs: items.into_iter().zip(results).collect(), seeds: self.seeds.clone() })
+        let results = self.run_all_stored(
+            module,
+            &items,
+            |&(case, seed)| inputs(case, seed),
+            |&(case, seed)| run(case, seed),
+        )?;
+        Ok(SeededRuns {
+            runs: items.into_iter().zip(results).collect(),
+            seeds: self.seeds.clone(),
+        })
     }
 
     /// Runs every case under every seed. The results are not stored, but the runs that they come from are.
@@ -34,28 +41,43 @@ impl ExperimentContext<'_> {
     ) -> Result<SeededRuns<C, R>> {
         let items = self.with_each_seed(cases);
         let results = self.run_all(&items, |&(case, seed)| run(case, seed))?;
-        Ok(SeededRuns { runs: items.into_iter().zip(results).collect(), seeds: self.seeds.clone() })
+        Ok(SeededRuns {
+            runs: items.into_iter().zip(results).collect(),
+            seeds: self.seeds.clone(),
+        })
     }
 
     fn with_each_seed<C: Copy>(&self, cases: &[C]) -> Vec<(C, u64)> {
-        cases.iter().flat_map(|&case| self.seeds.iter().map(move |&seed| (case, seed))).collect()
+        cases
+            .iter()
+            .flat_map(|&case| self.seeds.iter().map(move |&seed| (case, seed)))
+            .collect()
     }
 }
 
 impl<C: PartialEq, R> SeededRuns<C, R> {
     /// Returns the results of one case, by seed.
     pub fn of_case(&self, case: C) -> impl Iterator<Item = &R> {
-        self.runs.iter().filter(move |((own_case, _), _)| *own_case == case).map(|(_, result)| result)
+        self.runs
+            .iter()
+            .filter(move |((own_case, _), _)| *own_case == case)
+            .map(|(_, result)| result)
     }
 
     /// The result of one case under one seed.
     pub fn get(&self, case: C, seed: u64) -> Option<&R> {
-        self.runs.iter().find(|((own_case, own_seed), _)| *own_case == case && *own_seed == seed).map(|(_, run)| run)
+        self.runs
+            .iter()
+            .find(|((own_case, own_seed), _)| *own_case == case && *own_seed == seed)
+            .map(|(_, run)| run)
     }
 
     /// Returns the results of one seed, by case.
     pub fn of_seed(&self, seed: u64) -> impl Iterator<Item = &R> {
-        self.runs.iter().filter(move |((_, own_seed), _)| *own_seed == seed).map(|(_, result)| result)
+        self.runs
+            .iter()
+            .filter(move |((_, own_seed), _)| *own_seed == seed)
+            .map(|(_, result)| result)
     }
 
     /// All results with their case and seed.
@@ -91,7 +113,10 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
 
     /// Returns one value per seed, computed from the seed's results of all cases.
     pub fn per_seed(&self, value: impl Fn(&[&R]) -> f64) -> Vec<(u64, f64)> {
-        self.seeds.iter().map(|&seed| (seed, value(&self.of_seed(seed).collect::<Vec<&R>>()))).collect()
+        self.seeds
+            .iter()
+            .map(|&seed| (seed, value(&self.of_seed(seed).collect::<Vec<&R>>())))
+            .collect()
     }
 
     /// Returns the least value over cases, per seed.

@@ -3,7 +3,9 @@
 //! Managed runs use `core::ControlLoop`, so a policy sees only observations. Results come from the simulator's own
 //! accounting, which no policy sees.
 
-use cachemate_core::{ControlLoopError, PipelineConfig, PolicyConfig, ProfilerConfig, WindowLength, WindowRecord};
+use cachemate_core::{
+    ControlLoopError, PipelineConfig, PolicyConfig, ProfilerConfig, WindowLength, WindowRecord,
+};
 use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::metrics;
@@ -35,7 +37,8 @@ impl Workload {
             records.push(record);
             true
         };
-        let results = run_under(self.build_machine()?, pipeline, on_window).map_err(failed(&policy_name))?;
+        let results =
+            run_under(self.build_machine()?, pipeline, on_window).map_err(failed(&policy_name))?;
         Ok(ManagedRun { results, records })
     }
 
@@ -50,7 +53,11 @@ impl Workload {
     ) -> PipelineConfig {
         let seed = self.options.seed;
         PipelineConfig {
-            policy: PolicyConfig { name: name.to_string(), parameters: parameters.to_string(), seed },
+            policy: PolicyConfig {
+                name: name.to_string(),
+                parameters: parameters.to_string(),
+                seed,
+            },
             guard: None,
             profilers,
             predictor: miss_penalty_of_machine(&self.machine),
@@ -104,7 +111,10 @@ impl Comparison {
         for (new_task, old_task) in new.tasks.iter().zip(&baseline.tasks) {
             ipc_at_old_speeds += new_task.run_time_share * instr_per_cpu_cycle(old_task)?;
         }
-        let (new_ipc, old_ipc) = (new.instructions_per_cycle(), baseline.instructions_per_cycle());
+        let (new_ipc, old_ipc) = (
+            new.instructions_per_cycle(),
+            baseline.instructions_per_cycle(),
+        );
         Some(Comparison {
             throughput_gain: new_ipc / old_ipc - 1.0,
             mix_gain: ipc_at_old_speeds / old_ipc - 1.0,
@@ -115,16 +125,25 @@ impl Comparison {
 
     /// Compares runs over equal work ([`crate::work`]); `None` if a program never ran.
     pub fn compare_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
-        let sum_of_rates =
-            |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
-        let (new_ipc, old_ipc) =
-            (sum_of_rates(new, |rates| rates.instr_per_cycle), sum_of_rates(baseline, |rates| rates.instr_per_cycle));
-        let ipc_at_old_speed = |(new_rates, old_rates): (&ProgramRates, &ProgramRates)| {
-            (old_rates.run_time_share > 0.0)
-                .then(|| new_rates.run_time_share * old_rates.instr_per_cycle / old_rates.run_time_share)
+        let sum_of_rates = |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| {
+            rates.iter().map(value).sum::<f64>()
         };
-        let ipc_at_old_speeds = new.iter().zip(baseline).map(ipc_at_old_speed).sum::<Option<f64>>()?;
-        let run_time_sum = |rates: &[ProgramRates]| sum_of_rates(rates, |rates| rates.run_time_share);
+        let (new_ipc, old_ipc) = (
+            sum_of_rates(new, |rates| rates.instr_per_cycle),
+            sum_of_rates(baseline, |rates| rates.instr_per_cycle),
+        );
+        let ipc_at_old_speed = |(new_rates, old_rates): (&ProgramRates, &ProgramRates)| {
+            (old_rates.run_time_share > 0.0).then(|| {
+                new_rates.run_time_share * old_rates.instr_per_cycle / old_rates.run_time_share
+            })
+        };
+        let ipc_at_old_speeds = new
+            .iter()
+            .zip(baseline)
+            .map(ipc_at_old_speed)
+            .sum::<Option<f64>>()?;
+        let run_time_sum =
+            |rates: &[ProgramRates]| sum_of_rates(rates, |rates| rates.run_time_share);
         Some(Comparison {
             throughput_gain: new_ipc / old_ipc - 1.0,
             mix_gain: ipc_at_old_speeds / old_ipc - 1.0,
@@ -156,7 +175,11 @@ pub struct SpeedupScores {
 /// if a task never ran.
 pub fn score_results(run: &RunResults, solo_speeds: &[f64]) -> Option<SpeedupScores> {
     let elapsed_cycles = run.elapsed_cycles as f64;
-    let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed_cycles).collect();
+    let rates: Vec<f64> = run
+        .tasks
+        .iter()
+        .map(|task| task.instructions as f64 / elapsed_cycles)
+        .collect();
     SpeedupScores::from_rates(&rates, solo_speeds)
 }
 
@@ -178,8 +201,14 @@ mod tests {
     use cachemate_sim::machine::SimOptions;
 
     fn sample_workload(kernels: &[&str]) -> Workload {
-        let jobs = kernels.iter().enumerate().map(|(index, kernel)| WorkloadJob::new(kernel, index as u64)).collect();
-        Workload::from_machine_name("xeon-x5365-4", jobs, 1).unwrap().with_length(200_000, 2_000_000)
+        let jobs = kernels
+            .iter()
+            .enumerate()
+            .map(|(index, kernel)| WorkloadJob::new(kernel, index as u64))
+            .collect();
+        Workload::from_machine_name("xeon-x5365-4", jobs, 1)
+            .unwrap()
+            .with_length(200_000, 2_000_000)
     }
 
     /// Does a repeated run give the same bits, and does it cover only the measured span?
@@ -189,7 +218,11 @@ mod tests {
         let first = workload.unmanaged_run().unwrap();
         assert_eq!(first, workload.unmanaged_run().unwrap());
         let deviation = first.elapsed_cycles.abs_diff(2_000_000) as f64;
-        assert!(deviation < 20_000.0, "measured {} cycles", first.elapsed_cycles);
+        assert!(
+            deviation < 20_000.0,
+            "measured {} cycles",
+            first.elapsed_cycles
+        );
     }
 
     /// Does a managed run under the policy that changes nothing equal an unmanaged one?
@@ -197,7 +230,8 @@ mod tests {
     fn an_idle_policys_run_equals_an_unmanaged_one() {
         let workload = sample_workload(&["mcf", "swim"]);
         let window = cachemate_core::WindowLength::Cycles { cycles: 200_000 };
-        let pipeline = build_pipeline(workload.pipeline("default", "", Vec::new(), window)).unwrap();
+        let pipeline =
+            build_pipeline(workload.pipeline("default", "", Vec::new(), window)).unwrap();
         let managed = workload.run_managed(pipeline).unwrap().results;
         let unmanaged = workload.unmanaged_run().unwrap();
         let gain = Comparison::compare(&managed, &unmanaged).unwrap();
@@ -208,8 +242,13 @@ mod tests {
     #[test]
     fn mix_times_contention_is_the_gain() {
         let results = sample_workload(&["mcf", "swim"]).unmanaged_run().unwrap();
-        let other_seed =
-            Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..sample_workload(&["mcf", "swim"]) };
+        let other_seed = Workload {
+            options: SimOptions {
+                seed: 2,
+                ..SimOptions::default()
+            },
+            ..sample_workload(&["mcf", "swim"])
+        };
         let gain = Comparison::compare(&other_seed.unmanaged_run().unwrap(), &results).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);

@@ -6,7 +6,8 @@
 //! fills the caches, is left out.
 
 use cachemate_core::{
-    Access, AccessKind, BatchEnd, CacheLevel, CacheSpec, Estimate, Fact, FactSource, MachineSpec, Profile,
+    Access, AccessKind, BatchEnd, CacheLevel, CacheSpec, Estimate, Fact, FactSource, MachineSpec,
+    Profile,
 };
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::reuse::ReuseSampler;
@@ -23,11 +24,24 @@ const REUSE_SAMPLING_INTERVAL: u32 = 64;
 /// Returns the profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
 /// as many for warm-up.
 pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile> {
-    let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
+    let recordings: Vec<String> = job
+        .recording
+        .as_deref()
+        .map(recordings::file_digest)
+        .into_iter()
+        .collect();
     let sources = sources_of(module_path!(), &recordings);
     let label = format!("profile of {} on {}", job.name, machine.name);
     let inputs = format!("{job:?} {:?} {accesses} {recordings:?}", machine.caches);
-    store::find_or_make(RunName { kind: "profile", label, sources, inputs }, || measure(job, machine, accesses))
+    store::find_or_make(
+        RunName {
+            kind: "profile",
+            label,
+            sources,
+            inputs,
+        },
+        || measure(job, machine, accesses),
+    )
 }
 
 fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile> {
@@ -35,14 +49,22 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
     };
-    let last_level = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let earlier_caches = machine.caches.iter().take_while(|cache| cache.level != last_level.level);
-    let private_cache = earlier_caches.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
+    let last_level = machine
+        .last_level_cache()
+        .ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let earlier_caches = machine
+        .caches
+        .iter()
+        .take_while(|cache| cache.level != last_level.level);
+    let private_cache = earlier_caches
+        .filter(|cache| cache.level != CacheLevel::L1Instruction)
+        .last();
     let mut private_sim = private_cache.map(build_cache_sim).transpose()?;
     let mut shared_cache = build_cache_sim(last_level)?;
     let mut reuse = ReuseSampler::new(REUSE_SAMPLING_INTERVAL, job.seed);
     let shift = last_level.line_bytes.trailing_zeros();
-    let (mut batch, mut lines, mut missed_lines): (Vec<Access>, Vec<u64>, Vec<u64>) = Default::default();
+    let (mut batch, mut lines, mut missed_lines): (Vec<Access>, Vec<u64>, Vec<u64>) =
+        Default::default();
     let (mut access_count, mut instructions) = (0u64, 0u64);
     let mut counts_after_warm_up = None;
     while access_count < 2 * accesses {
@@ -53,10 +75,19 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
         if access_count >= accesses && counts_after_warm_up.is_none() {
             counts_after_warm_up = Some((position_counts(&shared_cache), instructions));
         }
-        let is_data_access = |access: &&Access| matches!(access.kind(), AccessKind::Load | AccessKind::Store);
+        let is_data_access =
+            |access: &&Access| matches!(access.kind(), AccessKind::Load | AccessKind::Store);
         lines.clear();
-        lines.extend(batch.iter().filter(is_data_access).map(|access| access.address() >> shift));
-        instructions += batch.iter().map(|access| access.instructions()).sum::<u64>();
+        lines.extend(
+            batch
+                .iter()
+                .filter(is_data_access)
+                .map(|access| access.address() >> shift),
+        );
+        instructions += batch
+            .iter()
+            .map(|access| access.instructions())
+            .sum::<u64>();
         access_count += lines.len() as u64;
         missed_lines.clear();
         match &mut private_sim {
@@ -70,7 +101,8 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     }
     let (warm_access_count, warm_instr) =
         counts_after_warm_up.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
-    let per_mega_instr = |count: u64| count as f64 * 1e6 / (instructions - warm_instr).max(1) as f64;
+    let per_mega_instr =
+        |count: u64| count as f64 * 1e6 / (instructions - warm_instr).max(1) as f64;
     let hits_per_mega_instr: Vec<f64> = position_counts(&shared_cache)
         .iter()
         .zip(&warm_access_count)
@@ -78,21 +110,39 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
         .collect();
     let references = Estimate::exact(hits_per_mega_instr.iter().sum());
     let mut profile = Profile::default();
-    profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(references, FactSource::ExactTrace, 0));
-    profile.locality.stack_positions = Some(Fact::new(hits_per_mega_instr, FactSource::ExactTrace, 0));
-    profile.locality.reuse_times = reuse.finish().to_profile().map(|times| Fact::new(times, FactSource::ExactTrace, 0));
+    profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(
+        references,
+        FactSource::ExactTrace,
+        0,
+    ));
+    profile.locality.stack_positions =
+        Some(Fact::new(hits_per_mega_instr, FactSource::ExactTrace, 0));
+    profile.locality.reuse_times = reuse
+        .finish()
+        .to_profile()
+        .map(|times| Fact::new(times, FactSource::ExactTrace, 0));
     Ok(profile)
 }
 
 /// Returns the numbers of hits by stack position, followed by the number of misses.
 fn position_counts(cache: &CacheSim) -> Vec<u64> {
     let positions = cache.positions().unwrap_or_default();
-    positions.hits.iter().copied().chain([positions.misses]).collect()
+    positions
+        .hits
+        .iter()
+        .copied()
+        .chain([positions.misses])
+        .collect()
 }
 
 fn build_cache_sim(cache: &CacheSpec) -> Result<CacheSim> {
     let cache_error = failed("cache");
-    let geometry = CacheGeometry::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
+    let geometry = CacheGeometry::from_bytes(
+        cache.size_bytes,
+        u64::from(cache.line_bytes),
+        cache.ways,
+        cache.slices,
+    );
     CacheSim::new(geometry.map_err(&cache_error)?, Replacement::Lru).map_err(&cache_error)
 }
 
@@ -104,7 +154,8 @@ mod tests {
     #[test]
     fn profiles_distinguish_streams_from_quiet_programs() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let profile_of = |name: &str| profile_job(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
+        let profile_of =
+            |name: &str| profile_job(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
         let profile_mpki = |profile: &Profile| *profile.stack_positions().unwrap().last().unwrap();
         let (stream, quiet) = (profile_of("libquantum"), profile_of("gamess"));
         assert!(

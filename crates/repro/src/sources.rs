@@ -5,9 +5,18 @@ const DIGESTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"
 
 /// Returns the digest of a module, given as `module_path!()` or by its name.
 pub(crate) fn digest_of(module: &str) -> &'static str {
-    let name = module.trim_start_matches("cachemate_repro::").split("::").next().unwrap_or_default();
-    let digest = DIGESTS.iter().find(|(known, _)| *known == name).map(|(_, digest)| *digest);
-    digest.unwrap_or_else(|| unreachable!("checked by the test that names every caller: no module '{name}'"))
+    let name = module
+        .trim_start_matches("cachemate_repro::")
+        .split("::")
+        .next()
+        .unwrap_or_default();
+    let digest = DIGESTS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, digest)| *digest);
+    digest.unwrap_or_else(|| {
+        unreachable!("checked by the test that names every caller: no module '{name}'")
+    })
 }
 
 #[cfg(test)]
@@ -17,8 +26,14 @@ mod tests {
     /// Does every module have a digest, and do those of runs without a policy differ from those of runs under one?
     #[test]
     fn every_module_has_a_digest() {
-        assert!(DIGESTS.len() > 20 && DIGESTS.iter().all(|(_, digest)| digest.len() == 32), "{DIGESTS:?}");
-        assert_ne!(digest_of("cachemate_repro::run_request"), digest_of("steered"));
+        assert!(
+            DIGESTS.len() > 20 && DIGESTS.iter().all(|(_, digest)| digest.len() == 32),
+            "{DIGESTS:?}"
+        );
+        assert_ne!(
+            digest_of("cachemate_repro::run_request"),
+            digest_of("steered")
+        );
         assert_eq!(digest_of("cachemate_repro::tc::setup"), digest_of("tc"));
     }
 }

@@ -40,7 +40,13 @@ impl<'a> RunDivision<'a> {
     /// missing.
     pub fn list(find_result: ResultLookup<'a>) -> Self {
         let (computed_result, missing_runs) = (Mutex::new(None), Mutex::new(Vec::new()));
-        RunDivision { find_result, requested: None, call_count: AtomicU32::new(0), computed_result, missing_runs }
+        RunDivision {
+            find_result,
+            requested: None,
+            call_count: AtomicU32::new(0),
+            computed_result,
+            missing_runs,
+        }
     }
 
     /// Returns a pass that makes only this run.
@@ -48,20 +54,39 @@ impl<'a> RunDivision<'a> {
     /// # Errors
     /// `run` is not the name of a run.
     pub fn pass_for_run(run: &str, find_result: ResultLookup<'a>) -> Result<Self> {
-        let name_error = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
+        let name_error = || {
+            ReproError::Failed(
+                run.to_string(),
+                "expected a run's name such as 2.17".to_string(),
+            )
+        };
         let (call, item) = run.split_once('.').ok_or_else(name_error)?;
-        let requested = Some((call.parse().map_err(|_| name_error())?, item.parse().map_err(|_| name_error())?));
-        Ok(RunDivision { requested, ..RunDivision::list(find_result) })
+        let requested = Some((
+            call.parse().map_err(|_| name_error())?,
+            item.parse().map_err(|_| name_error())?,
+        ));
+        Ok(RunDivision {
+            requested,
+            ..RunDivision::list(find_result)
+        })
     }
 
     /// Returns the result of the requested run, once it has been made.
     pub fn take_result(&self) -> Option<Vec<u8>> {
-        self.computed_result.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.computed_result
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     /// Returns the names of the runs whose results are missing.
     pub fn missing_runs(&self) -> Vec<String> {
-        std::mem::take(&mut *self.missing_runs.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(
+            &mut *self
+                .missing_runs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     /// Returns the results of one call, or [`ReproError::Elsewhere`] as soon as the pass has reached its goal.
@@ -71,12 +96,19 @@ impl<'a> RunDivision<'a> {
         run: impl Fn(&T) -> Result<R>,
     ) -> Result<Vec<R>> {
         let call = self.call_count.fetch_add(1, Ordering::Relaxed);
-        if let Some((_, item)) = self.requested.filter(|(requested_call, _)| *requested_call == call) {
+        if let Some((_, item)) = self
+            .requested
+            .filter(|(requested_call, _)| *requested_call == call)
+        {
             let name = format!("{call}.{item}");
-            let requested_item =
-                items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
+            let requested_item = items
+                .get(item)
+                .ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
             let bytes = encode_result(&name, &run_nested(|| run(requested_item))?)?;
-            *self.computed_result.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+            *self
+                .computed_result
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(bytes);
             return Err(ReproError::Elsewhere);
         }
         let mut results = Vec::new();
@@ -84,10 +116,18 @@ impl<'a> RunDivision<'a> {
             let name = format!("{call}.{item}");
             match (self.find_result)(&name) {
                 Some(bytes) => results.push(decode_result(&name, &bytes)?),
-                None => self.missing_runs.lock().unwrap_or_else(PoisonError::into_inner).push(name),
+                None => self
+                    .missing_runs
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(name),
             }
         }
-        if results.len() == items.len() { Ok(results) } else { Err(ReproError::Elsewhere) }
+        if results.len() == items.len() {
+            Ok(results)
+        } else {
+            Err(ReproError::Elsewhere)
+        }
     }
 }
 
@@ -105,18 +145,30 @@ fn run_nested<R>(run: impl FnOnce() -> R) -> R {
 }
 
 /// Serializes a result; an error if it does not read back as the same value.
-pub(crate) fn encode_result<R: Serialize + DeserializeOwned>(name: &str, result: &R) -> Result<Vec<u8>> {
-    let encoding_error = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
-    let bytes = rmp_serde::to_vec_named(result).map_err(|error| encoding_error(error.to_string()))?;
+pub(crate) fn encode_result<R: Serialize + DeserializeOwned>(
+    name: &str,
+    result: &R,
+) -> Result<Vec<u8>> {
+    let encoding_error =
+        |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
+    let bytes =
+        rmp_serde::to_vec_named(result).map_err(|error| encoding_error(error.to_string()))?;
     let reencoded = rmp_serde::to_vec_named(&decode_result::<R>(name, &bytes)?)
         .map_err(|error| encoding_error(error.to_string()))?;
-    if reencoded == bytes { Ok(bytes) } else { Err(encoding_error("it does not read back as it was".to_string())) }
+    if reencoded == bytes {
+        Ok(bytes)
+    } else {
+        Err(encoding_error(
+            "it does not read back as it was".to_string(),
+        ))
+    }
 }
 
 /// Deserializes a result.
 pub(crate) fn decode_result<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R> {
-    let decoding_error =
-        |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
+    let decoding_error = |error: rmp_serde::decode::Error| {
+        ReproError::Failed(name.to_string(), format!("an answer: {error}"))
+    };
     rmp_serde::from_slice(bytes).map_err(decoding_error)
 }
 
@@ -126,11 +178,16 @@ pub(crate) mod curve {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    pub fn serialize<S: Serializer>(curve: &MissRateCurve, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(
+        curve: &MissRateCurve,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         curve.points().serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MissRateCurve, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<MissRateCurve, D::Error> {
         MissRateCurve::new(Vec::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
@@ -152,8 +209,15 @@ mod tests {
         })
     }
 
-    fn quick_context<'a>(split: Option<&'a RunDivision<'a>>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
-        ExperimentContext { quick: true, run_division: split, ..ExperimentContext::for_seed(1, stop) }
+    fn quick_context<'a>(
+        split: Option<&'a RunDivision<'a>>,
+        stop: &'a AtomicBool,
+    ) -> ExperimentContext<'a> {
+        ExperimentContext {
+            quick: true,
+            run_division: split,
+            ..ExperimentContext::for_seed(1, stop)
+        }
     }
 
     /// Do runs made one at a time, in any order, give the same bits as the whole study?
@@ -175,7 +239,10 @@ mod tests {
             let mut fresh = Vec::new();
             for run in missing_runs.iter().rev() {
                 let split = RunDivision::pass_for_run(run, &find).unwrap();
-                assert!(matches!(run_nested_study(&quick_context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
+                assert!(matches!(
+                    run_nested_study(&quick_context(Some(&split), &stop)),
+                    Err(ReproError::Elsewhere)
+                ));
                 fresh.push((run.clone(), split.take_result().unwrap()));
             }
             stored.extend(fresh);
@@ -202,11 +269,26 @@ mod tests {
     /// Do stored results keep values that JSON cannot represent?
     #[test]
     fn stored_results_keep_every_bit() {
-        let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, None::<f64>);
+        let answer = (
+            f64::NAN.to_bits(),
+            f64::NAN,
+            -0.0,
+            f64::INFINITY,
+            None::<f64>,
+        );
         let bytes = encode_result("0.0", &answer).unwrap();
         let decoded: (u64, f64, f64, f64, Option<f64>) = decode_result("0.0", &bytes).unwrap();
-        assert!(decoded.1.to_bits() == answer.0 && decoded.2.is_sign_negative() && decoded.3 == f64::INFINITY);
+        assert!(
+            decoded.1.to_bits() == answer.0
+                && decoded.2.is_sign_negative()
+                && decoded.3 == f64::INFINITY
+        );
         assert_eq!(decoded.4, None);
-        assert!(decode_result::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
+        assert!(
+            decode_result::<Vec<f64>>("0.0", &bytes)
+                .unwrap_err()
+                .to_string()
+                .contains("0.0: an answer: ")
+        );
     }
 }

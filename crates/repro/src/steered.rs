@@ -22,25 +22,52 @@ struct SteeredInputs<'a> {
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under a policy of the registry.
-pub fn run_together_under(workload: &Workload, work: &[InstructionRange], config: PipelineConfig) -> Result<WorkRun> {
+pub fn run_together_under(
+    workload: &Workload,
+    work: &[InstructionRange],
+    config: PipelineConfig,
+) -> Result<WorkRun> {
     let recordings = recordings_of(workload);
     let sources = sources_of("steered", &recordings);
-    let inputs = serde_json::to_string(&SteeredInputs { workload, work, config: &config, recordings });
+    let inputs = serde_json::to_string(&SteeredInputs {
+        workload,
+        work,
+        config: &config,
+        recordings,
+    });
     let inputs = inputs.map_err(failed("steered run"))?;
     let label = format!("{}, under {}", workload_label(workload), config.policy.name);
-    let name = RunName { kind: "steered", label, sources, inputs };
-    store::find_or_make(name, || run_together(workload, work, build_pipeline(config)?))
+    let name = RunName {
+        kind: "steered",
+        label,
+        sources,
+        inputs,
+    };
+    store::find_or_make(name, || {
+        run_together(workload, work, build_pipeline(config)?)
+    })
 }
 
 /// Like [`run_together_under`] for any pipeline, without storing the result.
-pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pipeline) -> Result<WorkRun> {
+pub fn run_together(
+    workload: &Workload,
+    work: &[InstructionRange],
+    pipeline: Pipeline,
+) -> Result<WorkRun> {
     let machine = work::build_joint_machine(workload, work)?;
     let name = pipeline.config().policy.name.clone();
-    let (mut decisions, mut progress_samples): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());
+    let (mut decisions, mut progress_samples): (Vec<Decision>, Vec<ProgressSample>) =
+        (Vec::new(), Vec::new());
     let results = run_under(machine, pipeline, |machine, record| {
         progress_samples.extend_from_slice(&machine.progress_samples()[progress_samples.len()..]);
         decisions.push(record.decision);
         true
     });
-    work::summarize_run(workload, work, &progress_samples, results.map_err(failed(&name))?, decisions)
+    work::summarize_run(
+        workload,
+        work,
+        &progress_samples,
+        results.map_err(failed(&name))?,
+        decisions,
+    )
 }

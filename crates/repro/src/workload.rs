@@ -65,7 +65,10 @@ impl AccessSource for LimitedSource {
 }
 
 fn limit_source(source: Box<dyn AccessSource>, remaining_instr: u64) -> Box<dyn AccessSource> {
-    Box::new(LimitedSource { source, remaining_instr })
+    Box::new(LimitedSource {
+        source,
+        remaining_instr,
+    })
 }
 
 /// Advances the source by this many instructions, or to where it first waits for something.
@@ -76,7 +79,10 @@ fn advance_source(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<d
         if source.next_batch(&mut batch) != BatchEnd::More || batch.is_empty() {
             break;
         }
-        executed_instr += batch.iter().map(|access| access.instructions()).sum::<u64>();
+        executed_instr += batch
+            .iter()
+            .map(|access| access.instructions())
+            .sum::<u64>();
     }
     source
 }
@@ -100,7 +106,10 @@ impl WorkloadJob {
 
     /// Builds a recorded program.
     pub fn from_recording(name: &str, path: PathBuf, seed: u64) -> Self {
-        WorkloadJob { recording: Some(path), ..WorkloadJob::new(name, seed) }
+        WorkloadJob {
+            recording: Some(path),
+            ..WorkloadJob::new(name, seed)
+        }
     }
 
     /// Returns `count` copies with different seeds, named `kernel-0`, `kernel-1`, ...
@@ -116,7 +125,10 @@ impl WorkloadJob {
     /// Pins the job to these CPUs.
     #[must_use]
     pub fn with_cpus(self, cpus: CpuSet) -> Self {
-        WorkloadJob { pinned: Some(cpus), ..self }
+        WorkloadJob {
+            pinned: Some(cpus),
+            ..self
+        }
     }
 
     /// Returns the job's threads at their start, for the n-th run of the program.
@@ -124,16 +136,21 @@ impl WorkloadJob {
         let seed = self.seed + (u64::from(run_number) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
             None => {
-                let program = kernels::build_program(&self.kernel, seed, &self.options).map_err(failed(&self.name))?;
+                let program = kernels::build_program(&self.kernel, seed, &self.options)
+                    .map_err(failed(&self.name))?;
                 program.threads
             }
             Some(path) => vec![recordings::open_source(&self.name, path, seed)?],
         };
         let advance_to_start = |source| advance_source(source, self.under_way_instructions);
-        let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(advance_to_start).collect();
+        let sources: Vec<Box<dyn AccessSource>> =
+            sources.into_iter().map(advance_to_start).collect();
         Ok(match self.instructions {
             None => sources,
-            Some(remaining) => sources.into_iter().map(|source| limit_source(source, remaining)).collect(),
+            Some(remaining) => sources
+                .into_iter()
+                .map(|source| limit_source(source, remaining))
+                .collect(),
         })
     }
 
@@ -144,7 +161,9 @@ impl WorkloadJob {
         let job = self.clone();
         let make_threads = move |run: u32| match first_threads.take() {
             Some(threads) if run == 0 => threads,
-            _ => job.start_threads(run).expect("built with these options before"),
+            _ => job
+                .start_threads(run)
+                .expect("built with these options before"),
         };
         let mut program = SimProgram::new(self.name.clone(), Box::new(make_threads));
         program.goal = self.goal;
@@ -173,8 +192,17 @@ impl Workload {
     pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
-        let options = SimOptions { seed, ..SimOptions::default() };
-        Ok(Workload { machine: spec, options, jobs, warm_up_cycles: 0, measured_cycles: 0 })
+        let options = SimOptions {
+            seed,
+            ..SimOptions::default()
+        };
+        Ok(Workload {
+            machine: spec,
+            options,
+            jobs,
+            warm_up_cycles: 0,
+            measured_cycles: 0,
+        })
     }
 
     /// Returns the same workload with this length.
@@ -186,15 +214,24 @@ impl Workload {
 
     /// Creates the machine at its start.
     pub fn build_machine(&self) -> Result<SimMachine> {
-        let warm_up_limit = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
+        let warm_up_limit =
+            (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
         let run_limit = Some(RunLimit::Cycles(self.measured_cycles));
-        self.build_machine_with(SimOptions { warm_up: warm_up_limit, ends: run_limit, ..self.options.clone() })
+        self.build_machine_with(SimOptions {
+            warm_up: warm_up_limit,
+            ends: run_limit,
+            ..self.options.clone()
+        })
     }
 
     /// Creates the machine with the lengths in `options`, for equal work instead of equal time.
     pub fn build_machine_with(&self, options: SimOptions) -> Result<SimMachine> {
         store::allow_simulation()?;
-        let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;
+        let programs = self
+            .jobs
+            .iter()
+            .map(WorkloadJob::program)
+            .collect::<Result<Vec<_>, _>>()?;
         SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))
     }
 }
@@ -208,18 +245,27 @@ mod tests {
     fn a_job_with_a_limit_runs_exactly_this_many_instructions() {
         let mut job = WorkloadJob::new("mcf", 1);
         job.instructions = Some(100_000);
-        let workload = Workload::from_machine_name("xeon-x5365-4", vec![job], 1).unwrap().with_length(0, 1_000_000_000);
+        let workload = Workload::from_machine_name("xeon-x5365-4", vec![job], 1)
+            .unwrap()
+            .with_length(0, 1_000_000_000);
         let results = workload.unmanaged_run().unwrap();
         assert!(results.tasks[0].exited);
         let deviation = results.tasks[0].instructions.abs_diff(100_000);
-        assert!(deviation < 100, "{} instructions", results.tasks[0].instructions);
+        assert!(
+            deviation < 100,
+            "{} instructions",
+            results.tasks[0].instructions
+        );
     }
 
     /// Does a job in progress continue at the program's position after that many instructions?
     #[test]
     fn a_job_in_progress_continues_at_the_programs_position() {
         let stream_of = |under_way_instructions: u64| {
-            let job = WorkloadJob { under_way_instructions, ..WorkloadJob::new("art", 1) };
+            let job = WorkloadJob {
+                under_way_instructions,
+                ..WorkloadJob::new("art", 1)
+            };
             let (mut source, mut batch) = (job.start_threads(0).unwrap().remove(0), Vec::new());
             (0..40).for_each(|_| assert_eq!(source.next_batch(&mut batch), BatchEnd::More));
             batch
@@ -231,7 +277,9 @@ mod tests {
             passed_instr
         };
         let passed: Vec<u64> = from_start.iter().map(of_start).collect();
-        let skipped = (0..from_start.len()).find(|&at| from_start[at..].starts_with(&later[..100])).unwrap();
+        let skipped = (0..from_start.len())
+            .find(|&at| from_start[at..].starts_with(&later[..100]))
+            .unwrap();
         let instructions = passed[skipped - 1];
         assert!((5_000..20_000).contains(&instructions), "{instructions}");
     }
@@ -239,8 +287,13 @@ mod tests {
     /// Is an unknown kernel an error with its name?
     #[test]
     fn an_unknown_kernel_is_named() {
-        let workload = Workload::from_machine_name("xeon-x5365-4", vec![WorkloadJob::new("mfc", 1)], 1).unwrap();
+        let workload =
+            Workload::from_machine_name("xeon-x5365-4", vec![WorkloadJob::new("mfc", 1)], 1)
+                .unwrap();
         let error = workload.build_machine().err().unwrap().to_string();
-        assert!(error.contains("'mfc'") && error.contains("did you mean 'mcf'"), "{error}");
+        assert!(
+            error.contains("'mfc'") && error.contains("did you mean 'mcf'"),
+            "{error}"
+        );
     }
 }

@@ -18,14 +18,29 @@ const FILES: [(&str, &str); 12] = [
     ("crates/core/Cargo.toml", "[dependencies]\n"),
     ("crates/core/src/lib.rs", "pub mod plan;\n"),
     ("crates/core/src/plan.rs", "//! A plan.\npub struct Plan;\n"),
-    ("crates/sim/Cargo.toml", "[dependencies]\ncachemate-core.workspace = true\nlibm.workspace = true\n"),
-    ("crates/sim/src/lib.rs", "pub fn run() -> u32 { 1 }\n#[cfg(test)]\nmod tests;\n"),
+    (
+        "crates/sim/Cargo.toml",
+        "[dependencies]\ncachemate-core.workspace = true\nlibm.workspace = true\n",
+    ),
+    (
+        "crates/sim/src/lib.rs",
+        "pub fn run() -> u32 { 1 }\n#[cfg(test)]\nmod tests;\n",
+    ),
     ("crates/sim/src/tests.rs", "#[test]\nfn runs() {}\n"),
     ("crates/sim/src/programs.toml", "footprint_bytes = 1\n"),
-    ("crates/policy/Cargo.toml", "[dependencies]\ncachemate-core.workspace = true\n"),
+    (
+        "crates/policy/Cargo.toml",
+        "[dependencies]\ncachemate-core.workspace = true\n",
+    ),
     ("crates/policy/src/lib.rs", "pub fn decide() {}\n"),
-    ("crates/repro/src/work.rs", "use cachemate_sim::run;\npub struct Work;\n"),
-    ("crates/repro/src/steered.rs", "use cachemate_policy::decide;\nuse crate::{Work, work::other};\n"),
+    (
+        "crates/repro/src/work.rs",
+        "use cachemate_sim::run;\npub struct Work;\n",
+    ),
+    (
+        "crates/repro/src/steered.rs",
+        "use cachemate_policy::decide;\nuse crate::{Work, work::other};\n",
+    ),
 ];
 
 fn write(root: &Path, path: &str, text: &str) {
@@ -40,9 +55,13 @@ fn changed_digests(edits: &[(&str, &str)]) -> [bool; 2] {
     let root = dir.path();
     let manifest = "[dependencies]\ncachemate-sim.workspace = true\ncachemate-policy.workspace = true\nclap = \"4\"\n";
     write(root, "crates/repro/Cargo.toml", manifest);
-    FILES.iter().for_each(|(path, text)| write(root, path, text));
+    FILES
+        .iter()
+        .for_each(|(path, text)| write(root, path, text));
     let digests_before = module_digests(root, &Workspace::read(root));
-    edits.iter().for_each(|(path, text)| write(root, path, text));
+    edits
+        .iter()
+        .for_each(|(path, text)| write(root, path, text));
     let after = module_digests(root, &Workspace::read(root));
     ["work", "steered"].map(|module| digests_before[module] != after[module])
 }
@@ -50,21 +69,40 @@ fn changed_digests(edits: &[(&str, &str)]) -> [bool; 2] {
 /// Does code change the digests of all modules that reach it, through modules, crates, and locked versions?
 #[test]
 fn code_changes_the_digests_of_all_modules_that_reach_it() {
-    assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", "pub fn run() -> u32 { 2 }\n")]), [true, true]);
-    assert_eq!(changed_digests(&[("crates/sim/src/programs.toml", "footprint_bytes = 2\n")]), [true, true]);
-    assert_eq!(changed_digests(&[("crates/core/src/plan.rs", "pub struct Plan(u32);\n")]), [true, true]);
-    assert_eq!(changed_digests(&[("crates/policy/src/lib.rs", "pub fn decide() { () }\n")]), [false, true]);
     assert_eq!(
-        changed_digests(&[("crates/repro/src/work.rs", "use cachemate_sim::run;\npub struct Work(u32);\n")]),
+        changed_digests(&[("crates/sim/src/lib.rs", "pub fn run() -> u32 { 2 }\n")]),
         [true, true]
     );
     assert_eq!(
-        changed_digests(&[("crates/repro/src/steered.rs", "use cachemate_policy::decide;\nuse crate::Work;\n")]),
+        changed_digests(&[("crates/sim/src/programs.toml", "footprint_bytes = 2\n")]),
+        [true, true]
+    );
+    assert_eq!(
+        changed_digests(&[("crates/core/src/plan.rs", "pub struct Plan(u32);\n")]),
+        [true, true]
+    );
+    assert_eq!(
+        changed_digests(&[("crates/policy/src/lib.rs", "pub fn decide() { () }\n")]),
+        [false, true]
+    );
+    assert_eq!(
+        changed_digests(&[(
+            "crates/repro/src/work.rs",
+            "use cachemate_sim::run;\npub struct Work(u32);\n"
+        )]),
+        [true, true]
+    );
+    assert_eq!(
+        changed_digests(&[(
+            "crates/repro/src/steered.rs",
+            "use cachemate_policy::decide;\nuse crate::Work;\n"
+        )]),
         [false, true]
     );
     let lock_file_text = |libm: &str, clap: &str| {
-        let package =
-            |name: &str, version: &str| format!("[[package]]\nname = \"{name}\"\nversion = \"{version}\"\n\n");
+        let package = |name: &str, version: &str| {
+            format!("[[package]]\nname = \"{name}\"\nversion = \"{version}\"\n\n")
+        };
         package("libm", libm) + &package("clap", clap)
     };
     assert_eq!(
@@ -82,11 +120,28 @@ fn code_changes_the_digests_of_all_modules_that_reach_it() {
 /// Do comments, layout, tests and other modules change no digest?
 #[test]
 fn comments_layout_and_tests_change_no_digest() {
-    let sim =
-        "//! The simulator.\n\n/// Runs.\npub fn run() -> u32 {\n    // One.\n    1\n}\n#[cfg(test)]\nmod tests;\n";
-    assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", sim)]), [false, false]);
-    assert_eq!(changed_digests(&[("crates/sim/src/tests.rs", "#[test]\nfn runs() { panic!() }\n")]), [false, false]);
+    let sim = "//! The simulator.\n\n/// Runs.\npub fn run() -> u32 {\n    // One.\n    1\n}\n#[cfg(test)]\nmod tests;\n";
+    assert_eq!(
+        changed_digests(&[("crates/sim/src/lib.rs", sim)]),
+        [false, false]
+    );
+    assert_eq!(
+        changed_digests(&[(
+            "crates/sim/src/tests.rs",
+            "#[test]\nfn runs() { panic!() }\n"
+        )]),
+        [false, false]
+    );
     let inline = "pub fn run() -> u32 { 1 }\n#[cfg(test)]\nmod tests {\n    fn other() {}\n}\n";
-    assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", inline), ("crates/sim/src/tests.rs", "")]), [false, false]);
-    assert_eq!(changed_digests(&[("crates/repro/src/figures.rs", "pub struct Figure;\n")]), [false, false]);
+    assert_eq!(
+        changed_digests(&[
+            ("crates/sim/src/lib.rs", inline),
+            ("crates/sim/src/tests.rs", "")
+        ]),
+        [false, false]
+    );
+    assert_eq!(
+        changed_digests(&[("crates/repro/src/figures.rs", "pub struct Figure;\n")]),
+        [false, false]
+    );
 }

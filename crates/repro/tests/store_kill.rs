@@ -12,17 +12,31 @@ const ENTRIES: u64 = 40;
 
 /// An entry of up to 200 KB that is determined by its number, so that a reader can verify it.
 fn entry(number: u64) -> StoredEntry {
-    let byte = |index: u64| (index.wrapping_mul(number | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+    let byte = |index: u64| {
+        (index
+            .wrapping_mul(number | 1)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            >> 40) as u8
+    };
     let (kind, label, sources) = ("test".to_string(), "a run".to_string(), "s".to_string());
     let answer = (0..(number * 7_919) % 200_000).map(byte).collect();
-    StoredEntry { kind, label, sources, inputs: number.to_string(), cpu_seconds: number as f64, answer }
+    StoredEntry {
+        kind,
+        label,
+        sources,
+        inputs: number.to_string(),
+        cpu_seconds: number as f64,
+        answer,
+    }
 }
 
 /// A writer that never ends; only the test below starts it.
 #[test]
 #[ignore = "a process of the other test"]
 fn writer() {
-    let Some(dir) = std::env::var_os(DIR) else { return };
+    let Some(dir) = std::env::var_os(DIR) else {
+        return;
+    };
     let dir = RunDir::new(Path::new(&dir), MAX_DIR_BYTES);
     loop {
         (0..ENTRIES).for_each(|number| dir.store_entry(&entry(number)).unwrap());
@@ -31,7 +45,11 @@ fn writer() {
 
 fn start(dir: &Path) -> std::process::Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "writer"]).env(DIR, dir).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args(["--ignored", "--exact", "writer"])
+        .env(DIR, dir)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     command.spawn().unwrap()
 }
 
@@ -51,8 +69,9 @@ fn entries_are_whole_or_missing_after_writers_are_killed() {
             writer.wait().unwrap();
         });
         for file in dir.files().unwrap() {
-            let stored =
-                read_file(&file.path).unwrap().unwrap_or_else(|error| panic!("{}: {error}", file.path.display()));
+            let stored = read_file(&file.path)
+                .unwrap()
+                .unwrap_or_else(|error| panic!("{}: {error}", file.path.display()));
             let number = stored.inputs.parse().unwrap();
             assert_eq!(stored, entry(number), "kill {kill}");
             intact_entries += 1;
@@ -60,6 +79,11 @@ fn entries_are_whole_or_missing_after_writers_are_killed() {
     }
     assert!(intact_entries > 0, "the writers never came to write");
     (0..ENTRIES).for_each(|number| dir.store_entry(&entry(number)).unwrap());
-    let is_hit = |number: u64| matches!(dir.find_entry("test", "s", &number.to_string()), StoredLookup::Hit(_));
+    let is_hit = |number: u64| {
+        matches!(
+            dir.find_entry("test", "s", &number.to_string()),
+            StoredLookup::Hit(_)
+        )
+    };
     assert!((0..ENTRIES).all(is_hit));
 }

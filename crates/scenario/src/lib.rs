@@ -11,8 +11,12 @@ pub mod interval;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{AccessSource, Machine, MachineSpec, MachineSpecError, PipelineConfig, PolicyConfig};
-use cachemate_pipeline::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline};
+use cachemate_core::{
+    AccessSource, Machine, MachineSpec, MachineSpecError, PipelineConfig, PolicyConfig,
+};
+use cachemate_pipeline::{
+    CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline,
+};
 use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram, ThreadBuilder};
 use cachemate_sim::os::schedulers::SchedulerKind;
@@ -24,7 +28,9 @@ use serde::Deserialize;
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// The scenario is for the interval machine, whose programs are profiles ([`interval::build_machine`]).
-    #[error("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine")]
+    #[error(
+        "model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine"
+    )]
     Interval,
     /// The scheduler is unknown.
     #[error("scheduler.name: found '{0}', expected linux (the default), solaris or round-robin")]
@@ -54,7 +60,11 @@ struct SchedulerParameters {
 }
 
 /// The standard pipeline for the scenario's machine, whether simulated exactly or by intervals.
-pub fn pipeline_config(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine) -> PipelineConfig {
+pub fn pipeline_config(
+    scenario: &Scenario,
+    spec: &MachineSpec,
+    machine: &impl Machine,
+) -> PipelineConfig {
     let policy = PolicyConfig {
         name: scenario.policy.name.clone(),
         parameters: scenario.policy.parameters.to_string(),
@@ -64,7 +74,8 @@ pub fn pipeline_config(scenario: &Scenario, spec: &MachineSpec, machine: &impl M
         SimModel::Cycle => CYCLE_COUNTED_INSTRUCTIONS,
         SimModel::Interval => INTERVAL_COUNTED_INSTRUCTIONS,
     };
-    let standard = StandardPipeline::for_simulation(policy, scenario.guard, spec, counted_instructions);
+    let standard =
+        StandardPipeline::for_simulation(policy, scenario.guard, spec, counted_instructions);
     standard.for_machine(machine.topology(), machine.capabilities())
 }
 
@@ -82,15 +93,21 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         "round-robin" => SchedulerKind::RoundRobin,
         other => return Err(ScenarioError::Scheduler(other.to_string())),
     };
-    let parameters: SchedulerParameters =
-        scenario.scheduler.parameters.clone().try_into().map_err(ScenarioError::SchedulerParameters)?;
+    let parameters: SchedulerParameters = scenario
+        .scheduler
+        .parameters
+        .clone()
+        .try_into()
+        .map_err(ScenarioError::SchedulerParameters)?;
     let defaults = SimOptions::default();
     let options = SimOptions {
         seed: scenario.seed,
         scale: scenario.scale,
         scheduler,
         prefetch: parameters.prefetch.unwrap_or(defaults.prefetch),
-        max_piece_order: parameters.max_piece_order.unwrap_or(defaults.max_piece_order),
+        max_piece_order: parameters
+            .max_piece_order
+            .unwrap_or(defaults.max_piece_order),
         warm_up: scenario.warm_up,
         ends: Some(scenario.length),
         ..defaults
@@ -98,30 +115,47 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
     let mut programs = Vec::new();
     for (index, program) in scenario.programs.iter().enumerate() {
         for _ in 0..program.count {
-            let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
-            programs.push(
-                build_program(program, seed).map_err(|problem| ScenarioError::Program { at: index, what: problem })?,
-            );
+            let seed = scenario
+                .seed
+                .wrapping_mul(1_000_003)
+                .wrapping_add(programs.len() as u64);
+            programs.push(build_program(program, seed).map_err(|problem| {
+                ScenarioError::Program {
+                    at: index,
+                    what: problem,
+                }
+            })?);
         }
     }
     Ok(SimMachine::new(spec, &options, programs)?)
 }
 
 fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
-    let mut options: Options =
-        program.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
+    let mut options: Options = program
+        .parameters
+        .clone()
+        .try_into()
+        .map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
     options.threads = program.threads.or(options.threads);
-    let thread_builder: ThreadBuilder = if let Some(path) = recording_of_program(&program.program)? {
+    let thread_builder: ThreadBuilder = if let Some(path) = recording_of_program(&program.program)?
+    {
         let trace_error_message = |error: TraceError| error.to_string();
         let threads = recorded_threads(&path).map_err(trace_error_message)?;
-        let mut first_threads = Some(open_threads(&path, &threads, seed).map_err(trace_error_message)?);
-        Box::new(move |_| first_threads.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
+        let mut first_threads =
+            Some(open_threads(&path, &threads, seed).map_err(trace_error_message)?);
+        Box::new(move |_| {
+            first_threads
+                .take()
+                .or_else(|| open_threads(&path, &threads, seed).ok())
+                .unwrap_or_default()
+        })
     } else {
         let name = program.program.clone();
         // The program is built here once, so that an invalid option is reported before the run.
         kernels::build_threads(&name, seed, &options).map_err(|error| error.to_string())?;
         Box::new(move |run| {
-            kernels::build_threads(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
+            kernels::build_threads(&name, seed.wrapping_add(u64::from(run) << 32), &options)
+                .unwrap_or_default()
         })
     };
     Ok(SimProgram {
@@ -142,9 +176,11 @@ pub fn recording_of_program(name: &str) -> Result<Option<PathBuf>, String> {
     if kernels::programs().any(|known| known.name == name) {
         return Ok(None);
     }
-    find_recording(name).map(Some).map_err(|lookup_error| match kernels::build_threads(name, 1, &Options::default()) {
-        Ok(_) => lookup_error.to_string(),
-        Err(unknown) => format!("{unknown}; nor is it a bundled recording: {lookup_error}"),
+    find_recording(name).map(Some).map_err(|lookup_error| {
+        match kernels::build_threads(name, 1, &Options::default()) {
+            Ok(_) => lookup_error.to_string(),
+            Err(unknown) => format!("{unknown}; nor is it a bundled recording: {lookup_error}"),
+        }
     })
 }
 
@@ -159,7 +195,11 @@ fn recorded_threads(path: &Path) -> Result<Vec<u32>, TraceError> {
 }
 
 /// Opens the threads of a recording as endless loops. Copies start at different positions of the loop.
-fn open_threads(path: &Path, threads: &[u32], seed: u64) -> Result<Vec<Box<dyn AccessSource>>, TraceError> {
+fn open_threads(
+    path: &Path,
+    threads: &[u32],
+    seed: u64,
+) -> Result<Vec<Box<dyn AccessSource>>, TraceError> {
     let open_source = |&thread: &u32| {
         let source = CmtSource::open(path, thread, 0, 0)?;
         let skip = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % source.records_per_round().max(1);
@@ -191,9 +231,18 @@ mod tests {
                 "scheduler = { name = \"linux\", parameters = { prefech = true } }\n[[programs]]\nprogram = \"mcf\"\n",
                 "scheduler.parameters: unknown field `prefech`",
             ),
-            ("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"nobody\"\n", "programs[1]: "),
-            ("[[programs]]\nprogram = \"./nowhere.cmt\"\n", "programs[0]: ./nowhere.cmt"),
-            ("[[programs]]\nprogram = \"mcf\"\nparameters = { nothing = 1 }\n", "programs[0]: parameters: "),
+            (
+                "[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"nobody\"\n",
+                "programs[1]: ",
+            ),
+            (
+                "[[programs]]\nprogram = \"./nowhere.cmt\"\n",
+                "programs[0]: ./nowhere.cmt",
+            ),
+            (
+                "[[programs]]\nprogram = \"mcf\"\nparameters = { nothing = 1 }\n",
+                "programs[0]: parameters: ",
+            ),
         ];
         for (lines, expected) in cases {
             let (scenario, spec) = parse_fixture(lines);
@@ -206,12 +255,16 @@ mod tests {
     #[test]
     fn a_scenario_and_its_seed_determine_the_results() {
         let run = |seed: u64| {
-            let (mut scenario, spec) =
-                parse_fixture("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n");
+            let (mut scenario, spec) = parse_fixture(
+                "[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n",
+            );
             scenario.seed = seed;
             let machine = build(&scenario, &spec).unwrap();
             let config = pipeline_config(&scenario, &spec, &machine);
-            let mut machine = cachemate_pipeline::Pipeline::build(config).unwrap().run(machine, |_, _| true).unwrap();
+            let mut machine = cachemate_pipeline::Pipeline::build(config)
+                .unwrap()
+                .run(machine, |_, _| true)
+                .unwrap();
             format!("{:?}", machine.collect_results())
         };
         assert_eq!(run(1), run(1));

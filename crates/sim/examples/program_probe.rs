@@ -17,7 +17,12 @@ struct ProbeCache {
 impl ProbeCache {
     fn new(kb: u64, ways: usize) -> Self {
         let sets = kb * 1024 / 64 / ways as u64;
-        ProbeCache { ways, mask: sets - 1, tags: vec![u64::MAX; (sets as usize) * ways], miss: 0 }
+        ProbeCache {
+            ways,
+            mask: sets - 1,
+            tags: vec![u64::MAX; (sets as usize) * ways],
+            miss: 0,
+        }
     }
     fn access(&mut self, line: u64) -> bool {
         let set = ((line ^ line >> 17) & self.mask) as usize * self.ways;
@@ -40,13 +45,29 @@ fn main() {
     let requested_names: Vec<String> = std::env::args().skip(1).collect();
     println!(
         "{:12} {:>6} {:>5} {:>5} {:>6} {:>7} {:>7} | I16K | D {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6}",
-        "name", "M/s", "ipa", "st%", "dep%", "touchMB", "codeKB", 32, 64, 128, 256, 512, 1024, 2048, 4096
+        "name",
+        "M/s",
+        "ipa",
+        "st%",
+        "dep%",
+        "touchMB",
+        "codeKB",
+        32,
+        64,
+        128,
+        256,
+        512,
+        1024,
+        2048,
+        4096
     );
     for spec in programs() {
         if !requested_names.is_empty() && !requested_names.contains(&spec.name) {
             continue;
         }
-        let mut threads = build_program(&spec.name, 1, &Options::default()).unwrap().threads;
+        let mut threads = build_program(&spec.name, 1, &Options::default())
+            .unwrap()
+            .threads;
         let mut batch: Vec<Access> = Vec::new();
         let start = std::time::Instant::now();
         let mut access_count = 0u64;

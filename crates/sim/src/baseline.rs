@@ -30,6 +30,9 @@ pub(crate) struct TaskBaseline {
 
 impl Baseline {
     pub fn instructions(&self) -> u64 {
-        self.tasks.iter().map(|task| task.counters.instructions).sum()
+        self.tasks
+            .iter()
+            .map(|task| task.counters.instructions)
+            .sum()
     }
 }

@@ -19,7 +19,10 @@ pub fn harmonic_mean(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
 
 /// Returns the largest ratio of a solo rate to the rate in the mix.
 pub fn worst_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
-    relative_rates(rates, solo_rates)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
+    relative_rates(rates, solo_rates)?
+        .into_iter()
+        .map(|rate| 1.0 / rate)
+        .reduce(f64::max)
 }
 
 /// Returns the mean of run time in the mix over solo run time, minus one (CA).
@@ -32,15 +35,26 @@ pub fn mean_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
 /// not positive.
 pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
-    let variance = values.iter().map(|value| (value - mean) * (value - mean)).sum::<f64>() / values.len() as f64;
+    let variance = values
+        .iter()
+        .map(|value| (value - mean) * (value - mean))
+        .sum::<f64>()
+        / values.len() as f64;
     (!values.is_empty() && mean > 0.0).then(|| variance.sqrt() / mean)
 }
 
 fn relative_rates(rates: &[f64], solo_rates: &[f64]) -> Option<Vec<f64>> {
     let is_usable = |rate: &f64| rate.is_finite() && *rate > 0.0;
-    let is_complete =
-        !rates.is_empty() && rates.len() == solo_rates.len() && rates.iter().chain(solo_rates).all(is_usable);
-    is_complete.then(|| rates.iter().zip(solo_rates).map(|(rate, solo)| rate / solo).collect())
+    let is_complete = !rates.is_empty()
+        && rates.len() == solo_rates.len()
+        && rates.iter().chain(solo_rates).all(is_usable);
+    is_complete.then(|| {
+        rates
+            .iter()
+            .zip(solo_rates)
+            .map(|(rate, solo)| rate / solo)
+            .collect()
+    })
 }
 
 #[cfg(test)]

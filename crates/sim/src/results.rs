@@ -180,7 +180,9 @@ impl SimMachine {
     pub fn begin_measuring(&mut self) {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
-        self.programs.iter_mut().for_each(|program| program.warm_up_completions = program.completions);
+        self.programs
+            .iter_mut()
+            .for_each(|program| program.warm_up_completions = program.completions);
         let to_baseline = |index: usize| {
             let slot = self.tasks[index].slot;
             let dispatch_task = self.system.dispatcher.task(slot);
@@ -189,15 +191,31 @@ impl SimMachine {
                 on_cpu_cycles: dispatch_task.on_cpu_cycles.clone(),
                 wait_cycles: dispatch_task.wait_cycles,
                 migrations: dispatch_task.migrations,
-                progress: self.system.thread(slot).and_then(|thread| thread.progress()).unwrap_or(0.0),
+                progress: self
+                    .system
+                    .thread(slot)
+                    .and_then(|thread| thread.progress())
+                    .unwrap_or(0.0),
             }
         };
         self.baseline = Baseline {
             cycle: now,
             tasks: (0..self.tasks.len()).map(to_baseline).collect(),
-            caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
-            memory: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
-            evictions: self.topology.caches.iter().map(|cache| self.evictions_by_task(cache.id)).collect(),
+            caches: self
+                .topology
+                .caches
+                .iter()
+                .map(|cache| self.cache_counters(cache.id))
+                .collect(),
+            memory: (0..self.spec.memory.nodes)
+                .map(|node| self.system.hw.memory_counters(node))
+                .collect(),
+            evictions: self
+                .topology
+                .caches
+                .iter()
+                .map(|cache| self.evictions_by_task(cache.id))
+                .collect(),
             picks: self.system.dispatcher.picks,
             page_copy_cycles: self.system.page_copy_cycles,
         };
@@ -208,9 +226,14 @@ impl SimMachine {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
         let elapsed_cycles = now - self.baseline.cycle;
-        let tasks: Vec<TaskResults> =
-            (0..self.tasks.len()).map(|index| self.task_results(index, elapsed_cycles)).collect();
-        let busy_cycles: u64 = tasks.iter().flat_map(|task| &task.on_cpu_cycles).map(|(_, cycles)| cycles).sum();
+        let tasks: Vec<TaskResults> = (0..self.tasks.len())
+            .map(|index| self.task_results(index, elapsed_cycles))
+            .collect();
+        let busy_cycles: u64 = tasks
+            .iter()
+            .flat_map(|task| &task.on_cpu_cycles)
+            .map(|(_, cycles)| cycles)
+            .sum();
         let total_cycles = (elapsed_cycles * u64::from(self.spec.cpus())).max(1);
         let (picks, picks_before) = (self.system.dispatcher.picks, self.baseline.picks);
         RunResults {
@@ -219,8 +242,12 @@ impl SimMachine {
             scale: self.clock.scale,
             elapsed_cycles,
             tasks,
-            caches: (0..self.topology.caches.len()).map(|index| self.cache_results(index, elapsed_cycles)).collect(),
-            memory: (0..self.spec.memory.nodes).map(|node| self.memory_results(node, elapsed_cycles)).collect(),
+            caches: (0..self.topology.caches.len())
+                .map(|index| self.cache_results(index, elapsed_cycles))
+                .collect(),
+            memory: (0..self.spec.memory.nodes)
+                .map(|node| self.memory_results(node, elapsed_cycles))
+                .collect(),
             busy_share: busy_cycles as f64 / total_cycles as f64,
             dispatcher: DispatcherResults {
                 picks: picks.total_picks - picks_before.total_picks,
@@ -237,14 +264,24 @@ impl SimMachine {
         let baseline = self.baseline.tasks.get(index).cloned().unwrap_or_default();
         let counters = self.system.task_counters(slot).since(&baseline.counters);
         let dispatch_task = self.system.dispatcher.task(slot);
-        let cycles_by_cpu =
-            dispatch_task.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {
-                (CpuId(cpu as u32), cycles - baseline.on_cpu_cycles.get(cpu).copied().unwrap_or(0))
+        let cycles_by_cpu = dispatch_task
+            .on_cpu_cycles
+            .iter()
+            .enumerate()
+            .map(|(cpu, &cycles)| {
+                (
+                    CpuId(cpu as u32),
+                    cycles - baseline.on_cpu_cycles.get(cpu).copied().unwrap_or(0),
+                )
             });
-        let on_cpu_cycles: Vec<(CpuId, u64)> = cycles_by_cpu.filter(|(_, cycles)| *cycles > 0).collect();
+        let on_cpu_cycles: Vec<(CpuId, u64)> =
+            cycles_by_cpu.filter(|(_, cycles)| *cycles > 0).collect();
         let run_cycles: u64 = on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
         let cycles = counters.cycles();
-        let progress = self.system.thread(slot).and_then(|thread| thread.progress());
+        let progress = self
+            .system
+            .thread(slot)
+            .and_then(|thread| thread.progress());
         TaskResults {
             task: TaskId(index as u32),
             process: self.process_id(self.system.task(slot).process),
@@ -252,7 +289,8 @@ impl SimMachine {
             exited: self.system.task(slot).exited_cycle.is_some(),
             instructions: counters.instructions,
             cycles,
-            instructions_per_cycle: (cycles > 0).then(|| counters.instructions as f64 / cycles as f64),
+            instructions_per_cycle: (cycles > 0)
+                .then(|| counters.instructions as f64 / cycles as f64),
             run_time_share: run_cycles as f64 / elapsed_cycles.max(1) as f64,
             on_cpu_cycles,
             wait_cycles: dispatch_task.wait_cycles - baseline.wait_cycles,
@@ -260,7 +298,11 @@ impl SimMachine {
             migrations: dispatch_task.migrations - baseline.migrations,
             page_faults: counters.page_faults,
             progress: progress.map(|progress| progress - baseline.progress),
-            levels: self.levels.iter().map(|&level| to_breakdown(level, &counters.levels[level as usize])).collect(),
+            levels: self
+                .levels
+                .iter()
+                .map(|&level| to_breakdown(level, &counters.levels[level as usize]))
+                .collect(),
             remote_cache_hits: counters.remote_cache_hits,
             memory_read_bytes: counters.memory_read_bytes,
             memory_write_bytes: counters.memory_write_bytes,
@@ -270,17 +312,25 @@ impl SimMachine {
 
     fn cache_results(&self, index: usize, elapsed_cycles: u64) -> CacheResults {
         let cache = &self.topology.caches[index];
-        let (counters, baseline) =
-            (self.cache_counters(cache.id), self.baseline.caches.get(index).copied().unwrap_or_default());
+        let (counters, baseline) = (
+            self.cache_counters(cache.id),
+            self.baseline.caches.get(index).copied().unwrap_or_default(),
+        );
         let mut demand = counters.demand;
         demand.add(&baseline.demand, -1);
         let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let evictions_before = self.baseline.evictions.get(index);
-        let lines_since =
-            |pair, lines| lines - evictions_before.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
+        let lines_since = |pair, lines| {
+            lines
+                - evictions_before
+                    .and_then(|earlier| earlier.get(&pair))
+                    .copied()
+                    .unwrap_or(0)
+        };
         let evictions = self.evictions_by_task(cache.id).into_iter();
-        let evictions =
-            evictions.map(|((evictor, victim), lines)| (evictor, victim, lines_since((evictor, victim), lines)));
+        let evictions = evictions.map(|((evictor, victim), lines)| {
+            (evictor, victim, lines_since((evictor, victim), lines))
+        });
         let bytes_by_owner = self.system.hw.occupancy_bytes(cache.id).into_iter();
         CacheResults {
             cache: cache.id,
@@ -290,9 +340,12 @@ impl SimMachine {
             writebacks: counters.writebacks - baseline.writebacks,
             invalidations: counters.invalidations - baseline.invalidations,
             prefetches: counters.prefetches - baseline.prefetches,
-            bytes_per_cycle: (counters.bytes_out - baseline.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
+            bytes_per_cycle: (counters.bytes_out - baseline.bytes_out) as f64
+                / elapsed_cycles.max(1) as f64,
             evictions_by_pair: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
-            occupancy_bytes: bytes_by_owner.filter_map(|(owner, bytes)| Some((task_number(owner)?, bytes))).collect(),
+            occupancy_bytes: bytes_by_owner
+                .filter_map(|(owner, bytes)| Some((task_number(owner)?, bytes)))
+                .collect(),
         }
     }
 
@@ -302,22 +355,32 @@ impl SimMachine {
         let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let evictions = self.system.hw.evictions(cache).into_iter();
         evictions
-            .filter_map(|(evictor, victim, lines)| Some(((task_number(evictor)?, task_number(victim)?), lines)))
+            .filter_map(|(evictor, victim, lines)| {
+                Some(((task_number(evictor)?, task_number(victim)?), lines))
+            })
             .collect()
     }
 
     fn memory_results(&self, node: u32, elapsed_cycles: u64) -> MemoryResults {
         let counters = self.system.hw.memory_counters(node);
-        let baseline = self.baseline.memory.get(node as usize).copied().unwrap_or_default();
-        let (read_bytes, write_bytes) =
-            (counters.read_bytes - baseline.read_bytes, counters.write_bytes - baseline.write_bytes);
+        let baseline = self
+            .baseline
+            .memory
+            .get(node as usize)
+            .copied()
+            .unwrap_or_default();
+        let (read_bytes, write_bytes) = (
+            counters.read_bytes - baseline.read_bytes,
+            counters.write_bytes - baseline.write_bytes,
+        );
         let cycles = elapsed_cycles.max(1) as f64;
         MemoryResults {
             node,
             read_bytes,
             write_bytes,
             bytes_per_cycle: (read_bytes + write_bytes) as f64 / cycles,
-            busy_share: (counters.busy_ticks - baseline.busy_ticks) as f64 / (cycles * self.ticks_per_cycle() as f64),
+            busy_share: (counters.busy_ticks - baseline.busy_ticks) as f64
+                / (cycles * self.ticks_per_cycle() as f64),
         }
     }
 }
@@ -339,7 +402,10 @@ fn to_stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel])
     let to_cycles = |ticks: u64| ticks as f64 / ticks_per_cycle.max(1) as f64;
     StallCycles {
         issue: to_cycles(stalls.issue),
-        hit: levels.iter().map(|&level| (level, to_cycles(stalls.hit[level as usize]))).collect(),
+        hit: levels
+            .iter()
+            .map(|&level| (level, to_cycles(stalls.hit[level as usize])))
+            .collect(),
         remote_cache: to_cycles(stalls.remote_cache),
         local_memory: to_cycles(stalls.local_memory),
         remote_memory: to_cycles(stalls.remote_memory),
@@ -367,7 +433,11 @@ impl RunResults {
             coherence: a.coherence + b.coherence,
             prefetch_hits: a.prefetch_hits + b.prefetch_hits,
         };
-        self.caches.iter().filter(|cache| cache.level == level).map(|cache| cache.demand.clone()).reduce(add_breakdowns)
+        self.caches
+            .iter()
+            .filter(|cache| cache.level == level)
+            .map(|cache| cache.demand.clone())
+            .reduce(add_breakdowns)
     }
 }
 

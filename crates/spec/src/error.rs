@@ -57,7 +57,11 @@ impl fmt::Display for SpecError {
 
 impl SpecError {
     /// An error about a whole file: it cannot be read, or no file has that name.
-    pub(crate) fn for_file(file: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> Self {
+    pub(crate) fn for_file(
+        file: &str,
+        found: impl Into<Box<str>>,
+        expected: impl Into<Box<str>>,
+    ) -> Self {
         SpecError {
             file: file.into(),
             line_column: None,
@@ -74,7 +78,12 @@ impl SpecError {
     /// without errors.
     pub(crate) fn join(mut errors: Vec<SpecError>) -> Option<SpecError> {
         errors.sort_by_key(|error| (&*error.found == MISSING, error.line_column));
-        let prepend = |next: Option<SpecError>, error| Some(SpecError { next: next.map(Box::new), ..error });
+        let prepend = |next: Option<SpecError>, error| {
+            Some(SpecError {
+                next: next.map(Box::new),
+                ..error
+            })
+        };
         errors.into_iter().rev().fold(None, prepend)
     }
 
@@ -82,7 +91,11 @@ impl SpecError {
     pub(crate) fn unknown_name(subject: &str, name: &str, known_names: &[&str]) -> Self {
         SpecError {
             nearest: nearest_name(name, known_names.iter().copied()).map(Box::from),
-            ..Self::for_file(subject, format!("'{name}'"), format!("a file, or one of {}", known_names.join(", ")))
+            ..Self::for_file(
+                subject,
+                format!("'{name}'"),
+                format!("a file, or one of {}", known_names.join(", ")),
+            )
         }
     }
 }

@@ -112,9 +112,17 @@ impl Default for IntervalSpec {
 const MAX_COPIES: u32 = 100_000;
 
 impl IntervalSpec {
-    pub(crate) fn check(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+    pub(crate) fn check(
+        &self,
+        located: &Located<'_>,
+        machine: &MachineSpec,
+    ) -> Result<(), SpecError> {
         if !(self.phase_scale.is_finite() && self.phase_scale >= 1.0) {
-            return Err(located.error_at("interval.phase_scale", self.phase_scale.to_string(), "1 or more"));
+            return Err(located.error_at(
+                "interval.phase_scale",
+                self.phase_scale.to_string(),
+                "1 or more",
+            ));
         }
         let counters = &self.counters;
         let bounded_shares = [
@@ -147,19 +155,41 @@ impl MixSpec {
     fn check(&self, field_path: &str, located: &Located<'_>) -> Result<(), SpecError> {
         if !(1..=MAX_COPIES).contains(&self.count) {
             let expected = format!("1 to {MAX_COPIES}");
-            return Err(located.error_at(&format!("{field_path}.count"), self.count.to_string(), expected));
+            return Err(located.error_at(
+                &format!("{field_path}.count"),
+                self.count.to_string(),
+                expected,
+            ));
         }
         if self.programs.is_empty() {
-            return Err(located.error_at(&format!("{field_path}.programs"), "none", "one program or more"));
+            return Err(located.error_at(
+                &format!("{field_path}.programs"),
+                "none",
+                "one program or more",
+            ));
         }
         for (program_index, weighted_program) in self.programs.iter().enumerate() {
             if !(weighted_program.weight.is_finite() && weighted_program.weight > 0.0) {
                 let field = format!("{field_path}.programs[{program_index}].weight");
-                return Err(located.error_at(&field, weighted_program.weight.to_string(), "a positive number"));
+                return Err(located.error_at(
+                    &field,
+                    weighted_program.weight.to_string(),
+                    "a positive number",
+                ));
             }
         }
-        check_distribution(self.interarrival_ns, &format!("{field_path}.interarrival_ns"), 0.0, located)?;
-        check_distribution(self.instructions, &format!("{field_path}.instructions"), 1.0, located)
+        check_distribution(
+            self.interarrival_ns,
+            &format!("{field_path}.interarrival_ns"),
+            0.0,
+            located,
+        )?;
+        check_distribution(
+            self.instructions,
+            &format!("{field_path}.instructions"),
+            1.0,
+            located,
+        )
     }
 }
 
@@ -173,15 +203,23 @@ pub(crate) fn check_distribution(
     let (found, is_valid) = match distribution {
         None => return Ok(()),
         Some(Distribution::Fixed(value)) => (format!("{value}"), value >= min && value.is_finite()),
-        Some(Distribution::Exponential(mean)) => (format!("{mean}"), mean >= min && mean.is_finite()),
-        Some(Distribution::Uniform(from, to)) => {
-            (format!("{from} to {to}"), from >= min && from <= to && to.is_finite())
+        Some(Distribution::Exponential(mean)) => {
+            (format!("{mean}"), mean >= min && mean.is_finite())
         }
+        Some(Distribution::Uniform(from, to)) => (
+            format!("{from} to {to}"),
+            from >= min && from <= to && to.is_finite(),
+        ),
         Some(Distribution::LogNormal(median, sigma)) => {
             let fits = median >= min && median.is_finite() && (0.0..=10.0).contains(&sigma);
             (format!("{median}, {sigma}"), fits)
         }
     };
-    let expected = format!("numbers of {min} or more, ascending; a deviation of the logarithm of 0 to 10");
-    if is_valid { Ok(()) } else { Err(located.error_at(field, found, expected)) }
+    let expected =
+        format!("numbers of {min} or more, ascending; a deviation of the logarithm of 0 to 10");
+    if is_valid {
+        Ok(())
+    } else {
+        Err(located.error_at(field, found, expected))
+    }
 }

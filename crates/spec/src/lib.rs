@@ -19,32 +19,46 @@ mod overrides;
 mod scenario;
 
 pub use error::SpecError;
-pub use interval::{Distribution, IntervalSpec, MixSpec, SimModel, TimeSharingModel, WeightedProgram};
+pub use interval::{
+    Distribution, IntervalSpec, MixSpec, SimModel, TimeSharingModel, WeightedProgram,
+};
 pub use located_toml::{Located, parse_toml};
-pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names, parse_machine};
+pub use machines::{
+    built_in_machine_text, load_machine, load_topology, machine_names, parse_machine,
+};
 pub use manage::{
-    BudgetConfig, BudgetServiceConfig, ManageConfig, ManageMode, RollbackSection, RuleAction, RuleConfig,
-    ServiceFloorConfig, User, load_manage_config, parse_manage_config,
+    BudgetConfig, BudgetServiceConfig, ManageConfig, ManageMode, RollbackSection, RuleAction,
+    RuleConfig, ServiceFloorConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_measured_matrix, parse_measured_matrix};
-pub use scenario::{PolicyChoice, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};
+pub use scenario::{
+    PolicyChoice, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario,
+};
 
 /// Files larger than this are not specifications.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
-    let metadata =
-        std::fs::metadata(path).map_err(|error| SpecError::for_file(path, error.to_string(), "a readable file"))?;
+    let metadata = std::fs::metadata(path)
+        .map_err(|error| SpecError::for_file(path, error.to_string(), "a readable file"))?;
     if metadata.len() > MAX_FILE_BYTES {
-        return Err(SpecError::for_file(path, format!("{} bytes", metadata.len()), "a file of at most 16 MiB"));
+        return Err(SpecError::for_file(
+            path,
+            format!("{} bytes", metadata.len()),
+            "a file of at most 16 MiB",
+        ));
     }
-    cachemate_files::read_text_limited(path.as_ref(), MAX_FILE_BYTES).map_err(|error| read_error(path, &error))
+    cachemate_files::read_text_limited(path.as_ref(), MAX_FILE_BYTES)
+        .map_err(|error| read_error(path, &error))
 }
 
 /// The read error as an error of this crate: a rejection gives the path, the kind of file found, and the kind expected.
 fn read_error(path: &str, error: &std::io::Error) -> SpecError {
     let text = error.to_string();
-    match text.strip_prefix(&format!("{path}: found ")).and_then(|rest| rest.split_once(", expected ")) {
+    match text
+        .strip_prefix(&format!("{path}: found "))
+        .and_then(|rest| rest.split_once(", expected "))
+    {
         Some((found, expected)) => SpecError::for_file(path, found, expected),
         None => SpecError::for_file(path, text, "a readable text file"),
     }

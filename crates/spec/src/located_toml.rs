@@ -43,13 +43,21 @@ impl<'a> Located<'a> {
             line_column: error.span().map(|span| line_column(text, span.start)),
             ..SpecError::for_file(file, first_line(error.message()), "TOML")
         })?;
-        Ok(Located { file, text, tree, scope: None })
+        Ok(Located {
+            file,
+            text,
+            tree,
+            scope: None,
+        })
     }
 
     /// The same text; retired keys and values of this kind of file are rejected, and the errors name their successors.
     #[must_use]
     pub fn with_scope(self, scope: SpellingScope) -> Self {
-        Located { scope: Some(scope), ..self }
+        Located {
+            scope: Some(scope),
+            ..self
+        }
     }
 
     /// The text as a `T`.
@@ -64,7 +72,11 @@ impl<'a> Located<'a> {
         &self,
         overrides: &[Override],
     ) -> Result<T, SpecError> {
-        self.deserialize_changed(|table| overrides.iter().try_for_each(|change| apply_override(table, change)))
+        self.deserialize_changed(|table| {
+            overrides
+                .iter()
+                .try_for_each(|change| apply_override(table, change))
+        })
     }
 
     /// The text as a `T` after changes to the values.
@@ -75,7 +87,9 @@ impl<'a> Located<'a> {
         let (value, errors) = self.deserialize_usable(change)?;
         match (SpecError::join(errors), value) {
             (None, Some(value)) => Ok(value),
-            (error, _) => Err(error.unwrap_or_else(|| SpecError::for_file(self.file, MISSING, "TOML"))),
+            (error, _) => {
+                Err(error.unwrap_or_else(|| SpecError::for_file(self.file, MISSING, "TOML")))
+            }
         }
     }
 
@@ -93,8 +107,13 @@ impl<'a> Located<'a> {
             line_column: error.span().map(|span| line_column(self.text, span.start)),
             ..SpecError::for_file(self.file, first_line(error.message()), "TOML")
         })?;
-        change(&mut table).map_err(|error| SpecError { file: self.file.into(), ..error })?;
-        let retired = self.scope.map_or(Vec::new(), |scope| self.retired_spellings(scope, &table, "", ""));
+        change(&mut table).map_err(|error| SpecError {
+            file: self.file.into(),
+            ..error
+        })?;
+        let retired = self.scope.map_or(Vec::new(), |scope| {
+            self.retired_spellings(scope, &table, "", "")
+        });
         // What is below a retired key can only be judged under its successor.
         if !retired.is_empty() {
             return Ok((None, retired));
@@ -107,7 +126,10 @@ impl<'a> Located<'a> {
                 Err(error) => error,
             };
             let path = error.path().to_string();
-            let error = self.build_error(if path == "." { "" } else { &path }, error.inner().message());
+            let error = self.build_error(
+                if path == "." { "" } else { &path },
+                error.inner().message(),
+            );
             let field = error.field.clone().unwrap_or_default();
             if !errors.iter().any(|earlier| is_consequence(&error, earlier)) {
                 errors.push(error);
@@ -121,9 +143,20 @@ impl<'a> Located<'a> {
 
     /// Errors of retired keys and values, the innermost first. `place` is the position of `table`; `path`
     /// is its path without indices, as in the table of retired spellings.
-    fn retired_spellings(&self, scope: SpellingScope, table: &toml::Table, place: &str, path: &str) -> Vec<SpecError> {
-        let join_path =
-            |prefix: &str, key: &str| if prefix.is_empty() { key.into() } else { format!("{prefix}.{key}") };
+    fn retired_spellings(
+        &self,
+        scope: SpellingScope,
+        table: &toml::Table,
+        place: &str,
+        path: &str,
+    ) -> Vec<SpecError> {
+        let join_path = |prefix: &str, key: &str| {
+            if prefix.is_empty() {
+                key.into()
+            } else {
+                format!("{prefix}.{key}")
+            }
+        };
         let mut errors = Vec::new();
         for (key, value) in table {
             let (indexed_path, path) = (join_path(place, key), join_path(path, key));
@@ -148,19 +181,34 @@ impl<'a> Located<'a> {
                 toml::Value::String(text) => spellings.push(format!("{path} = {text}")),
                 _ => {}
             }
-            let successor = |old_key: String| Some((key_successor(scope, &old_key)?.into(), old_key.into()));
+            let successor =
+                |old_key: String| Some((key_successor(scope, &old_key)?.into(), old_key.into()));
             let has_inner_error = errors.len() > outer_count;
-            if let Some((new_key, old_key)) = spellings.into_iter().find_map(successor).filter(|_| !has_inner_error) {
+            if let Some((new_key, old_key)) = spellings
+                .into_iter()
+                .find_map(successor)
+                .filter(|_| !has_inner_error)
+            {
                 let line_column = Some(self.locate_path(&indexed_path));
                 let (field, successor) = (Some(old_key), Some(new_key));
-                errors.push(SpecError { line_column, field, successor, ..SpecError::for_file(self.file, "", "") });
+                errors.push(SpecError {
+                    line_column,
+                    field,
+                    successor,
+                    ..SpecError::for_file(self.file, "", "")
+                });
             }
         }
         errors
     }
 
     /// An error about a field that was found after parsing.
-    pub fn error_at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
+    pub fn error_at(
+        &self,
+        field: &str,
+        found: impl Into<Box<str>>,
+        expected: impl Into<Box<str>>,
+    ) -> SpecError {
         SpecError {
             line_column: Some(self.locate_path(field)),
             field: Some(field.into()),
@@ -174,23 +222,42 @@ impl<'a> Located<'a> {
         let quoted_name = || message.split('`').nth(1).unwrap_or_default().to_string();
         let field_path = |name: &str| {
             let is_field_name = path == name || path.ends_with(&format!(".{name}"));
-            if path.is_empty() || is_field_name { name_or(path, name) } else { format!("{path}.{name}") }
+            if path.is_empty() || is_field_name {
+                name_or(path, name)
+            } else {
+                format!("{path}.{name}")
+            }
         };
-        let expected_part = || message.split_once(", expected ").map_or("something else", |(_, rest)| rest).to_string();
+        let expected_part = || {
+            message
+                .split_once(", expected ")
+                .map_or("something else", |(_, rest)| rest)
+                .to_string()
+        };
         if message.starts_with("missing field") {
             return self.error_at(&field_path(&quoted_name()), MISSING, "this field");
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
-            let field =
-                if message.starts_with("unknown field") { field_path(&quoted_name()) } else { path.to_string() };
+            let field = if message.starts_with("unknown field") {
+                field_path(&quoted_name())
+            } else {
+                path.to_string()
+            };
             let known_fields: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
             let nearest = nearest_name(&quoted_name(), known_fields.iter().copied()).map(Box::from);
             let found = format!("'{}'", quoted_name());
-            return SpecError { nearest, ..self.error_at(&field, found, expected_part().replace('`', "'")) };
+            return SpecError {
+                nearest,
+                ..self.error_at(&field, found, expected_part().replace('`', "'"))
+            };
         }
-        let invalid_part = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+        let invalid_part = message
+            .strip_prefix("invalid type: ")
+            .or_else(|| message.strip_prefix("invalid value: "));
         match invalid_part.and_then(|rest| rest.split_once(", expected ")) {
-            Some((found, expected)) => self.error_at(path, found.replace('`', ""), describe_type(expected)),
+            Some((found, expected)) => {
+                self.error_at(path, found.replace('`', ""), describe_type(expected))
+            }
             None => self.error_at(path, message, "a usable value"),
         }
     }
@@ -216,11 +283,15 @@ impl<'a> Located<'a> {
 
 /// Returns whether a field is only missing because an earlier error left it out, or because its name is misspelled.
 fn is_consequence(error: &SpecError, earlier: &SpecError) -> bool {
-    let (Some(field), Some(earlier_field)) = (&error.field, &earlier.field) else { return false };
+    let (Some(field), Some(earlier_field)) = (&error.field, &earlier.field) else {
+        return false;
+    };
     let rest = earlier_field.strip_prefix(&**field);
     let is_left_out = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
     let (table, name) = field.rsplit_once('.').unwrap_or(("", field));
-    let (earlier_table, _) = earlier_field.rsplit_once('.').unwrap_or(("", earlier_field));
+    let (earlier_table, _) = earlier_field
+        .rsplit_once('.')
+        .unwrap_or(("", earlier_field));
     let is_misspelled = table == earlier_table && earlier.nearest.as_deref() == Some(name);
     *error.found == *MISSING && (is_left_out || is_misspelled)
 }
@@ -228,7 +299,9 @@ fn is_consequence(error: &SpecError, earlier: &SpecError) -> bool {
 /// Removes a field from the values; the field around it if there is none at this path, or if it is an entry of an array,
 /// whose further entries must keep their places. Returns whether anything was removed.
 fn remove_field(table: &mut toml::Table, segments: &[PathSegment<'_>]) -> bool {
-    let [PathSegment::Key(key), inner_segments @ ..] = segments else { return false };
+    let [PathSegment::Key(key), inner_segments @ ..] = segments else {
+        return false;
+    };
     let is_removed_inside = match (table.get_mut(*key), inner_segments) {
         (Some(toml::Value::Table(inner_table)), _) => remove_field(inner_table, inner_segments),
         (Some(toml::Value::Array(entries)), [PathSegment::Index(index), entry_segments @ ..]) => {
@@ -241,7 +314,11 @@ fn remove_field(table: &mut toml::Table, segments: &[PathSegment<'_>]) -> bool {
 }
 
 fn name_or(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_string() } else { path.to_string() }
+    if path.is_empty() {
+        name.to_string()
+    } else {
+        path.to_string()
+    }
 }
 
 /// Replaces Rust's names for numbers, which mean nothing to the author of a machine.
@@ -261,10 +338,17 @@ fn first_line(message: &str) -> String {
 
 /// Line and column from 1; columns count characters.
 fn line_column(text: &str, offset: usize) -> (u32, u32) {
-    let boundary = (0..=offset.min(text.len())).rev().find(|&index| text.is_char_boundary(index));
+    let boundary = (0..=offset.min(text.len()))
+        .rev()
+        .find(|&index| text.is_char_boundary(index));
     let prefix = &text[..boundary.unwrap_or(0)];
-    let line_start = prefix.rfind('\n').map_or(0, |newline_index| newline_index + 1);
-    (prefix.matches('\n').count() as u32 + 1, prefix[line_start..].chars().count() as u32 + 1)
+    let line_start = prefix
+        .rfind('\n')
+        .map_or(0, |newline_index| newline_index + 1);
+    (
+        prefix.matches('\n').count() as u32 + 1,
+        prefix[line_start..].chars().count() as u32 + 1,
+    )
 }
 
 enum PathSegment<'a> {
@@ -275,5 +359,10 @@ enum PathSegment<'a> {
 /// Splits `caches[2].ways` into its segments.
 fn path_segments(path: &str) -> Vec<PathSegment<'_>> {
     let segments = path.split(['.', '[', ']']).filter(|part| !part.is_empty());
-    segments.map(|part| part.parse().map_or(PathSegment::Key(part), PathSegment::Index)).collect()
+    segments
+        .map(|part| {
+            part.parse()
+                .map_or(PathSegment::Key(part), PathSegment::Index)
+        })
+        .collect()
 }

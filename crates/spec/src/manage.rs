@@ -118,7 +118,12 @@ pub struct RollbackSection {
 impl RollbackSection {
     /// The configuration of the pipeline's guard; `None` if roll-backs are disabled.
     pub fn guard_config(&self) -> Option<cachemate_core::GuardConfig> {
-        let RollbackSection { enabled, trial_windows, min_loss, cooldown_windows } = *self;
+        let RollbackSection {
+            enabled,
+            trial_windows,
+            min_loss,
+            cooldown_windows,
+        } = *self;
         enabled.then_some(cachemate_core::GuardConfig {
             trial_windows,
             min_loss,
@@ -131,7 +136,12 @@ impl RollbackSection {
 
 impl Default for RollbackSection {
     fn default() -> Self {
-        RollbackSection { enabled: true, trial_windows: 5, min_loss: 0.03, cooldown_windows: 60 }
+        RollbackSection {
+            enabled: true,
+            trial_windows: 5,
+            min_loss: 0.03,
+            cooldown_windows: 60,
+        }
     }
 }
 
@@ -193,7 +203,10 @@ pub enum RuleAction {
 ///
 /// # Errors
 /// An unreadable file, invalid TOML, unknown or ill-typed fields, values out of range, or unknown users; with the line.
-pub fn load_manage_config(path: &str, user_id: &dyn Fn(&str) -> Option<u32>) -> Result<ManageConfig, SpecError> {
+pub fn load_manage_config(
+    path: &str,
+    user_id: &dyn Fn(&str) -> Option<u32>,
+) -> Result<ManageConfig, SpecError> {
     parse_manage_config(path, &read_text(path)?, user_id)
 }
 
@@ -205,17 +218,31 @@ pub fn parse_manage_config(
 ) -> Result<ManageConfig, SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Configuration);
     let (config, errors) = located.deserialize_usable::<ManageConfig>(|_| Ok(()))?;
-    let mut check = FieldCheck { located: &located, errors };
-    let Some(mut config) = config else { return check.finish(ManageConfig::default()) };
-    let listed_users =
-        config.allow_users.iter_mut().enumerate().map(|(index, user)| (format!("allow_users[{index}]"), user));
+    let mut check = FieldCheck {
+        located: &located,
+        errors,
+    };
+    let Some(mut config) = config else {
+        return check.finish(ManageConfig::default());
+    };
+    let listed_users = config
+        .allow_users
+        .iter_mut()
+        .enumerate()
+        .map(|(index, user)| (format!("allow_users[{index}]"), user));
     let rule_users = config.rules.iter_mut().enumerate();
-    let rule_users = rule_users.filter_map(|(index, rule)| Some((format!("rules[{index}].user"), rule.user.as_mut()?)));
+    let rule_users = rule_users
+        .filter_map(|(index, rule)| Some((format!("rules[{index}].user"), rule.user.as_mut()?)));
     for (field, user) in listed_users.chain(rule_users) {
         let User::Name(name) = user else { continue };
         match user_id(name) {
             Some(id) => *user = User::Id(id),
-            None => check.require(false, &field, format!("'{name}'"), "a user of this host, by name or number"),
+            None => check.require(
+                false,
+                &field,
+                format!("'{name}'"),
+                "a user of this host, by name or number",
+            ),
         }
     }
     config.check(&mut check);
@@ -230,14 +257,23 @@ struct FieldCheck<'a> {
 
 impl FieldCheck<'_> {
     /// Records an error unless the field is valid.
-    fn require(&mut self, is_valid: bool, field: &str, found: impl std::fmt::Display, expected: &str) {
+    fn require(
+        &mut self,
+        is_valid: bool,
+        field: &str,
+        found: impl std::fmt::Display,
+        expected: &str,
+    ) {
         if !is_valid {
-            self.errors.push(self.located.error_at(field, found.to_string(), expected));
+            self.errors
+                .push(self.located.error_at(field, found.to_string(), expected));
         }
     }
 
     fn is_reported(&self, field: &str) -> bool {
-        self.errors.iter().any(|error| error.field.as_deref() == Some(field))
+        self.errors
+            .iter()
+            .any(|error| error.field.as_deref() == Some(field))
     }
 
     fn finish<T>(self, value: T) -> Result<T, SpecError> {
@@ -259,7 +295,12 @@ impl ManageConfig {
     fn check(&self, check: &mut FieldCheck<'_>) {
         check.require(self.window_ms != Some(0), "window_ms", 0, "1 or more");
         let tolerance = self.kernel_cache_tolerance.unwrap_or(0);
-        check.require(tolerance <= 100, "kernel_cache_tolerance", tolerance, "0 to 100");
+        check.require(
+            tolerance <= 100,
+            "kernel_cache_tolerance",
+            tolerance,
+            "0 to 100",
+        );
         let paths = [
             ("state_dir", &self.state_dir),
             ("socket", &self.socket),
@@ -268,38 +309,108 @@ impl ManageConfig {
             ("metrics_token_file", &self.metrics_token_file),
             ("gang_scheduler_socket", &self.gang_scheduler_socket),
         ];
-        let profiles = self.profiles.iter().enumerate().map(|(index, path)| (format!("profiles[{index}]"), path));
-        let named_paths = paths.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
+        let profiles = self
+            .profiles
+            .iter()
+            .enumerate()
+            .map(|(index, path)| (format!("profiles[{index}]"), path));
+        let named_paths = paths
+            .into_iter()
+            .filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
         for (field, path) in named_paths.chain(profiles) {
             check.require(!path.as_os_str().is_empty(), &field, "''", "a path");
         }
         if let Some(address) = &self.metrics_address {
             let socket_address: Option<std::net::SocketAddr> = address.parse().ok();
-            let has_token = self.metrics_token_file.is_some() || check.is_reported("metrics_token_file");
-            let is_valid = socket_address.is_some_and(|address| address.ip().is_loopback() || has_token);
+            let has_token =
+                self.metrics_token_file.is_some() || check.is_reported("metrics_token_file");
+            let is_valid =
+                socket_address.is_some_and(|address| address.ip().is_loopback() || has_token);
             let expected = "a loopback address and port, such as 127.0.0.1:9753, or with metrics_token_file another";
-            check.require(is_valid, "metrics_address", format!("'{address}'"), expected);
+            check.require(
+                is_valid,
+                "metrics_address",
+                format!("'{address}'"),
+                expected,
+            );
         }
-        let RollbackSection { trial_windows, min_loss, .. } = self.rollback;
-        check.require(trial_windows >= 2, "rollback.trial_windows", trial_windows, "2 or more");
-        check.require((0.0..1.0).contains(&min_loss), "rollback.min_loss", min_loss, "0 to 1");
-        self.rules.iter().enumerate().for_each(|(index, rule)| rule.check(index, check));
+        let RollbackSection {
+            trial_windows,
+            min_loss,
+            ..
+        } = self.rollback;
+        check.require(
+            trial_windows >= 2,
+            "rollback.trial_windows",
+            trial_windows,
+            "2 or more",
+        );
+        check.require(
+            (0.0..1.0).contains(&min_loss),
+            "rollback.min_loss",
+            min_loss,
+            "0 to 1",
+        );
+        self.rules
+            .iter()
+            .enumerate()
+            .for_each(|(index, rule)| rule.check(index, check));
         self.check_cpusets(check);
-        for (index, ServiceFloorConfig { service, min_rate, progress_file }) in self.service_floors.iter().enumerate() {
+        for (
+            index,
+            ServiceFloorConfig {
+                service,
+                min_rate,
+                progress_file,
+            },
+        ) in self.service_floors.iter().enumerate()
+        {
             let field = |key: &str| format!("service_floors[{index}].{key}");
-            check.require(is_service_pattern(service), &field("service"), format!("'{service}'"), EXPECTED_SERVICE);
+            check.require(
+                is_service_pattern(service),
+                &field("service"),
+                format!("'{service}'"),
+                EXPECTED_SERVICE,
+            );
             let expected = "a positive number, in work a second";
-            check.require(is_positive(*min_rate), &field("min_rate"), min_rate, expected);
+            check.require(
+                is_positive(*min_rate),
+                &field("min_rate"),
+                min_rate,
+                expected,
+            );
             let is_absolute = progress_file.as_ref().is_none_or(|path| path.is_absolute());
-            check.require(is_absolute, &field("progress_file"), format!("{progress_file:?}"), "an absolute path");
+            check.require(
+                is_absolute,
+                &field("progress_file"),
+                format!("{progress_file:?}"),
+                "an absolute path",
+            );
         }
         for (index, budget) in self.budgets.iter().enumerate() {
             let field = format!("budgets[{index}].services");
-            check.require(!budget.services.is_empty(), &field, "no service", "at least one");
-            for (position, BudgetServiceConfig { service, weight }) in budget.services.iter().enumerate() {
+            check.require(
+                !budget.services.is_empty(),
+                &field,
+                "no service",
+                "at least one",
+            );
+            for (position, BudgetServiceConfig { service, weight }) in
+                budget.services.iter().enumerate()
+            {
                 let field = |key: &str| format!("{field}[{position}].{key}");
-                check.require(is_service_pattern(service), &field("service"), format!("'{service}'"), EXPECTED_SERVICE);
-                check.require(is_positive(*weight), &field("weight"), weight, "a positive number");
+                check.require(
+                    is_service_pattern(service),
+                    &field("service"),
+                    format!("'{service}'"),
+                    EXPECTED_SERVICE,
+                );
+                check.require(
+                    is_positive(*weight),
+                    &field("weight"),
+                    weight,
+                    "a positive number",
+                );
             }
         }
     }
@@ -309,15 +420,33 @@ impl ManageConfig {
             let (field, path) = (format!("cpusets[{index}].cgroup"), &cpuset.cgroup);
             let names: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
             let is_below_root = path.starts_with('/') && !names.is_empty();
-            let is_path = is_below_root && !names.iter().any(|name| matches!(*name, "" | "." | ".."));
+            let is_path =
+                is_below_root && !names.iter().any(|name| matches!(*name, "" | "." | ".."));
             let expected = "a path below the root such as '/system.slice/backup.service'";
             check.require(is_path, &field, format!("'{path}'"), expected);
             let expected = "one cgroup, because wildcards work in rules only";
-            check.require(!path.contains(['*', '?']), &field, format!("'{path}'"), expected);
-            let is_repeated = self.cpusets[..index].iter().any(|other| other.cgroup == *path);
-            check.require(!is_repeated, &field, format!("'{path}' again"), "each cgroup once");
+            check.require(
+                !path.contains(['*', '?']),
+                &field,
+                format!("'{path}'"),
+                expected,
+            );
+            let is_repeated = self.cpusets[..index]
+                .iter()
+                .any(|other| other.cgroup == *path);
+            check.require(
+                !is_repeated,
+                &field,
+                format!("'{path}' again"),
+                "each cgroup once",
+            );
             let cpus_field = format!("cpusets[{index}].cpus");
-            check.require(!cpuset.cpus.is_empty(), &cpus_field, "no CPU", "at least one, such as '0-3'");
+            check.require(
+                !cpuset.cpus.is_empty(),
+                &cpus_field,
+                "no CPU",
+                "at least one, such as '0-3'",
+            );
         }
     }
 }
@@ -329,36 +458,76 @@ impl RuleConfig {
             // The kernel truncates names at 15 bytes, so a longer pattern without a star would never match.
             let is_valid = !command.is_empty() && (command.len() <= 15 || command.contains('*'));
             let expected = "1 to 15 bytes, because the kernel truncates names; or a '*'";
-            check.require(is_valid, &field("command"), format!("'{command}'"), expected);
+            check.require(
+                is_valid,
+                &field("command"),
+                format!("'{command}'"),
+                expected,
+            );
         }
         if let Some(cgroup) = &self.cgroup {
             let expected = "a path from the root such as '/system.slice'";
-            check.require(cgroup.starts_with('/'), &field("cgroup"), format!("'{cgroup}'"), expected);
+            check.require(
+                cgroup.starts_with('/'),
+                &field("cgroup"),
+                format!("'{cgroup}'"),
+                expected,
+            );
         }
-        let names =
-            [("service", &self.service, EXPECTED_SERVICE), ("namespace", &self.namespace, "a name, such as 'web'")];
+        let names = [
+            ("service", &self.service, EXPECTED_SERVICE),
+            ("namespace", &self.namespace, "a name, such as 'web'"),
+        ];
         for (key, value, expected) in names {
-            check.require(value.as_ref().is_none_or(|name| !name.is_empty()), &field(key), "''", expected);
+            check.require(
+                value.as_ref().is_none_or(|name| !name.is_empty()),
+                &field(key),
+                "''",
+                expected,
+            );
         }
         if let Some(service) = &self.service {
             let expected = "a service's name; 'cgroup' takes paths";
-            check.require(!service.starts_with('/'), &field("service"), format!("'{service}'"), expected);
+            check.require(
+                !service.starts_with('/'),
+                &field("service"),
+                format!("'{service}'"),
+                expected,
+            );
         }
         let pid = self.pid.unwrap_or(1);
         check.require(pid > 0, &field("pid"), pid, "1 or more");
         let priority = self.priority.unwrap_or(1.0);
-        check.require(is_positive(priority), &field("priority"), priority, "a positive number");
+        check.require(
+            is_positive(priority),
+            &field("priority"),
+            priority,
+            "a positive number",
+        );
         let min_rate = self.min_rate.unwrap_or(1.0);
-        check.require(is_positive(min_rate), &field("min_rate"), min_rate, "a positive number, in work a second");
+        check.require(
+            is_positive(min_rate),
+            &field("min_rate"),
+            min_rate,
+            "a positive number, in work a second",
+        );
         let has_unmanaged_goal = self.goal().is_some() && self.action != RuleAction::Manage;
         let action = format!("{:?}", self.action).to_lowercase();
-        check.require(!has_unmanaged_goal, &field("action"), action, "'manage', because the rule has a goal");
+        check.require(
+            !has_unmanaged_goal,
+            &field("action"),
+            action,
+            "'manage', because the rule has a goal",
+        );
     }
 
     /// Goal of the matching programs; `None` if the rule has none.
     pub fn goal(&self) -> Option<Goal> {
-        let goal =
-            Goal { priority: self.priority.unwrap_or(1.0), max_slowdown: self.max_slowdown, min_rate: self.min_rate };
+        let goal = Goal {
+            priority: self.priority.unwrap_or(1.0),
+            max_slowdown: self.max_slowdown,
+            min_rate: self.min_rate,
+        };
         (self.priority.is_some() || goal.is_promised()).then_some(goal)
     }
 }

@@ -60,8 +60,14 @@ pub fn parse_measured_matrix(file: &str, text: &str) -> Result<MeasuredMatrix, S
 
 fn parse_percent_matrix<'a>(file: &'a str, text: &str) -> Result<PercentMatrix<'a>, SpecError> {
     let text = text.trim_start_matches('\u{feff}');
-    let header = text.lines().find(|line| !is_skipped(line)).unwrap_or_default();
-    let separator = [b';', b'\t'].into_iter().find(|&cut| header.as_bytes().contains(&cut)).unwrap_or(b',');
+    let header = text
+        .lines()
+        .find(|line| !is_skipped(line))
+        .unwrap_or_default();
+    let separator = [b';', b'\t']
+        .into_iter()
+        .find(|&cut| header.as_bytes().contains(&cut))
+        .unwrap_or(b',');
     let mut reader = ReaderBuilder::new()
         .delimiter(separator)
         .comment(Some(b'#'))
@@ -69,7 +75,11 @@ fn parse_percent_matrix<'a>(file: &'a str, text: &str) -> Result<PercentMatrix<'
         .flexible(true)
         .has_headers(false)
         .from_reader(text.as_bytes());
-    let mut line_counter = LineCounter { text, offset: 0, line: 1 };
+    let mut line_counter = LineCounter {
+        text,
+        offset: 0,
+        line: 1,
+    };
     let (mut columns, mut rows) = (None, Vec::new());
     for record in reader.records() {
         let record = record.map_err(|error| SpecError::for_file(file, error.to_string(), "CSV"))?;
@@ -84,17 +94,41 @@ fn parse_percent_matrix<'a>(file: &'a str, text: &str) -> Result<PercentMatrix<'
         }
         let parse_value = |(index, field): (usize, &str)| {
             parse_percent(field).map_err(|()| {
-                field_error(file, line, index + 1, format!("'{field}'"), "percent, such as 24.75% or -1.2")
+                field_error(
+                    file,
+                    line,
+                    index + 1,
+                    format!("'{field}'"),
+                    "percent, such as 24.75% or -1.2",
+                )
             })
         };
-        let values_percent = record.iter().enumerate().skip(1).map(parse_value).collect::<Result<_, _>>()?;
-        rows.push(PercentRow { line, name: name.to_string(), values_percent });
+        let values_percent = record
+            .iter()
+            .enumerate()
+            .skip(1)
+            .map(parse_value)
+            .collect::<Result<_, _>>()?;
+        rows.push(PercentRow {
+            line,
+            name: name.to_string(),
+            values_percent,
+        });
     }
     match columns {
-        Some((header_line, columns)) => Ok(PercentMatrix { file, header_line, columns, rows }),
+        Some((header_line, columns)) => Ok(PercentMatrix {
+            file,
+            header_line,
+            columns,
+            rows,
+        }),
         None => Err(SpecError {
             line_column: Some((1, 1)),
-            ..SpecError::for_file(file, "an empty file", "a first line with the columns' names")
+            ..SpecError::for_file(
+                file,
+                "an empty file",
+                "a first line with the columns' names",
+            )
         }),
     }
 }
@@ -105,23 +139,42 @@ fn parse_percent(field: &str) -> Result<Option<f64>, ()> {
         return Ok(None);
     }
     let value = field.trim_end_matches('%').trim().parse::<f64>();
-    value.ok().filter(|value| value.is_finite()).map(Some).ok_or(())
+    value
+        .ok()
+        .filter(|value| value.is_finite())
+        .map(Some)
+        .ok_or(())
 }
 
-fn field_error(file: &str, line: u32, field: usize, found: String, expected: impl Into<Box<str>>) -> SpecError {
-    SpecError { line_column: Some((line, field as u32)), ..SpecError::for_file(file, found, expected) }
+fn field_error(
+    file: &str,
+    line: u32,
+    field: usize,
+    found: String,
+    expected: impl Into<Box<str>>,
+) -> SpecError {
+    SpecError {
+        line_column: Some((line, field as u32)),
+        ..SpecError::for_file(file, found, expected)
+    }
 }
 
 impl PercentMatrix<'_> {
     fn check(self) -> Result<MeasuredMatrix, SpecError> {
         let columns = self.column_by_name()?;
-        let error_at = |line: u32, found: String, expected: String| field_error(self.file, line, 1, found, expected);
+        let error_at = |line: u32, found: String, expected: String| {
+            field_error(self.file, line, 1, found, expected)
+        };
         let mut rows: Vec<Option<(Vec<f64>, bool)>> = vec![None; self.columns.len()];
         for row in &self.rows {
             let Some(&program) = columns.get(row.name.as_str()) else {
-                let nearest = nearest_name(&row.name, self.columns.iter().map(String::as_str)).map(Box::from);
+                let nearest =
+                    nearest_name(&row.name, self.columns.iter().map(String::as_str)).map(Box::from);
                 let expected = format!("one of the columns: {}", self.columns.join(", "));
-                return Err(SpecError { nearest, ..error_at(row.line, format!("'{}'", row.name), expected) });
+                return Err(SpecError {
+                    nearest,
+                    ..error_at(row.line, format!("'{}'", row.name), expected)
+                });
             };
             if rows[program].is_some() {
                 return Err(error_at(
@@ -134,16 +187,30 @@ impl PercentMatrix<'_> {
         }
         if let Some(missing_row) = rows.iter().position(Option::is_none) {
             let line = self.rows.last().map_or(self.header_line, |row| row.line) + 1;
-            return Err(error_at(line, "the end".to_string(), format!("a row for '{}'", self.columns[missing_row])));
+            return Err(error_at(
+                line,
+                "the end".to_string(),
+                format!("a row for '{}'", self.columns[missing_row]),
+            ));
         }
         let (slowdowns, has_diagonal) = rows.into_iter().flatten().unzip();
-        Ok(MeasuredMatrix { names: self.columns, slowdowns, has_diagonal })
+        Ok(MeasuredMatrix {
+            names: self.columns,
+            slowdowns,
+            has_diagonal,
+        })
     }
 
     /// Returns the position of every column by its name.
     fn column_by_name(&self) -> Result<BTreeMap<&str, usize>, SpecError> {
         let error_at = |field: usize, found: String, expected: String| {
-            Err(field_error(self.file, self.header_line, field, found, expected))
+            Err(field_error(
+                self.file,
+                self.header_line,
+                field,
+                found,
+                expected,
+            ))
         };
         if self.columns.is_empty() || self.columns.len() > MAX_PROGRAMS {
             let expected = format!("1 to {MAX_PROGRAMS} names after an empty first field");
@@ -152,7 +219,11 @@ impl PercentMatrix<'_> {
         let mut columns = BTreeMap::new();
         for (index, name) in self.columns.iter().enumerate() {
             if name.is_empty() || columns.insert(name.as_str(), index).is_some() {
-                return error_at(index + 2, format!("'{name}'"), "a name that is not repeated".to_string());
+                return error_at(
+                    index + 2,
+                    format!("'{name}'"),
+                    "a name that is not repeated".to_string(),
+                );
             }
         }
         Ok(columns)
@@ -172,9 +243,16 @@ impl PercentMatrix<'_> {
                 Some(percent) if percent > -100.0 => values.push(percent / 100.0),
                 None if column == program => values.push(0.0),
                 _ => {
-                    let found = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
+                    let found =
+                        percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
                     let expected = "percent above -100, such as 24.75% or -1.2";
-                    return Err(field_error(self.file, row.line, column + 2, found, expected));
+                    return Err(field_error(
+                        self.file,
+                        row.line,
+                        column + 2,
+                        found,
+                        expected,
+                    ));
                 }
             }
         }
@@ -196,8 +274,14 @@ struct LineCounter<'a> {
 
 impl LineCounter<'_> {
     fn advance_to(&mut self, record: &StringRecord) -> u32 {
-        let start = record.position().map_or(self.offset, |position| position.byte() as usize);
-        while let Some(line) = self.text.get(self.offset..).and_then(|rest| rest.split_inclusive('\n').next()) {
+        let start = record
+            .position()
+            .map_or(self.offset, |position| position.byte() as usize);
+        while let Some(line) = self
+            .text
+            .get(self.offset..)
+            .and_then(|rest| rest.split_inclusive('\n').next())
+        {
             if self.offset >= start && !is_skipped(line) {
                 break;
             }
@@ -218,29 +302,59 @@ mod tests {
     #[test]
     fn a_matrix_reads_in_every_notation() {
         let matrix = parse_percent_matrix("m.csv", TEXT).unwrap();
-        assert_eq!((matrix.header_line, matrix.columns.as_slice()), (3, &["a".to_string(), "b, c".to_string()][..]));
+        assert_eq!(
+            (matrix.header_line, matrix.columns.as_slice()),
+            (3, &["a".to_string(), "b, c".to_string()][..])
+        );
         let row = |line, name: &str, values: [Option<f64>; 2]| PercentRow {
             line,
             name: name.to_string(),
             values_percent: values.into(),
         };
-        assert_eq!(matrix.rows, [row(6, "a", [Some(1.5), None]), row(7, "b", [Some(-2.0), Some(3.0)])]);
-        let other = format!("\u{feff}{}", TEXT.replace("\"b, c\"", "b").replace(',', ";").replace('\n', "\r\n"));
-        assert_eq!(parse_percent_matrix("m.csv", &other).unwrap().rows, matrix.rows);
+        assert_eq!(
+            matrix.rows,
+            [
+                row(6, "a", [Some(1.5), None]),
+                row(7, "b", [Some(-2.0), Some(3.0)])
+            ]
+        );
+        let other = format!(
+            "\u{feff}{}",
+            TEXT.replace("\"b, c\"", "b")
+                .replace(',', ";")
+                .replace('\n', "\r\n")
+        );
+        assert_eq!(
+            parse_percent_matrix("m.csv", &other).unwrap().rows,
+            matrix.rows
+        );
         let tabs = TEXT.replace("\"b, c\"", "b").replace(',', "\t");
-        assert_eq!(parse_percent_matrix("m.csv", &tabs).unwrap().rows, matrix.rows);
+        assert_eq!(
+            parse_percent_matrix("m.csv", &tabs).unwrap().rows,
+            matrix.rows
+        );
     }
 
     /// Is a value that is not a number rejected with line and field, and an empty text as such?
     #[test]
     fn a_value_that_is_not_a_number_is_rejected_with_its_place() {
         for wrong in ["much", "inf", "NaN", "1e999", "1.5.2"] {
-            let error = parse_percent_matrix("m.csv", &TEXT.replace("1.5%", wrong)).unwrap_err().to_string();
-            assert_eq!(error, format!("m.csv:6:2: found '{wrong}', expected percent, such as 24.75% or -1.2"));
+            let error = parse_percent_matrix("m.csv", &TEXT.replace("1.5%", wrong))
+                .unwrap_err()
+                .to_string();
+            assert_eq!(
+                error,
+                format!("m.csv:6:2: found '{wrong}', expected percent, such as 24.75% or -1.2")
+            );
         }
         for empty in ["", "\n\n", "# nothing\n", " \n"] {
-            let error = parse_percent_matrix("m.csv", empty).unwrap_err().to_string();
-            assert_eq!(error, "m.csv:1:1: found an empty file, expected a first line with the columns' names");
+            let error = parse_percent_matrix("m.csv", empty)
+                .unwrap_err()
+                .to_string();
+            assert_eq!(
+                error,
+                "m.csv:1:1: found an empty file, expected a first line with the columns' names"
+            );
         }
         assert!(load_measured_matrix("no/such/file.csv").is_err());
     }
@@ -265,36 +379,68 @@ namd,1.48%,3.45%,-1.19%,-0.93%
         lines.swap(1, 4);
         let rewritten = lines.join("\r\n").replace('%', "").replace(',', "; ");
         assert_eq!(parse_measured_matrix("t", &rewritten).unwrap(), table);
-        let two = table.slowdowns_of(&["namd".to_string(), "mcf".to_string(), "mcf".to_string()]).unwrap();
+        let two = table
+            .slowdowns_of(&["namd".to_string(), "mcf".to_string(), "mcf".to_string()])
+            .unwrap();
         let is_near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-12;
-        assert!(two[1].iter().zip([0.0211, 0.4801, 0.4801]).all(is_near), "{two:?}");
-        assert!(table.slowdowns_of(&["mfc".to_string()]).unwrap_err().to_string().contains("did you mean 'mcf'"));
+        assert!(
+            two[1].iter().zip([0.0211, 0.4801, 0.4801]).all(is_near),
+            "{two:?}"
+        );
+        assert!(
+            table
+                .slowdowns_of(&["mfc".to_string()])
+                .unwrap_err()
+                .to_string()
+                .contains("did you mean 'mcf'")
+        );
     }
 
     /// Is every invalid file refused with line and field?
     #[test]
     fn invalid_matrices_are_refused_with_line_and_field() {
         let error = |pattern: &str, replacement: &str| {
-            parse_measured_matrix("m.csv", &TABLE_1.replacen(pattern, replacement, 1)).unwrap_err().to_string()
+            parse_measured_matrix("m.csv", &TABLE_1.replacen(pattern, replacement, 1))
+                .unwrap_err()
+                .to_string()
         };
         let percent = "expected percent above -100, such as 24.75% or -1.2";
-        assert_eq!(error("1.23%", ""), format!("m.csv:4:4: found nothing, {percent}"));
-        assert_eq!(error("1.23%", "-100"), format!("m.csv:4:4: found -100, {percent}"));
+        assert_eq!(
+            error("1.23%", ""),
+            format!("m.csv:4:4: found nothing, {percent}")
+        );
+        assert_eq!(
+            error("1.23%", "-100"),
+            format!("m.csv:4:4: found -100, {percent}")
+        );
         assert_eq!(
             error("\nmilc", "\nmlic"),
             "m.csv:4:1: found 'mlic', expected one of the columns: mcf, milc, gamess, namd (did you mean 'milc'?)"
         );
-        assert_eq!(error("\nmilc", "\nmcf"), "m.csv:4:1: found 'mcf' again, expected one row for each program");
+        assert_eq!(
+            error("\nmilc", "\nmcf"),
+            "m.csv:4:1: found 'mcf' again, expected one row for each program"
+        );
         assert_eq!(error(",1.11%", ""), "m.csv:4:5: found 3 values, expected 4");
-        assert_eq!(error("1.11%", "1.11%,2"), "m.csv:4:6: found 5 values, expected 4");
-        assert_eq!(error(",milc", ",mcf"), "m.csv:1:3: found 'mcf', expected a name that is not repeated");
+        assert_eq!(
+            error("1.11%", "1.11%,2"),
+            "m.csv:4:6: found 5 values, expected 4"
+        );
+        assert_eq!(
+            error(",milc", ",mcf"),
+            "m.csv:1:3: found 'mcf', expected a name that is not repeated"
+        );
         let short = TABLE_1.lines().take(4).collect::<Vec<_>>().join("\n");
         assert_eq!(
-            parse_measured_matrix("m.csv", &short).unwrap_err().to_string(),
+            parse_measured_matrix("m.csv", &short)
+                .unwrap_err()
+                .to_string(),
             "m.csv:5:1: found the end, expected a row for 'gamess'"
         );
         assert!(parse_measured_matrix("m.csv", "mcf").is_err());
-        let twice = parse_measured_matrix("m.csv", ",a\na,").unwrap().slowdowns_of(&["a".to_string(), "a".to_string()]);
+        let twice = parse_measured_matrix("m.csv", ",a\na,")
+            .unwrap()
+            .slowdowns_of(&["a".to_string(), "a".to_string()]);
         assert!(twice.unwrap_err().to_string().contains("given twice"));
     }
 }

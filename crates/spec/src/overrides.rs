@@ -18,11 +18,20 @@ pub(crate) struct Override {
 
 /// Splits `name?a=1&b=2` into the name and its overrides.
 pub(crate) fn split_overrides(text: &str) -> Result<(&str, Vec<Override>), SpecError> {
-    let Some((name, changes)) = text.split_once('?') else { return Ok((text, Vec::new())) };
+    let Some((name, changes)) = text.split_once('?') else {
+        return Ok((text, Vec::new()));
+    };
     let assignments = changes.split('&').filter(|part| !part.trim().is_empty());
     let parsed_overrides = assignments.map(|part| match part.split_once('=') {
-        Some((field, value)) => Ok(Override { field: field.trim().to_string(), value: value.trim().to_string() }),
-        None => Err(SpecError::for_file(text, format!("'{part}' after the '?'"), "field=value")),
+        Some((field, value)) => Ok(Override {
+            field: field.trim().to_string(),
+            value: value.trim().to_string(),
+        }),
+        None => Err(SpecError::for_file(
+            text,
+            format!("'{part}' after the '?'"),
+            "field=value",
+        )),
     });
     Ok((name, parsed_overrides.collect::<Result<_, _>>()?))
 }
@@ -30,26 +39,35 @@ pub(crate) fn split_overrides(text: &str) -> Result<(&str, Vec<Override>), SpecE
 const UNITS: [&str; 4] = ["_bytes", "_cycles", "_ns", "_bytes_per_cycle"];
 
 /// Resolves the path of a field to its table and its full name with the unit.
-fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table, String), SpecError> {
+fn locate_entry<'t>(
+    table: &'t mut Table,
+    field: &str,
+) -> Result<(&'t mut Table, String), SpecError> {
     let override_error = |found: String, expected: &str| SpecError {
         field: Some(field.into()),
         ..SpecError::for_file("", format!("{found} in an override"), expected)
     };
     let mut steps: Vec<&str> = field.split('.').collect();
-    let last_step =
-        steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| override_error("no field".to_string(), "a field"))?;
+    let last_step = steps
+        .pop()
+        .filter(|last| !last.is_empty())
+        .ok_or_else(|| override_error("no field".to_string(), "a field"))?;
     let mut current_table = table;
     let mut position = 0;
     while position < steps.len() {
         let step = steps[position];
-        let entry = current_table.entry(step).or_insert_with(|| Value::Table(Table::new()));
+        let entry = current_table
+            .entry(step)
+            .or_insert_with(|| Value::Table(Table::new()));
         current_table = match entry {
             Value::Table(inner_table) => inner_table,
             Value::Array(entries) => {
                 position += 1;
                 let selector = steps.get(position).copied().unwrap_or(last_step);
-                let entry_index =
-                    entries.iter().enumerate().position(|(index, entry)| matches_selector(entry, index, selector));
+                let entry_index = entries
+                    .iter()
+                    .enumerate()
+                    .position(|(index, entry)| matches_selector(entry, index, selector));
                 match entry_index.and_then(|index| entries[index].as_table_mut()) {
                     Some(entry_table) if position < steps.len() => entry_table,
                     _ => {
@@ -60,12 +78,19 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
                     }
                 }
             }
-            other => return Err(override_error(format!("'{step}', a {}", other.type_str()), "a field with parts")),
+            other => {
+                return Err(override_error(
+                    format!("'{step}', a {}", other.type_str()),
+                    "a field with parts",
+                ));
+            }
         };
         position += 1;
     }
-    let name_with_unit =
-        UNITS.iter().map(|unit| format!("{last_step}{unit}")).find(|name| current_table.contains_key(name));
+    let name_with_unit = UNITS
+        .iter()
+        .map(|unit| format!("{last_step}{unit}"))
+        .find(|name| current_table.contains_key(name));
     let name = if current_table.contains_key(last_step) {
         last_step.to_string()
     } else {
@@ -93,7 +118,11 @@ pub(crate) fn set_field(table: &mut Table, field: &str, value: &Value) -> Result
 }
 
 fn matches_selector(entry: &Value, index: usize, selector: &str) -> bool {
-    let level = entry.get("level").and_then(Value::as_str).unwrap_or_default().to_lowercase();
+    let level = entry
+        .get("level")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_lowercase();
     let lower_selector = selector.to_lowercase();
     let short_level = level.replace("instruction", "i").replace("data", "d");
     lower_selector == level || lower_selector == short_level || lower_selector == index.to_string()

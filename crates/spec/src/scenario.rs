@@ -108,10 +108,16 @@ fn one_copy() -> u32 {
     1
 }
 fn default_choice() -> PolicyChoice {
-    PolicyChoice { name: "default".to_string(), parameters: toml::Table::new() }
+    PolicyChoice {
+        name: "default".to_string(),
+        parameters: toml::Table::new(),
+    }
 }
 fn auto_choice() -> PolicyChoice {
-    PolicyChoice { name: "auto".to_string(), parameters: toml::Table::new() }
+    PolicyChoice {
+        name: "auto".to_string(),
+        parameters: toml::Table::new(),
+    }
 }
 
 fn amount(limit: RunLimit) -> u64 {
@@ -152,12 +158,23 @@ pub fn vary_scenario(
     changes: &[(String, toml::Value)],
 ) -> Result<(Scenario, MachineSpec), SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Scenario);
-    let set_all =
-        |table: &mut toml::Table| changes.iter().try_for_each(|(field, value)| set_field(table, field, value));
+    let set_all = |table: &mut toml::Table| {
+        changes
+            .iter()
+            .try_for_each(|(field, value)| set_field(table, field, value))
+    };
     let scenario: Scenario = located.deserialize_changed(set_all)?;
     let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
         nearest: inner.nearest.clone(),
-        ..located.error_at("machine", SpecError { nearest: None, ..inner }.to_string(), "a usable machine")
+        ..located.error_at(
+            "machine",
+            SpecError {
+                nearest: None,
+                ..inner
+            }
+            .to_string(),
+            "a usable machine",
+        )
     })?;
     scenario.check(&located, &machine)?;
     Ok((scenario, machine))
@@ -176,12 +193,18 @@ impl Scenario {
                 return Err(located.error_at(field, "0", "1 or more"));
             }
         }
-        let mixes = self.interval.as_ref().map_or(0, |interval| interval.mixes.len());
+        let mixes = self
+            .interval
+            .as_ref()
+            .map_or(0, |interval| interval.mixes.len());
         if self.programs.is_empty() && mixes == 0 {
             return Err(located.error_at("programs", "none", "one program or more"));
         }
         self.check_model(located, machine)?;
-        self.programs.iter().enumerate().try_for_each(|(index, program)| program.check(index, located, machine))
+        self.programs
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, program)| program.check(index, located, machine))
     }
 }
 
@@ -191,7 +214,11 @@ impl Scenario {
         let is_interval = self.simulator == SimModel::Interval;
         if let Some(table) = &self.interval {
             if !is_interval {
-                return Err(located.error_at("interval", "a table", "none, as simulator is \"cycle\""));
+                return Err(located.error_at(
+                    "interval",
+                    "a table",
+                    "none, as simulator is \"cycle\"",
+                ));
             }
             table.check(located, machine)?;
         }
@@ -201,18 +228,29 @@ impl Scenario {
                 ("instructions", program.instructions.is_some()),
                 ("cpu_share", program.cpu_share.is_some()),
             ];
-            if let Some((field, _)) = interval_fields.iter().find(|(_, is_given)| *is_given && !is_interval) {
+            if let Some((field, _)) = interval_fields
+                .iter()
+                .find(|(_, is_given)| *is_given && !is_interval)
+            {
                 let field = format!("programs[{index}].{field}");
                 return Err(located.error_at(&field, "a value", "none, as simulator is \"cycle\""));
             }
         }
         if is_interval && self.scale != 1 {
-            return Err(located.error_at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
+            return Err(located.error_at(
+                "scale",
+                self.scale.to_string(),
+                "1: the interval machine runs nominal time",
+            ));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
             let is_timed = matches!(length, None | Some(RunLimit::Ns(_) | RunLimit::Cycles(_)));
             if is_interval && !is_timed {
-                return Err(located.error_at(field, "no time", "ns or cycles, as simulator is \"interval\""));
+                return Err(located.error_at(
+                    field,
+                    "no time",
+                    "ns or cycles, as simulator is \"interval\"",
+                ));
             }
         }
         Ok(())
@@ -220,11 +258,19 @@ impl Scenario {
 }
 
 impl ScenarioProgram {
-    fn check(&self, index: usize, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+    fn check(
+        &self,
+        index: usize,
+        located: &Located<'_>,
+        machine: &MachineSpec,
+    ) -> Result<(), SpecError> {
         let program_error = |field: &str, found: String, expected: String| {
             Err(located.error_at(&format!("programs[{index}].{field}"), found, expected))
         };
-        for (field, count) in [("count", self.count), ("threads", self.threads.unwrap_or(1))] {
+        for (field, count) in [
+            ("count", self.count),
+            ("threads", self.threads.unwrap_or(1)),
+        ] {
             if !(1..=MAX_COPIES).contains(&count) {
                 return program_error(field, count.to_string(), format!("1 to {MAX_COPIES}"));
             }
@@ -232,24 +278,52 @@ impl ScenarioProgram {
         if let Some(cpus) = &self.cpus {
             let machine_cpus: BTreeSet<u32> = (0..machine.cpus()).collect();
             if cpus.is_empty() || cpus.iter().any(|cpu| !machine_cpus.contains(&cpu)) {
-                let expected = format!("some of the CPUs 0-{} of {}", machine.cpus() - 1, machine.name);
+                let expected = format!(
+                    "some of the CPUs 0-{} of {}",
+                    machine.cpus() - 1,
+                    machine.name
+                );
                 return program_error("cpus", format!("'{cpus}'"), expected);
             }
         }
         if let Some(goal) = self.goal {
             if !(goal.priority.is_finite() && goal.priority > 0.0) {
-                return program_error("goal.priority", goal.priority.to_string(), "a positive number".to_string());
+                return program_error(
+                    "goal.priority",
+                    goal.priority.to_string(),
+                    "a positive number".to_string(),
+                );
             }
-            if let Some(min_rate) = goal.min_rate.filter(|min_rate| !(min_rate.is_finite() && *min_rate > 0.0)) {
+            if let Some(min_rate) = goal
+                .min_rate
+                .filter(|min_rate| !(min_rate.is_finite() && *min_rate > 0.0))
+            {
                 let expected = "a positive number, in work a second".to_string();
                 return program_error("goal.min_rate", min_rate.to_string(), expected);
             }
         }
-        if let Some(share) = self.cpu_share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
-            return program_error("cpu_share", share.to_string(), "more than 0, at most 1".to_string());
+        if let Some(share) = self
+            .cpu_share
+            .filter(|share| !(*share > 0.0 && *share <= 1.0))
+        {
+            return program_error(
+                "cpu_share",
+                share.to_string(),
+                "more than 0, at most 1".to_string(),
+            );
         }
-        check_distribution(self.interarrival_ns, &format!("programs[{index}].interarrival_ns"), 0.0, located)?;
-        check_distribution(self.instructions, &format!("programs[{index}].instructions"), 1.0, located)?;
+        check_distribution(
+            self.interarrival_ns,
+            &format!("programs[{index}].interarrival_ns"),
+            0.0,
+            located,
+        )?;
+        check_distribution(
+            self.instructions,
+            &format!("programs[{index}].instructions"),
+            1.0,
+            located,
+        )?;
         Ok(())
     }
 }

@@ -13,8 +13,10 @@ use cachemate_locality::stack::{DistanceHistogram, StackDistances, StackError};
 /// Maximum number of groups for the jackknife.
 const MAX_GROUPS: usize = 16;
 /// Student's t for 95 % on both sides, by degrees of freedom from 1.
-const STUDENT_T: [f64; MAX_GROUPS - 1] =
-    [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131];
+const STUDENT_T: [f64; MAX_GROUPS - 1] = [
+    12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131,
+];
 
 /// Measures the distances of each burst: push all lines in order, then [`finish`](Self::finish).
 pub struct BurstDistances {
@@ -100,7 +102,8 @@ impl BurstDistances {
     }
 
     fn end_burst(&mut self) -> Result<(), StackError> {
-        let histogram = std::mem::replace(&mut self.current_burst, StackDistances::new()).finish()?;
+        let histogram =
+            std::mem::replace(&mut self.current_burst, StackDistances::new()).finish()?;
         if histogram.accesses() == 0 {
             return Ok(());
         }
@@ -110,7 +113,10 @@ impl BurstDistances {
         self.started_bursts += 1;
         if let Some(group) = self.groups.last_mut() {
             group.line_counts.push(histogram.cold_count());
-            group.distances.merge(&DistanceHistogram::new(0, histogram.counts().iter().copied()));
+            group.distances.merge(&DistanceHistogram::new(
+                0,
+                histogram.counts().iter().copied(),
+            ));
         }
         Ok(())
     }
@@ -122,20 +128,33 @@ impl BurstDistances {
         let survival = Survival::of_groups(&groups, None);
         let without_group = match groups.len() {
             0 | 1 => Vec::new(),
-            count => (0..count).map(|index| Survival::of_groups(&groups, Some(index))).collect(),
+            count => (0..count)
+                .map(|index| Survival::of_groups(&groups, Some(index)))
+                .collect(),
         };
         let bursts = BurstSample {
-            reach_lines: groups.iter().flat_map(|group| &group.line_counts).copied().max().unwrap_or(0),
+            reach_lines: groups
+                .iter()
+                .flat_map(|group| &group.line_counts)
+                .copied()
+                .max()
+                .unwrap_or(0),
             count: self.started_bursts,
             leave_one_out: without_group,
         };
-        Ok(MeasuredDistances { histogram: survival.to_histogram(self.record_count), bursts: Some(bursts) })
+        Ok(MeasuredDistances {
+            histogram: survival.to_histogram(self.record_count),
+            bursts: Some(bursts),
+        })
     }
 }
 
 impl From<DistanceHistogram> for MeasuredDistances {
     fn from(histogram: DistanceHistogram) -> Self {
-        MeasuredDistances { histogram, bursts: None }
+        MeasuredDistances {
+            histogram,
+            bursts: None,
+        }
     }
 }
 
@@ -144,7 +163,11 @@ impl Survival {
     fn of_groups(groups: &[BurstGroup], excluded_group: Option<usize>) -> Self {
         let mut distances = DistanceHistogram::default();
         let mut lines: Vec<u64> = Vec::new();
-        for (_, group) in groups.iter().enumerate().filter(|(index, _)| Some(*index) != excluded_group) {
+        for (_, group) in groups
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| Some(*index) != excluded_group)
+        {
             distances.merge(&group.distances);
             lines.extend(&group.line_counts);
         }
@@ -159,7 +182,8 @@ impl Survival {
                 first_touches -= lines[shorter_bursts] as f64;
                 shorter_bursts += 1;
             }
-            let censored_beyond = first_touches - (lines.len() - shorter_bursts) as f64 * distance as f64;
+            let censored_beyond =
+                first_touches - (lines.len() - shorter_bursts) as f64 * distance as f64;
             share *= 1.0 - count as f64 / (exact_beyond + censored_beyond);
             exact_beyond -= count as f64;
             steps.push((distance, share));
@@ -169,8 +193,12 @@ impl Survival {
 
     /// Returns the share of the accesses that a cache of `lines` misses.
     fn miss_ratio(&self, lines: u64) -> f64 {
-        let steps = self.steps.partition_point(|&(distance, _)| distance < lines);
-        steps.checked_sub(1).map_or(1.0, |index| self.steps[index].1)
+        let steps = self
+            .steps
+            .partition_point(|&(distance, _)| distance < lines);
+        steps
+            .checked_sub(1)
+            .map_or(1.0, |index| self.steps[index].1)
     }
 
     /// Returns a histogram of `accesses` accesses with these shares.
@@ -196,10 +224,19 @@ impl BurstSample {
     pub fn miss_ratio_error(&self, lines: u64) -> Option<f64> {
         let group_count = self.leave_one_out.len();
         let student_t = group_count.checked_sub(2).map(|index| STUDENT_T[index])?;
-        let ratios: Vec<f64> = self.leave_one_out.iter().map(|survival| survival.miss_ratio(lines)).collect();
+        let ratios: Vec<f64> = self
+            .leave_one_out
+            .iter()
+            .map(|survival| survival.miss_ratio(lines))
+            .collect();
         let mean = ratios.iter().sum::<f64>() / group_count as f64;
-        let squared_deviations: f64 = ratios.iter().map(|ratio| (ratio - mean) * (ratio - mean)).sum();
-        Some(student_t * (squared_deviations * (group_count - 1) as f64 / group_count as f64).sqrt())
+        let squared_deviations: f64 = ratios
+            .iter()
+            .map(|ratio| (ratio - mean) * (ratio - mean))
+            .sum();
+        Some(
+            student_t * (squared_deviations * (group_count - 1) as f64 / group_count as f64).sqrt(),
+        )
     }
 }
 
@@ -210,12 +247,23 @@ mod tests {
     use super::*;
 
     /// Bursts of `length` accesses, one in ten, of a stream; with its exact curve.
-    fn sample_bursts(stream: &[u64], length: usize) -> (DistanceHistogram, BurstSample, DistanceHistogram) {
-        let bursts: Vec<&[u64]> = stream.chunks(10 * length).map(|chunk| &chunk[..length.min(chunk.len())]).collect();
-        let starts: Vec<u64> = (0..bursts.len()).map(|index| (index * length) as u64).collect();
+    fn sample_bursts(
+        stream: &[u64],
+        length: usize,
+    ) -> (DistanceHistogram, BurstSample, DistanceHistogram) {
+        let bursts: Vec<&[u64]> = stream
+            .chunks(10 * length)
+            .map(|chunk| &chunk[..length.min(chunk.len())])
+            .collect();
+        let starts: Vec<u64> = (0..bursts.len())
+            .map(|index| (index * length) as u64)
+            .collect();
         let mut distances = BurstDistances::new(&starts);
         // Pieces that end between two bursts and within them.
-        bursts.concat().chunks(777).for_each(|piece| distances.push(piece).unwrap());
+        bursts
+            .concat()
+            .chunks(777)
+            .for_each(|piece| distances.push(piece).unwrap());
         let mut exact = StackDistances::new();
         exact.push(stream).unwrap();
         let MeasuredDistances { histogram, bursts } = distances.finish().unwrap();
@@ -241,7 +289,10 @@ mod tests {
         let estimate = histogram.miss_ratio_curve(&sizes).unwrap();
         for ((size, truth), estimate) in sizes.iter().zip(truth).zip(estimate) {
             let error = bursts.miss_ratio_error(*size).unwrap();
-            assert!((truth - estimate).abs() < 1.5 * error && error < 0.02, "{size}: {truth} {estimate} ±{error}");
+            assert!(
+                (truth - estimate).abs() < 1.5 * error && error < 0.02,
+                "{size}: {truth} {estimate} ±{error}"
+            );
         }
     }
 
@@ -251,7 +302,10 @@ mod tests {
     fn a_stream_has_no_hits_within_reach() {
         let stream: Vec<u64> = (0..20_000).cycle().take(400_000).collect();
         let (histogram, bursts, _) = sample_bursts(&stream, 1_000);
-        assert_eq!((bursts.reach_lines, histogram.misses_at(1_000)), (1_000, 40_000));
+        assert_eq!(
+            (bursts.reach_lines, histogram.misses_at(1_000)),
+            (1_000, 40_000)
+        );
     }
 
     /// Is the error unknown with one burst, and is no burst no curve?
@@ -260,8 +314,14 @@ mod tests {
         let mut distances = BurstDistances::new(&[0]);
         distances.push(&[1, 2, 1, 2]).unwrap();
         let bursts = distances.finish().unwrap().bursts.unwrap();
-        assert_eq!((bursts.miss_ratio_error(2), bursts.count, bursts.reach_lines), (None, 1, 2));
+        assert_eq!(
+            (bursts.miss_ratio_error(2), bursts.count, bursts.reach_lines),
+            (None, 1, 2)
+        );
         let empty = BurstDistances::new(&[]).finish().unwrap();
-        assert_eq!((empty.histogram.accesses(), empty.bursts.unwrap().count), (0, 0));
+        assert_eq!(
+            (empty.histogram.accesses(), empty.bursts.unwrap().count),
+            (0, 0)
+        );
     }
 }

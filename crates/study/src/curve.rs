@@ -26,16 +26,25 @@ pub fn drop_filtered_sizes(sizes: &mut Vec<u64>, header: &TraceHeader) -> Option
 /// 64-byte lines.
 pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     let log2_ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
-    let inner_sizes = (1..count - 1).map(|index| (low as f64 * (log2_ratio * index as f64).exp2() + 1e-6) as u64);
+    let inner_sizes =
+        (1..count - 1).map(|index| (low as f64 * (log2_ratio * index as f64).exp2() + 1e-6) as u64);
     let whole_lines = inner_sizes.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
-    std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
+    std::iter::once(low)
+        .chain(whole_lines)
+        .chain(std::iter::once(high))
+        .collect()
 }
 
 /// Returns the LRU curve of all threads of a program together, with half the width of each interval as its error: that of
 /// the recording, or else the one that was measured while the program ran. `None` if the file has no such curve.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
-    let recorded_curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
-    let Some(curve) = recorded_curve else { return measured_curve(file) };
+    let recorded_curve = file
+        .curves
+        .iter()
+        .find(|curve| curve.thread.is_none() && curve.policy == "lru");
+    let Some(curve) = recorded_curve else {
+        return measured_curve(file);
+    };
     let convert_point = |point: &cachemate_trace::StoredCurvePoint| {
         let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
         CurvePoint {
@@ -51,13 +60,19 @@ pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
 /// Returns the curve of the deepest cache that a running program used, from the facts of the profile; `None` if its misses
 /// by size or its references are unknown.
 fn measured_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
-    let curve = file.profile.locality.misses_per_kilo_instr.values().next_back()?;
+    let curve = file
+        .profile
+        .locality
+        .misses_per_kilo_instr
+        .values()
+        .next_back()?;
     let references = file.profile.rates.llc_refs_per_mega_instr?.value / 1000.0;
     let convert_point = |&(bytes, misses): &(u64, Estimate)| CurvePoint {
         bytes,
         miss_ratio: misses.value / references,
         mpki: Some(misses.value),
-        miss_ratio_error: Some((misses.high - misses.low) / 2.0 / references).filter(|error| *error > 0.0),
+        miss_ratio_error: Some((misses.high - misses.low) / 2.0 / references)
+            .filter(|error| *error > 0.0),
     };
     (references > 0.0).then(|| curve.value.iter().map(convert_point).collect())
 }
@@ -69,7 +84,9 @@ fn measured_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
 pub fn check_line_bytes(line_bytes: u32) -> Result<(), String> {
     match line_bytes.is_power_of_two() && (8..=4096).contains(&line_bytes) {
         true => Ok(()),
-        false => Err(format!("found {line_bytes}, expected a power of two from 8 to 4096")),
+        false => Err(format!(
+            "found {line_bytes}, expected a power of two from 8 to 4096"
+        )),
     }
 }
 
@@ -80,7 +97,9 @@ pub fn check_line_bytes(line_bytes: u32) -> Result<(), String> {
 pub fn check_rate(rate: f64) -> Result<(), String> {
     match (1e-6..=1.0).contains(&rate) {
         true => Ok(()),
-        false => Err(format!("found '{rate}', expected a share of the lines such as 0.01, from 0.000001 to 1")),
+        false => Err(format!(
+            "found '{rate}', expected a share of the lines such as 0.01, from 0.000001 to 1"
+        )),
     }
 }
 
@@ -106,7 +125,11 @@ impl DistanceEngine {
         }
         let default_threads = || {
             let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
-            if cpu_count > 1 && expected_records >= MIN_RECORDS_FOR_THREADS { 2 } else { 1 }
+            if cpu_count > 1 && expected_records >= MIN_RECORDS_FOR_THREADS {
+                2
+            } else {
+                1
+            }
         };
         match threads.unwrap_or_else(default_threads) {
             0 | 1 => DistanceEngine::SingleThread(Box::default()),
@@ -149,8 +172,13 @@ pub struct PartTotals {
 impl PartTotals {
     /// Returns the totals of a whole trace.
     pub fn from_totals(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
-        let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
-        PartTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
+        let instructions = totals
+            .and_then(|totals| totals.instructions)
+            .filter(|_| instructions_known);
+        PartTotals {
+            program_accesses: totals.and_then(|totals| totals.program_accesses),
+            instructions,
+        }
     }
 
     /// Returns the totals of the threads that `is_in_part` selects. A sum is known only if the value of every selected
@@ -160,29 +188,50 @@ impl PartTotals {
         instructions_known: bool,
         is_in_part: impl Fn(&ThreadTotals) -> bool,
     ) -> Self {
-        let Some(totals) = totals else { return PartTotals::default() };
-        let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| is_in_part(thread)).collect();
+        let Some(totals) = totals else {
+            return PartTotals::default();
+        };
+        let threads: Vec<&ThreadTotals> = totals
+            .threads
+            .iter()
+            .filter(|thread| is_in_part(thread))
+            .collect();
         if threads.is_empty() {
             return PartTotals::default();
         }
         PartTotals {
             program_accesses: threads.iter().map(|thread| thread.accesses).sum(),
-            instructions: threads.iter().map(|t| t.instructions).sum::<Option<u64>>().filter(|_| instructions_known),
+            instructions: threads
+                .iter()
+                .map(|t| t.instructions)
+                .sum::<Option<u64>>()
+                .filter(|_| instructions_known),
         }
     }
 
     /// Returns the factor from misses per access to misses per thousand instructions.
     fn mpki_factor(&self, accesses: u64) -> Option<f64> {
-        self.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64)
+        self.instructions
+            .filter(|count| *count > 0)
+            .map(|count| accesses as f64 * 1000.0 / count as f64)
     }
 }
 
 /// Returns the curve at these sizes in bytes; without accesses it has no points, and distances from bursts have none
 /// beyond their reach.
-pub fn curve_counts(distances: &MeasuredDistances, totals: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
+pub fn curve_counts(
+    distances: &MeasuredDistances,
+    totals: PartTotals,
+    sizes: &[u64],
+    line_bytes: u32,
+) -> CurveCounts {
     let MeasuredDistances { histogram, bursts } = distances;
     let to_lines = |bytes: u64| bytes / u64::from(line_bytes);
-    let is_in_reach = |bytes: &&u64| bursts.as_ref().is_none_or(|bursts| to_lines(**bytes) <= bursts.reach_lines);
+    let is_in_reach = |bytes: &&u64| {
+        bursts
+            .as_ref()
+            .is_none_or(|bursts| to_lines(**bytes) <= bursts.reach_lines)
+    };
     let sizes: Vec<u64> = sizes.iter().filter(is_in_reach).copied().collect();
     let lines: Vec<u64> = sizes.iter().map(|&bytes| to_lines(bytes)).collect();
     // Without accesses there is no miss ratio, and therefore no curve.
@@ -193,7 +242,9 @@ pub fn curve_counts(distances: &MeasuredDistances, totals: PartTotals, sizes: &[
         bytes: *bytes,
         miss_ratio,
         mpki: mpki_factor.map(|scale| miss_ratio * scale),
-        miss_ratio_error: bursts.as_ref().and_then(|bursts| bursts.miss_ratio_error(to_lines(*bytes))),
+        miss_ratio_error: bursts
+            .as_ref()
+            .and_then(|bursts| bursts.miss_ratio_error(to_lines(*bytes))),
     };
     CurveCounts {
         accesses,
@@ -242,7 +293,10 @@ mod tests {
     fn sizes_below_a_recorders_filter_are_removed() {
         let mut header = TraceHeader::for_import("a.cmt", true);
         let mut sizes = vec![4 << 10, 32 << 10, 64 << 10];
-        assert_eq!((drop_filtered_sizes(&mut sizes, &header), sizes.len()), (None, 3));
+        assert_eq!(
+            (drop_filtered_sizes(&mut sizes, &header), sizes.len()),
+            (None, 3)
+        );
         header.filter = Some(L1Filter::default());
         assert_eq!(drop_filtered_sizes(&mut sizes, &header), Some(32 << 10));
         assert_eq!(sizes, [32 << 10, 64 << 10]);
@@ -252,8 +306,14 @@ mod tests {
     #[test]
     fn usual_sizes_are_half_doublings() {
         let sizes = default_sizes();
-        assert_eq!((sizes.len(), sizes[0], sizes[2], sizes[28]), (29, 4 << 10, 8 << 10, 64 << 20));
-        assert!(sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.iter().all(|bytes| bytes % 64 == 0));
+        assert_eq!(
+            (sizes.len(), sizes[0], sizes[2], sizes[28]),
+            (29, 4 << 10, 8 << 10, 64 << 20)
+        );
+        assert!(
+            sizes.windows(2).all(|pair| pair[0] < pair[1])
+                && sizes.iter().all(|bytes| bytes % 64 == 0)
+        );
     }
 
     /// Is the curve of a sweep over n lines all misses below n, and first touches only from n on; and per instruction
@@ -267,9 +327,18 @@ mod tests {
             let histogram = distances.finish().unwrap();
             let counts = curve_counts(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
             let ratios: Vec<f64> = counts.curve.iter().map(|point| point.miss_ratio).collect();
-            assert_eq!((ratios, counts.cold, counts.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
-            let totals = PartTotals { instructions: Some(4000), ..PartTotals::default() };
-            assert_eq!(curve_counts(&histogram, totals, &[99 * 64], 64).curve[0].mpki, Some(250.0));
+            assert_eq!(
+                (ratios, counts.cold, counts.curve[0].mpki),
+                (vec![1.0, 0.1], Some(100), None)
+            );
+            let totals = PartTotals {
+                instructions: Some(4000),
+                ..PartTotals::default()
+            };
+            assert_eq!(
+                curve_counts(&histogram, totals, &[99 * 64], 64).curve[0].mpki,
+                Some(250.0)
+            );
         }
     }
 
@@ -277,9 +346,18 @@ mod tests {
     #[test]
     fn errors_about_sizes_and_rates_name_found_and_expected() {
         assert_eq!((check_line_bytes(64), check_rate(0.01)), (Ok(()), Ok(())));
-        assert!(check_line_bytes(48).unwrap_err().contains("found 48, expected a power of two"));
+        assert!(
+            check_line_bytes(48)
+                .unwrap_err()
+                .contains("found 48, expected a power of two")
+        );
         for rate in [0.0, 1.5, f64::NAN] {
-            assert!(check_rate(rate).unwrap_err().contains("expected a share of the lines"), "{rate}");
+            assert!(
+                check_rate(rate)
+                    .unwrap_err()
+                    .contains("expected a share of the lines"),
+                "{rate}"
+            );
         }
     }
 }

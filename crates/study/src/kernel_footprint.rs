@@ -39,9 +39,15 @@ pub struct KernelFootprint {
 impl KernelFootprint {
     /// Returns the comparison for a profile; `None` if the file lacks a curve of all threads, or stack distances.
     pub fn from_profile(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
-        let histogram = file.histograms.iter().find(|histogram| histogram.kind == "stack-distance")?;
+        let histogram = file
+            .histograms
+            .iter()
+            .find(|histogram| histogram.kind == "stack-distance")?;
         let touched_bytes = histogram.cold * u64::from(histogram.line_bytes);
-        let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.points.len() >= 2)?;
+        let curve = file
+            .curves
+            .iter()
+            .find(|curve| curve.thread.is_none() && curve.points.len() >= 2)?;
         let used_again_bytes = reused_bytes(curve)?;
         let passes_test = touched_bytes <= cache_bytes;
         let [low, _, high] = used_again_bytes;
@@ -56,7 +62,14 @@ impl KernelFootprint {
             Some(false) if !passes_test => Some(1),
             _ => None,
         };
-        Some(KernelFootprint { cache_bytes, touched_bytes, used_again_bytes, passes_test, fits, tolerance })
+        Some(KernelFootprint {
+            cache_bytes,
+            touched_bytes,
+            used_again_bytes,
+            passes_test,
+            fits,
+            tolerance,
+        })
     }
 
     /// Returns whether the kernel's test disagrees with the curve.
@@ -73,8 +86,13 @@ fn min_passing_tolerance(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
 
 /// Returns the size at which the curve has fallen, and the ends of its error interval.
 fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
-    let (first_ratio, last_ratio) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
-    let Some(plateau) = plateau_rate(first_ratio, last_ratio) else { return Some([0; 3]) };
+    let (first_ratio, last_ratio) = (
+        curve.points.first()?.miss_ratio.value,
+        curve.points.last()?.miss_ratio.value,
+    );
+    let Some(plateau) = plateau_rate(first_ratio, last_ratio) else {
+        return Some([0; 3]);
+    };
     let largest_bytes = curve.points.last()?.size_bytes;
     let knee_bytes_of = |value: fn(&Estimate) -> f64| {
         curve
@@ -83,7 +101,11 @@ fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
             .find(|point| value(&point.miss_ratio) <= plateau)
             .map_or(largest_bytes, |point| point.size_bytes)
     };
-    Some([knee_bytes_of(|rate| rate.low), knee_bytes_of(|rate| rate.value), knee_bytes_of(|rate| rate.high)])
+    Some([
+        knee_bytes_of(|rate| rate.low),
+        knee_bytes_of(|rate| rate.value),
+        knee_bytes_of(|rate| rate.high),
+    ])
 }
 
 impl std::fmt::Display for KernelFootprint {
@@ -96,16 +118,26 @@ impl std::fmt::Display for KernelFootprint {
         match (high, low == high) {
             (0, _) => write!(f, " and uses nothing again")?,
             (_, true) => write!(f, " and uses {} again", format_size(estimate))?,
-            (_, false) => {
-                write!(f, " and uses {} again ({} to {})", format_size(estimate), format_size(low), format_size(high))?
-            }
+            (_, false) => write!(
+                f,
+                " and uses {} again ({} to {})",
+                format_size(estimate),
+                format_size(low),
+                format_size(high)
+            )?,
         }
         let verb = if self.passes_test { "passes" } else { "fails" };
-        write!(f, ": it {verb} the kernel's footprint test for {cache_text}")?;
+        write!(
+            f,
+            ": it {verb} the kernel's footprint test for {cache_text}"
+        )?;
         match (self.fits, self.is_misjudged(), self.tolerance) {
             (None, ..) => write!(f, "; its curve does not tell whether that is right"),
             (Some(true), true, Some(tolerance)) => {
-                write!(f, ", though the cache holds what it uses again; tolerance {tolerance} would let it pass")
+                write!(
+                    f,
+                    ", though the cache holds what it uses again; tolerance {tolerance} would let it pass"
+                )
             }
             (Some(true), true, None) => {
                 write!(
@@ -113,7 +145,9 @@ impl std::fmt::Display for KernelFootprint {
                     ", though the cache holds what it uses again; only a tolerance of {MIN_UNTESTED_TOLERANCE} would let it pass"
                 )
             }
-            (Some(false), true, _) => write!(f, ", though the cache does not hold what it uses again"),
+            (Some(false), true, _) => {
+                write!(f, ", though the cache does not hold what it uses again")
+            }
             (Some(_), false, _) => write!(f, ", as it should by its curve"),
         }
     }
@@ -130,14 +164,32 @@ mod tests {
     fn process_fixture(touched_bytes: u64, knee_bytes: u64, error: f64) -> ProfileFile {
         let footprint_at = |size_bytes: u64| {
             let value = if size_bytes < knee_bytes { 1.0 } else { 0.1 };
-            let miss_ratio = Estimate { value, low: value - error, high: value + error };
-            StoredCurvePoint { size_bytes, miss_ratio, misses_per_kilo_instr: None }
+            let miss_ratio = Estimate {
+                value,
+                low: value - error,
+                high: value + error,
+            };
+            StoredCurvePoint {
+                size_bytes,
+                miss_ratio,
+                misses_per_kilo_instr: None,
+            }
         };
         let points = (0..10).map(|power| footprint_at(MIB << power)).collect();
-        let curve =
-            StoredCurve { policy: "lru".into(), method: "sampled".into(), line_bytes: 64, thread: None, points };
+        let curve = StoredCurve {
+            policy: "lru".into(),
+            method: "sampled".into(),
+            line_bytes: 64,
+            thread: None,
+            points,
+        };
         let cold = touched_bytes / 64;
-        let histogram = StoredHistogram { kind: "stack-distance".into(), line_bytes: 64, cold, buckets: Vec::new() };
+        let histogram = StoredHistogram {
+            kind: "stack-distance".into(),
+            line_bytes: 64,
+            cold,
+            buckets: Vec::new(),
+        };
         ProfileFile {
             curves: vec![curve],
             histograms: vec![histogram],
@@ -148,19 +200,36 @@ mod tests {
     /// Is a large process with a small reused part distinguished from one that the cache cannot hold?
     #[test]
     fn a_large_process_with_a_small_reused_part_is_distinguished() {
-        let judged =
-            |touched, knee, cache| KernelFootprint::from_profile(&process_fixture(touched, knee, 0.0), cache).unwrap();
+        let judged = |touched, knee, cache| {
+            KernelFootprint::from_profile(&process_fixture(touched, knee, 0.0), cache).unwrap()
+        };
         let large = judged(512 * MIB, 4 * MIB, 32 * MIB);
-        assert_eq!((large.passes_test, large.fits, large.is_misjudged()), (false, Some(true), true));
-        assert_eq!((large.used_again_bytes, large.tolerance), ([4 * MIB; 3], Some(2)));
+        assert_eq!(
+            (large.passes_test, large.fits, large.is_misjudged()),
+            (false, Some(true), true)
+        );
+        assert_eq!(
+            (large.used_again_bytes, large.tolerance),
+            ([4 * MIB; 3], Some(2))
+        );
         let small = judged(16 * MIB, 8 * MIB, 32 * MIB);
         assert_eq!(
-            (small.passes_test, small.fits, small.is_misjudged(), small.tolerance),
+            (
+                small.passes_test,
+                small.fits,
+                small.is_misjudged(),
+                small.tolerance
+            ),
             (true, Some(true), false, Some(1))
         );
         let wide = judged(512 * MIB, 256 * MIB, 32 * MIB);
         assert_eq!(
-            (wide.passes_test, wide.fits, wide.is_misjudged(), wide.tolerance),
+            (
+                wide.passes_test,
+                wide.fits,
+                wide.is_misjudged(),
+                wide.tolerance
+            ),
             (false, Some(false), false, Some(1))
         );
     }
@@ -169,11 +238,21 @@ mod tests {
     #[test]
     fn the_tolerance_is_the_smallest_that_passes() {
         let cache = MIB;
-        for touched in [1, cache, cache + 1, 257 * cache, 257 * cache + 1, 5_000 * cache] {
+        for touched in [
+            1,
+            cache,
+            cache + 1,
+            257 * cache,
+            257 * cache + 1,
+            5_000 * cache,
+        ] {
             let tolerance = min_passing_tolerance(touched, cache).unwrap();
             let limit = |tolerance: u32| cache as f64 * (1.0 + f64::from(tolerance - 1) * 256.0);
             assert!(touched as f64 <= limit(tolerance), "{touched}");
-            assert!(tolerance == 1 || touched as f64 > limit(tolerance - 1), "{touched}");
+            assert!(
+                tolerance == 1 || touched as f64 > limit(tolerance - 1),
+                "{touched}"
+            );
         }
         assert_eq!(min_passing_tolerance(u64::MAX, cache), None);
     }
@@ -181,10 +260,21 @@ mod tests {
     /// Is there no verdict if the curve's error spans the cache, and no reused memory for a stream?
     #[test]
     fn a_curve_error_that_spans_the_cache_gives_no_verdict() {
-        let unsure = KernelFootprint::from_profile(&process_fixture(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();
-        assert_eq!((unsure.fits, unsure.is_misjudged(), unsure.tolerance), (None, false, None), "{unsure:?}");
-        let stream = KernelFootprint::from_profile(&process_fixture(512 * MIB, u64::MAX, 0.0), 32 * MIB).unwrap();
-        assert_eq!((stream.used_again_bytes, stream.fits, stream.is_misjudged()), ([0; 3], None, false));
+        let unsure =
+            KernelFootprint::from_profile(&process_fixture(512 * MIB, 32 * MIB, 0.9), 32 * MIB)
+                .unwrap();
+        assert_eq!(
+            (unsure.fits, unsure.is_misjudged(), unsure.tolerance),
+            (None, false, None),
+            "{unsure:?}"
+        );
+        let stream =
+            KernelFootprint::from_profile(&process_fixture(512 * MIB, u64::MAX, 0.0), 32 * MIB)
+                .unwrap();
+        assert_eq!(
+            (stream.used_again_bytes, stream.fits, stream.is_misjudged()),
+            ([0; 3], None, false)
+        );
         assert_eq!(
             KernelFootprint::from_profile(&ProfileFile::new("p", ProfileSource::default()), MIB),
             None,

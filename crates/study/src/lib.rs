@@ -14,11 +14,14 @@ mod profiling;
 
 pub use bursts::{BurstDistances, BurstSample, MeasuredDistances};
 pub use curve::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, default_sizes,
-    drop_filtered_sizes, sizes_in_equal_ratios, whole_curve,
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts,
+    curve_counts_from_sample, default_sizes, drop_filtered_sizes, sizes_in_equal_ratios,
+    whole_curve,
 };
 pub use kernel_footprint::KernelFootprint;
-pub use prediction::{DEFAULT_SCHEME, cache_summary, cost_table, cost_unit, pair_costs, plan_result};
+pub use prediction::{
+    DEFAULT_SCHEME, cache_summary, cost_table, cost_unit, pair_costs, plan_result,
+};
 pub use profiling::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target};
 
 use cachemate_locality::stack::StackError;

@@ -6,7 +6,8 @@ use cachemate_policy::placement::{Placement, PlacementCost};
 use cachemate_policy::schemes::{Scheme, SharedCache};
 use cachemate_policy::solvers::SolverMethod;
 use cachemate_report::{
-    Alternatives, CacheAssignment, CacheSummary, CostTable, PercentRange, PlacementRow, PlanResult, level_name,
+    Alternatives, CacheAssignment, CacheSummary, CostTable, PercentRange, PlacementRow, PlanResult,
+    level_name,
 };
 
 use crate::StudyError;
@@ -24,16 +25,23 @@ pub fn pair_costs(
     profiles: &[&Profile],
     cache: &SharedCache,
 ) -> Result<PairCosts, StudyError> {
-    scheme.pair_costs(profiles, cache).map_err(|missing_evidence| StudyError::Without {
-        scheme: missing_evidence.scheme,
-        what: missing_evidence.what,
-        program: names.get(missing_evidence.program).cloned().unwrap_or_else(|| "?".to_string()),
-    })
+    scheme
+        .pair_costs(profiles, cache)
+        .map_err(|missing_evidence| StudyError::Without {
+            scheme: missing_evidence.scheme,
+            what: missing_evidence.what,
+            program: names
+                .get(missing_evidence.program)
+                .cloned()
+                .unwrap_or_else(|| "?".to_string()),
+        })
 }
 
 /// Returns the summary of a machine's contended cache.
 pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
-    let Some(cache) = machine.last_level_cache() else { return CacheSummary::default() };
+    let Some(cache) = machine.last_level_cache() else {
+        return CacheSummary::default();
+    };
     CacheSummary {
         level: level_name(cache.level).to_string(),
         size_bytes: cache.size_bytes,
@@ -54,13 +62,30 @@ pub fn cost_unit(kind: CostKind) -> &'static str {
 
 /// Converts costs, and their intervals if the model has them, to the unit of results: slowdowns to percent; weights stay
 /// unchanged.
-pub fn cost_table(names: &[String], model: &str, costs: &PairCosts, intervals: Option<&[Vec<Estimate>]>) -> CostTable {
+pub fn cost_table(
+    names: &[String],
+    model: &str,
+    costs: &PairCosts,
+    intervals: Option<&[Vec<Estimate>]>,
+) -> CostTable {
     let interval_ends = |end: fn(&Estimate) -> f64| {
-        let estimates = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
+        let estimates = |row: &Vec<Estimate>| {
+            row.iter()
+                .map(|estimate| Some(100.0 * end(estimate)))
+                .collect()
+        };
         intervals.map(|rows| rows.iter().map(estimates).collect())
     };
-    let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
-    let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
+    let scale = if costs.kind == CostKind::Degradation {
+        100.0
+    } else {
+        1.0
+    };
+    let values = costs
+        .cost
+        .iter()
+        .map(|row| row.iter().map(|cost| Some(cost * scale)).collect())
+        .collect();
     CostTable {
         model: model.to_string(),
         unit: cost_unit(costs.kind).to_string(),
@@ -76,14 +101,28 @@ fn mean_cost(outcome: &PlacementCost) -> Option<f64> {
 }
 
 /// Converts a placement to the result that pictures and pages show.
-pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: CostKind) -> PlanResult {
+pub fn plan_result(
+    placement: &Placement,
+    machine: &str,
+    scheme: &str,
+    kind: CostKind,
+) -> PlanResult {
     let mut level_names = Vec::new();
     let mut caches = Vec::new();
     for cache in &placement.caches {
-        let level = cache.level.map_or("no shared cache", level_name).to_string();
-        let level_index = level_names.iter().filter(|earlier_level| **earlier_level == level).count();
+        let level = cache
+            .level
+            .map_or("no shared cache", level_name)
+            .to_string();
+        let level_index = level_names
+            .iter()
+            .filter(|earlier_level| **earlier_level == level)
+            .count();
         let cpus: CpuSet = cache.cpus.iter().map(|(cpu, _)| cpu.0).collect();
-        let programs_on_cache = placement.programs.iter().filter(|program| cpus.contains(program.cpu.0));
+        let programs_on_cache = placement
+            .programs
+            .iter()
+            .filter(|program| cpus.contains(program.cpu.0));
         let rows_on_cache = programs_on_cache.map(|program| PlacementRow {
             name: program.name.clone(),
             cpu: Some(program.cpu.0),

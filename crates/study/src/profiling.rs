@@ -1,6 +1,8 @@
 //! Makes a profile file from a trace in one pass: exact stack distances, sampled reuse times, and phases.
 
-use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile};
+use cachemate_core::{
+    CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile,
+};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::curve::{SetMapping, fold_to_ways};
 use cachemate_locality::phases::detect_phases;
@@ -11,7 +13,9 @@ use cachemate_trace::{
     StoredHistogram as FileHistogram, StoredInterval, StoredIntervals, TraceHeader, TraceTotals,
 };
 
-use crate::{DistanceEngine, MeasuredDistances, PartTotals, StudyError, curve_counts, default_sizes};
+use crate::{
+    DistanceEngine, MeasuredDistances, PartTotals, StudyError, curve_counts, default_sizes,
+};
 
 /// One access in this many is watched, which gives enough samples of a million accesses and is cheap for a billion.
 const REUSE_SAMPLE_PERIOD: u32 = 64;
@@ -41,7 +45,9 @@ impl ProfileTarget {
     /// # Errors
     /// The machine has no data caches.
     pub fn from_machine(machine: &MachineSpec) -> Result<Self, StudyError> {
-        let cache = machine.last_level_cache().ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
+        let cache = machine
+            .last_level_cache()
+            .ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
         Ok(ProfileTarget {
             level: cache.level,
             size_bytes: cache.size_bytes,
@@ -65,7 +71,12 @@ pub struct ProfilePass {
     lines: Vec<u64>,
 }
 
-const EMPTY_INTERVAL: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
+const EMPTY_INTERVAL: StoredInterval = StoredInterval {
+    accesses: 0,
+    instructions: None,
+    misses: 0,
+    phase: 0,
+};
 
 impl ProfilePass {
     /// Starts a profile for `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is
@@ -88,7 +99,8 @@ impl ProfilePass {
         };
         let target = target.unwrap_or(default_target);
         let line_bytes = u64::from(target.line_bytes);
-        let geometry = CacheGeometry::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
+        let geometry =
+            CacheGeometry::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
         Ok(ProfilePass {
             target,
             instructions_known,
@@ -109,12 +121,14 @@ impl ProfilePass {
     pub fn push(&mut self, records: &[AccessRecord]) -> Result<(), StudyError> {
         let shift = self.target.line_bytes.trailing_zeros();
         self.lines.clear();
-        self.lines.extend(records.iter().map(|record| record.address >> shift));
+        self.lines
+            .extend(records.iter().map(|record| record.address >> shift));
         self.distances.push(&self.lines)?;
         self.lines.iter().for_each(|line| self.reuse.touch(*line));
         let mut index = 0;
         while index < records.len() {
-            let remaining_records = (self.interval_records - self.current_interval.accesses) as usize;
+            let remaining_records =
+                (self.interval_records - self.current_interval.accesses) as usize;
             let end = records.len().min(index + remaining_records);
             self.current_interval.misses += self.cache.push(&self.lines[index..end]);
             self.current_interval.accesses += (end - index) as u64;
@@ -123,7 +137,10 @@ impl ProfilePass {
                 *self.current_interval.instructions.get_or_insert(0) += gaps;
             }
             if self.current_interval.accesses == self.interval_records {
-                self.intervals.push(std::mem::replace(&mut self.current_interval, EMPTY_INTERVAL));
+                self.intervals.push(std::mem::replace(
+                    &mut self.current_interval,
+                    EMPTY_INTERVAL,
+                ));
             }
             index = end;
         }
@@ -178,7 +195,11 @@ impl ProfilePass {
             let phase = every.last().map_or(0, |interval| interval.phase);
             file.profile.phase_number = phase;
             let (size_bytes, line_bytes) = (target.size_bytes, target.line_bytes);
-            file.intervals = Some(StoredIntervals { size_bytes, line_bytes, every });
+            file.intervals = Some(StoredIntervals {
+                size_bytes,
+                line_bytes,
+                every,
+            });
         }
         fill_rates(&mut file, target.level);
         if file.instructions.is_some_and(|count| count > 0) {
@@ -192,11 +213,16 @@ fn build_curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u3
     let counts = curve_counts(distances, totals, &default_sizes(), line_bytes);
     let points = counts.curve.iter().map(|point| {
         // The interval of a profile's estimates holds 95 %, as that of the bursts does.
-        let relative_error =
-            point.miss_ratio_error.map_or(0.0, |error| error / point.miss_ratio.max(f64::MIN_POSITIVE));
+        let relative_error = point
+            .miss_ratio_error
+            .map_or(0.0, |error| error / point.miss_ratio.max(f64::MIN_POSITIVE));
         let with_error = |value: f64| {
             let error = value * relative_error;
-            Estimate { value, low: (value - error).max(0.0), high: value + error }
+            Estimate {
+                value,
+                low: (value - error).max(0.0),
+                high: value + error,
+            }
         };
         StoredCurvePoint {
             size_bytes: point.bytes,
@@ -206,7 +232,12 @@ fn build_curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u3
     });
     StoredCurve {
         policy: "lru".to_string(),
-        method: if distances.bursts.is_some() { "bursts" } else { "exact" }.to_string(),
+        method: if distances.bursts.is_some() {
+            "bursts"
+        } else {
+            "exact"
+        }
+        .to_string(),
         line_bytes,
         thread: None,
         points: points.collect(),
@@ -224,7 +255,12 @@ fn group_distances(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistog
             _ => buckets.push((bucket_end, count)),
         }
     }
-    FileHistogram { kind: "stack-distance".to_string(), line_bytes, cold: histogram.cold_count(), buckets }
+    FileHistogram {
+        kind: "stack-distance".to_string(),
+        line_bytes,
+        cold: histogram.cold_count(),
+        buckets,
+    }
 }
 
 /// Numbers the phases of the intervals; each change of the miss rate starts a new phase (thesis 5.6.2).
@@ -233,26 +269,46 @@ fn number_phases(mut intervals: Vec<StoredInterval>) -> Vec<StoredInterval> {
         let count = interval.instructions.filter(|count| *count > 0)?;
         Some(vec![interval.misses as f64 * 1000.0 / count as f64])
     };
-    let Some(signals) = intervals.iter().map(interval_signal).collect::<Option<Vec<_>>>() else { return intervals };
-    for (number, phase) in detect_phases(&signals, PhaseParameters::default()).iter().enumerate() {
-        intervals[phase.start..phase.end].iter_mut().for_each(|interval| interval.phase = number as u32);
+    let Some(signals) = intervals
+        .iter()
+        .map(interval_signal)
+        .collect::<Option<Vec<_>>>()
+    else {
+        return intervals;
+    };
+    for (number, phase) in detect_phases(&signals, PhaseParameters::default())
+        .iter()
+        .enumerate()
+    {
+        intervals[phase.start..phase.end]
+            .iter_mut()
+            .for_each(|interval| interval.phase = number as u32);
     }
     intervals
 }
 
 /// Adds rates per instruction for models and policies, if instructions are known.
 fn fill_rates(file: &mut ProfileFile, level: CacheLevel) {
-    let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return };
+    let Some(instructions) = file.instructions.filter(|count| *count > 0) else {
+        return;
+    };
     let per_mega = |count: u64| count as f64 * 1e6 / instructions as f64;
     let curve = file.curves.first().map(|curve| {
         let points = curve.points.iter();
-        points.filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?))).collect()
+        points
+            .filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?)))
+            .collect()
     });
-    let references = file.records.map(|records| Estimate::exact(per_mega(records)));
+    let references = file
+        .records
+        .map(|records| Estimate::exact(per_mega(records)));
     file.profile.rates.llc_refs_per_mega_instr =
         references.map(|rate| Fact::from_measurement(rate, FactSource::ExactTrace, 0));
     let locality = &mut file.profile.locality;
-    locality.misses_per_kilo_instr = curve.map(|points| (level, trace_fact(points))).into_iter().collect();
+    locality.misses_per_kilo_instr = curve
+        .map(|points| (level, trace_fact(points)))
+        .into_iter()
+        .collect();
 }
 
 /// Returns a fact that holds for a whole recording.
@@ -271,9 +327,14 @@ pub fn burst_reach_bytes(file: &ProfileFile) -> Option<u64> {
 ///
 /// # Errors
 /// The file was made for another line size, or lacks stack distances.
-pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, StudyError> {
+pub fn profile_for_target(
+    file: &ProfileFile,
+    target: ProfileTarget,
+) -> Result<Profile, StudyError> {
     let mut profile = file.profile.clone();
-    let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };
+    let Some(instructions) = file.instructions.filter(|count| *count > 0) else {
+        return Ok(profile);
+    };
     if burst_reach_bytes(file).is_some_and(|reach| reach < target.size_bytes) {
         profile.locality.stack_positions = None;
         return Ok(profile);
@@ -285,13 +346,24 @@ pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<P
     };
     if let Some(positions) = file.stack_positions.iter().find(matches_target) {
         let counts = positions.hits.iter().chain([&positions.misses]);
-        profile.locality.stack_positions = Some(trace_fact(counts.map(|count| per_mega(*count as f64)).collect()));
+        profile.locality.stack_positions = Some(trace_fact(
+            counts.map(|count| per_mega(*count as f64)).collect(),
+        ));
         return Ok(profile);
     }
-    let matches_line_size = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
+    let matches_line_size =
+        |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
     let Some(histogram) = file.histograms.iter().find(matches_line_size) else {
-        let line_sizes: Vec<String> = file.histograms.iter().map(|h| h.line_bytes.to_string()).collect();
-        let line_size_list = if line_sizes.is_empty() { "none".to_string() } else { line_sizes.join(", ") };
+        let line_sizes: Vec<String> = file
+            .histograms
+            .iter()
+            .map(|h| h.line_bytes.to_string())
+            .collect();
+        let line_size_list = if line_sizes.is_empty() {
+            "none".to_string()
+        } else {
+            line_sizes.join(", ")
+        };
         return Err(StudyError::OtherLines {
             program: file.program.clone(),
             found: line_size_list,
@@ -313,18 +385,40 @@ mod tests {
     /// Does a recording in bursts give LRU positions for a cache within its reach only?
     #[test]
     fn bursts_tell_nothing_beyond_their_reach() {
-        let record_of =
-            |index: u64| AccessRecord { address: index % 512 * 64, gap: 1, thread: 0, size: 8, store: false };
+        let record_of = |index: u64| AccessRecord {
+            address: index % 512 * 64,
+            gap: 1,
+            thread: 0,
+            size: 8,
+            store: false,
+        };
         let records: Vec<AccessRecord> = (0..4096).map(record_of).collect();
-        let totals = TraceTotals { records: 4096, instructions: Some(4096), ..TraceTotals::default() };
+        let totals = TraceTotals {
+            records: 4096,
+            instructions: Some(4096),
+            ..TraceTotals::default()
+        };
         let has_positions = |size_bytes: u64| {
-            let target = ProfileTarget { level: CacheLevel::L3, size_bytes, ways: 8, line_bytes: 64, slices: 1 };
+            let target = ProfileTarget {
+                level: CacheLevel::L3,
+                size_bytes,
+                ways: 8,
+                line_bytes: 64,
+                slices: 1,
+            };
             let mut pass = ProfilePass::new(Some(target), true, 4096, &[0, 2048]).unwrap();
             pass.push(&records).unwrap();
             let header = TraceHeader::for_import("a.cmt", true);
             let file = pass.finish("a", "a.cmt", &header, Some(&totals)).unwrap();
-            profile_for_target(&file, target).unwrap().locality.stack_positions.is_some()
+            profile_for_target(&file, target)
+                .unwrap()
+                .locality
+                .stack_positions
+                .is_some()
         };
-        assert_eq!((has_positions(16 << 10), has_positions(1 << 20)), (true, false));
+        assert_eq!(
+            (has_positions(16 << 10), has_positions(1 << 20)),
+            (true, false)
+        );
     }
 }

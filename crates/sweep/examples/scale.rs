@@ -12,7 +12,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use cachemate_sweep::engines::local::LocalEngine;
-use cachemate_sweep::{DriveOptions, Inputs, JobResult, JobRunner, RunError, Store, SweepJob, drive, read_status};
+use cachemate_sweep::{
+    DriveOptions, Inputs, JobResult, JobRunner, RunError, Store, SweepJob, drive, read_status,
+};
 use common::sample_manifest;
 
 const TASKS: usize = 100_000;
@@ -31,14 +33,21 @@ impl JobRunner for CountingSource {
         "1".to_string()
     }
     fn run(&self, job: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
-        let SweepJob::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
+        let SweepJob::Repro { run, .. } = job else {
+            return Err(RunError::Failed("another job".to_string()));
+        };
         let value = run_steps(self.steps, run.len() as u64) as f64;
-        Ok(JobResult { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..JobResult::default() })
+        Ok(JobResult {
+            figures: BTreeMap::from([("value".to_string(), Some(value))]),
+            ..JobResult::default()
+        })
     }
 }
 
 fn run_steps(steps: u64, seed: u64) -> u64 {
-    (0..steps).fold(seed | 1, |state, step| std::hint::black_box(state.wrapping_mul(0x5851_F42D_4C95_7F2D) ^ step))
+    (0..steps).fold(seed | 1, |state, step| {
+        std::hint::black_box(state.wrapping_mul(0x5851_F42D_4C95_7F2D) ^ step)
+    })
 }
 
 /// Number of steps that take this long on this machine now.
@@ -58,12 +67,31 @@ fn steps_of(time: Duration) -> u64 {
 fn run_sweep(dir: &Path, tasks: usize, workers: usize, steps: u64) {
     let manifest = sample_manifest(tasks);
     let store = Arc::new(Store::create(dir).expect("a directory to write to"));
-    store.write_manifest(&manifest).expect("a directory to write to");
+    store
+        .write_manifest(&manifest)
+        .expect("a directory to write to");
     let inputs = Arc::new(Inputs::open(&store, &manifest.header).expect("nothing to open"));
-    let mut engine = LocalEngine::new(Arc::clone(&store), Arc::new(CountingSource { steps }), inputs, workers, 0);
-    let options = DriveOptions { retries: 0, idle_timeout: Duration::from_secs(60) };
+    let mut engine = LocalEngine::new(
+        Arc::clone(&store),
+        Arc::new(CountingSource { steps }),
+        inputs,
+        workers,
+        0,
+    );
+    let options = DriveOptions {
+        retries: 0,
+        idle_timeout: Duration::from_secs(60),
+    };
     let stop = AtomicBool::new(false);
-    let ended = drive(&store, &manifest.tasks, &mut engine, &options, &mut |_| (), &stop).expect("a sweep that ends");
+    let ended = drive(
+        &store,
+        &manifest.tasks,
+        &mut engine,
+        &options,
+        &mut |_| (),
+        &stop,
+    )
+    .expect("a sweep that ends");
     assert_eq!(ended.finished, tasks);
 }
 
@@ -71,7 +99,9 @@ fn run_sweep(dir: &Path, tasks: usize, workers: usize, steps: u64) {
 fn leave_one_running(dir: &Path) {
     let manifest = sample_manifest(TASKS + 1);
     let store = Store::open(dir).expect("a directory to write to");
-    store.write_manifest(&manifest).expect("a directory to write to");
+    store
+        .write_manifest(&manifest)
+        .expect("a directory to write to");
     let id = manifest.tasks.last().expect("there are tasks").id;
     let claim = r#"{"host":"far","place":"elsewhere","pid":1,"started_ticks":1}"#;
     std::fs::write(dir.join(format!("claims/{id}")), claim).expect("a directory to write to");
@@ -88,16 +118,28 @@ struct RunCost {
 fn run_children(runs: &[Vec<String>]) -> RunCost {
     let own_program = std::env::current_exe().expect("this program has a name");
     let (start, cpu_before) = (Instant::now(), children_cpu_s());
-    let started: Vec<_> =
-        runs.iter().map(|args| Command::new(&own_program).args(args).spawn().expect("it starts")).collect();
+    let started: Vec<_> = runs
+        .iter()
+        .map(|args| {
+            Command::new(&own_program)
+                .args(args)
+                .spawn()
+                .expect("it starts")
+        })
+        .collect();
     let mut peak_mib: f64 = 0.0;
     for mut child in started {
         let status = format!("/proc/{}/status", child.id());
         loop {
             // The peak is in the status file as long as the process exists.
             let text = std::fs::read_to_string(&status).unwrap_or_default();
-            let peak =
-                text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
+            let peak = text.lines().find_map(|line| {
+                line.strip_prefix("VmHWM:")?
+                    .split_whitespace()
+                    .next()?
+                    .parse()
+                    .ok()
+            });
             peak_mib = peak_mib.max(peak.map_or(0.0, |kib: f64| kib / 1024.0));
             match child.try_wait().expect("it is our child") {
                 Some(code) => break assert!(code.success()),
@@ -105,14 +147,28 @@ fn run_children(runs: &[Vec<String>]) -> RunCost {
             }
         }
     }
-    RunCost { wall_s: start.elapsed().as_secs_f64(), cpu_s: children_cpu_s() - cpu_before, peak_mib }
+    RunCost {
+        wall_s: start.elapsed().as_secs_f64(),
+        cpu_s: children_cpu_s() - cpu_before,
+        peak_mib,
+    }
 }
 
 /// Fields 16 and 17 of `/proc/self/stat`: CPU time of children that were waited for, in hundredths of a second.
 fn children_cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks_at = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    let ticks_at = |index: usize| {
+        fields
+            .get(index)
+            .and_then(|field| field.parse::<f64>().ok())
+            .unwrap_or(0.0)
+    };
     (ticks_at(13) + ticks_at(14)) / 100.0
 }
 
@@ -132,10 +188,14 @@ fn measure() {
     let start = Instant::now();
     run_sweep(&many_tasks, TASKS, 2, 0);
     let seconds_per_task = start.elapsed().as_secs_f64() / TASKS as f64;
-    println!("{TASKS} tasks that do nothing, 2 workers: {:.3} ms each", 1e3 * seconds_per_task);
+    println!(
+        "{TASKS} tasks that do nothing, 2 workers: {:.3} ms each",
+        1e3 * seconds_per_task
+    );
     leave_one_running(&many_tasks);
-    let looked: Vec<RunCost> =
-        (0..ROUNDS).map(|_| run_children(&[vec!["status".to_string(), path_text(&many_tasks)]])).collect();
+    let looked: Vec<RunCost> = (0..ROUNDS)
+        .map(|_| run_children(&[vec!["status".to_string(), path_text(&many_tasks)]]))
+        .collect();
     let peak = looked.iter().map(|took| took.peak_mib).fold(0.0, f64::max);
     let wall = median(looked.iter().map(|took| took.wall_s).collect());
     let cpu = median(looked.iter().map(|took| took.cpu_s).collect());
@@ -146,12 +206,24 @@ fn measure() {
     );
 
     let steps = steps_of(Duration::from_millis(TASK_MS));
-    let plain_args = vec!["plain".to_string(), TASKS_EACH.to_string(), steps.to_string()];
+    let plain_args = vec![
+        "plain".to_string(),
+        TASKS_EACH.to_string(),
+        steps.to_string(),
+    ];
     let (mut walls, mut cpus) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let out = dir.path().join(format!("round-{round}"));
-        let swept = vec!["sweep".to_string(), path_text(&out), (2 * TASKS_EACH).to_string(), steps.to_string()];
-        let (by_hand, by_sweep) = (run_children(&[plain_args.clone(), plain_args.clone()]), run_children(&[swept]));
+        let swept = vec![
+            "sweep".to_string(),
+            path_text(&out),
+            (2 * TASKS_EACH).to_string(),
+            steps.to_string(),
+        ];
+        let (by_hand, by_sweep) = (
+            run_children(&[plain_args.clone(), plain_args.clone()]),
+            run_children(&[swept]),
+        );
         walls.push(by_hand.wall_s / by_sweep.wall_s);
         cpus.push(by_sweep.cpu_s / by_hand.cpu_s - 1.0);
     }
@@ -175,16 +247,31 @@ fn measure() {
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let number_at = |index: usize| args.get(index).and_then(|text| text.parse().ok()).unwrap_or(0u64);
+    let number_at = |index: usize| {
+        args.get(index)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0u64)
+    };
     match args.first().map(String::as_str) {
         None => measure(),
         Some("status") => {
             let store = Store::open(Path::new(&args[1])).expect("a sweep's directory");
             let sweep_status = read_status(&store).expect("a sweep's directory");
-            assert_eq!((sweep_status.total, sweep_status.finished, sweep_status.running), (TASKS + 1, TASKS, 1));
-            assert!(sweep_status.remaining_s.is_some(), "the time left is part of a status");
+            assert_eq!(
+                (
+                    sweep_status.total,
+                    sweep_status.finished,
+                    sweep_status.running
+                ),
+                (TASKS + 1, TASKS, 1)
+            );
+            assert!(
+                sweep_status.remaining_s.is_some(),
+                "the time left is part of a status"
+            );
         }
-        Some("plain") => (0..number_at(1)).for_each(|index| _ = std::hint::black_box(run_steps(number_at(2), index))),
+        Some("plain") => (0..number_at(1))
+            .for_each(|index| _ = std::hint::black_box(run_steps(number_at(2), index))),
         Some("sweep") => run_sweep(Path::new(&args[1]), number_at(2) as usize, 2, number_at(3)),
         Some(argument) => {
             println!("found '{argument}', expected nothing");

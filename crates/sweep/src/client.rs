@@ -43,12 +43,19 @@ const OUTPUT_AFTER_END: Duration = Duration::from_millis(500);
 /// The client is not installed, or did not end in time.
 pub fn call(command: &mut Command, timeout: Duration) -> Result<ClientOutput, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
     let mut child = command.spawn().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => CallError::Missing(name.clone()),
         _ => CallError::Failed(name.clone(), error.to_string()),
     })?;
-    let (stdout_receiver, stderr_receiver) = (spawn_reader(child.stdout.take()), spawn_reader(child.stderr.take()));
+    let (stdout_receiver, stderr_receiver) = (
+        spawn_reader(child.stdout.take()),
+        spawn_reader(child.stderr.take()),
+    );
     let start = Instant::now();
     let mut pause = Duration::from_millis(1);
     let status = loop {
@@ -89,8 +96,15 @@ pub fn call_checked(command: &mut Command, timeout: Duration) -> Result<String, 
     if client_output.code == Some(0) {
         return Ok(client_output.stdout);
     }
-    let message = if client_output.stderr.trim().is_empty() { client_output.stdout } else { client_output.stderr };
-    Err(CallError::Failed(name, message.lines().take(5).collect::<Vec<_>>().join("; ")))
+    let message = if client_output.stderr.trim().is_empty() {
+        client_output.stdout
+    } else {
+        client_output.stderr
+    };
+    Err(CallError::Failed(
+        name,
+        message.lines().take(5).collect::<Vec<_>>().join("; "),
+    ))
 }
 
 fn spawn_reader(stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
@@ -126,9 +140,15 @@ mod tests {
     #[test]
     fn a_client_that_hangs_is_ended_at_its_deadline() {
         let start = Instant::now();
-        let hang = call(Command::new("sh").args(["-c", "sleep 100 & sleep 100"]), Duration::from_millis(200));
+        let hang = call(
+            Command::new("sh").args(["-c", "sleep 100 & sleep 100"]),
+            Duration::from_millis(200),
+        );
         assert!(matches!(hang, Err(CallError::Deadline(..))), "{hang:?}");
-        let output = call(Command::new("sh").args(["-c", "echo said; sleep 100 & exit 3"]), Duration::from_secs(60));
+        let output = call(
+            Command::new("sh").args(["-c", "echo said; sleep 100 & exit 3"]),
+            Duration::from_secs(60),
+        );
         assert_eq!(output.unwrap().code, Some(3));
         assert!(start.elapsed() < Duration::from_secs(50));
     }
@@ -136,11 +156,20 @@ mod tests {
     /// Are a client that fails and a client that is not installed distinguished?
     #[test]
     fn failing_and_uninstalled_clients_are_distinguished() {
-        let failed = call_checked(Command::new("sh").args(["-c", "echo why >&2; exit 1"]), Duration::from_secs(60));
+        let failed = call_checked(
+            Command::new("sh").args(["-c", "echo why >&2; exit 1"]),
+            Duration::from_secs(60),
+        );
         assert_eq!(failed.unwrap_err().to_string(), "sh: why");
-        let missing = call_checked(&mut Command::new("cachemate-no-such-client"), Duration::from_secs(60));
+        let missing = call_checked(
+            &mut Command::new("cachemate-no-such-client"),
+            Duration::from_secs(60),
+        );
         assert!(matches!(missing, Err(CallError::Missing(_))), "{missing:?}");
-        let long = call_checked(Command::new("sh").args(["-c", "yes | head -c 1000000"]), Duration::from_secs(60));
+        let long = call_checked(
+            Command::new("sh").args(["-c", "yes | head -c 1000000"]),
+            Duration::from_secs(60),
+        );
         assert_eq!(long.unwrap().len(), 1_000_000, "more than a pipe holds");
         assert_eq!(quote_argument(OsStr::new("it's")), "'it'\\''s'");
     }

@@ -103,13 +103,20 @@ struct SweepDriver<'a> {
 }
 
 impl<'a> SweepDriver<'a> {
-    fn new(store: &'a Store, tasks: &'a [SweepTask], options: &'a DriveOptions) -> Result<Self, SweepError> {
+    fn new(
+        store: &'a Store,
+        tasks: &'a [SweepTask],
+        options: &'a DriveOptions,
+    ) -> Result<Self, SweepError> {
         store.remove_stale_partials()?;
         let task_ids: BTreeSet<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
         let mut finished_tasks = FinishedTasks::default();
         finished_tasks.refresh_results(store)?;
         let mut damaged = Vec::new();
-        for &id in task_ids.iter().filter(|id| finished_tasks.finished.contains(id)) {
+        for &id in task_ids
+            .iter()
+            .filter(|id| finished_tasks.finished.contains(id))
+        {
             if let Err(problem) = store.read(id) {
                 damaged.push(problem);
                 store.quarantine(id)?;
@@ -120,7 +127,10 @@ impl<'a> SweepDriver<'a> {
             finished_tasks.refresh_results(store)?;
         }
         store.remove_claims_on(&finished_tasks.finished)?;
-        let skipped = task_ids.iter().filter(|id| finished_tasks.finished.contains(id)).count();
+        let skipped = task_ids
+            .iter()
+            .filter(|id| finished_tasks.finished.contains(id))
+            .count();
         let (abandoned_tasks, last_progress_at) = (BTreeMap::new(), Instant::now());
         let mut driver = SweepDriver {
             store,
@@ -153,11 +163,16 @@ impl<'a> SweepDriver<'a> {
             let failures = self.store.failed_attempts(id)?;
             attempt_count += failures.len();
             if is_abandoned(&failures, self.options.retries) {
-                let message = failures.last().map_or(String::new(), |attempt| attempt.what.clone());
+                let message = failures
+                    .last()
+                    .map_or(String::new(), |attempt| attempt.what.clone());
                 self.abandoned_tasks.insert(id, message);
             }
         }
-        let progress = (self.finished_tasks.finished.len(), attempt_count + self.abandoned_tasks.len());
+        let progress = (
+            self.finished_tasks.finished.len(),
+            attempt_count + self.abandoned_tasks.len(),
+        );
         if progress != self.progress {
             (self.progress, self.last_progress_at) = (progress, Instant::now());
         }
@@ -166,7 +181,8 @@ impl<'a> SweepDriver<'a> {
 
     fn open_tasks(&self) -> Vec<SweepTask> {
         let is_open = |task: &&SweepTask| {
-            !self.finished_tasks.finished.contains(&task.id) && !self.abandoned_tasks.contains_key(&task.id)
+            !self.finished_tasks.finished.contains(&task.id)
+                && !self.abandoned_tasks.contains_key(&task.id)
         };
         self.tasks.iter().filter(is_open).cloned().collect()
     }
@@ -177,12 +193,16 @@ impl<'a> SweepDriver<'a> {
             _ => (None, None),
         };
         let message = match engine_status {
-            EngineStatus::Unresponsive(problem) | EngineStatus::Stuck(problem) | EngineStatus::Broken(problem) => {
-                Some(problem.clone())
-            }
+            EngineStatus::Unresponsive(problem)
+            | EngineStatus::Stuck(problem)
+            | EngineStatus::Broken(problem) => Some(problem.clone()),
             _ => None,
         };
-        let finished = self.task_ids.iter().filter(|id| self.finished_tasks.finished.contains(id)).count();
+        let finished = self
+            .task_ids
+            .iter()
+            .filter(|id| self.finished_tasks.finished.contains(id))
+            .count();
         SweepProgress {
             total: self.task_ids.len(),
             finished,
@@ -206,18 +226,25 @@ impl<'a> SweepDriver<'a> {
             if open_tasks.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let claimed_ids: BTreeSet<SweepTaskId> =
-                self.store.running_tasks()?.into_iter().map(|(id, _)| id).collect();
-            let free_tasks: Vec<SweepTask> =
-                open_tasks.into_iter().filter(|task| !claimed_ids.contains(&task.id)).collect();
+            let claimed_ids: BTreeSet<SweepTaskId> = self
+                .store
+                .running_tasks()?
+                .into_iter()
+                .map(|(id, _)| id)
+                .collect();
+            let free_tasks: Vec<SweepTask> = open_tasks
+                .into_iter()
+                .filter(|task| !claimed_ids.contains(&task.id))
+                .collect();
             if free_tasks.is_empty() {
                 // Other processes run everything that is left; this one waits for them, because their claims end with
                 // them.
                 pause_unless_stopped(Duration::from_millis(300), stop);
                 self.refresh()?;
-                on_progress(
-                    &self.build_progress(&EngineStatus::Working { waiting: None, running: Some(claimed_ids.len()) }),
-                );
+                on_progress(&self.build_progress(&EngineStatus::Working {
+                    waiting: None,
+                    running: Some(claimed_ids.len()),
+                }));
                 continue;
             }
             if self.rounds > 0 && self.last_progress_at.elapsed() > self.options.idle_timeout {
@@ -227,7 +254,10 @@ impl<'a> SweepDriver<'a> {
             self.rounds += 1;
             match engine.submit(&free_tasks) {
                 Ok(()) => self.watch_round(engine, on_progress, stop)?,
-                Err(error) if error.is_permanent || self.last_progress_at.elapsed() > self.options.idle_timeout => {
+                Err(error)
+                    if error.is_permanent
+                        || self.last_progress_at.elapsed() > self.options.idle_timeout =>
+                {
                     return Err(error.into());
                 }
                 Err(error) => on_progress(&SweepProgress {
@@ -235,7 +265,11 @@ impl<'a> SweepDriver<'a> {
                     ..self.build_progress(&EngineStatus::Done)
                 }),
             }
-            idle_rounds = if self.progress == progress_before { idle_rounds + 1 } else { 0 };
+            idle_rounds = if self.progress == progress_before {
+                idle_rounds + 1
+            } else {
+                0
+            };
             if idle_rounds > 0 {
                 pause_unless_stopped(Duration::from_millis(500) * (1 << idle_rounds.min(5)), stop);
             }
@@ -281,8 +315,13 @@ impl<'a> SweepDriver<'a> {
         self.finished_tasks.reset_timestamps();
         self.refresh()?;
         self.store.remove_claims_on(&self.finished_tasks.finished)?;
-        let missing_ids: Vec<SweepTaskId> = self.open_tasks().into_iter().map(|task| task.id).collect();
-        let finished = self.task_ids.iter().filter(|id| self.finished_tasks.finished.contains(id)).count();
+        let missing_ids: Vec<SweepTaskId> =
+            self.open_tasks().into_iter().map(|task| task.id).collect();
+        let finished = self
+            .task_ids
+            .iter()
+            .filter(|id| self.finished_tasks.finished.contains(id))
+            .count();
         Ok(SweepSummary {
             total: self.task_ids.len(),
             skipped: self.skipped,
@@ -333,7 +372,9 @@ impl FinishedTasks {
             if self.known_mtimes.get(&dir) == Some(&modified) {
                 continue;
             }
-            let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|age| age > MAX_TIMESTAMP_STEP);
+            let is_settled = SystemTime::now()
+                .duration_since(modified)
+                .is_ok_and(|age| age > MAX_TIMESTAMP_STEP);
             self.finished.extend(store.finished_tasks_in(&dir)?);
             if is_settled {
                 self.known_mtimes.insert(dir, modified);

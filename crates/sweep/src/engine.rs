@@ -22,7 +22,11 @@ pub struct EngineError {
 impl EngineError {
     /// The error of calling one of the engine's programs; a missing program is a permanent failure.
     pub fn from_call(engine: &'static str, error: CallError) -> Self {
-        EngineError { engine, is_permanent: matches!(error, CallError::Missing(_)), what: error.to_string() }
+        EngineError {
+            engine,
+            is_permanent: matches!(error, CallError::Missing(_)),
+            what: error.to_string(),
+        }
     }
 }
 
@@ -91,18 +95,33 @@ pub struct WorkerCommand {
 impl WorkerCommand {
     /// The command's arguments, to which the ids of tasks are appended.
     pub fn args(&self) -> Vec<std::ffi::OsString> {
-        let (retries, heartbeat_timeout) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
-        let fixed_args =
-            ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &heartbeat_timeout, "-o"];
-        let mut args: Vec<std::ffi::OsString> = fixed_args.iter().map(std::ffi::OsString::from).collect();
+        let (retries, heartbeat_timeout) = (
+            self.retries.to_string(),
+            self.heartbeat_timeout_s.to_string(),
+        );
+        let fixed_args = [
+            "--quiet",
+            "sweep",
+            "run",
+            "--retries",
+            &retries,
+            "--heartbeat-timeout",
+            &heartbeat_timeout,
+            "-o",
+        ];
+        let mut args: Vec<std::ffi::OsString> =
+            fixed_args.iter().map(std::ffi::OsString::from).collect();
         args.extend([self.dir.clone().into_os_string(), "--task".into()]);
         args
     }
 
     /// A line for `sh` that runs the tasks whose ids are the shell words `ids`.
     pub fn shell_line(&self, ids: &str) -> String {
-        let command_words = std::iter::once(self.program.clone().into_os_string()).chain(self.args());
-        let quoted_words: Vec<String> = command_words.map(|word| crate::client::quote_argument(&word)).collect();
+        let command_words =
+            std::iter::once(self.program.clone().into_os_string()).chain(self.args());
+        let quoted_words: Vec<String> = command_words
+            .map(|word| crate::client::quote_argument(&word))
+            .collect();
         format!("exec {} {ids}", quoted_words.join(" "))
     }
 }

@@ -22,7 +22,9 @@ pub enum SweepError {
         what: String,
     },
     /// The disk is full, so no more files can be written there; finished results are kept.
-    #[error("{0}: the disk is full; what is finished is kept, and the same command goes on from there")]
+    #[error(
+        "{0}: the disk is full; what is finished is kept, and the same command goes on from there"
+    )]
     Full(String),
     /// An engine that cannot accept tasks.
     #[error(transparent)]
@@ -34,15 +36,22 @@ pub enum SweepError {
 
 impl SweepError {
     pub(crate) fn file(path: &Path, problem: impl ToString) -> Self {
-        SweepError::File { path: path.display().to_string(), what: problem.to_string() }
+        SweepError::File {
+            path: path.display().to_string(),
+            what: problem.to_string(),
+        }
     }
 
     /// The error of reading or writing `path`; a full disk has its own error.
     pub(crate) fn io_error(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
         move |error| match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SweepError::Full(path.display().to_string()),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                SweepError::Full(path.display().to_string())
+            }
             // The message of a rejected file already contains the path.
-            io::ErrorKind::PermissionDenied if error.get_ref().is_some() => SweepError::Refused(error.to_string()),
+            io::ErrorKind::PermissionDenied if error.get_ref().is_some() => {
+                SweepError::Refused(error.to_string())
+            }
             _ => SweepError::file(path, error),
         }
     }

@@ -11,7 +11,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::file::{INPUT_BYTES_LIMIT, SweepDefinition, SweepKind};
 use crate::job::{Inputs, JobRunner, SweepJob, whole_file_error};
-use crate::manifest::{MANIFEST_FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of};
+use crate::manifest::{
+    MANIFEST_FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of,
+};
 use crate::points::Point;
 use crate::{Store, SweepError};
 
@@ -41,13 +43,23 @@ impl ExpandedSweep {
 /// # Errors
 /// A scenario or machine is impossible, a program is missing, or the command does not have a policy. Each error names
 /// file and field, and the point at which it occurred.
-pub fn expand(sweep: &SweepDefinition, job_runner: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
+pub fn expand(
+    sweep: &SweepDefinition,
+    job_runner: &dyn JobRunner,
+) -> Result<ExpandedSweep, SweepError> {
     let mut builder = ManifestBuilder::new(sweep, job_runner)?;
     let mut tasks = Vec::new();
     let mut last_hashes: Option<(Point<'_>, u64, u64)> = None;
     for point in sweep.points() {
-        let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
-        let other_axes: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
+        let seed = point
+            .iter()
+            .find(|(axis, _)| *axis == "seed")
+            .and_then(|(_, value)| value.as_u64());
+        let other_axes: Point<'_> = point
+            .iter()
+            .filter(|(axis, _)| *axis != "seed")
+            .copied()
+            .collect();
         // Seeds vary fastest, so that everything else is built once for all of them.
         let known_hashes = last_hashes
             .as_ref()
@@ -61,10 +73,17 @@ pub fn expand(sweep: &SweepDefinition, job_runner: &dyn JobRunner) -> Result<Exp
                 (content_hash, content_seed)
             }
         };
-        let id = SweepTaskId::from_text(&format!("{content_hash:016x} {}", seed.unwrap_or(scenario_seed)));
+        let id = SweepTaskId::from_text(&format!(
+            "{content_hash:016x} {}",
+            seed.unwrap_or(scenario_seed)
+        ));
         let values: BTreeMap<&str, &Value> = point.into_iter().collect();
-        let point_json = serde_json::to_string(&values).map_err(|error| SweepError::Refused(error.to_string()))?;
-        tasks.push(SweepTask { id, point: point_json.into() });
+        let point_json = serde_json::to_string(&values)
+            .map_err(|error| SweepError::Refused(error.to_string()))?;
+        tasks.push(SweepTask {
+            id,
+            point: point_json.into(),
+        });
     }
     if tasks.is_empty() {
         return Err(whole_file_error(&sweep.path, "no point that the filters leave").into());
@@ -86,7 +105,11 @@ struct ManifestBuilder<'a> {
 
 impl<'a> ManifestBuilder<'a> {
     fn new(sweep: &'a SweepDefinition, job_runner: &'a dyn JobRunner) -> Result<Self, SweepError> {
-        let inputs = Inputs { kind: sweep.file.kind, detail: sweep.file.detail, ..Inputs::default() };
+        let inputs = Inputs {
+            kind: sweep.file.kind,
+            detail: sweep.file.detail,
+            ..Inputs::default()
+        };
         let dir = &sweep.dir;
         let mut builder = ManifestBuilder {
             job_runner,
@@ -100,9 +123,15 @@ impl<'a> ManifestBuilder<'a> {
         };
         for name in &sweep.file.axes.scenario {
             let path = dir.join(name);
-            let text = read_text_limited(&path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(&path, error))?;
-            builder.scenarios.insert(name.clone(), builder.input_path("scenario", &text));
-            builder.inputs.scenarios.insert(name.clone(), (path.display().to_string(), text));
+            let text = read_text_limited(&path, INPUT_BYTES_LIMIT)
+                .map_err(|error| SweepError::file(&path, error))?;
+            builder
+                .scenarios
+                .insert(name.clone(), builder.input_path("scenario", &text));
+            builder
+                .inputs
+                .scenarios
+                .insert(name.clone(), (path.display().to_string(), text));
         }
         Ok(builder)
     }
@@ -120,15 +149,21 @@ impl<'a> ManifestBuilder<'a> {
 
     /// The hash of everything but the seed, and the scenario's seed, for points that set none.
     fn hash_content(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
-        let describe_point =
-            || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
-        let refuse_at_point = |problem: String| SweepError::Refused(format!("{problem} (at {})", describe_point()));
+        let describe_point = || {
+            point
+                .iter()
+                .map(|(axis, value)| format!("{axis} {value}"))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let refuse_at_point =
+            |problem: String| SweepError::Refused(format!("{problem} (at {})", describe_point()));
         match self.inputs.kind {
             SweepKind::Scenario => self.hash_scenario(point),
             SweepKind::Curve => self.hash_curve(point).map_err(refuse_at_point),
-            SweepKind::Repro | SweepKind::Fleet => {
-                Err(SweepError::Refused("runs of experiments and fleets are not made from a sweep file".into()))
-            }
+            SweepKind::Repro | SweepKind::Fleet => Err(SweepError::Refused(
+                "runs of experiments and fleets are not made from a sweep file".into(),
+            )),
         }
     }
 
@@ -138,7 +173,11 @@ impl<'a> ManifestBuilder<'a> {
         let label = self.point_label(point);
         let refuse_input = |problem: String| SweepError::Refused(format!("{label}: {problem}"));
         let mut checksums = Vec::new();
-        let programs: Vec<String> = scenario.programs.iter().map(|program| program.program.clone()).collect();
+        let programs: Vec<String> = scenario
+            .programs
+            .iter()
+            .map(|program| program.program.clone())
+            .collect();
         for program in programs {
             checksums.push(self.find_checksum(&program, None).map_err(refuse_input)?);
         }
@@ -168,16 +207,30 @@ impl<'a> ManifestBuilder<'a> {
     /// Describes a point for messages: its scenario's file, and its changes.
     fn point_label(&self, point: &Point<'_>) -> String {
         let axes = point.iter().filter(|(axis, _)| *axis != "scenario");
-        let axis_values: Vec<String> = axes.map(|(axis, value)| format!("{axis} {value}")).collect();
-        let scenario = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
-        let file =
-            scenario.and_then(|scenario_name| self.inputs.scenarios.get(scenario_name)).map_or("", |(label, _)| label);
-        if axis_values.is_empty() { file.to_string() } else { format!("{file} with {}", axis_values.join(", ")) }
+        let axis_values: Vec<String> = axes
+            .map(|(axis, value)| format!("{axis} {value}"))
+            .collect();
+        let scenario = point
+            .iter()
+            .find(|(axis, _)| *axis == "scenario")
+            .and_then(|(_, value)| value.as_str());
+        let file = scenario
+            .and_then(|scenario_name| self.inputs.scenarios.get(scenario_name))
+            .map_or("", |(label, _)| label);
+        if axis_values.is_empty() {
+            file.to_string()
+        } else {
+            format!("{file} with {}", axis_values.join(", "))
+        }
     }
 
     /// Copies a machine file into the inputs; the scenario's path may already refer to the copy.
     fn copy_machine_file(&mut self, machine_name: &str) -> Result<(), SweepError> {
-        let name = machine_name.split('?').next().unwrap_or_default().to_string();
+        let name = machine_name
+            .split('?')
+            .next()
+            .unwrap_or_default()
+            .to_string();
         if machine_names().contains(&name.as_str()) || self.machines.contains_key(&name) {
             return Ok(());
         }
@@ -189,28 +242,39 @@ impl<'a> ManifestBuilder<'a> {
     }
 
     fn hash_curve(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
-        let recording = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
+        let recording = point
+            .iter()
+            .find(|(axis, _)| *axis == "recording")
+            .and_then(|(_, value)| value.as_str());
         let recording_name = recording.unwrap_or_default().to_string();
         let checksum = self.find_checksum(&recording_name, Some(self.dir.to_path_buf()))?;
         let job = self.inputs.job_at(point)?;
         self.job_runner.check(&job)?;
-        let SweepJob::Curve(curve) = job else { return Err("not a curve".to_string()) };
+        let SweepJob::Curve(curve) = job else {
+            return Err("not a curve".to_string());
+        };
         let curve_key = (curve.line_bytes, &curve.sizes, curve.sample);
-        let content =
-            serde_json::to_string(&(&self.version, "curve", checksum, curve_key)).map_err(|e| e.to_string())?;
+        let content = serde_json::to_string(&(&self.version, "curve", checksum, curve_key))
+            .map_err(|e| e.to_string())?;
         Ok((xxh3_64(content.as_bytes()), 0))
     }
 
     /// The checksum of a program's recording; `None` if the program is not a recording. Relative paths are relative to
     /// `dir`, or to the working directory.
-    fn find_checksum(&mut self, program: &str, dir: Option<PathBuf>) -> Result<Option<String>, String> {
+    fn find_checksum(
+        &mut self,
+        program: &str,
+        dir: Option<PathBuf>,
+    ) -> Result<Option<String>, String> {
         if self.built_in_programs.contains(program) {
             return Ok(None);
         }
         if let Some(stored) = self.inputs.recordings.get(program) {
             return Ok(Some(stored.checksum.clone()));
         }
-        let adjacent_path = dir.map(|dir| dir.join(program)).filter(|path| path.is_file());
+        let adjacent_path = dir
+            .map(|dir| dir.join(program))
+            .filter(|path| path.is_file());
         let recording_path = match adjacent_path {
             Some(path) => Some(path),
             None => self.job_runner.find_recording(program)?,
@@ -222,14 +286,27 @@ impl<'a> ManifestBuilder<'a> {
         let read_error = |error: std::io::Error| format!("{}: {error}", path.display());
         let path = path.canonicalize().map_err(read_error)?;
         let (size_bytes, checksum) = checksum_of(&path).map_err(read_error)?;
-        let recording = RecordingRef { path, size_bytes, checksum: checksum.clone() };
-        self.inputs.recordings.insert(program.to_string(), recording);
+        let recording = RecordingRef {
+            path,
+            size_bytes,
+            checksum: checksum.clone(),
+        };
+        self.inputs
+            .recordings
+            .insert(program.to_string(), recording);
         Ok(Some(checksum))
     }
 
     fn finish(mut self, sweep: &SweepDefinition, tasks: Vec<SweepTask>) -> ExpandedSweep {
-        let texts: Vec<String> = self.inputs.scenarios.values().map(|(_, text)| text.clone()).collect();
-        texts.into_iter().for_each(|text| _ = self.store_input("scenario", text));
+        let texts: Vec<String> = self
+            .inputs
+            .scenarios
+            .values()
+            .map(|(_, text)| text.clone())
+            .collect();
+        texts
+            .into_iter()
+            .for_each(|text| _ = self.store_input("scenario", text));
         let header = ManifestHeader {
             format: MANIFEST_FORMAT,
             name: sweep.file.name.clone(),
@@ -244,6 +321,9 @@ impl<'a> ManifestBuilder<'a> {
             recordings: self.inputs.recordings,
             repro: Value::Null,
         };
-        ExpandedSweep { manifest: Manifest { header, tasks }, files: self.files }
+        ExpandedSweep {
+            manifest: Manifest { header, tasks },
+            files: self.files,
+        }
     }
 }

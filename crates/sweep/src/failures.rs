@@ -36,15 +36,27 @@ pub struct FailedAttempt {
 
 impl FailedAttempt {
     pub(crate) fn from_owner(ending: FailureKind, message: String, owner: &ClaimOwner) -> Self {
-        FailedAttempt { ending, what: message, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
+        FailedAttempt {
+            ending,
+            what: message,
+            host: owner.host.clone(),
+            pid: owner.pid,
+            unix_ms: unix_ms(),
+        }
     }
 }
 
 impl Store {
-    pub(crate) fn record_attempt(&self, id: SweepTaskId, attempt: &FailedAttempt) -> Result<(), SweepError> {
+    pub(crate) fn record_attempt(
+        &self,
+        id: SweepTaskId,
+        attempt: &FailedAttempt,
+    ) -> Result<(), SweepError> {
         let path = failure_path(id);
         let line = serde_json::to_string(attempt).expect("texts and numbers can be written");
-        self.root().append_line(Path::new(&path), &line).map_err(self.io_error(&path))
+        self.root()
+            .append_line(Path::new(&path), &line)
+            .map_err(self.io_error(&path))
     }
 
     /// Returns the failed attempts in order. An incomplete line counts as a death, so that a task cannot keep killing
@@ -54,9 +66,13 @@ impl Store {
     /// The file exists and cannot be read.
     pub fn failed_attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
         let path = failure_path(id);
-        let record_text =
-            self.root().read_text(Path::new(&path), FAILURES_BYTES_LIMIT).map_err(self.io_error(&path))?;
-        let Some(text) = record_text else { return Ok(Vec::new()) };
+        let record_text = self
+            .root()
+            .read_text(Path::new(&path), FAILURES_BYTES_LIMIT)
+            .map_err(self.io_error(&path))?;
+        let Some(text) = record_text else {
+            return Ok(Vec::new());
+        };
         let damaged_attempt = || FailedAttempt {
             ending: FailureKind::Death,
             what: "a line that is not whole".to_string(),
@@ -64,7 +80,10 @@ impl Store {
             pid: 0,
             unix_ms: 0,
         };
-        Ok(text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| damaged_attempt())).collect())
+        Ok(text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| damaged_attempt()))
+            .collect())
     }
 
     /// Removes the record of failed attempts, so that the task is retried.
@@ -72,7 +91,9 @@ impl Store {
     /// # Errors
     /// The file exists and cannot be removed.
     pub fn forget_attempts(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        self.dir(FAILED)?.remove(&format!("{id}.jsonl")).map_err(self.io_error(FAILED))
+        self.dir(FAILED)?
+            .remove(&format!("{id}.jsonl"))
+            .map_err(self.io_error(FAILED))
     }
 }
 

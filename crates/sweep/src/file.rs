@@ -117,7 +117,8 @@ const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 /// # Errors
 /// The file cannot be read, or has an error of [`parse_sweep`].
 pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
-    let text = read_text_limited(path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(path, error))?;
+    let text = read_text_limited(path, INPUT_BYTES_LIMIT)
+        .map_err(|error| SweepError::file(path, error))?;
     parse_sweep(path, &text, bundled)
 }
 
@@ -126,23 +127,45 @@ pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, Sw
 /// # Errors
 /// Invalid TOML, unknown or ill-typed fields, an empty axis or one with a duplicate value, an axis that the kind does
 /// not have, a filter for a missing axis; each with file, line, field, the value found and the values expected.
-pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
+pub fn parse_sweep(
+    path: &Path,
+    text: &str,
+    bundled: &[String],
+) -> Result<SweepDefinition, SweepError> {
     let display_path = path.display().to_string();
     let located = Located::parse(&display_path, text)?;
     let mut file: SweepFile = located.deserialize()?;
     if file.axes.recording == ["all"] {
         if bundled.is_empty() {
             return Err(located
-                .error_at("axes.recording", "no bundled recordings", "recordings by path, or bundled ones")
+                .error_at(
+                    "axes.recording",
+                    "no bundled recordings",
+                    "recordings by path, or bundled ones",
+                )
                 .into());
         }
         file.axes.recording = bundled.to_vec();
     }
     let axes = parse_axes(&file, &located)?;
-    let parse_field_filters = |field: &str, tables: &[toml::Table]| parse_filters(field, tables, &axes, &located);
-    let (skip, only) = (parse_field_filters("skip", &file.skip)?, parse_field_filters("only", &file.only)?);
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok(SweepDefinition { dir: dir.to_path_buf(), skip, only, axes, file, path: display_path })
+    let parse_field_filters =
+        |field: &str, tables: &[toml::Table]| parse_filters(field, tables, &axes, &located);
+    let (skip, only) = (
+        parse_field_filters("skip", &file.skip)?,
+        parse_field_filters("only", &file.only)?,
+    );
+    let dir = path
+        .parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    Ok(SweepDefinition {
+        dir: dir.to_path_buf(),
+        skip,
+        only,
+        axes,
+        file,
+        path: display_path,
+    })
 }
 
 fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>, SpecError> {
@@ -150,19 +173,41 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         return Err(located.error_at("name", "an empty name", "a short name"));
     }
     let string_values = |values: &[String]| values.iter().cloned().map(Value::String).collect();
-    let new_axis = |name: &str, values: Vec<Value>| SweepAxis { name: name.to_string(), values };
+    let new_axis = |name: &str, values: Vec<Value>| SweepAxis {
+        name: name.to_string(),
+        values,
+    };
     let file_axes = &file.axes;
     let (required_axis, forbidden_axes): (&str, &[(&str, bool)]) = match file.kind {
         SweepKind::Scenario => ("scenario", &[("recording", file_axes.recording.is_empty())]),
         SweepKind::Curve => {
-            let are_empty = [file_axes.scenario.is_empty(), file_axes.machine.is_empty(), file_axes.policy.is_empty()];
-            ("recording", &[("scenario", are_empty[0]), ("machine", are_empty[1]), ("policy", are_empty[2])])
+            let are_empty = [
+                file_axes.scenario.is_empty(),
+                file_axes.machine.is_empty(),
+                file_axes.policy.is_empty(),
+            ];
+            (
+                "recording",
+                &[
+                    ("scenario", are_empty[0]),
+                    ("machine", are_empty[1]),
+                    ("policy", are_empty[2]),
+                ],
+            )
         }
         SweepKind::Repro => {
-            return Err(located.error_at("kind", "'repro'", "'scenario' or 'curve': 'cachemate repro' makes these"));
+            return Err(located.error_at(
+                "kind",
+                "'repro'",
+                "'scenario' or 'curve': 'cachemate repro' makes these",
+            ));
         }
         SweepKind::Fleet => {
-            return Err(located.error_at("kind", "'fleet'", "'scenario' or 'curve': 'cachemate fleet' makes these"));
+            return Err(located.error_at(
+                "kind",
+                "'fleet'",
+                "'scenario' or 'curve': 'cachemate fleet' makes these",
+            ));
         }
     };
     if let Some((name, _)) = forbidden_axes.iter().find(|(_, is_empty)| !is_empty) {
@@ -175,8 +220,15 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         new_axis("policy", parse_policies(&file_axes.policy, located)?),
         new_axis("recording", string_values(&file_axes.recording)),
     ];
-    if axes.iter().all(|axis| axis.name != required_axis || axis.values.is_empty()) {
-        return Err(located.error_at(&format!("axes.{required_axis}"), "no value", "one value or more"));
+    if axes
+        .iter()
+        .all(|axis| axis.name != required_axis || axis.values.is_empty())
+    {
+        return Err(located.error_at(
+            &format!("axes.{required_axis}"),
+            "no value",
+            "one value or more",
+        ));
     }
     axes.retain(|axis| !axis.values.is_empty());
     for (name, values) in &file_axes.parameters {
@@ -186,12 +238,18 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
             return Err(located.error_at(&field, format!("'{name}'"), expected));
         }
         if axes.iter().any(|axis| axis.name == *name) || name == "seed" {
-            return Err(located.error_at(&field, "an axis of its own", "a field that no axis sets"));
+            return Err(located.error_at(
+                &field,
+                "an axis of its own",
+                "a field that no axis sets",
+            ));
         }
         if values.is_empty() {
             return Err(located.error_at(&field, "no value", "one value or more"));
         }
-        let values = values.iter().map(|value| json_value(value, &field, located));
+        let values = values
+            .iter()
+            .map(|value| json_value(value, &field, located));
         axes.push(new_axis(name, values.collect::<Result<_, _>>()?));
     }
     if let Some(seeds) = parse_seeds(file_axes.seed.as_ref(), located)? {
@@ -217,7 +275,11 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
         let mut sorted_texts: Vec<String> = axis.values.iter().map(Value::to_string).collect();
         sorted_texts.sort();
         if let Some(duplicate_pair) = sorted_texts.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(located.error_at(&field, format!("{} twice", duplicate_pair[0]), "every value once"));
+            return Err(located.error_at(
+                &field,
+                format!("{} twice", duplicate_pair[0]),
+                "every value once",
+            ));
         }
         point_count = point_count.saturating_mul(axis.values.len());
         if point_count > MAX_POINTS {
@@ -239,7 +301,11 @@ fn parse_policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<
             return Ok(Value::String(name.clone()));
         }
         let choice: PolicyChoice = value.clone().try_into().map_err(|error: toml::de::Error| {
-            located.error_at(&field, error.message(), "a name, or a table of name and parameters")
+            located.error_at(
+                &field,
+                error.message(),
+                "a name, or a table of name and parameters",
+            )
         })?;
         if choice.parameters.is_empty() {
             return Ok(Value::String(choice.name));
@@ -249,20 +315,36 @@ fn parse_policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<
     entries.iter().enumerate().map(policy_axis).collect()
 }
 
-fn parse_seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
+fn parse_seeds(
+    value: Option<&toml::Value>,
+    located: &Located<'_>,
+) -> Result<Option<Vec<Value>>, SpecError> {
     let seeds_error = |found: String| {
-        located.error_at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
+        located.error_at(
+            "axes.seed",
+            found,
+            "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }",
+        )
     };
-    let Some(seed_value) = value else { return Ok(None) };
+    let Some(seed_value) = value else {
+        return Ok(None);
+    };
     let seeds: Vec<u64> = match seed_value {
-        toml::Value::Array(_) => {
-            seed_value.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?
-        }
+        toml::Value::Array(_) => seed_value
+            .clone()
+            .try_into()
+            .map_err(|error: toml::de::Error| seeds_error(error.message().into()))?,
         _ => {
-            let range: SeedRange =
-                seed_value.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?;
-            let seed_end = range.first.checked_add(range.count).filter(|_| range.count <= MAX_POINTS as u64);
-            (range.first..seed_end.ok_or_else(|| seeds_error(format!("{} seeds", range.count)))?).collect()
+            let range: SeedRange = seed_value
+                .clone()
+                .try_into()
+                .map_err(|error: toml::de::Error| seeds_error(error.message().into()))?;
+            let seed_end = range
+                .first
+                .checked_add(range.count)
+                .filter(|_| range.count <= MAX_POINTS as u64);
+            (range.first..seed_end.ok_or_else(|| seeds_error(format!("{} seeds", range.count)))?)
+                .collect()
         }
     };
     if seeds.is_empty() {
@@ -273,11 +355,18 @@ fn parse_seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Opt
 
 /// Converts a TOML value to JSON; values that JSON lacks are errors.
 fn json_value(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
-    let type_error =
-        |found: &str| located.error_at(field, found, "a text, a number, true or false, a list or a table of these");
+    let type_error = |found: &str| {
+        located.error_at(
+            field,
+            found,
+            "a text, a number, true or false, a list or a table of these",
+        )
+    };
     match value {
         toml::Value::Datetime(_) => Err(type_error("a date")),
-        toml::Value::Float(number) if !number.is_finite() => Err(type_error("a number that is not finite")),
+        toml::Value::Float(number) if !number.is_finite() => {
+            Err(type_error("a number that is not finite"))
+        }
         value => serde_json::to_value(value).map_err(|error| type_error(&error.to_string())),
     }
 }
@@ -294,7 +383,10 @@ fn parse_filters(
         for (name, value) in table {
             let field_path = format!("{field}[{index}].{name}");
             if !axis_names().any(|axis_name| axis_name == name) {
-                let expected = format!("one of the axes {}", axis_names().collect::<Vec<_>>().join(", "));
+                let expected = format!(
+                    "one of the axes {}",
+                    axis_names().collect::<Vec<_>>().join(", ")
+                );
                 let nearest_axis = nearest_name(name, axis_names()).map(Box::from);
                 return Err(SpecError {
                     nearest: nearest_axis,
@@ -302,21 +394,32 @@ fn parse_filters(
                 });
             }
             let values = match value {
-                toml::Value::Array(values) => {
-                    values.iter().map(|value| json_value(value, &field_path, located)).collect()
-                }
+                toml::Value::Array(values) => values
+                    .iter()
+                    .map(|value| json_value(value, &field_path, located))
+                    .collect(),
                 value => json_value(value, &field_path, located).map(|value| vec![value]),
             }?;
             let is_axis_value = |candidate: &Value| {
-                axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| matches_value(v, candidate)))
+                axes.iter().any(|a| {
+                    a.name == *name && a.values.iter().any(|v| matches_value(v, candidate))
+                })
             };
             if let Some(unknown_value) = values.iter().find(|candidate| !is_axis_value(candidate)) {
-                return Err(located.error_at(&field_path, unknown_value.to_string(), "values of that axis"));
+                return Err(located.error_at(
+                    &field_path,
+                    unknown_value.to_string(),
+                    "values of that axis",
+                ));
             }
             filter.insert(name.clone(), values);
         }
         if filter.is_empty() {
-            return Err(located.error_at(&format!("{field}[{index}]"), "nothing", "axes with values"));
+            return Err(located.error_at(
+                &format!("{field}[{index}]"),
+                "nothing",
+                "axes with values",
+            ));
         }
         Ok(filter)
     };
@@ -325,5 +428,6 @@ fn parse_filters(
 
 /// Does a value match? The name of a policy also matches the policy with parameters.
 pub fn matches_value(value: &Value, pattern: &Value) -> bool {
-    value == pattern || (value.is_object() && pattern.is_string() && value.get("name") == Some(pattern))
+    value == pattern
+        || (value.is_object() && pattern.is_string() && value.get("name") == Some(pattern))
 }

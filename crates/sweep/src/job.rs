@@ -156,7 +156,9 @@ impl Inputs {
         }
         for (machine_name, file) in &header.machines {
             read_input(store, file)?;
-            inputs.machines.insert(machine_name.clone(), store.path().join(file));
+            inputs
+                .machines
+                .insert(machine_name.clone(), store.path().join(file));
         }
         Ok(inputs)
     }
@@ -165,23 +167,41 @@ impl Inputs {
     ///
     /// # Errors
     /// The sweep has no such scenario, or the point's values make it impossible; the error names the field.
-    pub fn scenario_at(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
-        let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
-        let scenario = axis_value("scenario").and_then(Value::as_str).unwrap_or_default();
-        let (label, text) =
-            self.scenarios.get(scenario).ok_or_else(|| whole_file_error(scenario, "no such scenario in the sweep"))?;
+    pub fn scenario_at(
+        &self,
+        point: &[(&str, &Value)],
+    ) -> Result<(Scenario, MachineSpec), SpecError> {
+        let axis_value = |name: &str| {
+            point
+                .iter()
+                .find(|(axis, _)| *axis == name)
+                .map(|(_, value)| *value)
+        };
+        let scenario = axis_value("scenario")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let (label, text) = self
+            .scenarios
+            .get(scenario)
+            .ok_or_else(|| whole_file_error(scenario, "no such scenario in the sweep"))?;
         let mut changes: Vec<(String, toml::Value)> = Vec::new();
         for (axis, value) in point.iter().filter(|(axis, _)| *axis != "scenario") {
             let value = match (*axis, *value) {
                 ("policy", Value::String(name)) => {
                     toml::Table::from_iter([("name".to_string(), name.clone().into())]).into()
                 }
-                _ => toml::Value::try_from(value).map_err(|error| whole_file_error(label, &error.to_string()))?,
+                _ => toml::Value::try_from(value)
+                    .map_err(|error| whole_file_error(label, &error.to_string()))?,
             };
             changes.push((axis.to_string(), value));
         }
-        let scenario_machine =
-            || toml::from_str::<toml::Table>(text).ok()?.get("machine")?.as_str().map(str::to_string);
+        let scenario_machine = || {
+            toml::from_str::<toml::Table>(text)
+                .ok()?
+                .get("machine")?
+                .as_str()
+                .map(str::to_string)
+        };
         let machine = axis_value("machine")
             .and_then(Value::as_str)
             .map(str::to_string)
@@ -201,58 +221,115 @@ impl Inputs {
     /// # Errors
     /// An input is missing, changed or invalid; the text describes the problem.
     pub fn job_at(&self, point: &[(&str, &Value)]) -> Result<SweepJob, String> {
-        let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+        let axis_value = |name: &str| {
+            point
+                .iter()
+                .find(|(axis, _)| *axis == name)
+                .map(|(_, value)| *value)
+        };
         match self.kind {
             SweepKind::Scenario => {
-                let (scenario, machine) = self.scenario_at(point).map_err(|error| error.to_string())?;
+                let (scenario, machine) =
+                    self.scenario_at(point).map_err(|error| error.to_string())?;
                 let mut recordings = BTreeMap::new();
                 for program in &scenario.programs {
                     if let Some(manifest_entry) = self.recordings.get(&program.program) {
-                        recordings
-                            .insert(program.program.clone(), self.verify_recording(&program.program, manifest_entry)?);
+                        recordings.insert(
+                            program.program.clone(),
+                            self.verify_recording(&program.program, manifest_entry)?,
+                        );
                     }
                 }
-                Ok(SweepJob::Scenario(Box::new(ScenarioJob { scenario, machine, recordings, detail: self.detail })))
+                Ok(SweepJob::Scenario(Box::new(ScenarioJob {
+                    scenario,
+                    machine,
+                    recordings,
+                    detail: self.detail,
+                })))
             }
             SweepKind::Curve => {
-                let name = axis_value("recording").and_then(Value::as_str).unwrap_or_default();
-                let manifest_entry =
-                    self.recordings.get(name).ok_or_else(|| format!("'{name}' is not in the manifest"))?;
+                let name = axis_value("recording")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default();
+                let manifest_entry = self
+                    .recordings
+                    .get(name)
+                    .ok_or_else(|| format!("'{name}' is not in the manifest"))?;
                 let parse_whole_number = |name: &str, value: &Value| {
-                    value.as_u64().ok_or_else(|| format!("{name}: found {value}, expected a whole number"))
+                    value
+                        .as_u64()
+                        .ok_or_else(|| format!("{name}: found {value}, expected a whole number"))
                 };
-                let line_bytes =
-                    axis_value("line_bytes").map_or(Ok(64), |value| parse_whole_number("line_bytes", value))?;
-                let line_bytes = u32::try_from(line_bytes).map_err(|_| format!("line_bytes: found {line_bytes}"))?;
-                let text_of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+                let line_bytes = axis_value("line_bytes")
+                    .map_or(Ok(64), |value| parse_whole_number("line_bytes", value))?;
+                let line_bytes = u32::try_from(line_bytes)
+                    .map_err(|_| format!("line_bytes: found {line_bytes}"))?;
+                let text_of = |value: &Value| {
+                    value
+                        .as_str()
+                        .map_or_else(|| value.to_string(), str::to_string)
+                };
                 let parse_share = |value: &Value| {
-                    value.as_f64().ok_or_else(|| format!("sample: found {value}, expected a share such as 0.01"))
+                    value.as_f64().ok_or_else(|| {
+                        format!("sample: found {value}, expected a share such as 0.01")
+                    })
                 };
-                let seed = axis_value("seed").map_or(Ok(0), |value| parse_whole_number("seed", value))?;
+                let seed =
+                    axis_value("seed").map_or(Ok(0), |value| parse_whole_number("seed", value))?;
                 let sample = axis_value("sample").map(parse_share).transpose()?;
-                let (recording, sizes) =
-                    (self.verify_recording(name, manifest_entry)?, axis_value("sizes").map(text_of));
-                Ok(SweepJob::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
+                let (recording, sizes) = (
+                    self.verify_recording(name, manifest_entry)?,
+                    axis_value("sizes").map(text_of),
+                );
+                Ok(SweepJob::Curve(CurveJob {
+                    recording,
+                    line_bytes,
+                    sizes,
+                    sample,
+                    seed,
+                }))
             }
             SweepKind::Repro => {
-                let run = axis_value("run").and_then(Value::as_str).unwrap_or_default().to_string();
-                Ok(SweepJob::Repro { request: self.repro.clone(), run })
+                let run = axis_value("run")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_string();
+                Ok(SweepJob::Repro {
+                    request: self.repro.clone(),
+                    run,
+                })
             }
             SweepKind::Fleet => {
-                let index_of = |name: &str| axis_value(name).and_then(Value::as_u64).map(|index| index as usize);
-                let variant = index_of("variant").ok_or("variant: found none, expected a number")?;
-                Ok(SweepJob::Fleet { fleet: self.repro.clone(), variant, cell: index_of("cell") })
+                let index_of = |name: &str| {
+                    axis_value(name)
+                        .and_then(Value::as_u64)
+                        .map(|index| index as usize)
+                };
+                let variant =
+                    index_of("variant").ok_or("variant: found none, expected a number")?;
+                Ok(SweepJob::Fleet {
+                    fleet: self.repro.clone(),
+                    variant,
+                    cell: index_of("cell"),
+                })
             }
         }
     }
 
     /// Returns the recording's file if it is unchanged since the manifest was made.
     fn verify_recording(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
-        let lock_verified = || self.verified_names.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_verified = lock_verified().iter().any(|verified_name| verified_name == name);
+        let lock_verified = || {
+            self.verified_names
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        let is_verified = lock_verified()
+            .iter()
+            .any(|verified_name| verified_name == name);
         if !is_verified {
             let (path, path_text) = (&recording.path, recording.path.display());
-            let (bytes, checksum) = checksum_of(path).map_err(|error| format!("{path_text}: {error}"))?;
+            let (bytes, checksum) =
+                checksum_of(path).map_err(|error| format!("{path_text}: {error}"))?;
             if (bytes, &checksum) != (recording.size_bytes, &recording.checksum) {
                 return Err(format!(
                     "{path_text}: found {bytes} bytes with checksum {checksum}, expected {} with {}: it is not the file \
@@ -271,8 +348,10 @@ fn read_input(store: &Store, relative: &str) -> Result<String, String> {
     let path = store.path().join(relative);
     let describe_problem = |problem: String| format!("{}: {problem}", path.display());
     plain_input(relative).map_err(describe_problem)?;
-    let input_text =
-        store.root().read_text(Path::new(relative), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
+    let input_text = store
+        .root()
+        .read_text(Path::new(relative), INPUT_BYTES_LIMIT)
+        .map_err(|error| error.to_string())?;
     input_text.ok_or_else(|| describe_problem("no such file".to_string()))
 }
 

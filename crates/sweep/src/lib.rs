@@ -38,7 +38,9 @@ pub use expand::{ExpandedSweep, expand};
 pub use failures::{FailedAttempt, FailureKind};
 pub use file::{SweepDefinition, SweepFile, SweepKind, load_sweep, parse_sweep};
 pub use job::{CurveJob, Inputs, JobResult, JobRunner, RunError, ScenarioJob, SweepJob};
-pub use manifest::{MANIFEST_FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId};
+pub use manifest::{
+    MANIFEST_FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId,
+};
 pub use merge::{MergeSummary, merge};
 pub use report::{SweepReport, collect_report};
 pub use status::{SweepStatus, read_status};

@@ -50,11 +50,15 @@ impl FromStr for SweepTaskId {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let refuse_id = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
-        let is_lower_hex = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        let is_lower_hex = text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
         if text.len() != 16 || !is_lower_hex {
             return Err(refuse_id());
         }
-        u64::from_str_radix(text, 16).map(SweepTaskId).map_err(|_| refuse_id())
+        u64::from_str_radix(text, 16)
+            .map(SweepTaskId)
+            .map_err(|_| refuse_id())
     }
 }
 
@@ -101,7 +105,13 @@ pub struct ManifestHeader {
 
 impl ManifestHeader {
     /// Returns the header of a sweep that a command makes from a request, without files of its own.
-    pub fn of_request(kind: SweepKind, version: String, axes: [&str; 2], tasks: usize, repro: Value) -> Self {
+    pub fn of_request(
+        kind: SweepKind,
+        version: String,
+        axes: [&str; 2],
+        tasks: usize,
+        repro: Value,
+    ) -> Self {
         ManifestHeader {
             format: MANIFEST_FORMAT,
             name: String::new(),
@@ -134,7 +144,8 @@ impl SweepTask {
     /// # Errors
     /// The text is not a JSON object.
     pub fn values(&self) -> Result<BTreeMap<String, Value>, String> {
-        serde_json::from_str(&self.point).map_err(|error| format!("point of task {}: {error}", self.id))
+        serde_json::from_str(&self.point)
+            .map_err(|error| format!("point of task {}: {error}", self.id))
     }
 }
 
@@ -177,8 +188,11 @@ impl Manifest {
             tasks.push(parse_line(path, tasks.len() + 2, &line)?);
         }
         if tasks.len() != header.tasks {
-            let problem =
-                format!("damaged: found {} tasks, expected {} as stated in its first line", tasks.len(), header.tasks);
+            let problem = format!(
+                "damaged: found {} tasks, expected {} as stated in its first line",
+                tasks.len(),
+                header.tasks
+            );
             return Err(SweepError::file(path, problem));
         }
         Ok(Manifest { header, tasks })
@@ -205,9 +219,15 @@ impl Manifest {
         }
         let missing_task = ids.iter().zip(&tasks).find(|(_, task)| task.is_none());
         if let Some((id, _)) = missing_task {
-            return Err(SweepError::file(&path, format!("no task {id} among its {}", header.tasks)));
+            return Err(SweepError::file(
+                &path,
+                format!("no task {id} among its {}", header.tasks),
+            ));
         }
-        Ok(Manifest { header, tasks: tasks.into_iter().flatten().collect() })
+        Ok(Manifest {
+            header,
+            tasks: tasks.into_iter().flatten().collect(),
+        })
     }
 
     /// Writes the manifest to a temporary file and renames the file, unless the same manifest exists already.
@@ -216,19 +236,25 @@ impl Manifest {
     /// It cannot be written.
     pub fn write(&self, dir: &TrustedDir) -> Result<(), SweepError> {
         let path = dir.path().join(MANIFEST_FILE);
-        let mut bytes = serde_json::to_vec(&self.header).expect("texts, numbers and checked JSON can be written");
+        let mut bytes = serde_json::to_vec(&self.header)
+            .expect("texts, numbers and checked JSON can be written");
         bytes.push(b'\n');
         for task in &self.tasks {
             writeln!(bytes, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point)
                 .map_err(SweepError::io_error(&path))?;
         }
-        dir.replace(MANIFEST_FILE, &bytes).map_err(SweepError::io_error(&path))
+        dir.replace(MANIFEST_FILE, &bytes)
+            .map_err(SweepError::io_error(&path))
     }
 
     /// The first task of every id, in the order of the manifest.
     pub fn distinct_tasks(&self) -> Vec<SweepTask> {
         let mut visited_ids = std::collections::BTreeSet::new();
-        self.tasks.iter().filter(|task| visited_ids.insert(task.id)).cloned().collect()
+        self.tasks
+            .iter()
+            .filter(|task| visited_ids.insert(task.id))
+            .cloned()
+            .collect()
     }
 }
 
@@ -237,21 +263,30 @@ const LINE_BYTES_LIMIT: u64 = 16 << 20;
 
 fn open_manifest(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
     let path = dir.path().join(MANIFEST_FILE);
-    let file = dir.open_file(Path::new(MANIFEST_FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            SweepError::file(&path, "no such file: 'cachemate sweep run FILE -o DIR' makes it")
-        }
-        _ => SweepError::file(&path, error),
-    })?;
+    let file = dir
+        .open_file(Path::new(MANIFEST_FILE), OFlags::RDONLY)
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => SweepError::file(
+                &path,
+                "no such file: 'cachemate sweep run FILE -o DIR' makes it",
+            ),
+            _ => SweepError::file(&path, error),
+        })?;
     Ok(BufReader::with_capacity(1 << 20, file))
 }
 
 fn read_line(path: &Path, lines: &mut impl BufRead, line: &mut String) -> Result<bool, SweepError> {
     line.clear();
-    let byte_count =
-        lines.by_ref().take(LINE_BYTES_LIMIT).read_line(line).map_err(|error| SweepError::file(path, error))?;
+    let byte_count = lines
+        .by_ref()
+        .take(LINE_BYTES_LIMIT)
+        .read_line(line)
+        .map_err(|error| SweepError::file(path, error))?;
     if byte_count as u64 == LINE_BYTES_LIMIT {
-        return Err(SweepError::file(path, format!("found a line of {LINE_BYTES_LIMIT} bytes or more, expected less")));
+        return Err(SweepError::file(
+            path,
+            format!("found a line of {LINE_BYTES_LIMIT} bytes or more, expected less"),
+        ));
     }
     Ok(byte_count > 0)
 }
@@ -259,20 +294,32 @@ fn read_line(path: &Path, lines: &mut impl BufRead, line: &mut String) -> Result
 fn read_header(path: &Path, lines: &mut impl BufRead) -> Result<ManifestHeader, SweepError> {
     let mut line = String::new();
     read_line(path, lines, &mut line)?;
-    let format = serde_json::from_str::<Value>(&line).ok().and_then(|value| value.get("format")?.as_u64());
+    let format = serde_json::from_str::<Value>(&line)
+        .ok()
+        .and_then(|value| value.get("format")?.as_u64());
     match format {
-        Some(found) if found == u64::from(MANIFEST_FORMAT) => {
-            serde_json::from_str(&line).map_err(|error| SweepError::file(path, format!("line 1: {error}")))
-        }
-        Some(found) => Err(SweepError::file(path, format!("line 1: found format {found}, expected {MANIFEST_FORMAT}"))),
-        None => Err(SweepError::file(path, "line 1: expected a manifest's header")),
+        Some(found) if found == u64::from(MANIFEST_FORMAT) => serde_json::from_str(&line)
+            .map_err(|error| SweepError::file(path, format!("line 1: {error}"))),
+        Some(found) => Err(SweepError::file(
+            path,
+            format!("line 1: found format {found}, expected {MANIFEST_FORMAT}"),
+        )),
+        None => Err(SweepError::file(
+            path,
+            "line 1: expected a manifest's header",
+        )),
     }
 }
 
 fn parse_line(path: &Path, line_number: usize, text: &str) -> Result<SweepTask, SweepError> {
-    let damaged_line = |problem: String| SweepError::file(path, format!("line {line_number}: damaged: {problem}"));
-    let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| damaged_line(error.to_string()))?;
-    Ok(SweepTask { id: line.id.parse().map_err(damaged_line)?, point: line.point.get().into() })
+    let damaged_line =
+        |problem: String| SweepError::file(path, format!("line {line_number}: damaged: {problem}"));
+    let line: ManifestLine<'_> =
+        serde_json::from_str(text).map_err(|error| damaged_line(error.to_string()))?;
+    Ok(SweepTask {
+        id: line.id.parse().map_err(damaged_line)?,
+        point: line.point.get().into(),
+    })
 }
 
 /// Returns size and checksum of a file's content.

@@ -49,7 +49,10 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     }
     let io_error = SweepError::io_error(out);
     let mut file = BufWriter::new(FreshFile::create(out).map_err(&io_error)?);
-    let mut summary = MergeSummary { total: manifest.tasks.len(), ..MergeSummary::default() };
+    let mut summary = MergeSummary {
+        total: manifest.tasks.len(),
+        ..MergeSummary::default()
+    };
     for store in stores {
         summary.conflicting.extend(store.differing_files()?);
     }
@@ -60,9 +63,16 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
         };
         summary.merged += 1;
         let (id, point, result) = (task.id, &task.point, stored_result.result.get());
-        writeln!(file, "{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}").map_err(&io_error)?;
+        writeln!(
+            file,
+            "{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"
+        )
+        .map_err(&io_error)?;
     }
-    file.into_inner().map_err(|error| io_error(error.into_error()))?.commit().map_err(&io_error)?;
+    file.into_inner()
+        .map_err(|error| io_error(error.into_error()))?
+        .commit()
+        .map_err(&io_error)?;
     Ok(summary)
 }
 
@@ -76,8 +86,14 @@ impl MergeSummary {
                 Ok(None) => {}
                 Ok(Some(stored)) => match &result {
                     None => result = Some(stored),
-                    Some(earlier) if earlier.result.get() == stored.result.get() => self.duplicates += 1,
-                    Some(_) => self.conflicting.push(format!("task {} in {}", task.id, store.path().display())),
+                    Some(earlier) if earlier.result.get() == stored.result.get() => {
+                        self.duplicates += 1
+                    }
+                    Some(_) => self.conflicting.push(format!(
+                        "task {} in {}",
+                        task.id,
+                        store.path().display()
+                    )),
                 },
             }
         }
@@ -90,10 +106,14 @@ fn check_same_sweep(manifest: &Manifest, store: &Store) -> Result<(), SweepError
     let (dir, own_header) = (store.path().display(), &manifest.header);
     if other_manifest.header.version != own_header.version {
         let (found, expected) = (other_manifest.header.version, &own_header.version);
-        return Err(SweepError::Refused(format!("{dir}: made by version {found}, expected {expected}")));
+        return Err(SweepError::Refused(format!(
+            "{dir}: made by version {found}, expected {expected}"
+        )));
     }
     if other_manifest.tasks != manifest.tasks {
-        return Err(SweepError::Refused(format!("{dir}: its tasks differ from those of the first directory")));
+        return Err(SweepError::Refused(format!(
+            "{dir}: its tasks differ from those of the first directory"
+        )));
     }
     Ok(())
 }

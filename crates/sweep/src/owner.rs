@@ -35,16 +35,37 @@ impl ClaimOwner {
         let pid_namespace = cachemate_files::link_target(Path::new("/proc/self/ns/pid"))
             .map_or(String::new(), |link| link.display().to_string());
         let pid = std::process::id();
-        let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let host = host_name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
-        let place = format!("{} {pid_namespace}", read_proc_file("/proc/sys/kernel/random/boot_id"));
-        ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
+        let host_name = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        let host = host_name
+            .chars()
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || c == '-' {
+                    c
+                } else {
+                    '_'
+                }
+            })
+            .collect();
+        let place = format!(
+            "{} {pid_namespace}",
+            read_proc_file("/proc/sys/kernel/random/boot_id")
+        );
+        ClaimOwner {
+            host,
+            place,
+            pid,
+            started_ticks: started_ticks(pid),
+        }
     }
 
     /// Is the owner alive? `None` if `observer` cannot determine that.
     pub(crate) fn is_alive(&self, observer: &ClaimOwner) -> Option<bool> {
         let is_comparable = self.place == observer.place && !observer.place.trim().is_empty();
-        is_comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
+        is_comparable
+            .then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
     }
 }
 
@@ -57,7 +78,8 @@ impl std::fmt::Display for ClaimOwner {
 /// Start time of a process, from field 22 of `/proc/PID/stat`; `None` if it is dead or a zombie. The program's name,
 /// in parentheses before that field, may contain any character.
 pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
-    let stat = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/stat")), 4096).ok()?;
+    let stat =
+        cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/stat")), 4096).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     if state == "Z" || state == "X" {
@@ -81,7 +103,10 @@ struct HeartbeatState {
 
 impl Heartbeat {
     pub(crate) fn new(dir: Arc<TrustedDir>) -> Self {
-        Heartbeat { dir, state: Arc::default() }
+        Heartbeat {
+            dir,
+            state: Arc::default(),
+        }
     }
 
     fn with_state<T>(&self, access: impl FnOnce(&mut HeartbeatState) -> T) -> T {
@@ -99,7 +124,11 @@ impl Heartbeat {
                 loop {
                     std::thread::sleep(HEARTBEAT_INTERVAL);
                     let Some(state) = state.upgrade() else { return };
-                    let claims = state.lock().unwrap_or_else(PoisonError::into_inner).claims.clone();
+                    let claims = state
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .claims
+                        .clone();
                     claims.iter().for_each(|claim| _ = touch(&dir, claim));
                 }
             });
@@ -113,8 +142,23 @@ impl Heartbeat {
 
 /// Sets the file's time to now, by the clock of the host that stores the file.
 fn touch(dir: &TrustedDir, claim: &str) -> io::Result<()> {
-    let (now, unchanged_time) =
-        (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
+    let (now, unchanged_time) = (
+        Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        },
+        Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+    );
     let file = dir.open_file(Path::new(claim), OFlags::WRONLY)?;
-    futimens(&file, &Timestamps { last_access: unchanged_time, last_modification: now }).map_err(io::Error::from)
+    futimens(
+        &file,
+        &Timestamps {
+            last_access: unchanged_time,
+            last_modification: now,
+        },
+    )
+    .map_err(io::Error::from)
 }

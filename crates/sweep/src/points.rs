@@ -17,12 +17,20 @@ impl SweepDefinition {
 
     fn is_selected(&self, point: &Point<'_>) -> bool {
         let is_matched = |filter: &BTreeMap<String, Vec<Value>>| {
-            let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+            let axis_value = |name: &str| {
+                point
+                    .iter()
+                    .find(|(axis, _)| *axis == name)
+                    .map(|(_, value)| *value)
+            };
             filter.iter().all(|(name, patterns)| {
-                axis_value(name).is_some_and(|value| patterns.iter().any(|pattern| matches_value(value, pattern)))
+                axis_value(name).is_some_and(|value| {
+                    patterns.iter().any(|pattern| matches_value(value, pattern))
+                })
             })
         };
-        !self.skip.iter().any(is_matched) && (self.only.is_empty() || self.only.iter().any(is_matched))
+        !self.skip.iter().any(is_matched)
+            && (self.only.is_empty() || self.only.iter().any(is_matched))
     }
 }
 

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, Drawing, Series};
+use cachemate_report::figure::{
+    Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, Drawing, Series,
+};
 use cachemate_report::text::{escape_controls, format_number, value_or_dash};
 use cachemate_report::{Align, Table, render_page, scroll_box};
 use maud::{Markup, html};
@@ -94,12 +96,23 @@ const MAX_SERIES: usize = 12;
 /// The manifest cannot be read, or a result is invalid.
 pub fn collect_report(store: &Store) -> Result<SweepReport, SweepError> {
     let Manifest { header, tasks } = store.manifest()?;
-    let axes: Vec<String> = header.axes.iter().filter(|axis| *axis != "seed").cloned().collect();
-    let (mut point_order, mut results_by_point, mut damaged) =
-        (Vec::new(), BTreeMap::<Vec<String>, PointResults>::new(), Vec::new());
+    let axes: Vec<String> = header
+        .axes
+        .iter()
+        .filter(|axis| *axis != "seed")
+        .cloned()
+        .collect();
+    let (mut point_order, mut results_by_point, mut damaged) = (
+        Vec::new(),
+        BTreeMap::<Vec<String>, PointResults>::new(),
+        Vec::new(),
+    );
     for task in &tasks {
         let values = task.values().map_err(SweepError::Refused)?;
-        let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), format_value)).collect();
+        let point: Vec<String> = axes
+            .iter()
+            .map(|axis| values.get(axis).map_or(String::new(), format_value))
+            .collect();
         if !results_by_point.contains_key(&point) {
             point_order.push(point.clone());
         }
@@ -109,17 +122,37 @@ pub fn collect_report(store: &Store) -> Result<SweepReport, SweepError> {
             Err(problem) => damaged.push(problem),
             Ok(None) => {}
             Ok(Some(stored)) => match serde_json::from_str::<JobResult>(stored.result.get()) {
-                Ok(result) => point_results.results.push(JobResult { detail: None, ..result }),
+                Ok(result) => point_results.results.push(JobResult {
+                    detail: None,
+                    ..result
+                }),
                 Err(error) => damaged.push(format!("task {}: {error}", task.id)),
             },
         }
     }
-    let rows: Vec<ReportRow> =
-        point_order.into_iter().filter_map(|point| Some(build_row(results_by_point.remove(&point)?, point))).collect();
+    let rows: Vec<ReportRow> = point_order
+        .into_iter()
+        .filter_map(|point| Some(build_row(results_by_point.remove(&point)?, point)))
+        .collect();
     let finished = rows.iter().map(|row| row.finished).sum();
-    let ManifestHeader { name, description, version, .. } = header;
+    let ManifestHeader {
+        name,
+        description,
+        version,
+        ..
+    } = header;
     let pictures = draw_pictures(&axes, &rows);
-    Ok(SweepReport { name, description, version, axes, finished, total: tasks.len(), damaged, rows, pictures })
+    Ok(SweepReport {
+        name,
+        description,
+        version,
+        axes,
+        finished,
+        total: tasks.len(),
+        damaged,
+        rows,
+        pictures,
+    })
 }
 
 /// Formats a value for display.
@@ -127,7 +160,9 @@ fn format_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Object(fields) if fields.contains_key("name") => {
-            let parameters = fields.get("parameters").map_or(String::new(), Value::to_string);
+            let parameters = fields
+                .get("parameters")
+                .map_or(String::new(), Value::to_string);
             format!("{} {parameters}", format_value(&fields["name"]))
         }
         other => other.to_string(),
@@ -136,9 +171,14 @@ fn format_value(value: &Value) -> String {
 
 fn build_row(point_results: PointResults, point: Vec<String>) -> ReportRow {
     let results = point_results.results;
-    let names: std::collections::BTreeSet<&String> = results.iter().flat_map(|result| result.figures.keys()).collect();
+    let names: std::collections::BTreeSet<&String> = results
+        .iter()
+        .flat_map(|result| result.figures.keys())
+        .collect();
     let figures = names.into_iter().map(|name| {
-        let values = results.iter().filter_map(|result| *result.figures.get(name)?);
+        let values = results
+            .iter()
+            .filter_map(|result| *result.figures.get(name)?);
         (name.clone(), figure_stats(&values.collect::<Vec<f64>>()))
     });
     let figures = figures.collect();
@@ -147,8 +187,17 @@ fn build_row(point_results: PointResults, point: Vec<String>) -> ReportRow {
         points.entry(*bytes).or_default().push(*ratio);
     }
     let mean_of = |values: &Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
-    let curve = points.iter().map(|(bytes, ratios)| (*bytes, mean_of(ratios))).collect();
-    ReportRow { point, finished: results.len(), total: point_results.total, figures, curve }
+    let curve = points
+        .iter()
+        .map(|(bytes, ratios)| (*bytes, mean_of(ratios)))
+        .collect();
+    ReportRow {
+        point,
+        finished: results.len(),
+        total: point_results.total,
+        figures,
+        curve,
+    }
 }
 
 fn figure_stats(values: &[f64]) -> FigureStats {
@@ -166,7 +215,8 @@ fn figure_title(name: &str) -> String {
 }
 
 fn figure_names(rows: &[ReportRow]) -> Vec<String> {
-    let names: std::collections::BTreeSet<&String> = rows.iter().flat_map(|row| row.figures.keys()).collect();
+    let names: std::collections::BTreeSet<&String> =
+        rows.iter().flat_map(|row| row.figures.keys()).collect();
     names.into_iter().cloned().collect()
 }
 
@@ -178,23 +228,43 @@ fn draw_pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
         .enumerate()
         .map(|(index, rows)| curve_picture(index, rows, &label_axes))
         .collect();
-    let bar_axis = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
-    let (Some(bar_axis), true) = (bar_axis, curve_rows.is_empty()) else { return pictures };
-    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(bar_axis, rows, name, &label_axes)));
+    let bar_axis = axes
+        .iter()
+        .position(|axis| axis == "policy")
+        .or_else(|| axes.len().checked_sub(1));
+    let (Some(bar_axis), true) = (bar_axis, curve_rows.is_empty()) else {
+        return pictures;
+    };
+    pictures.extend(
+        figure_names(rows)
+            .iter()
+            .filter_map(|name| bars_picture(bar_axis, rows, name, &label_axes)),
+    );
     pictures
 }
 
 /// Axes on which rows differ. Only these label the pictures, because labels with all axes would leave no room.
 fn find_label_axes(rows: &[ReportRow]) -> Vec<usize> {
     let axes = rows.first().map_or(0, |row| row.point.len());
-    let is_varying = |index: &usize| rows.iter().any(|row| row.point[*index] != rows[0].point[*index]);
+    let is_varying = |index: &usize| {
+        rows.iter()
+            .any(|row| row.point[*index] != rows[0].point[*index])
+    };
     (0..axes).filter(is_varying).collect()
 }
 
 fn curve_picture(index: usize, rows: &[&ReportRow], label_axes: &[usize]) -> Picture {
     let series = rows.iter().map(|row| Series {
-        name: label_axes.iter().map(|&index| row.point[index].as_str()).collect::<Vec<_>>().join(", "),
-        points: row.curve.iter().map(|&(bytes, ratio)| ChartPoint::new(bytes as f64, 100.0 * ratio)).collect(),
+        name: label_axes
+            .iter()
+            .map(|&index| row.point[index].as_str())
+            .collect::<Vec<_>>()
+            .join(", "),
+        points: row
+            .curve
+            .iter()
+            .map(|&(bytes, ratio)| ChartPoint::new(bytes as f64, 100.0 * ratio))
+            .collect(),
         ..Series::default()
     });
     let chart = Chart {
@@ -213,11 +283,18 @@ fn curve_picture(index: usize, rows: &[&ReportRow], label_axes: &[usize]) -> Pic
 }
 
 /// A bar chart with one bar for each value of axis `bar_axis`, grouped by the other axes.
-fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, label_axes: &[usize]) -> Option<Picture> {
+fn bars_picture(
+    bar_axis: usize,
+    rows: &[ReportRow],
+    name: &str,
+    label_axes: &[usize],
+) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
     let group_of = |row: &ReportRow| {
-        let other_values =
-            label_axes.iter().filter(|index| **index != bar_axis).map(|&index| row.point[index].as_str());
+        let other_values = label_axes
+            .iter()
+            .filter(|index| **index != bar_axis)
+            .map(|&index| row.point[index].as_str());
         other_values.collect::<Vec<_>>().join(", ")
     };
     for row in rows {
@@ -232,14 +309,22 @@ fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, label_axes: &[u
         return None;
     }
     let bar_of = |group: &String, group_series: &String| {
-        let row = rows.iter().find(|row| row.point[bar_axis] == *group_series && group_of(row) == *group)?;
+        let row = rows
+            .iter()
+            .find(|row| row.point[bar_axis] == *group_series && group_of(row) == *group)?;
         let figure = row.figures.get(name)?;
         let interval = figure.low.zip(figure.high).filter(|_| row.finished > 1);
-        Some(ChartBar { value: figure.mean, interval })
+        Some(ChartBar {
+            value: figure.mean,
+            interval,
+        })
     };
     let group_bars = |group: &String| BarGroup {
         name: group.clone(),
-        bars: series.iter().map(|group_series| bar_of(group, group_series).unwrap_or_default()).collect(),
+        bars: series
+            .iter()
+            .map(|group_series| bar_of(group, group_series).unwrap_or_default())
+            .collect(),
     };
     let bars = BarChart {
         title: figure_title(name),
@@ -248,7 +333,12 @@ fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, label_axes: &[u
         series: series.clone(),
         ..BarChart::default()
     };
-    Some(Picture { name: name.replace('_', "-"), title: bars.title.clone(), svg: bars.svg(), inline: bars.inline() })
+    Some(Picture {
+        name: name.replace('_', "-"),
+        title: bars.title.clone(),
+        svg: bars.svg(),
+        inline: bars.inline(),
+    })
 }
 
 impl SweepReport {
@@ -256,14 +346,30 @@ impl SweepReport {
     pub fn text(&self) -> String {
         let names = figure_names(&self.rows);
         let titles: Vec<String> = names.iter().map(|name| figure_title(name)).collect();
-        let mut header: Vec<(&str, Align)> = self.axes.iter().map(|axis| (axis.as_str(), Align::Left)).collect();
+        let mut header: Vec<(&str, Align)> = self
+            .axes
+            .iter()
+            .map(|axis| (axis.as_str(), Align::Left))
+            .collect();
         header.push(("seeds", Align::Right));
         header.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
         let mut table = Table::new(&header);
         for row in &self.rows {
-            let figures =
-                names.iter().map(|name| value_or_dash(row.figures.get(name).and_then(|f| f.mean).map(format_number)));
-            table.add_row(row.point.iter().cloned().chain([row.seeds()]).chain(figures));
+            let figures = names.iter().map(|name| {
+                value_or_dash(
+                    row.figures
+                        .get(name)
+                        .and_then(|f| f.mean)
+                        .map(format_number),
+                )
+            });
+            table.add_row(
+                row.point
+                    .iter()
+                    .cloned()
+                    .chain([row.seeds()])
+                    .chain(figures),
+            );
         }
         format!("{}\n\n{}", self.lead_text(), table.text())
     }
@@ -273,7 +379,12 @@ impl SweepReport {
             0 => String::new(),
             count => format!("; {count} results are damaged; 'sweep run' repeats them"),
         };
-        format!("{}: {} of {} results{damaged_text}", escape_controls(&self.name), self.finished, self.total)
+        format!(
+            "{}: {} of {} results{damaged_text}",
+            escape_controls(&self.name),
+            self.finished,
+            self.total
+        )
     }
 
     /// Renders the page with all pictures.
@@ -322,9 +433,12 @@ impl ReportRow {
     }
 
     fn format_cell(&self, name: &str) -> String {
-        let Some(figure) = self.figures.get(name) else { return value_or_dash(None) };
+        let Some(figure) = self.figures.get(name) else {
+            return value_or_dash(None);
+        };
         let spread = figure.low.zip(figure.high).filter(|(low, high)| low < high);
-        let spread_text = spread.map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
+        let spread_text = spread
+            .map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
         value_or_dash(figure.mean.map(format_number)) + &spread_text.unwrap_or_default()
     }
 }

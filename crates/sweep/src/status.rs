@@ -67,21 +67,37 @@ pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
     let running_claims = store.running_tasks()?;
     let is_open = |id: &SweepTaskId| ids.binary_search(id).is_ok() && !finished_ids.contains(id);
     let failed_ids: Vec<SweepTaskId> = store.failed_tasks()?.into_iter().filter(is_open).collect();
-    let running_ids: Vec<SweepTaskId> = running_claims.into_iter().map(|(id, _)| id).filter(is_open).collect();
+    let running_ids: Vec<SweepTaskId> = running_claims
+        .into_iter()
+        .map(|(id, _)| id)
+        .filter(is_open)
+        .collect();
     let finished_count = ids.iter().filter(|id| finished_ids.contains(id)).count();
-    let busy_count = running_ids.iter().filter(|id| failed_ids.binary_search(id).is_err()).count();
+    let busy_count = running_ids
+        .iter()
+        .filter(|id| failed_ids.binary_search(id).is_err())
+        .count();
     let waiting_count = ids.len() - finished_count - failed_ids.len() - busy_count;
-    let finished_per_s = if running_ids.is_empty() { None } else { results_per_s(store, finished_ids.iter().copied()) };
+    let finished_per_s = if running_ids.is_empty() {
+        None
+    } else {
+        results_per_s(store, finished_ids.iter().copied())
+    };
     let remaining_count = waiting_count + running_ids.len();
     let mut failures = Vec::new();
     for &id in failed_ids.iter().take(MAX_FAILURES) {
         let attempts = store.failed_attempts(id)?;
-        let point = tasks.iter().find(|task| task.id == id).and_then(|task| serde_json::from_str(&task.point).ok());
+        let point = tasks
+            .iter()
+            .find(|task| task.id == id)
+            .and_then(|task| serde_json::from_str(&task.point).ok());
         failures.push(Failure {
             id: id.to_string(),
             point: point.unwrap_or_default(),
             attempts: attempts.len(),
-            error: attempts.last().map_or(String::new(), |attempt| attempt.what.clone()),
+            error: attempts
+                .last()
+                .map_or(String::new(), |attempt| attempt.what.clone()),
         });
     }
     Ok(SweepStatus {
@@ -104,6 +120,9 @@ pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
 fn results_per_s(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
     let times = store.newest_times(finished, NEWEST);
     let (newest_time, oldest_time) = (times.first()?, times.last()?);
-    let elapsed_s = newest_time.duration_since(*oldest_time).unwrap_or(Duration::ZERO).as_secs_f64();
+    let elapsed_s = newest_time
+        .duration_since(*oldest_time)
+        .unwrap_or(Duration::ZERO)
+        .as_secs_f64();
     (elapsed_s > 0.0).then(|| (times.len() - 1) as f64 / elapsed_s)
 }

@@ -87,7 +87,9 @@ struct ResultLine<'a> {
     result: &'a RawValue,
 }
 
-const DIRS: [&str; 7] = [INPUTS, RESULTS, "claims", "failed", DAMAGED, DIFFERING, PARTIAL];
+const DIRS: [&str; 7] = [
+    INPUTS, RESULTS, "claims", "failed", DAMAGED, DIFFERING, PARTIAL,
+];
 const INPUTS: &str = "inputs";
 const RESULTS: &str = "results";
 const DAMAGED: &str = "damaged";
@@ -107,7 +109,8 @@ impl Store {
         }
         let root = TrustedDir::create(dir).map_err(SweepError::io_error(dir))?;
         for name in DIRS {
-            root.create_dir(name).map_err(SweepError::io_error(&dir.join(name)))?;
+            root.create_dir(name)
+                .map_err(SweepError::io_error(&dir.join(name)))?;
         }
         Store::open(dir)
     }
@@ -127,16 +130,23 @@ impl Store {
 
     fn open_for(dir: &Path, access: DirAccess) -> Result<Self, SweepError> {
         let open_error = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                SweepError::file(dir, "no such directory: 'cachemate sweep run FILE -o DIR' makes it")
-            }
+            io::ErrorKind::NotFound => SweepError::file(
+                dir,
+                "no such directory: 'cachemate sweep run FILE -o DIR' makes it",
+            ),
             io::ErrorKind::PermissionDenied => SweepError::Refused(error.to_string()),
             _ => SweepError::file(dir, error),
         };
         let root = Arc::new(TrustedDir::open(dir, access).map_err(open_error)?);
         let heartbeat = Heartbeat::new(Arc::clone(&root));
         let dir = dir.canonicalize().map_err(open_error)?;
-        Ok(Store { dir, root, owner: ClaimOwner::this_process(), heartbeat, stale_after: STALE_AFTER })
+        Ok(Store {
+            dir,
+            root,
+            owner: ClaimOwner::this_process(),
+            heartbeat,
+            stale_after: STALE_AFTER,
+        })
     }
 
     /// The open directory of the sweep.
@@ -154,7 +164,9 @@ impl Store {
     }
 
     pub(crate) fn dir(&self, name: &str) -> Result<TrustedDir, SweepError> {
-        self.root.open_dir(Path::new(name)).map_err(self.io_error(name))
+        self.root
+            .open_dir(Path::new(name))
+            .map_err(self.io_error(name))
     }
 
     /// The store with `time` instead of [`STALE_AFTER`].
@@ -189,16 +201,24 @@ impl Store {
 
     /// Writes one of the inputs.
     pub(crate) fn write_input(&self, path: &str, content: &str) -> Result<(), SweepError> {
-        let name = plain_input(path).map_err(|problem| SweepError::file(&self.dir.join(path), problem))?;
-        self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(path))
+        let name =
+            plain_input(path).map_err(|problem| SweepError::file(&self.dir.join(path), problem))?;
+        self.dir(INPUTS)?
+            .replace(name, content.as_bytes())
+            .map_err(self.io_error(path))
     }
 
     /// Writes a file in `partial` under a name that no other process chooses. Returns the directory and the name.
-    pub(crate) fn write_partial(&self, subject: &str, content: &[u8]) -> Result<(TrustedDir, String), SweepError> {
+    pub(crate) fn write_partial(
+        &self,
+        subject: &str,
+        content: &[u8],
+    ) -> Result<(TrustedDir, String), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
-        let name =
-            partial.write_temporary(&format!("{subject}.{host}.{pid}"), content).map_err(self.io_error(PARTIAL))?;
+        let name = partial
+            .write_temporary(&format!("{subject}.{host}.{pid}"), content)
+            .map_err(self.io_error(PARTIAL))?;
         Ok((partial, name))
     }
 
@@ -206,12 +226,22 @@ impl Store {
     ///
     /// # Errors
     /// The result cannot be written; a full disk has its own error.
-    pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
+    pub fn publish(
+        &self,
+        id: SweepTaskId,
+        result: &RawValue,
+        note: &RunNote,
+    ) -> Result<PublishOutcome, SweepError> {
         let (dir, name) = result_location(id);
         let results_error = self.io_error(&name);
-        let results = self.dir(RESULTS)?.create_dir(&dir).map_err(&results_error)?;
-        let (partial_dir, partial_name) =
-            self.write_partial(&id.to_string(), render_result_file(id, result, note).as_bytes())?;
+        let results = self
+            .dir(RESULTS)?
+            .create_dir(&dir)
+            .map_err(&results_error)?;
+        let (partial_dir, partial_name) = self.write_partial(
+            &id.to_string(),
+            render_result_file(id, result, note).as_bytes(),
+        )?;
         let outcome = match link_if_absent(&partial_dir, &partial_name, &results, &name) {
             Ok(()) => Ok(PublishOutcome::New),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -235,14 +265,18 @@ impl Store {
             Ok(Some(_)) => {
                 let name = format!("{id}.{}.{}.json", self.owner.host, self.owner.pid);
                 let differing = self.dir(DIFFERING)?;
-                partial_dir.rename_into(partial_name, &differing, &name).map_err(self.io_error(DIFFERING))?;
+                partial_dir
+                    .rename_into(partial_name, &differing, &name)
+                    .map_err(self.io_error(DIFFERING))?;
                 Ok(PublishOutcome::Differs)
             }
             // The existing file is incomplete, so it is replaced.
             Ok(None) | Err(_) => {
                 self.quarantine(id)?;
                 let (_, name) = result_location(id);
-                partial_dir.rename_into(partial_name, results, &name).map_err(self.io_error(&name))?;
+                partial_dir
+                    .rename_into(partial_name, results, &name)
+                    .map_err(self.io_error(&name))?;
                 Ok(PublishOutcome::New)
             }
         }
@@ -254,21 +288,34 @@ impl Store {
     /// The result is damaged; the text describes the damage.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let path = result_path(id);
-        let damaged_result = |problem: String| format!("{}: damaged: {problem}", self.dir.join(&path).display());
+        let damaged_result =
+            |problem: String| format!("{}: damaged: {problem}", self.dir.join(&path).display());
         let file_result = self.root.read_text(Path::new(&path), RESULT_BYTES_LIMIT);
-        let Some(text) = file_result.map_err(|error| damaged_result(error.to_string()))? else { return Ok(None) };
-        let (result_text, note_text) =
-            text.split_once('\n').ok_or_else(|| damaged_result("no whole line".to_string()))?;
+        let Some(text) = file_result.map_err(|error| damaged_result(error.to_string()))? else {
+            return Ok(None);
+        };
+        let (result_text, note_text) = text
+            .split_once('\n')
+            .ok_or_else(|| damaged_result("no whole line".to_string()))?;
         let line: ResultLine<'_> =
             serde_json::from_str(result_text).map_err(|error| damaged_result(error.to_string()))?;
         let checksum = result_checksum(line.id, line.result);
         if line.id != id.to_string() {
-            return Err(damaged_result(format!("found the result of task {}", line.id)));
+            return Err(damaged_result(format!(
+                "found the result of task {}",
+                line.id
+            )));
         }
         if line.checksum != checksum {
-            return Err(damaged_result(format!("found checksum {}, expected {checksum}", line.checksum)));
+            return Err(damaged_result(format!(
+                "found checksum {}, expected {checksum}",
+                line.checksum
+            )));
         }
-        Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(note_text).ok() }))
+        Ok(Some(StoredResult {
+            result: line.result.to_owned(),
+            note: serde_json::from_str(note_text).ok(),
+        }))
     }
 
     /// Moves an incomplete result to `damaged`.
@@ -279,7 +326,9 @@ impl Store {
         let (dir, name) = result_location(id);
         let results = self.dir(&format!("{RESULTS}/{dir}"))?;
         match results.rename_into(&name, &self.dir(DAMAGED)?, &format!("{id}.{}", unix_ms())) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.io_error(&name)(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(self.io_error(&name)(error))
+            }
             _ => Ok(()),
         }
     }
@@ -298,18 +347,28 @@ impl Store {
 
     /// Directories of results, with their modification times.
     pub(crate) fn result_dirs(&self) -> Result<Vec<(String, SystemTime)>, SweepError> {
-        let dirs = self.names_in(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
-        Ok(dirs.filter_map(|dir| Some((dir.clone(), self.modified_time(&dir)?))).collect())
+        let dirs = self
+            .names_in(RESULTS)?
+            .into_iter()
+            .map(|name| format!("{RESULTS}/{name}"));
+        Ok(dirs
+            .filter_map(|dir| Some((dir.clone(), self.modified_time(&dir)?)))
+            .collect())
     }
 
     pub(crate) fn finished_tasks_in(&self, dir: &str) -> Result<Vec<SweepTaskId>, SweepError> {
         let names = self.names_in(dir)?.into_iter();
-        Ok(names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
+        Ok(names
+            .filter_map(|name| name.strip_suffix(".json")?.parse().ok())
+            .collect())
     }
 
     /// Names in one of the store's directories; empty if the directory is missing.
     pub(crate) fn names_in(&self, dir: &str) -> Result<Vec<String>, SweepError> {
-        let names = self.root.open_dir(Path::new(dir)).and_then(|dir| dir.names());
+        let names = self
+            .root
+            .open_dir(Path::new(dir))
+            .and_then(|dir| dir.names());
         match names {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             other => other.map_err(self.io_error(dir)),
@@ -319,8 +378,8 @@ impl Store {
     /// Modification time of a file or directory; `None` if it is missing.
     pub(crate) fn modified_time(&self, relative_path: &str) -> Option<SystemTime> {
         let stat = self.root.stat_if_exists(Path::new(relative_path)).ok()??;
-        let since_epoch =
-            Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
+        let since_epoch = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?)
+            + Duration::from_nanos(stat.st_mtime_nsec);
         SystemTime::UNIX_EPOCH.checked_add(since_epoch)
     }
 
@@ -330,7 +389,9 @@ impl Store {
     /// The directory cannot be read.
     pub fn failed_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
         let names = self.names_in("failed")?.into_iter();
-        Ok(names.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
+        Ok(names
+            .filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok())
+            .collect())
     }
 
     /// Names of the files in `differing`.
@@ -342,7 +403,11 @@ impl Store {
     }
 
     /// Times at which the newest results appeared, from which the rate is computed.
-    pub(crate) fn newest_times(&self, ids: impl Iterator<Item = SweepTaskId>, max_times: usize) -> Vec<SystemTime> {
+    pub(crate) fn newest_times(
+        &self,
+        ids: impl Iterator<Item = SweepTaskId>,
+        max_times: usize,
+    ) -> Vec<SystemTime> {
         let time_of = |id: SweepTaskId| self.modified_time(&result_path(id));
         let mut times: Vec<SystemTime> = ids.filter_map(time_of).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
@@ -359,7 +424,9 @@ impl Store {
         let own_marker = format!(".{}.", self.owner.host);
         for name in self.names_in(PARTIAL)? {
             let pid = name.rsplit('.').nth(1).and_then(|pid| pid.parse().ok());
-            if name.contains(&own_marker) && pid.is_some_and(|pid: u32| started_ticks(pid).is_none()) {
+            if name.contains(&own_marker)
+                && pid.is_some_and(|pid: u32| started_ticks(pid).is_none())
+            {
                 let _ = partial.remove(&name);
             }
         }
@@ -373,8 +440,11 @@ impl Store {
 /// The name is not a plain one below `inputs/`. A manifest with arbitrary paths could otherwise name any file of the
 /// host.
 pub(crate) fn plain_input(path: &str) -> Result<&str, String> {
-    let name = path.strip_prefix("inputs/").filter(|name| !name.is_empty() && !name.contains('/'));
-    name.filter(|name| !name.starts_with('.')).ok_or_else(|| format!("found '{path}', expected a name below inputs/"))
+    let name = path
+        .strip_prefix("inputs/")
+        .filter(|name| !name.is_empty() && !name.contains('/'));
+    name.filter(|name| !name.starts_with('.'))
+        .ok_or_else(|| format!("found '{path}', expected a name below inputs/"))
 }
 
 /// The directory below `results`, and the file name of a task's result.
@@ -389,22 +459,44 @@ fn result_path(id: SweepTaskId) -> String {
 }
 
 fn result_checksum(id: &str, result: &RawValue) -> String {
-    format!("{:016x}", xxh3_64(format!("{id} {}", result.get()).as_bytes()))
+    format!(
+        "{:016x}",
+        xxh3_64(format!("{id} {}", result.get()).as_bytes())
+    )
 }
 
 fn render_result_file(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
     let id = id.to_string();
-    let line = ResultLine { id: &id, checksum: &result_checksum(&id, result), result };
-    let expect_json =
-        |value: Result<String, serde_json::Error>| value.expect("texts, numbers and checked JSON can be written");
-    format!("{}\n{}\n", expect_json(serde_json::to_string(&line)), expect_json(serde_json::to_string(note)))
+    let line = ResultLine {
+        id: &id,
+        checksum: &result_checksum(&id, result),
+        result,
+    };
+    let expect_json = |value: Result<String, serde_json::Error>| {
+        value.expect("texts, numbers and checked JSON can be written")
+    };
+    format!(
+        "{}\n{}\n",
+        expect_json(serde_json::to_string(&line)),
+        expect_json(serde_json::to_string(note))
+    )
 }
 
 /// Links a complete file to its name unless the name exists. On file systems without hard links it is renamed instead,
 /// which may replace an identical file that appeared in between.
-pub(crate) fn link_if_absent(partial: &TrustedDir, partial_name: &str, dir: &TrustedDir, name: &str) -> io::Result<()> {
+pub(crate) fn link_if_absent(
+    partial: &TrustedDir,
+    partial_name: &str,
+    dir: &TrustedDir,
+    name: &str,
+) -> io::Result<()> {
     match partial.link_into(partial_name, dir, name) {
-        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::PERM | Errno::OPNOTSUPP)) => {
+        Err(error)
+            if matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::PERM | Errno::OPNOTSUPP)
+            ) =>
+        {
             if dir.stat_if_exists(Path::new(name))?.is_some() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
@@ -417,5 +509,7 @@ pub(crate) fn link_if_absent(partial: &TrustedDir, partial_name: &str, dir: &Tru
 /// Milliseconds since 1970 by this host's clock.
 pub(crate) fn unix_ms() -> u64 {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since_epoch.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    since_epoch.map_or(0, |time| {
+        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    })
 }

@@ -33,7 +33,10 @@ pub enum AttemptOutcome {
 
 /// Is a task with these failures abandoned, given this number of retries?
 pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
-    let error_count = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
+    let error_count = attempts
+        .iter()
+        .filter(|attempt| attempt.ending == FailureKind::Error)
+        .count();
     error_count > retries as usize || has_too_many_deaths(attempts)
 }
 
@@ -54,7 +57,9 @@ pub fn attempt(
     }
     let claim = match store.claim(task.id)? {
         ClaimOutcome::Acquired(claim) => claim,
-        ClaimOutcome::HeldByOther(owner_name) => return Ok(AttemptOutcome::RunningElsewhere(owner_name)),
+        ClaimOutcome::HeldByOther(owner_name) => {
+            return Ok(AttemptOutcome::RunningElsewhere(owner_name));
+        }
     };
     // Between the check and the claim, another worker may have finished it, or a dead owner's claim was taken over.
     if let Some(outcome) = find_finished(store, task)? {
@@ -66,8 +71,12 @@ pub fn attempt(
     }
     let (start_time, started_unix_ms) = (Instant::now(), unix_ms());
     let run_result = catch_unwind(AssertUnwindSafe(|| run_job(job_runner, inputs, task, stop)));
-    let run_result =
-        run_result.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", panic_message(&*panic)))));
+    let run_result = run_result.unwrap_or_else(|panic| {
+        Err(RunError::Failed(format!(
+            "it panicked: {}",
+            panic_message(&*panic)
+        )))
+    });
     let outcome = match run_result {
         Ok(result) => {
             let note = RunNote {
@@ -107,13 +116,18 @@ fn run_job(
     stop: &AtomicBool,
 ) -> Result<Box<serde_json::value::RawValue>, RunError> {
     let values = task.values().map_err(RunError::Failed)?;
-    let point: Vec<(&str, &Value)> = values.iter().map(|(axis, value)| (axis.as_str(), value)).collect();
+    let point: Vec<(&str, &Value)> = values
+        .iter()
+        .map(|(axis, value)| (axis.as_str(), value))
+        .collect();
     let job = inputs.job_at(&point).map_err(RunError::Failed)?;
     let result = job_runner.run(&job, stop)?;
-    to_raw_value(&result).map_err(|error| RunError::Failed(format!("the result cannot be written: {error}")))
+    to_raw_value(&result)
+        .map_err(|error| RunError::Failed(format!("the result cannot be written: {error}")))
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a word".to_string())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a word".to_string())
 }

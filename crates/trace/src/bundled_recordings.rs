@@ -14,11 +14,20 @@ pub fn recording_dirs() -> Vec<PathBuf> {
         return vec![PathBuf::from(named_dir)];
     }
     let mut dirs = Vec::new();
-    if let Some(program_dir) = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)) {
+    if let Some(program_dir) = std::env::current_exe()
+        .ok()
+        .and_then(|exe| exe.parent().map(Path::to_path_buf))
+    {
         dirs.push(program_dir.join("recordings"));
         dirs.push(program_dir.join("../share/cachemate/recordings"));
         // target/release/deps/x: the source tree is at most four levels up.
-        dirs.extend(program_dir.ancestors().skip(1).take(4).map(|parent| parent.join("recordings")));
+        dirs.extend(
+            program_dir
+                .ancestors()
+                .skip(1)
+                .take(4)
+                .map(|parent| parent.join("recordings")),
+        );
     }
     dirs.push(PathBuf::from("/usr/local/share/cachemate/recordings"));
     dirs.push(PathBuf::from("/usr/share/cachemate/recordings"));
@@ -27,7 +36,10 @@ pub fn recording_dirs() -> Vec<PathBuf> {
 
 /// Returns the recordings of the first of `dirs` that has any: names and files, by name.
 pub fn find_recordings_in(dirs: &[PathBuf]) -> Vec<(String, PathBuf)> {
-    dirs.iter().map(|dir| list_recordings(dir)).find(|recordings| !recordings.is_empty()).unwrap_or_default()
+    dirs.iter()
+        .map(|dir| list_recordings(dir))
+        .find(|recordings| !recordings.is_empty())
+        .unwrap_or_default()
 }
 
 /// Returns all bundled recordings: names and files, by name; empty if none are installed.
@@ -59,20 +71,32 @@ pub fn find_recording(name: &str) -> Result<PathBuf, TraceError> {
 
 fn find_by_name(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceError> {
     if programs.is_empty() {
-        return Err(TraceError::NoRecordings { name: name.to_string() });
+        return Err(TraceError::NoRecordings {
+            name: name.to_string(),
+        });
     }
     match programs.iter().find(|(known, _)| known == name) {
         Some((_, path)) => Ok(path.clone()),
-        None => Err(unknown_name_error("bundled recording", name, programs.into_iter().map(|(known, _)| known))),
+        None => Err(unknown_name_error(
+            "bundled recording",
+            name,
+            programs.into_iter().map(|(known, _)| known),
+        )),
     }
 }
 
 fn list_recordings(dir: &Path) -> Vec<(String, PathBuf)> {
-    let Ok(entries) = cachemate_files::list_dir(dir) else { return Vec::new() };
+    let Ok(entries) = cachemate_files::list_dir(dir) else {
+        return Vec::new();
+    };
     let mut recordings: Vec<(String, PathBuf)> = entries
         .into_iter()
         .filter_map(|path| {
-            let name = path.file_name()?.to_str()?.strip_suffix(".cmt")?.to_string();
+            let name = path
+                .file_name()?
+                .to_str()?
+                .strip_suffix(".cmt")?
+                .to_string();
             Some((name, path))
         })
         .collect();
@@ -94,10 +118,18 @@ mod tests {
             std::fs::write(dir.path().join(name), "x").unwrap();
         }
         let programs = find_recordings_in(&[empty.clone(), dir.path().to_path_buf()]);
-        assert_eq!(find_by_name(programs.clone(), "gzip").unwrap(), dir.path().join("gzip.cmt"));
+        assert_eq!(
+            find_by_name(programs.clone(), "gzip").unwrap(),
+            dir.path().join("gzip.cmt")
+        );
         let error = find_by_name(programs, "sqlite").unwrap_err().to_string();
-        assert_eq!(error, "no bundled recording is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3");
-        let error = find_by_name(find_recordings_in(&[empty]), "gzip").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "no bundled recording is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3"
+        );
+        let error = find_by_name(find_recordings_in(&[empty]), "gzip")
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             error,
             "no bundled recordings to find 'gzip' in: none beside the program or installed; CACHEMATE_RECORDINGS may name their directory"
@@ -113,7 +145,10 @@ mod tests {
         assert!(programs.len() >= 12, "{}", programs.len());
         let mut all_bytes = 0;
         for (name, path) in &programs {
-            assert!(page.contains(&format!("| {name} |")), "{name} is not in recordings/README.md");
+            assert!(
+                page.contains(&format!("| {name} |")),
+                "{name} is not in recordings/README.md"
+            );
             let bytes = std::fs::metadata(path).unwrap().len();
             assert!(bytes < 700 << 10, "{name}: {bytes} bytes");
             all_bytes += bytes;
@@ -123,9 +158,13 @@ mod tests {
                 records += batch.len() as u64;
             }
             let totals = crate::TraceReader::totals(&reader).unwrap();
-            assert!(records == totals.records && records >= 1000, "{name}: {records} records");
             assert!(
-                totals.program_accesses >= Some(records) && totals.instructions > totals.program_accesses,
+                records == totals.records && records >= 1000,
+                "{name}: {records} records"
+            );
+            assert!(
+                totals.program_accesses >= Some(records)
+                    && totals.instructions > totals.program_accesses,
                 "{name}"
             );
         }

@@ -40,7 +40,10 @@ pub fn convert(
         progress(writer.records());
     }
     let (_, totals) = writer.finish(reader.totals().cloned().unwrap_or_default())?;
-    Ok(ConversionSummary { totals, bytes: out.bytes })
+    Ok(ConversionSummary {
+        totals,
+        bytes: out.bytes,
+    })
 }
 
 struct CountingWriter<W> {

@@ -101,19 +101,36 @@ pub enum TraceError {
 }
 
 fn nearest_hint(nearest: &Option<String>) -> String {
-    nearest.as_ref().map(|name| format!(" (did you mean '{name}'?)")).unwrap_or_default()
+    nearest
+        .as_ref()
+        .map(|name| format!(" (did you mean '{name}'?)"))
+        .unwrap_or_default()
 }
 fn known_list(known_names: &[String]) -> String {
-    if known_names.is_empty() { "none".to_string() } else { known_names.join(", ") }
+    if known_names.is_empty() {
+        "none".to_string()
+    } else {
+        known_names.join(", ")
+    }
 }
 fn remedy_hint(remedy: &Option<String>) -> String {
-    remedy.as_ref().map(|text| format!("; {text}")).unwrap_or_default()
+    remedy
+        .as_ref()
+        .map(|text| format!("; {text}"))
+        .unwrap_or_default()
 }
 
 impl TraceError {
-    pub(crate) fn io_error(file: &str, operation: &'static str) -> impl FnOnce(io::Error) -> TraceError + use<> {
+    pub(crate) fn io_error(
+        file: &str,
+        operation: &'static str,
+    ) -> impl FnOnce(io::Error) -> TraceError + use<> {
         let file = file.to_string();
-        move |source| TraceError::Io { file, what: operation, source }
+        move |source| TraceError::Io {
+            file,
+            what: operation,
+            source,
+        }
     }
     pub(crate) fn format_error(
         file: &str,
@@ -121,6 +138,11 @@ impl TraceError {
         found: impl Into<String>,
         expected: impl Into<String>,
     ) -> TraceError {
-        TraceError::Bad { file: file.to_string(), place: position, found: found.into(), expected: expected.into() }
+        TraceError::Bad {
+            file: file.to_string(),
+            place: position,
+            found: found.into(),
+            expected: expected.into(),
+        }
     }
 }

@@ -28,14 +28,16 @@ pub use formats::{Format, open, open_input};
 pub use names::unknown_name_error;
 pub use output::create_output;
 pub use profile_file::{
-    ActivityVector, PROFILE_VERSION, ProfileFile, ProfileSource, StackPositions, StoredCurve, StoredCurvePoint,
-    StoredHistogram, StoredInterval, StoredIntervals,
+    ActivityVector, PROFILE_VERSION, ProfileFile, ProfileSource, StackPositions, StoredCurve,
+    StoredCurvePoint, StoredHistogram, StoredInterval, StoredIntervals,
 };
 pub use record::{
-    BurstSampling, ChildProcesses, Recorder, RecorderTool, RecordingEnd, RecordingProgress, RecordingSummary,
-    find_recorder_tool,
+    BurstSampling, ChildProcesses, Recorder, RecorderTool, RecordingEnd, RecordingProgress,
+    RecordingSummary, find_recorder_tool,
 };
-pub use record_type::{AccessRecord, L1Filter, ProcessTotals, ThreadTotals, TraceHeader, TraceTotals};
+pub use record_type::{
+    AccessRecord, L1Filter, ProcessTotals, ThreadTotals, TraceHeader, TraceTotals,
+};
 pub use run_log::{RUN_LOG_VERSION, RunLogReader, RunLogWriter};
 pub use source::CmtSource;
 

@@ -15,7 +15,11 @@ pub fn create_output(path: &Path, force: bool) -> Result<File, TraceError> {
         let file = path.display().to_string();
         match error.kind() {
             ErrorKind::AlreadyExists => TraceError::Exists { file },
-            _ => TraceError::Io { file, what: "create", source: error },
+            _ => TraceError::Io {
+                file,
+                what: "create",
+                source: error,
+            },
         }
     })
 }

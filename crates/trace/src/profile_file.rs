@@ -189,11 +189,17 @@ impl ProfileFile {
     /// [`TraceError`] with the line or the field, the value found and the value expected.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
-        let metadata = std::fs::metadata(path.as_ref()).map_err(TraceError::io_error(&name, "open"))?;
+        let metadata =
+            std::fs::metadata(path.as_ref()).map_err(TraceError::io_error(&name, "open"))?;
         if metadata.len() > PROFILE_BYTES_LIMIT {
             let found = format!("{} bytes", metadata.len());
             let expected = "a profile of at most 256 MiB";
-            return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(
+                &name,
+                FilePosition::File,
+                found,
+                expected,
+            ));
         }
         let bytes = cachemate_files::read_limited(path.as_ref(), PROFILE_BYTES_LIMIT)
             .map_err(TraceError::io_error(&name, "read"))?;
@@ -208,14 +214,24 @@ impl ProfileFile {
         }
         let json_error = |error: serde_json::Error| {
             let position = FilePosition::Line(error.line() as u64);
-            TraceError::format_error(file, position, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
+            TraceError::format_error(
+                file,
+                position,
+                error.to_string(),
+                "a cachemate profile in JSON (docs/formats.md)",
+            )
         };
         // The version is read first, because another version's fields would give a misleading error.
         let version: ProfileVersion = serde_json::from_slice(bytes).map_err(json_error)?;
         if version.format != PROFILE_VERSION {
             let found = format!("profile format {}", version.format);
             let expected = format!("format {PROFILE_VERSION}");
-            return Err(TraceError::format_error(file, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(
+                file,
+                FilePosition::File,
+                found,
+                expected,
+            ));
         }
         let profile: ProfileFile = serde_json::from_slice(bytes).map_err(json_error)?;
         profile.check(file)?;
@@ -230,7 +246,12 @@ impl ProfileFile {
         let name = path.as_ref().display().to_string();
         self.check(&name)?;
         let mut text = serde_json::to_vec_pretty(self).map_err(|error| {
-            TraceError::format_error(&name, FilePosition::File, error.to_string(), "values that JSON can hold")
+            TraceError::format_error(
+                &name,
+                FilePosition::File,
+                error.to_string(),
+                "values that JSON can hold",
+            )
         })?;
         text.push(b'\n');
         let mut out = crate::create_output(path.as_ref(), force)?;
@@ -238,29 +259,61 @@ impl ProfileFile {
     }
 
     fn check(&self, file: &str) -> Result<(), TraceError> {
-        self.check_fields().map_err(|FieldError { field, found, expected }| {
-            TraceError::format_error(file, FilePosition::File, format!("{field} = {found}"), expected)
-        })
+        self.check_fields().map_err(
+            |FieldError {
+                 field,
+                 found,
+                 expected,
+             }| {
+                TraceError::format_error(
+                    file,
+                    FilePosition::File,
+                    format!("{field} = {found}"),
+                    expected,
+                )
+            },
+        )
     }
 
     fn check_fields(&self) -> Result<(), FieldError> {
         for (index, curve) in self.curves.iter().enumerate() {
             let field_path = format!("curves[{index}].points");
-            check_ascending(&field_path, "sizes", &curve.points, |point| point.size_bytes)?;
+            check_ascending(&field_path, "sizes", &curve.points, |point| {
+                point.size_bytes
+            })?;
             for (point_index, point) in curve.points.iter().enumerate() {
-                check_range(&format!("{field_path}[{point_index}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
+                check_range(
+                    &format!("{field_path}[{point_index}].miss_ratio"),
+                    Some(point.miss_ratio),
+                    0.0,
+                    1.0,
+                )?;
                 let rate = point.misses_per_kilo_instr;
-                check_range(&format!("{field_path}[{point_index}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
+                check_range(
+                    &format!("{field_path}[{point_index}].misses_per_kilo_instr"),
+                    rate,
+                    0.0,
+                    MAX_PER_KILO,
+                )?;
             }
         }
         for (index, histogram) in self.histograms.iter().enumerate() {
-            check_ascending(&format!("histograms[{index}].buckets"), "bounds", &histogram.buckets, |bucket| bucket.0)?;
+            check_ascending(
+                &format!("histograms[{index}].buckets"),
+                "bounds",
+                &histogram.buckets,
+                |bucket| bucket.0,
+            )?;
         }
         self.check_profile()
     }
 
     fn check_profile(&self) -> Result<(), FieldError> {
-        let (locality, rates, contention) = (&self.profile.locality, &self.profile.rates, &self.profile.contention);
+        let (locality, rates, contention) = (
+            &self.profile.locality,
+            &self.profile.rates,
+            &self.profile.contention,
+        );
         for (name, curves) in [
             ("misses_per_kilo_instr", &locality.misses_per_kilo_instr),
             ("stalls_per_kilo_instr", &locality.stalls_per_kilo_instr),
@@ -269,33 +322,113 @@ impl ProfileFile {
                 let field_path = format!("profile.locality.{name}.{level:?}");
                 check_ascending(&field_path, "sizes", &curve.value, |point| point.0)?;
                 for (index, (_, rate)) in curve.value.iter().enumerate() {
-                    check_range(&format!("{field_path}[{index}]"), Some(*rate), 0.0, MAX_PER_KILO)?;
+                    check_range(
+                        &format!("{field_path}[{index}]"),
+                        Some(*rate),
+                        0.0,
+                        MAX_PER_KILO,
+                    )?;
                 }
             }
         }
-        for (index, (_, weight)) in locality.reuse_times.iter().flat_map(|times| &times.value).enumerate() {
-            check_number(&format!("profile.locality.reuse_times.value[{index}]"), *weight, 0.0, 1.0)?;
+        for (index, (_, weight)) in locality
+            .reuse_times
+            .iter()
+            .flat_map(|times| &times.value)
+            .enumerate()
+        {
+            check_number(
+                &format!("profile.locality.reuse_times.value[{index}]"),
+                *weight,
+                0.0,
+                1.0,
+            )?;
         }
-        for (index, count) in locality.stack_positions.iter().flat_map(|counts| &counts.value).enumerate() {
-            check_number(&format!("profile.locality.stack_positions.value[{index}]"), *count, 0.0, MAX_PER_MEGA)?;
+        for (index, count) in locality
+            .stack_positions
+            .iter()
+            .flat_map(|counts| &counts.value)
+            .enumerate()
+        {
+            check_number(
+                &format!("profile.locality.stack_positions.value[{index}]"),
+                *count,
+                0.0,
+                MAX_PER_MEGA,
+            )?;
         }
         // A slowdown may be measured as a small gain.
         for (name, fact, min, max) in [
-            ("rates.solo_instr_per_cycle", &rates.solo_instr_per_cycle, 0.0, MAX_PER_CYCLE),
-            ("rates.llc_refs_per_mega_instr", &rates.llc_refs_per_mega_instr, 0.0, MAX_PER_MEGA),
-            ("rates.observed_misses_per_kilo_instr", &rates.observed_misses_per_kilo_instr, 0.0, MAX_PER_KILO),
-            ("rates.observed_read_bytes_per_kilo_instr", &rates.observed_read_bytes_per_kilo_instr, 0.0, MAX_PER_MEGA),
-            ("rates.observed_instr_per_cycle", &rates.observed_instr_per_cycle, 0.0, MAX_PER_CYCLE),
+            (
+                "rates.solo_instr_per_cycle",
+                &rates.solo_instr_per_cycle,
+                0.0,
+                MAX_PER_CYCLE,
+            ),
+            (
+                "rates.llc_refs_per_mega_instr",
+                &rates.llc_refs_per_mega_instr,
+                0.0,
+                MAX_PER_MEGA,
+            ),
+            (
+                "rates.observed_misses_per_kilo_instr",
+                &rates.observed_misses_per_kilo_instr,
+                0.0,
+                MAX_PER_KILO,
+            ),
+            (
+                "rates.observed_read_bytes_per_kilo_instr",
+                &rates.observed_read_bytes_per_kilo_instr,
+                0.0,
+                MAX_PER_MEGA,
+            ),
+            (
+                "rates.observed_instr_per_cycle",
+                &rates.observed_instr_per_cycle,
+                0.0,
+                MAX_PER_CYCLE,
+            ),
             ("rates.pcmr", &rates.pcmr, 0.0, 100.0),
-            ("rates.remote_stall_share", &rates.remote_stall_share, 0.0, 1.0),
-            ("contention.intensity", &contention.intensity, 0.0, MAX_SLOWDOWN),
-            ("contention.sensitivity", &contention.sensitivity, -1.0, MAX_SLOWDOWN),
-            ("contention.neighbor_slowdown", &contention.neighbor_slowdown, -1.0, MAX_SLOWDOWN),
+            (
+                "rates.remote_stall_share",
+                &rates.remote_stall_share,
+                0.0,
+                1.0,
+            ),
+            (
+                "contention.intensity",
+                &contention.intensity,
+                0.0,
+                MAX_SLOWDOWN,
+            ),
+            (
+                "contention.sensitivity",
+                &contention.sensitivity,
+                -1.0,
+                MAX_SLOWDOWN,
+            ),
+            (
+                "contention.neighbor_slowdown",
+                &contention.neighbor_slowdown,
+                -1.0,
+                MAX_SLOWDOWN,
+            ),
         ] {
-            check_range(&format!("profile.{name}"), fact.as_ref().map(Fact::estimate), min, max)?;
+            check_range(
+                &format!("profile.{name}"),
+                fact.as_ref().map(Fact::estimate),
+                min,
+                max,
+            )?;
         }
         for (task, share) in &self.profile.sharing.with {
-            check_range(&format!("profile.sharing.with.{}", task.0), Some(share.estimate()), 0.0, 1.0)?;
+            check_range(
+                &format!("profile.sharing.with.{}", task.0),
+                Some(share.estimate()),
+                0.0,
+                1.0,
+            )?;
         }
         Ok(())
     }
@@ -312,27 +445,57 @@ fn check_number(field: &str, found: f64, min: f64, max: f64) -> Result<(), Field
     if (min..=max).contains(&found) {
         return Ok(());
     }
-    Err(FieldError::new(field, format!("{found:e}"), format!("{min} to {max}")))
+    Err(FieldError::new(
+        field,
+        format!("{found:e}"),
+        format!("{min} to {max}"),
+    ))
 }
 
 /// Checks that the value is within its range and between the ends of its interval. The ends are finite, but may lie
 /// outside of the range.
-fn check_range(field: &str, estimate: Option<Estimate>, min: f64, max: f64) -> Result<(), FieldError> {
-    let Some(Estimate { value, low, high }) = estimate else { return Ok(()) };
+fn check_range(
+    field: &str,
+    estimate: Option<Estimate>,
+    min: f64,
+    max: f64,
+) -> Result<(), FieldError> {
+    let Some(Estimate { value, low, high }) = estimate else {
+        return Ok(());
+    };
     check_number(&format!("{field}.value"), value, min, max)?;
     if low.is_finite() && high.is_finite() && low <= value && value <= high {
         return Ok(());
     }
     let interval_text = format!("{value:e} in {low:e} to {high:e}");
-    Err(FieldError::new(field, interval_text, "a finite interval around the value"))
+    Err(FieldError::new(
+        field,
+        interval_text,
+        "a finite interval around the value",
+    ))
 }
 
-fn check_ascending<T>(field: &str, subject: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
-    match items.windows(2).position(|pair| key(&pair[0]) >= key(&pair[1])) {
+fn check_ascending<T>(
+    field: &str,
+    subject: &str,
+    items: &[T],
+    key: impl Fn(&T) -> u64,
+) -> Result<(), FieldError> {
+    match items
+        .windows(2)
+        .position(|pair| key(&pair[0]) >= key(&pair[1]))
+    {
         None => Ok(()),
         Some(index) => {
-            let (found, expected) = (format!("{subject} out of order"), format!("ascending {subject}"));
-            Err(FieldError::new(format!("{field}[{}]", index + 1), found, expected))
+            let (found, expected) = (
+                format!("{subject} out of order"),
+                format!("ascending {subject}"),
+            );
+            Err(FieldError::new(
+                format!("{field}[{}]", index + 1),
+                found,
+                expected,
+            ))
         }
     }
 }
@@ -343,9 +506,19 @@ mod tests {
     use cachemate_core::FactSource;
 
     fn full_profile_file() -> ProfileFile {
-        let third = Estimate { value: 1.0 / 3.0, low: f64::MIN_POSITIVE, high: 0.1 + 0.3 };
-        let mut file =
-            ProfileFile::new("gzip", ProfileSource { tool: "t".into(), kind: "trace".into(), ..Default::default() });
+        let third = Estimate {
+            value: 1.0 / 3.0,
+            low: f64::MIN_POSITIVE,
+            high: 0.1 + 0.3,
+        };
+        let mut file = ProfileFile::new(
+            "gzip",
+            ProfileSource {
+                tool: "t".into(),
+                kind: "trace".into(),
+                ..Default::default()
+            },
+        );
         file.accesses = Some(u64::MAX);
         file.curves.push(StoredCurve {
             policy: "lru".into(),
@@ -358,24 +531,44 @@ mod tests {
                 misses_per_kilo_instr: Some(third),
             }],
         });
-        file.stack_positions.push(StackPositions { size_bytes: 1 << 20, line_bytes: 64, hits: vec![1, 2], misses: 3 });
+        file.stack_positions.push(StackPositions {
+            size_bytes: 1 << 20,
+            line_bytes: 64,
+            hits: vec![1, 2],
+            misses: 3,
+        });
         file.histograms.push(StoredHistogram {
             kind: "reuse-time".into(),
             line_bytes: 64,
             cold: 1,
             buckets: vec![(0, 5), (9, 1)],
         });
-        let super_sets = vec![SuperSetCount { accesses: 1, misses: 0 }];
+        let super_sets = vec![SuperSetCount {
+            accesses: 1,
+            misses: 0,
+        }];
         file.activity.push(ActivityVector {
             level: CacheLevel::L2,
             start_instruction: 0,
             super_sets: super_sets.clone(),
         });
-        let interval = StoredInterval { accesses: 9, instructions: None, misses: 1, phase: 0 };
-        file.intervals = Some(StoredIntervals { size_bytes: 1, line_bytes: 64, every: vec![interval] });
+        let interval = StoredInterval {
+            accesses: 9,
+            instructions: None,
+            misses: 1,
+            phase: 0,
+        };
+        file.intervals = Some(StoredIntervals {
+            size_bytes: 1,
+            line_bytes: 64,
+            every: vec![interval],
+        });
         let times = vec![(Some(1), 0.1), (None, 1e-300)];
         file.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
-        file.profile.locality.activity.insert(CacheLevel::L1Data, Fact::new(super_sets, FactSource::SuperSets, 3));
+        file.profile.locality.activity.insert(
+            CacheLevel::L1Data,
+            Fact::new(super_sets, FactSource::SuperSets, 3),
+        );
         file.profile.rates.pcmr = Some(Fact::from_measurement(third, FactSource::CoRunRows, 7));
         file
     }
@@ -387,7 +580,10 @@ mod tests {
         let path = dir.path().join("p.json");
         full_profile_file().write(&path, false).unwrap();
         assert_eq!(ProfileFile::read(&path).unwrap(), full_profile_file());
-        assert!(matches!(full_profile_file().write(&path, false), Err(TraceError::Exists { .. })));
+        assert!(matches!(
+            full_profile_file().write(&path, false),
+            Err(TraceError::Exists { .. })
+        ));
         let empty = ProfileFile::new("x", ProfileSource::default());
         empty.write(&path, true).unwrap();
         assert_eq!(ProfileFile::read(&path).unwrap(), empty);
@@ -396,28 +592,56 @@ mod tests {
     /// Is a malformed file rejected with its place, and an invalid value with its field?
     #[test]
     fn malformed_profiles_are_rejected_with_line_or_field() {
-        let parse_error = |text: &str| ProfileFile::parse(text.as_bytes(), "p.json").unwrap_err().to_string();
+        let parse_error = |text: &str| {
+            ProfileFile::parse(text.as_bytes(), "p.json")
+                .unwrap_err()
+                .to_string()
+        };
         assert!(
-            parse_error("{\n\"format\": 9}").starts_with("p.json: the file: found profile format 9, expected format 2")
+            parse_error("{\n\"format\": 9}")
+                .starts_with("p.json: the file: found profile format 9, expected format 2")
         );
         assert!(
-            parse_error("{\"format\": 2,\n \"program\": 7}").starts_with("p.json: line 2: found invalid type: integer")
+            parse_error("{\"format\": 2,\n \"program\": 7}")
+                .starts_with("p.json: line 2: found invalid type: integer")
         );
         assert!(parse_error("nonsense").starts_with("p.json: line 1: "));
         let mut file = full_profile_file();
         file.curves[0].points[0].miss_ratio.high = f64::NAN;
-        let refused = file.write("never-written.json", false).unwrap_err().to_string();
-        assert!(refused.contains("curves[0].points[0].miss_ratio"), "{refused}");
+        let refused = file
+            .write("never-written.json", false)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("curves[0].points[0].miss_ratio"),
+            "{refused}"
+        );
     }
 
     /// Are impossible values rejected with their place: negative, huge, not finite, outside of their interval?
     #[test]
     fn impossible_values_are_rejected_with_their_place() {
-        let estimate_near = |value: f64| Estimate { value, low: value - 1.0, high: value + 1.0 };
-        let crossed = Estimate { value: 0.5, low: 0.6, high: 0.4 };
+        let estimate_near = |value: f64| Estimate {
+            value,
+            low: value - 1.0,
+            high: value + 1.0,
+        };
+        let crossed = Estimate {
+            value: 0.5,
+            low: 0.6,
+            high: 0.4,
+        };
         let cases: [(&str, fn(&mut ProfileFile, Estimate), Estimate); 8] = [
-            ("curves[0].points[0].miss_ratio.value", |f, e| f.curves[0].points[0].miss_ratio = e, estimate_near(-50.0)),
-            ("curves[0].points[0].miss_ratio", |f, e| f.curves[0].points[0].miss_ratio = e, crossed),
+            (
+                "curves[0].points[0].miss_ratio.value",
+                |f, e| f.curves[0].points[0].miss_ratio = e,
+                estimate_near(-50.0),
+            ),
+            (
+                "curves[0].points[0].miss_ratio",
+                |f, e| f.curves[0].points[0].miss_ratio = e,
+                crossed,
+            ),
             (
                 "curves[0].points[0].misses_per_kilo_instr.value",
                 |f, e| f.curves[0].points[0].misses_per_kilo_instr = Some(e),
@@ -427,14 +651,18 @@ mod tests {
                 "profile.locality.misses_per_kilo_instr.L3[0]",
                 |f, e| {
                     let curve = Fact::new(vec![(1, e)], FactSource::ExactTrace, 0);
-                    f.profile.locality.misses_per_kilo_instr.insert(CacheLevel::L3, curve);
+                    f.profile
+                        .locality
+                        .misses_per_kilo_instr
+                        .insert(CacheLevel::L3, curve);
                 },
                 crossed,
             ),
             (
                 "profile.locality.stack_positions.value[0]",
                 |f, e| {
-                    f.profile.locality.stack_positions = Some(Fact::new(vec![e.value], FactSource::ExactTrace, 0));
+                    f.profile.locality.stack_positions =
+                        Some(Fact::new(vec![e.value], FactSource::ExactTrace, 0));
                 },
                 estimate_near(1e308),
             ),
@@ -442,31 +670,47 @@ mod tests {
                 "profile.locality.reuse_times.value[0]",
                 |f, e| {
                     let times = vec![(None, e.value)];
-                    f.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
+                    f.profile.locality.reuse_times =
+                        Some(Fact::new(times, FactSource::ExactTrace, 0));
                 },
                 estimate_near(-0.5),
             ),
             (
                 "profile.rates.solo_instr_per_cycle.value",
-                |f, e| f.profile.rates.solo_instr_per_cycle = Some(Fact::from_measurement(e, FactSource::Counters, 0)),
+                |f, e| {
+                    f.profile.rates.solo_instr_per_cycle =
+                        Some(Fact::from_measurement(e, FactSource::Counters, 0))
+                },
                 estimate_near(f64::NAN),
             ),
             (
                 "profile.contention.sensitivity.value",
-                |f, e| f.profile.contention.sensitivity = Some(Fact::from_measurement(e, FactSource::Neighbor, 0)),
+                |f, e| {
+                    f.profile.contention.sensitivity =
+                        Some(Fact::from_measurement(e, FactSource::Neighbor, 0))
+                },
                 estimate_near(-1.5),
             ),
         ];
         for (place, spoil, value) in cases {
             let mut file = full_profile_file();
             spoil(&mut file, value);
-            let message = file.write("never-written.json", false).unwrap_err().to_string();
-            assert!(message.contains(&format!("{place} = ")), "{place}: {message}");
+            let message = file
+                .write("never-written.json", false)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                message.contains(&format!("{place} = ")),
+                "{place}: {message}"
+            );
         }
         full_profile_file().check("p.json").unwrap();
         let mut file = full_profile_file();
-        file.profile.contention.sensitivity =
-            Some(Fact::from_measurement(estimate_near(-0.02), FactSource::Neighbor, 0));
+        file.profile.contention.sensitivity = Some(Fact::from_measurement(
+            estimate_near(-0.02),
+            FactSource::Neighbor,
+            0,
+        ));
         file.check("p.json").unwrap();
     }
 }

@@ -32,7 +32,11 @@ pub struct L1Filter {
 
 impl Default for L1Filter {
     fn default() -> Self {
-        L1Filter { size_bytes: 32 << 10, ways: 8, line_bytes: 64 }
+        L1Filter {
+            size_bytes: 32 << 10,
+            ways: 8,
+            line_bytes: 64,
+        }
     }
 }
 
@@ -49,7 +53,10 @@ impl L1Filter {
                 Some(b'M' | b'm') => (&digits[..digits.len() - 1], 1 << 20),
                 _ => (digits, 1),
             };
-            number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit))
+            number
+                .parse::<u64>()
+                .ok()
+                .and_then(|number| number.checked_mul(unit))
         };
         let (Some(size_bytes), Some(ways), Some(line_bytes), 2..=3) = (
             parse_size(parts[0]),
@@ -57,9 +64,15 @@ impl L1Filter {
             parts.get(2).map_or(Some(64), |text| text.parse().ok()),
             parts.len(),
         ) else {
-            return Err(format!("found '{text}', expected SIZE:WAYS[:LINE] such as 32K:8 or 32K:8:64"));
+            return Err(format!(
+                "found '{text}', expected SIZE:WAYS[:LINE] such as 32K:8 or 32K:8:64"
+            ));
         };
-        let filter = L1Filter { size_bytes, ways, line_bytes };
+        let filter = L1Filter {
+            size_bytes,
+            ways,
+            line_bytes,
+        };
         filter.check()?;
         Ok(filter)
     }
@@ -76,13 +89,19 @@ impl L1Filter {
     /// A description of the invalid field.
     pub fn check(&self) -> Result<(), String> {
         if !self.line_bytes.is_power_of_two() || !(16..=4096).contains(&self.line_bytes) {
-            return Err(format!("found a line of {} bytes, expected a power of two of 16-4096", self.line_bytes));
+            return Err(format!(
+                "found a line of {} bytes, expected a power of two of 16-4096",
+                self.line_bytes
+            ));
         }
         if !(1..=64).contains(&self.ways) {
             return Err(format!("found {} ways, expected 1-64", self.ways));
         }
         let way_bytes = u64::from(self.ways) * u64::from(self.line_bytes);
-        if self.size_bytes > 64 << 20 || !self.size_bytes.is_multiple_of(way_bytes) || !self.sets().is_power_of_two() {
+        if self.size_bytes > 64 << 20
+            || !self.size_bytes.is_multiple_of(way_bytes)
+            || !self.sets().is_power_of_two()
+        {
             return Err(format!(
                 "found a size of {} bytes, expected ways x line ({way_bytes}) times a power of two, at most 64M",
                 self.size_bytes
@@ -141,15 +160,20 @@ impl TraceHeader {
         let check_power_of_two = |name: &str, found: u32, min: u32, max: u32| {
             let is_valid = found.is_power_of_two() && (min..=max).contains(&found);
             let expected = format!("a power of two from {min} to {max}");
-            if is_valid { Ok(()) } else { Err((format!("{name} = {found}"), expected)) }
+            if is_valid {
+                Ok(())
+            } else {
+                Err((format!("{name} = {found}"), expected))
+            }
         };
         check_power_of_two("line_bytes", self.line_bytes, 1, 1 << 20)?;
         check_power_of_two("page_bytes", self.page_bytes, 512, 1 << 30)?;
         match self.process_shift {
             // Below the page bits, two processes would share pages; from 64 on, no address bits are left.
-            Some(shift) if !(12..64).contains(&shift) => {
-                Err((format!("process_shift = {shift}"), "12 to 63, or none".to_string()))
-            }
+            Some(shift) if !(12..64).contains(&shift) => Err((
+                format!("process_shift = {shift}"),
+                "12 to 63, or none".to_string(),
+            )),
             _ => Ok(()),
         }
     }

@@ -10,7 +10,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
-use cachemate_core::{PipelineConfig, PolicyConfig, PredictorConfig, RunHeader, WindowLength, WindowRecord};
+use cachemate_core::{
+    PipelineConfig, PolicyConfig, PredictorConfig, RunHeader, WindowLength, WindowRecord,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::formats::ZSTD_MAGIC;
@@ -48,18 +50,30 @@ impl RunLogWriter {
     ///
     /// # Errors
     /// [`TraceError::Exists`] without `force`, [`TraceError::Io`].
-    pub fn create(path: impl AsRef<Path>, force: bool, header: &RunHeader) -> Result<Self, TraceError> {
+    pub fn create(
+        path: impl AsRef<Path>,
+        force: bool,
+        header: &RunHeader,
+    ) -> Result<Self, TraceError> {
         let file = path.as_ref().display().to_string();
         let out = BufWriter::new(create_output(path.as_ref(), force)?);
         let sink = if file.ends_with(".zst") {
             LogSink::Compressed(
-                zstd::stream::write::Encoder::new(out, 3).map_err(TraceError::io_error(&file, "start zstd for"))?,
+                zstd::stream::write::Encoder::new(out, 3)
+                    .map_err(TraceError::io_error(&file, "start zstd for"))?,
             )
         } else {
             LogSink::Plain(out)
         };
-        let mut writer = RunLogWriter { sink, file, record_count: 0 };
-        writer.write_line(&RunHeader { format: RUN_LOG_VERSION, ..header.clone() })?;
+        let mut writer = RunLogWriter {
+            sink,
+            file,
+            record_count: 0,
+        };
+        writer.write_line(&RunHeader {
+            format: RUN_LOG_VERSION,
+            ..header.clone()
+        })?;
         Ok(writer)
     }
 
@@ -78,7 +92,9 @@ impl RunLogWriter {
     /// # Errors
     /// [`TraceError::Io`].
     pub fn finish(mut self) -> Result<(), TraceError> {
-        self.write_line(&LogEnd { end: self.record_count })?;
+        self.write_line(&LogEnd {
+            end: self.record_count,
+        })?;
         if let LogSink::Compressed(encoder) = self.sink {
             let finish_result = encoder.finish().and_then(|mut out| out.flush());
             finish_result.map_err(TraceError::io_error(&self.file, "write"))?;
@@ -86,10 +102,19 @@ impl RunLogWriter {
         Ok(())
     }
 
-    fn write_line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
+    fn write_line<T: Serialize + DeserializeOwned + PartialEq>(
+        &mut self,
+        value: &T,
+    ) -> Result<(), TraceError> {
         let position = FilePosition::Line(self.record_count + 2);
-        let value_error =
-            || TraceError::format_error(&self.file, position, "a value that JSON cannot hold", "finite numbers");
+        let value_error = || {
+            TraceError::format_error(
+                &self.file,
+                position,
+                "a value that JSON cannot hold",
+                "finite numbers",
+            )
+        };
         let mut text = serde_json::to_vec(value).map_err(|_| value_error())?;
         // Infinite numbers become null without an error, and an optional one would be lost, so the line is read back.
         if !serde_json::from_slice::<T>(&text).is_ok_and(|parsed| parsed == *value) {
@@ -121,19 +146,30 @@ impl RunLogReader {
     /// [`TraceError`] if it cannot be opened, or if it has no header of a supported version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let file = path.as_ref().display().to_string();
-        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(&file, "open"))?;
+        let input = cachemate_files::open_plain(path.as_ref())
+            .map_err(TraceError::io_error(&file, "open"))?;
         Self::new(Box::new(input), file)
     }
 
     /// Does the same as [`RunLogReader::open`], from a stream; `file` is its name in errors.
-    pub fn new(mut input: Box<dyn Read + Send>, file: impl Into<String>) -> Result<Self, TraceError> {
+    pub fn new(
+        mut input: Box<dyn Read + Send>,
+        file: impl Into<String>,
+    ) -> Result<Self, TraceError> {
         let file = file.into();
         let mut start = Vec::new();
-        input.by_ref().take(4).read_to_end(&mut start).map_err(TraceError::io_error(&file, "read"))?;
+        input
+            .by_ref()
+            .take(4)
+            .read_to_end(&mut start)
+            .map_err(TraceError::io_error(&file, "read"))?;
         let is_compressed = start == ZSTD_MAGIC;
         let whole_input = std::io::Cursor::new(start).chain(input);
         let input: Box<dyn Read + Send> = if is_compressed {
-            Box::new(zstd::stream::read::Decoder::new(whole_input).map_err(TraceError::io_error(&file, "unpack"))?)
+            Box::new(
+                zstd::stream::read::Decoder::new(whole_input)
+                    .map_err(TraceError::io_error(&file, "unpack"))?,
+            )
         } else {
             Box::new(whole_input)
         };
@@ -180,7 +216,10 @@ impl RunLogReader {
             let end: LogEnd = self.parse("the closing line")?;
             let records = self.line_number - 2;
             if end.end != records {
-                return Err(self.log_error(format!("an end after {} records", end.end), &format!("after {records}")));
+                return Err(self.log_error(
+                    format!("an end after {} records", end.end),
+                    &format!("after {records}"),
+                ));
             }
             return Ok(None);
         }
@@ -188,14 +227,21 @@ impl RunLogReader {
     }
 
     fn log_error(&self, found: String, expected: &str) -> TraceError {
-        TraceError::format_error(&self.file, FilePosition::Line(self.line_number), found, expected)
+        TraceError::format_error(
+            &self.file,
+            FilePosition::Line(self.line_number),
+            found,
+            expected,
+        )
     }
 
     fn parse<T: DeserializeOwned>(&self, expected: &str) -> Result<T, TraceError> {
         serde_json::from_slice(&self.line).map_err(|error| {
             // The line's number precedes the message, because serde's own is always 1.
             let (text, column) = (error.to_string(), error.column());
-            let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message_part, _)| message_part);
+            let message = text
+                .rsplit_once(" at line ")
+                .map_or(text.as_str(), |(message_part, _)| message_part);
             self.log_error(format!("{message} at column {column}"), expected)
         })
     }
@@ -204,14 +250,24 @@ impl RunLogReader {
     fn read_line(&mut self) -> Result<(), TraceError> {
         self.line.clear();
         self.line_number += 1;
-        let read_result = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line);
+        let read_result = self
+            .input
+            .by_ref()
+            .take(LINE_BYTES_LIMIT)
+            .read_until(b'\n', &mut self.line);
         if let Err(error) = read_result {
             if self.line_number > 1 && error.kind() == std::io::ErrorKind::UnexpectedEof {
                 let expected = "a whole line (is the run still in progress, or the log truncated?)";
-                return Err(self.log_error("the end of the file in a compressed block".to_string(), expected));
+                return Err(self.log_error(
+                    "the end of the file in a compressed block".to_string(),
+                    expected,
+                ));
             }
             if self.line_number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
-                return Err(self.log_error(format!("bytes that do not unpack ({error})"), "a whole line"));
+                return Err(self.log_error(
+                    format!("bytes that do not unpack ({error})"),
+                    "a whole line",
+                ));
             }
             return Err(TraceError::io_error(&self.file, "read")(error));
         }
@@ -223,7 +279,10 @@ impl RunLogReader {
             0 => "the end of the file".to_string(),
             bytes => format!("the end of the file after {bytes} bytes of the line"),
         };
-        Err(self.log_error(found, "a whole line (is the run still in progress, or the log truncated?)"))
+        Err(self.log_error(
+            found,
+            "a whole line (is the run still in progress, or the log truncated?)",
+        ))
     }
 }
 
@@ -243,10 +302,17 @@ fn empty_header() -> RunHeader {
             min_slice_ns: None,
         },
         pipeline: PipelineConfig {
-            policy: PolicyConfig { name: String::new(), parameters: String::new(), seed: 0 },
+            policy: PolicyConfig {
+                name: String::new(),
+                parameters: String::new(),
+                seed: 0,
+            },
             guard: None,
             profilers: Vec::new(),
-            predictor: PredictorConfig { miss_penalty_cycles: 0.0, miss_penalty_source: String::new() },
+            predictor: PredictorConfig {
+                miss_penalty_cycles: 0.0,
+                miss_penalty_source: String::new(),
+            },
             first_window: WindowLength::Time { ns: 1 },
         },
     }

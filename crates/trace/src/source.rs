@@ -42,7 +42,12 @@ impl CmtSource {
     ///
     /// # Errors
     /// [`TraceError`] if the file is damaged, or has no record of that thread.
-    pub fn open(path: impl AsRef<Path>, thread: u32, load_address: u64, skip_records: u64) -> Result<Self, TraceError> {
+    pub fn open(
+        path: impl AsRef<Path>,
+        thread: u32,
+        load_address: u64,
+        skip_records: u64,
+    ) -> Result<Self, TraceError> {
         let path = path.as_ref().to_path_buf();
         let name = path.display().to_string();
         let mut reader = CmtReader::open(&path)?;
@@ -56,17 +61,31 @@ impl CmtSource {
         }
         if records_per_round == 0 {
             let totals = reader.totals();
-            let threads = totals.map_or(0, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
+            let threads = totals.map_or(0, |totals| {
+                totals
+                    .threads
+                    .iter()
+                    .filter(|thread| thread.records > 0)
+                    .count()
+            });
             let found = format!("no record of thread {thread}");
             let expected = match threads {
                 0 => "at least one record: its program ended before the recorded part".to_string(),
                 threads => format!("a thread among the {threads} it has"),
             };
-            return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(
+                &name,
+                FilePosition::File,
+                found,
+                expected,
+            ));
         }
-        let thread_totals =
-            reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
-        let instructions = thread_totals.and_then(|totals| totals.instructions).unwrap_or(total_gap);
+        let thread_totals = reader
+            .totals()
+            .and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
+        let instructions = thread_totals
+            .and_then(|totals| totals.instructions)
+            .unwrap_or(total_gap);
         reader.rewind()?;
         let are_instructions_known = reader.header().instructions_known;
         let mut source = CmtSource {
@@ -82,7 +101,11 @@ impl CmtSource {
             rounds: 0,
             records_in_round: 0,
             records_per_round,
-            instructions_per_round: if are_instructions_known { instructions } else { records_per_round },
+            instructions_per_round: if are_instructions_known {
+                instructions
+            } else {
+                records_per_round
+            },
             failure: None,
         };
         for _ in 0..skip_records % records_per_round {
@@ -115,7 +138,10 @@ impl CmtSource {
                 self.position += 1;
                 if record.thread == self.thread {
                     self.records_in_round += 1;
-                    return Ok(AccessRecord { gap: record.gap.saturating_add(tail_instructions), ..record });
+                    return Ok(AccessRecord {
+                        gap: record.gap.saturating_add(tail_instructions),
+                        ..record
+                    });
                 }
             }
             self.position = 0;
@@ -125,7 +151,12 @@ impl CmtSource {
                     let name = self.path.display().to_string();
                     let found = format!("no record of thread {} any more", self.thread);
                     let expected = "the file as it was opened";
-                    return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
+                    return Err(TraceError::format_error(
+                        &name,
+                        FilePosition::File,
+                        found,
+                        expected,
+                    ));
                 }
                 self.reader.rewind()?;
                 self.rounds += 1;
@@ -142,16 +173,24 @@ impl CmtSource {
             // The access itself is one of the gap's instructions; with a gap of zero, it shares the instruction of the
             // previous record.
             match record.gap.checked_sub(1 + self.excess_instructions) {
-                Some(remaining) => (instructions_between, self.excess_instructions) = (remaining, 0),
+                Some(remaining) => {
+                    (instructions_between, self.excess_instructions) = (remaining, 0)
+                }
                 None => self.excess_instructions = self.excess_instructions + 1 - record.gap,
             }
         }
         if instructions_between >= u64::from(Access::GAP_LIMIT) {
-            batch.push(Access::compute(instructions_between.min(Access::ADDRESS_LIMIT - 1)));
+            batch.push(Access::compute(
+                instructions_between.min(Access::ADDRESS_LIMIT - 1),
+            ));
             instructions_between = 0;
         }
         let gap = instructions_between as u32;
-        batch.push(if record.store { Access::store(address, gap) } else { Access::load(address, gap) });
+        batch.push(if record.store {
+            Access::store(address, gap)
+        } else {
+            Access::load(address, gap)
+        });
     }
 }
 

@@ -40,7 +40,12 @@ pub struct TaskPlace {
 
 impl TaskPlace {
     pub fn to_bytes(self) -> [u8; 16] {
-        bytes_of_words([self.gang, self.caches, self.weight, u32::from(self.children)])
+        bytes_of_words([
+            self.gang,
+            self.caches,
+            self.weight,
+            u32::from(self.children),
+        ])
     }
 }
 
@@ -57,7 +62,13 @@ pub struct MapTurn {
 pub fn rotation_to_bytes(turns: &[MapTurn]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ROTATION_BYTES);
     bytes.extend(bytes_of_words::<2, 8>([turns.len() as u32, 0]));
-    bytes.extend(turns.iter().map(|turn| turn.length_ns).sum::<u64>().to_ne_bytes());
+    bytes.extend(
+        turns
+            .iter()
+            .map(|turn| turn.length_ns)
+            .sum::<u64>()
+            .to_ne_bytes(),
+    );
     for turn in turns {
         bytes.extend(turn.length_ns.to_ne_bytes());
         bytes.extend(bytes_of_words::<2, 8>([turn.gang, turn.may_fill]));
@@ -94,7 +105,11 @@ pub fn cpu_to_bytes(cache: u32) -> Vec<u8> {
 /// Time in ns for which a higher scheduling class has had the CPU, up to `now_ns` on the monotonic clock.
 pub fn stolen_time_ns(cpu: &[u8], now_ns: u64) -> Option<u64> {
     let since_ns = u64_at(cpu, 16)?;
-    let open_ns = if since_ns > 0 { now_ns.saturating_sub(since_ns) } else { 0 };
+    let open_ns = if since_ns > 0 {
+        now_ns.saturating_sub(since_ns)
+    } else {
+        0
+    };
     Some(u64_at(cpu, 24)? + open_ns)
 }
 
@@ -164,10 +179,14 @@ fn bytes_of_words<const N: usize, const BYTES: usize>(words: [u32; N]) -> [u8; B
     bytes
 }
 fn u32_at(bytes: &[u8], index: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(index..index + 4)?.try_into().ok()?))
+    Some(u32::from_ne_bytes(
+        bytes.get(index..index + 4)?.try_into().ok()?,
+    ))
 }
 fn u64_at(bytes: &[u8], index: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(bytes.get(index..index + 8)?.try_into().ok()?))
+    Some(u64::from_ne_bytes(
+        bytes.get(index..index + 8)?.try_into().ok()?,
+    ))
 }
 
 #[cfg(test)]
@@ -178,13 +197,29 @@ mod tests {
     #[test]
     fn the_c_side_has_the_same_limits() {
         let header = include_str!("../bpf/state.h");
-        for (name, value) in [("MAX_CPUS", MAX_CPUS), ("MAX_CACHES", MAX_CACHES), ("MAX_GANGS", MAX_GANGS)] {
-            let line = header.lines().find(|line| line.starts_with(&format!("#define {name} "))).unwrap();
-            assert_eq!(line.split_whitespace().nth(2), Some(value.to_string().as_str()), "{line}");
+        for (name, value) in [
+            ("MAX_CPUS", MAX_CPUS),
+            ("MAX_CACHES", MAX_CACHES),
+            ("MAX_GANGS", MAX_GANGS),
+        ] {
+            let line = header
+                .lines()
+                .find(|line| line.starts_with(&format!("#define {name} ")))
+                .unwrap();
+            assert_eq!(
+                line.split_whitespace().nth(2),
+                Some(value.to_string().as_str()),
+                "{line}"
+            );
         }
-        for layout in
-            ["struct machine", "struct place_key", "struct place", "struct turn", "struct rotation", "struct cpu"]
-        {
+        for layout in [
+            "struct machine",
+            "struct place_key",
+            "struct place",
+            "struct turn",
+            "struct rotation",
+            "struct cpu",
+        ] {
             assert!(header.contains(&format!("{layout} {{")), "{layout}");
         }
     }
@@ -192,7 +227,11 @@ mod tests {
     /// Is a rotation read back as written, and another size rejected?
     #[test]
     fn a_rotation_is_read_back_as_written() {
-        let turn = |gang| MapTurn { length_ns: 20_000_000 + u64::from(gang), gang, may_fill: 1 << (gang + 1) };
+        let turn = |gang| MapTurn {
+            length_ns: 20_000_000 + u64::from(gang),
+            gang,
+            may_fill: 1 << (gang + 1),
+        };
         let turns: Vec<MapTurn> = (0..MAX_GANGS as u32).map(turn).collect();
         for some in [&turns[..], &turns[..2], &[]] {
             let bytes = rotation_to_bytes(some);

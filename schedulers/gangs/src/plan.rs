@@ -85,7 +85,10 @@ pub struct CheckedPlan {
 /// The line is not a request.
 pub fn parse_request(line: &str) -> Result<SocketRequest, String> {
     if line.len() > MAX_BYTES {
-        return Err(format!("message: found {} bytes, expected at most {MAX_BYTES}", line.len()));
+        return Err(format!(
+            "message: found {} bytes, expected at most {MAX_BYTES}",
+            line.len()
+        ));
     }
     serde_json::from_str(line).map_err(|error| format!("message: {error}"))
 }
@@ -97,19 +100,32 @@ impl PlanMessage {
     /// The plan is invalid; the error names the first invalid place, the value found and the values expected.
     pub fn check(&self, caches: usize, in_force: u64) -> Result<CheckedPlan, String> {
         if self.version != VERSION {
-            return Err(format!("plan.version: found {}, expected {VERSION}", self.version));
+            return Err(format!(
+                "plan.version: found {}, expected {VERSION}",
+                self.version
+            ));
         }
         if self.generation <= in_force {
-            return Err(format!("plan.generation: found {}, expected more than {in_force}", self.generation));
+            return Err(format!(
+                "plan.generation: found {}, expected more than {in_force}",
+                self.generation
+            ));
         }
         // This generation marks tasks that have not been looked up in any plan, so no plan may have it.
         if self.generation == u64::MAX {
-            return Err(format!("plan.generation: found {}, expected less", self.generation));
+            return Err(format!(
+                "plan.generation: found {}, expected less",
+                self.generation
+            ));
         }
         let rotations = self.rotations_by_cache(caches.min(MAX_CACHES))?;
         self.check_waits(&rotations)?;
         let places = self.task_places(&rotations)?;
-        Ok(CheckedPlan { generation: self.generation, rotations, places })
+        Ok(CheckedPlan {
+            generation: self.generation,
+            rotations,
+            places,
+        })
     }
 
     fn rotations_by_cache(&self, caches: usize) -> Result<Vec<Vec<MapTurn>>, String> {
@@ -117,7 +133,10 @@ impl PlanMessage {
         for (index, turn) in self.turns.iter().enumerate() {
             let place = format!("plan.turns[{index}]");
             let Some(rotation) = rotations.get_mut(turn.cache as usize) else {
-                return Err(format!("{place}.cache: found {}, expected below {caches}", turn.cache));
+                return Err(format!(
+                    "{place}.cache: found {}, expected below {caches}",
+                    turn.cache
+                ));
             };
             check_gang(turn.gang, &format!("{place}.gang"))?;
             if rotation.iter().any(|known| known.gang == turn.gang) {
@@ -132,18 +151,28 @@ impl PlanMessage {
                 let place = format!("{place}.may_fill[{at}]");
                 check_gang(*filler, &place)?;
                 if *filler == turn.gang {
-                    return Err(format!("{place}: found {filler}, expected another gang than the turn's own"));
+                    return Err(format!(
+                        "{place}: found {filler}, expected another gang than the turn's own"
+                    ));
                 }
                 may_fill |= 1 << filler;
             }
-            rotation.push(MapTurn { length_ns: turn.turn_us * 1000, gang: turn.gang, may_fill });
+            rotation.push(MapTurn {
+                length_ns: turn.turn_us * 1000,
+                gang: turn.gang,
+                may_fill,
+            });
         }
         Ok(rotations)
     }
 
     /// Checks that two rotations and 100 ms do not exceed the allowed wait.
     fn check_waits(&self, rotations: &[Vec<MapTurn>]) -> Result<(), String> {
-        for (cache, rotation) in rotations.iter().enumerate().filter(|(_, rotation)| rotation.len() > 1) {
+        for (cache, rotation) in rotations
+            .iter()
+            .enumerate()
+            .filter(|(_, rotation)| rotation.len() > 1)
+        {
             let wait_ms = longest_wait_ns(rotation).div_ceil(1_000_000);
             if wait_ms > self.longest_wait_ms {
                 return Err(format!(
@@ -155,31 +184,59 @@ impl PlanMessage {
         Ok(())
     }
 
-    fn task_places(&self, rotations: &[Vec<MapTurn>]) -> Result<BTreeMap<TaskKey, TaskPlace>, String> {
+    fn task_places(
+        &self,
+        rotations: &[Vec<MapTurn>],
+    ) -> Result<BTreeMap<TaskKey, TaskPlace>, String> {
         let mut places = BTreeMap::new();
         if self.tasks.len() > MAX_TASKS {
-            return Err(format!("plan.tasks: found {}, expected at most {MAX_TASKS}", self.tasks.len()));
+            return Err(format!(
+                "plan.tasks: found {}, expected at most {MAX_TASKS}",
+                self.tasks.len()
+            ));
         }
         for (index, task) in self.tasks.iter().enumerate() {
             let task_path = format!("plan.tasks[{index}]");
             let key = match (task.process, task.thread) {
                 (Some(id), None) => TaskKey::Process(id),
                 (None, Some(id)) => TaskKey::Thread(id),
-                _ => return Err(format!("{task_path}: expected either 'process' or 'thread'")),
+                _ => {
+                    return Err(format!(
+                        "{task_path}: expected either 'process' or 'thread'"
+                    ));
+                }
             };
             // The kernel's thread numbers are positive and fit into an `int`.
             let (TaskKey::Process(id) | TaskKey::Thread(id)) = key;
             check_range(
                 u64::from(id),
                 (1, i32::MAX as u64),
-                &format!("{task_path}.{}", if task.process.is_some() { "process" } else { "thread" }),
+                &format!(
+                    "{task_path}.{}",
+                    if task.process.is_some() {
+                        "process"
+                    } else {
+                        "thread"
+                    }
+                ),
             )?;
             check_gang(task.gang, &format!("{task_path}.gang"))?;
-            check_range(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{task_path}.weight"))?;
+            check_range(
+                u64::from(task.weight),
+                (WEIGHT.0.into(), WEIGHT.1.into()),
+                &format!("{task_path}.weight"),
+            )?;
             let caches = task_cache_mask(task, rotations, &task_path)?;
-            let task_place = TaskPlace { gang: task.gang, caches, weight: task.weight, children: task.children };
+            let task_place = TaskPlace {
+                gang: task.gang,
+                caches,
+                weight: task.weight,
+                children: task.children,
+            };
             if places.insert(key, task_place).is_some() {
-                return Err(format!("{task_path}: found {key:?} again, expected each task once"));
+                return Err(format!(
+                    "{task_path}: found {key:?} again, expected each task once"
+                ));
             }
         }
         Ok(places)
@@ -188,17 +245,27 @@ impl PlanMessage {
 
 /// Caches that a task may use, one bit each. Caches at which the task's gang has no turn are an error, because it
 /// would never run there.
-fn task_cache_mask(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) -> Result<u32, String> {
+fn task_cache_mask(
+    task: &TaskMessage,
+    rotations: &[Vec<MapTurn>],
+    place: &str,
+) -> Result<u32, String> {
     if task.caches.is_empty() {
         return Err(format!("{place}.caches: found none, expected at least one"));
     }
     let mut bits = 0;
     for (index, cache) in task.caches.iter().enumerate() {
         let Some(rotation) = rotations.get(*cache as usize) else {
-            return Err(format!("{place}.caches[{index}]: found {cache}, expected below {}", rotations.len()));
+            return Err(format!(
+                "{place}.caches[{index}]: found {cache}, expected below {}",
+                rotations.len()
+            ));
         };
         if !rotation.iter().any(|turn| turn.gang == task.gang) {
-            return Err(format!("{place}.caches[{index}]: gang {} has no turn at cache {cache}", task.gang));
+            return Err(format!(
+                "{place}.caches[{index}]: gang {} has no turn at cache {cache}",
+                task.gang
+            ));
         }
         bits |= 1 << cache;
     }
@@ -214,7 +281,9 @@ fn check_gang(found: u32, place: &str) -> Result<(), String> {
     if (found as usize) < MAX_GANGS {
         Ok(())
     } else {
-        Err(format!("{place}: found {found}, expected below {MAX_GANGS}"))
+        Err(format!(
+            "{place}: found {found}, expected below {MAX_GANGS}"
+        ))
     }
 }
 
@@ -222,6 +291,8 @@ fn check_range(found: u64, (least, most): (u64, u64), place: &str) -> Result<(),
     if (least..=most).contains(&found) {
         Ok(())
     } else {
-        Err(format!("{place}: found {found}, expected {least} to {most}"))
+        Err(format!(
+            "{place}: found {found}, expected {least} to {most}"
+        ))
     }
 }

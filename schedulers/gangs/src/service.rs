@@ -63,7 +63,10 @@ impl Service {
     pub fn start(journal: &Path, schedules_all: bool) -> Result<Self, String> {
         let missing_prerequisites = machine::missing_prerequisites();
         if !missing_prerequisites.is_empty() {
-            return Err(format!("missing here: {}", missing_prerequisites.join("; ")));
+            return Err(format!(
+                "missing here: {}",
+                missing_prerequisites.join("; ")
+            ));
         }
         let (tasks, restored) = PolicyJournal::open(journal)?;
         if restored > 0 {
@@ -102,13 +105,21 @@ impl Service {
     fn serve(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
         let describe_error = |error: std::io::Error| format!("{}: {error}", socket.display());
         if UnixStream::connect(socket).is_ok() {
-            return Err(format!("{}: another loader listens there", socket.display()));
+            return Err(format!(
+                "{}: another loader listens there",
+                socket.display()
+            ));
         }
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).map_err(describe_error)?;
-        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).map_err(describe_error)?;
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
+            .map_err(describe_error)?;
         listener.set_nonblocking(true).map_err(describe_error)?;
-        println!("attached, {} last-level caches, socket {}", self.machine.cpus_of_cache.len(), socket.display());
+        println!(
+            "attached, {} last-level caches, socket {}",
+            self.machine.cpus_of_cache.len(),
+            socket.display()
+        );
         while !stop.load(Ordering::Relaxed) {
             match listener.accept() {
                 Ok((client, _)) => {
@@ -131,7 +142,8 @@ impl Service {
         let _ = client.set_read_timeout(Some(CLIENT_TIMEOUT));
         let _ = client.set_write_timeout(Some(CLIENT_TIMEOUT));
         let mut line = String::new();
-        let read_result = BufReader::new(Read::take(&client, MAX_BYTES as u64 + 2)).read_line(&mut line);
+        let read_result =
+            BufReader::new(Read::take(&client, MAX_BYTES as u64 + 2)).read_line(&mut line);
         let request = match read_result {
             Ok(_) => parse_request(line.trim_end()),
             Err(error) => Err(format!("message: {error}")),
@@ -159,14 +171,22 @@ impl Service {
         if let Some(scheduler) = &self.scheduler {
             scheduler.load_plan(&plan)?;
         }
-        let mut complaints = if self.scheduler.is_some() { self.adopt_tasks(&plan) } else { Vec::new() };
+        let mut complaints = if self.scheduler.is_some() {
+            self.adopt_tasks(&plan)
+        } else {
+            Vec::new()
+        };
         let is_kept = |thread, process| {
             self.schedules_all
                 || plan.places.contains_key(&TaskKey::Thread(thread))
                 || plan.places.contains_key(&TaskKey::Process(process))
         };
         // The plan does not list children of planned processes, so they are selected by their parent.
-        let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
+        let adopts_children = |process| {
+            plan.places
+                .get(&TaskKey::Process(process))
+                .is_some_and(|place| place.children)
+        };
         // If the kernel refuses a thread, its entry stays in the journal, and the plan remains in force.
         complaints.extend(self.tasks.restore(is_kept, adopts_children).err());
         let generation = plan.generation;
@@ -181,15 +201,25 @@ impl Service {
         for task_key in plan.places.keys().filter(|_| !self.schedules_all) {
             match task_key {
                 TaskKey::Process(process) => complaints.extend(self.tasks.adopt_process(*process)),
-                TaskKey::Thread(thread) => complaints.extend(self.tasks.adopt_thread(*thread).err()),
+                TaskKey::Thread(thread) => {
+                    complaints.extend(self.tasks.adopt_thread(*thread).err())
+                }
             }
         }
-        let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
+        let adopts_children = |process| {
+            plan.places
+                .get(&TaskKey::Process(process))
+                .is_some_and(|place| place.children)
+        };
         if !self.schedules_all && plan.places.values().any(|place| place.children) {
             self.tasks.adopt_children(adopts_children);
         }
-        let taken_ns = self.scheduler.as_ref().and_then(|scheduler| scheduler.stolen_times_ns(now_ns()).ok());
-        if self.tasks.take_adopted_count() > 0 && taken_ns.is_some_and(|taken_ns| self.guard.restart_window(&taken_ns))
+        let taken_ns = self
+            .scheduler
+            .as_ref()
+            .and_then(|scheduler| scheduler.stolen_times_ns(now_ns()).ok());
+        if self.tasks.take_adopted_count() > 0
+            && taken_ns.is_some_and(|taken_ns| self.guard.restart_window(&taken_ns))
         {
             self.looked = Instant::now();
         }
@@ -201,17 +231,31 @@ impl Service {
         let mut caches = Vec::new();
         if let Some(scheduler) = &self.scheduler {
             let (rotations, counts) = (scheduler.rotations()?, scheduler.counts()?);
-            let cache_readings = rotations.into_iter().zip(counts).zip(&self.machine.cpus_of_cache).enumerate();
+            let cache_readings = rotations
+                .into_iter()
+                .zip(counts)
+                .zip(&self.machine.cpus_of_cache)
+                .enumerate();
             for (cache, ((turns, counts), cpus)) in cache_readings {
-                let turns = turns.iter().map(|turn| turn_message(cache as u32, turn)).collect();
-                caches.push(ServiceCacheState { cpus: cpus.clone(), turns, counts });
+                let turns = turns
+                    .iter()
+                    .map(|turn| turn_message(cache as u32, turn))
+                    .collect();
+                caches.push(ServiceCacheState {
+                    cpus: cpus.clone(),
+                    turns,
+                    counts,
+                });
             }
         }
         let state = ServiceState {
             generation: self.generation(),
             kernel: machine::sched_ext_state(),
             guarded: self.next_attempt.as_ref().map(|(_, reason)| reason.clone()),
-            places: self.scheduler.as_ref().map_or(Ok(0), BpfScheduler::places)?,
+            places: self
+                .scheduler
+                .as_ref()
+                .map_or(Ok(0), BpfScheduler::places)?,
             held: self.tasks.held_count(),
             caches,
         };
@@ -221,15 +265,23 @@ impl Service {
     /// Polls the kernel, the starvation guard and the clock once.
     fn watch(&mut self) -> Result<(), String> {
         if let Some((at, _)) = &self.next_attempt {
-            return if Instant::now() >= *at { self.reattach() } else { Ok(()) };
+            return if Instant::now() >= *at {
+                self.reattach()
+            } else {
+                Ok(())
+            };
         }
-        let Some(scheduler) = &self.scheduler else { return Ok(()) };
+        let Some(scheduler) = &self.scheduler else {
+            return Ok(());
+        };
         if let Some((kind, code)) = scheduler.read_exit()? {
             if kind == EXIT_UNREG_KERN && self.restarts < RESTARTS {
                 self.restarts += 1;
                 return self.detach("the kernel asks for a restart (hotplug)".to_owned(), 1);
             }
-            return Err(format!("the kernel has ended the scheduler: exit kind {kind}, code {code}"));
+            return Err(format!(
+                "the kernel has ended the scheduler: exit kind {kind}, code {code}"
+            ));
         }
         let window = self.looked.elapsed();
         if self.schedules_all || window.as_nanos() < u128::from(WINDOW_NS) {
@@ -238,10 +290,15 @@ impl Service {
         self.looked = Instant::now();
         let stolen_ns = scheduler.stolen_times_ns(now_ns())?;
         if let Some((cpu, share)) = self.guard.observe(&stolen_ns, window.as_nanos() as u64) {
-            let seconds = self.back_off.next_delay_s(self.attached.elapsed().as_secs());
+            let seconds = self
+                .back_off
+                .next_delay_s(self.attached.elapsed().as_secs());
             let percent = share * 100.0;
             return self.detach(
-                format!("CPU {cpu}: unmanaged tasks had {percent:.0} % of {} ms", window.as_millis()),
+                format!(
+                    "CPU {cpu}: unmanaged tasks had {percent:.0} % of {} ms",
+                    window.as_millis()
+                ),
                 seconds,
             );
         }
@@ -251,8 +308,10 @@ impl Service {
     fn detach(&mut self, reason: String, seconds: u64) -> Result<(), String> {
         let restored = self.tasks.restore_all();
         self.scheduler = None;
-        let restored =
-            restored.map_or_else(|error| error, |threads| format!("{threads} threads back in the fair class"));
+        let restored = restored.map_or_else(
+            |error| error,
+            |threads| format!("{threads} threads back in the fair class"),
+        );
         eprintln!("gangs: {reason}; {restored}, next attempt in {seconds} s");
         self.next_attempt = Some((Instant::now() + Duration::from_secs(seconds), reason));
         Ok(())
@@ -267,7 +326,9 @@ impl Service {
         if let Some(plan) = self.plan.take() {
             scheduler.load_plan(&plan)?;
             self.scheduler = Some(scheduler);
-            self.adopt_tasks(&plan).iter().for_each(|complaint| eprintln!("gangs: {complaint}"));
+            self.adopt_tasks(&plan)
+                .iter()
+                .for_each(|complaint| eprintln!("gangs: {complaint}"));
             self.plan = Some(plan);
         } else {
             self.scheduler = Some(scheduler);
@@ -278,13 +339,23 @@ impl Service {
 }
 
 fn turn_message(cache: u32, turn: &MapTurn) -> TurnMessage {
-    let may_fill = (0..u32::BITS).filter(|gang| turn.may_fill & (1 << gang) != 0).collect();
-    TurnMessage { cache, gang: turn.gang, turn_us: turn.length_ns / 1000, may_fill }
+    let may_fill = (0..u32::BITS)
+        .filter(|gang| turn.may_fill & (1 << gang) != 0)
+        .collect();
+    TurnMessage {
+        cache,
+        gang: turn.gang,
+        turn_us: turn.length_ns / 1000,
+        may_fill,
+    }
 }
 
 /// Time in ns of the monotonic clock, which the BPF scheduler also uses.
 fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `time` outlives the call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

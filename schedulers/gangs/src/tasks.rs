@@ -31,7 +31,11 @@ impl PolicyJournal {
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
         let entries = parse(&text).map_err(|error| format!("{}, {error}", path.display()))?;
-        let mut tasks = PolicyJournal { path: path.to_owned(), entries, adopted_count: 0 };
+        let mut tasks = PolicyJournal {
+            path: path.to_owned(),
+            entries,
+            adopted_count: 0,
+        };
         let restored = tasks.restore_all()?;
         Ok((tasks, restored))
     }
@@ -42,7 +46,10 @@ impl PolicyJournal {
         if threads.is_empty() {
             return vec![format!("process {process}: it has exited")];
         }
-        threads.into_iter().filter_map(|thread| self.adopt_thread(thread).err()).collect()
+        threads
+            .into_iter()
+            .filter_map(|thread| self.adopt_thread(thread).err())
+            .collect()
     }
 
     /// Adopts the threads of all processes that descend from one that `adopts_children` selects. This is necessary
@@ -51,8 +58,10 @@ impl PolicyJournal {
     pub fn adopt_children(&mut self, adopts_children: impl Fn(u32) -> bool) {
         let listing = Listing::read();
         let is_descendant = |process: u32| listing.ancestors(process).skip(1).any(&adopts_children);
-        let descendants =
-            listing.threads.iter().filter(|(_, info)| info.policy != POLICY_EXT && is_descendant(info.process));
+        let descendants = listing
+            .threads
+            .iter()
+            .filter(|(_, info)| info.policy != POLICY_EXT && is_descendant(info.process));
         for thread in descendants.map(|(thread, _)| *thread).collect::<Vec<_>>() {
             let _ = self.adopt_thread(thread);
         }
@@ -68,22 +77,33 @@ impl PolicyJournal {
     /// # Errors
     /// The thread has exited, it is a real-time task, or the kernel refuses the change.
     pub fn adopt_thread(&mut self, thread: u32) -> Result<(), String> {
-        let Some((policy, start_ticks, _)) = read_stat(thread) else { return Err(format!("thread {thread}: it has exited")) };
+        let Some((policy, start_ticks, _)) = read_stat(thread) else {
+            return Err(format!("thread {thread}: it has exited"));
+        };
         if policy == POLICY_EXT {
             return Ok(());
         }
         if !TAKEN_POLICIES.contains(&policy) {
-            return Err(format!("thread {thread}: found policy {policy}, expected one of the fair class"));
+            return Err(format!(
+                "thread {thread}: found policy {policy}, expected one of the fair class"
+            ));
         }
-        self.write(&Entry { thread, start_ticks, policy })
-            .map_err(|error| format!("{}: {error}", self.path.display()))?;
+        self.write(&Entry {
+            thread,
+            start_ticks,
+            policy,
+        })
+        .map_err(|error| format!("{}: {error}", self.path.display()))?;
         set_policy(thread, POLICY_EXT).map_err(|error| format!("thread {thread}: {error}"))?;
         self.adopted_count += 1;
         Ok(())
     }
 
     fn write(&mut self, entry: &Entry) -> io::Result<()> {
-        let mut file = fs::OpenOptions::new().create(true).append(true).open(&self.path)?;
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.path)?;
         file.write_all(journal_line(entry).as_bytes())?;
         file.sync_data()?;
         self.entries.push(*entry);
@@ -117,16 +137,25 @@ impl PolicyJournal {
                     Ok(()) => restored_count += 1,
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                     Err(error) => {
-                        refused_entries.push(Entry { thread: *thread, start_ticks: seen.start_ticks, policy });
+                        refused_entries.push(Entry {
+                            thread: *thread,
+                            start_ticks: seen.start_ticks,
+                            policy,
+                        });
                         errors.push(format!("thread {thread}: {error}"));
                     }
                 }
             }
         }
-        let stays =
-            |entry: &Entry| listing.threads.get(&entry.thread).is_some_and(|seen| must_stay_adopted(entry.thread, seen));
+        let stays = |entry: &Entry| {
+            listing
+                .threads
+                .get(&entry.thread)
+                .is_some_and(|seen| must_stay_adopted(entry.thread, seen))
+        };
         self.entries = remaining_entries(&self.entries, stays, &refused_entries);
-        self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
+        self.rewrite()
+            .map_err(|error| format!("{}: {error}", self.path.display()))?;
         if errors.is_empty() {
             return Ok(restored_count);
         }
@@ -147,20 +176,24 @@ impl PolicyJournal {
 
     /// Journaled policy of the thread, of its process, or of an ancestor; `None` if none of them was adopted.
     fn original_policy(&self, thread: u32, info: &ThreadInfo, listing: &Listing) -> Option<i32> {
-        let find_entry =
-            |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
+        let find_entry = |id: u32, start: u64| {
+            self.entries
+                .iter()
+                .find(|entry| entry.thread == id && entry.start_ticks == start)
+        };
         if let Some(entry) = find_entry(thread, info.start_ticks) {
             return Some(entry.policy);
         }
         listing.ancestors(info.process).find_map(|process| {
             let leader = listing.threads.get(&process)?;
             let member_entry = self.entries.iter().find(|entry| {
-                listing
-                    .threads
-                    .get(&entry.thread)
-                    .is_some_and(|parent| parent.process == process && parent.start_ticks == entry.start_ticks)
+                listing.threads.get(&entry.thread).is_some_and(|parent| {
+                    parent.process == process && parent.start_ticks == entry.start_ticks
+                })
             });
-            find_entry(process, leader.start_ticks).or(member_entry).map(|entry| entry.policy)
+            find_entry(process, leader.start_ticks)
+                .or(member_entry)
+                .map(|entry| entry.policy)
         })
     }
 
@@ -183,7 +216,9 @@ impl PolicyJournal {
     /// Number of threads that are adopted according to the journal and the kernel.
     pub fn held_count(&self) -> usize {
         let is_held = |entry: &&Entry| {
-            read_stat(entry.thread).is_some_and(|(policy, start, _)| policy == POLICY_EXT && start == entry.start_ticks)
+            read_stat(entry.thread).is_some_and(|(policy, start, _)| {
+                policy == POLICY_EXT && start == entry.start_ticks
+            })
         };
         self.entries.iter().filter(is_held).count()
     }
@@ -206,7 +241,15 @@ impl Listing {
         for process in list_numbers("/proc") {
             for thread in list_threads(process) {
                 if let Some((policy, start_ticks, parent)) = read_stat(thread) {
-                    threads.insert(thread, ThreadInfo { process, parent, policy, start_ticks });
+                    threads.insert(
+                        thread,
+                        ThreadInfo {
+                            process,
+                            parent,
+                            policy,
+                            start_ticks,
+                        },
+                    );
                 }
             }
         }
@@ -215,14 +258,18 @@ impl Listing {
 
     /// A process and its ancestors, nearest first.
     fn ancestors(&self, process: u32) -> impl Iterator<Item = u32> + '_ {
-        std::iter::successors(Some(process), |process| self.threads.get(process).map(|info| info.parent))
-            .take(ANCESTORS)
+        std::iter::successors(Some(process), |process| {
+            self.threads.get(process).map(|info| info.parent)
+        })
+        .take(ANCESTORS)
     }
 }
 
 fn list_numbers(dir: &str) -> Vec<u32> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 fn list_threads(process: u32) -> Vec<u32> {
@@ -237,5 +284,9 @@ fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: `parameter` outlives the call, which only reads it. The nice value stays unchanged.
     let status = unsafe { libc::sched_setscheduler(thread as libc::pid_t, policy, &parameter) };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

@@ -26,13 +26,49 @@ fn check_plan(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
 fn a_valid_message_gives_its_plan() {
     let plan = check_plan(&good_plan()).unwrap();
     assert_eq!(plan.generation, 5);
-    let first = MapTurn { length_ns: 20_000_000, gang: 0, may_fill: 4 };
-    assert_eq!(plan.rotations[0], [first, MapTurn { length_ns: 50_000_000, gang: 1, may_fill: 0 }]);
+    let first = MapTurn {
+        length_ns: 20_000_000,
+        gang: 0,
+        may_fill: 4,
+    };
+    assert_eq!(
+        plan.rotations[0],
+        [
+            first,
+            MapTurn {
+                length_ns: 50_000_000,
+                gang: 1,
+                may_fill: 0
+            }
+        ]
+    );
     assert_eq!(plan.rotations[1].len(), 1);
-    assert_eq!(plan.places[&TaskKey::Process(100)], TaskPlace { gang: 0, caches: 1, weight: 100, children: false });
-    assert_eq!(plan.places[&TaskKey::Thread(100)], TaskPlace { gang: 1, caches: 1, weight: 200, children: true });
-    assert!(matches!(parse_request(r#"{"state":{}}"#), Ok(SocketRequest::State {})));
-    assert!(matches!(parse_request(r#"{"stop":{}}"#), Ok(SocketRequest::Stop {})));
+    assert_eq!(
+        plan.places[&TaskKey::Process(100)],
+        TaskPlace {
+            gang: 0,
+            caches: 1,
+            weight: 100,
+            children: false
+        }
+    );
+    assert_eq!(
+        plan.places[&TaskKey::Thread(100)],
+        TaskPlace {
+            gang: 1,
+            caches: 1,
+            weight: 200,
+            children: true
+        }
+    );
+    assert!(matches!(
+        parse_request(r#"{"state":{}}"#),
+        Ok(SocketRequest::State {})
+    ));
+    assert!(matches!(
+        parse_request(r#"{"stop":{}}"#),
+        Ok(SocketRequest::Stop {})
+    ));
 }
 
 /// Is each invalid field reported with the value found and the values expected?
@@ -40,17 +76,41 @@ fn a_valid_message_gives_its_plan() {
 fn invalid_fields_are_reported_with_found_and_expected() {
     let cases = [
         ("/version", json!(2), "plan.version: found 2, expected 1"),
-        ("/generation", json!(4), "plan.generation: found 4, expected more than 4"),
-        ("/generation", json!(u64::MAX), "plan.generation: found 18446744073709551615, expected less"),
+        (
+            "/generation",
+            json!(4),
+            "plan.generation: found 4, expected more than 4",
+        ),
+        (
+            "/generation",
+            json!(u64::MAX),
+            "plan.generation: found 18446744073709551615, expected less",
+        ),
         (
             "/longest_wait_ms",
             json!(239),
             "plan.turns: a task at cache 0 may wait 240 ms (two rotations and 100 ms), expected at most 239",
         ),
-        ("/turns/2/cache", json!(2), "plan.turns[2].cache: found 2, expected below 2"),
-        ("/turns/1/gang", json!(30), "plan.turns[1].gang: found 30, expected below 30"),
-        ("/turns/1/gang", json!(0), "plan.turns[1].gang: found 0 again, expected one turn at cache 0"),
-        ("/turns/0/turn_us", json!(999), "plan.turns[0].turn_us: found 999, expected 1000 to 1000000"),
+        (
+            "/turns/2/cache",
+            json!(2),
+            "plan.turns[2].cache: found 2, expected below 2",
+        ),
+        (
+            "/turns/1/gang",
+            json!(30),
+            "plan.turns[1].gang: found 30, expected below 30",
+        ),
+        (
+            "/turns/1/gang",
+            json!(0),
+            "plan.turns[1].gang: found 0 again, expected one turn at cache 0",
+        ),
+        (
+            "/turns/0/turn_us",
+            json!(999),
+            "plan.turns[0].turn_us: found 999, expected 1000 to 1000000",
+        ),
         (
             "/turns/0/turn_us",
             json!(u64::MAX),
@@ -61,14 +121,46 @@ fn invalid_fields_are_reported_with_found_and_expected() {
             json!(0),
             "plan.turns[0].may_fill[0]: found 0, expected another gang than the turn's own",
         ),
-        ("/turns/0/may_fill/0", json!(32), "plan.turns[0].may_fill[0]: found 32, expected below 30"),
-        ("/tasks/0/process", json!(0), "plan.tasks[0].process: found 0, expected 1 to 2147483647"),
-        ("/tasks/0/process", json!(4294967295u32), "plan.tasks[0].process: found 4294967295, expected 1 to 2147483647"),
-        ("/tasks/0/process", json!(null), "plan.tasks[0]: expected either 'process' or 'thread'"),
-        ("/tasks/1/weight", json!(0), "plan.tasks[1].weight: found 0, expected 1 to 10000"),
-        ("/tasks/1/caches", json!([]), "plan.tasks[1].caches: found none, expected at least one"),
-        ("/tasks/1/caches", json!([0, 1]), "plan.tasks[1].caches[1]: gang 1 has no turn at cache 1"),
-        ("/tasks/1/caches", json!([40]), "plan.tasks[1].caches[0]: found 40, expected below 2"),
+        (
+            "/turns/0/may_fill/0",
+            json!(32),
+            "plan.turns[0].may_fill[0]: found 32, expected below 30",
+        ),
+        (
+            "/tasks/0/process",
+            json!(0),
+            "plan.tasks[0].process: found 0, expected 1 to 2147483647",
+        ),
+        (
+            "/tasks/0/process",
+            json!(4294967295u32),
+            "plan.tasks[0].process: found 4294967295, expected 1 to 2147483647",
+        ),
+        (
+            "/tasks/0/process",
+            json!(null),
+            "plan.tasks[0]: expected either 'process' or 'thread'",
+        ),
+        (
+            "/tasks/1/weight",
+            json!(0),
+            "plan.tasks[1].weight: found 0, expected 1 to 10000",
+        ),
+        (
+            "/tasks/1/caches",
+            json!([]),
+            "plan.tasks[1].caches: found none, expected at least one",
+        ),
+        (
+            "/tasks/1/caches",
+            json!([0, 1]),
+            "plan.tasks[1].caches[1]: gang 1 has no turn at cache 1",
+        ),
+        (
+            "/tasks/1/caches",
+            json!([40]),
+            "plan.tasks[1].caches[0]: found 40, expected below 2",
+        ),
         (
             "/tasks/1",
             json!({ "process": 100, "gang": 0, "caches": [0] }),
@@ -101,9 +193,17 @@ fn text_that_is_not_a_request_is_rejected() {
     }
     let mut plan = good_plan();
     plan["wieght"] = json!(1);
-    assert!(check_plan(&plan).unwrap_err().contains("unknown field `wieght`"));
+    assert!(
+        check_plan(&plan)
+            .unwrap_err()
+            .contains("unknown field `wieght`")
+    );
     let long = " ".repeat(MAX_BYTES + 1);
-    assert!(parse_request(&long).unwrap_err().contains("expected at most"));
+    assert!(
+        parse_request(&long)
+            .unwrap_err()
+            .contains("expected at most")
+    );
 }
 
 /// Does any text, truncated or changed anywhere, give an error or a plan, never a panic?
@@ -122,5 +222,8 @@ fn cut_and_changed_messages_never_panic() {
             }
         }
     }
-    assert!(accepted_count > 0, "no change was harmless: the plan is not read at all");
+    assert!(
+        accepted_count > 0,
+        "no change was harmless: the plan is not read at all"
+    );
 }

@@ -53,7 +53,9 @@ impl QueueModel {
     fn enqueue(&mut self, index: usize, now_ns: u64) {
         let task = &mut self.tasks[index];
         task.waits_since_ns = now_ns;
-        task.vtime = task.vtime.max(self.queue_vtime[task.gang].saturating_sub(self.slice_ns));
+        task.vtime = task
+            .vtime
+            .max(self.queue_vtime[task.gang].saturating_sub(self.slice_ns));
         let (gang, vtime) = (task.gang, task.vtime);
         let at = self.queues[gang].partition_point(|other| self.tasks[*other].vtime <= vtime);
         self.queues[gang].insert(at, index);
@@ -63,19 +65,27 @@ impl QueueModel {
         let rotation_ns: u64 = self.turns.iter().map(|turn| turn.length_ns).sum();
         for gang in 0..self.queues.len() {
             let waiting = std::mem::take(&mut self.queues[gang]);
-            let (late, rest): (Vec<usize>, Vec<usize>) = waiting
-                .into_iter()
-                .partition(|task| self.rescues && now_ns - self.tasks[*task].waits_since_ns >= rotation_ns);
+            let (late, rest): (Vec<usize>, Vec<usize>) = waiting.into_iter().partition(|task| {
+                self.rescues && now_ns - self.tasks[*task].waits_since_ns >= rotation_ns
+            });
             self.queues[gang] = rest;
             self.rescue.extend(late);
         }
         let turn_count = self.turns.len();
-        let next =
-            (1..=turn_count).map(|step| (self.position + step) % turn_count).find(|at| !self.queues[*at].is_empty());
+        let next = (1..=turn_count)
+            .map(|step| (self.position + step) % turn_count)
+            .find(|at| !self.queues[*at].is_empty());
         self.position = next.unwrap_or(self.position);
-        let (length_ns, waiting) = (self.turns[self.position].length_ns, self.queues[self.position].len() as u64);
+        let (length_ns, waiting) = (
+            self.turns[self.position].length_ns,
+            self.queues[self.position].len() as u64,
+        );
         let cpus = self.running.len() as u64;
-        let share_ns = if waiting > cpus { length_ns * cpus / waiting } else { length_ns };
+        let share_ns = if waiting > cpus {
+            length_ns * cpus / waiting
+        } else {
+            length_ns
+        };
         self.slice_ns = share_ns.clamp(MS / 2, 5 * MS);
         self.next_ns = now_ns + length_ns;
         for cpu in 0..self.running.len() {
@@ -123,7 +133,12 @@ impl QueueModel {
         }
         // A task that still waits has waited at least this long.
         for (index, task) in self.tasks.iter().enumerate() {
-            if !self.running.iter().flatten().any(|(running, _)| *running == index) {
+            if !self
+                .running
+                .iter()
+                .flatten()
+                .any(|(running, _)| *running == index)
+            {
                 self.longest_ns = self.longest_ns.max(until_ns - task.waits_since_ns);
             }
         }
@@ -143,7 +158,11 @@ fn load(seed: u64) -> (Vec<MapTurn>, Vec<ModelTask>, usize) {
     let gangs = 1 + draw_below(state, 5);
     let cpus = 1 + draw_below(state, 4);
     let turns = (0..gangs)
-        .map(|gang| MapTurn { length_ns: (5 + draw_below(state, 46)) * MS, gang: gang as u32, may_fill: 0 })
+        .map(|gang| MapTurn {
+            length_ns: (5 + draw_below(state, 46)) * MS,
+            gang: gang as u32,
+            may_fill: 0,
+        })
         .collect();
     let tasks = (0..1 + draw_below(state, 40 * cpus))
         .map(|_| ModelTask {
@@ -164,16 +183,34 @@ fn no_task_waits_longer_than_two_rotations_and_100_ms() {
         let bound_ns = longest_wait_ns(&turns);
         let mut model = QueueModel::new(turns, tasks, cpus, true);
         model.run(3_000 * MS);
-        assert!(model.longest_ns <= bound_ns, "seed {seed}: {} ms, bound {} ms", model.longest_ns / MS, bound_ns / MS);
+        assert!(
+            model.longest_ns <= bound_ns,
+            "seed {seed}: {} ms, bound {} ms",
+            model.longest_ns / MS,
+            bound_ns / MS
+        );
     }
 }
 
 /// Does the rescue ensure the bound? Without it, a light task beside heavy ones waits longer.
 #[test]
 fn light_tasks_wait_too_long_without_rescue() {
-    let turns: Vec<MapTurn> = (0..2).map(|gang| MapTurn { length_ns: 20 * MS, gang, may_fill: 0 }).collect();
-    let model_task = |gang, weight| ModelTask { gang, weight, vtime: 0, waits_since_ns: 0 };
-    let tasks: Vec<ModelTask> = (0..12).map(|at| model_task(at % 2, if at == 0 { 1 } else { 10_000 })).collect();
+    let turns: Vec<MapTurn> = (0..2)
+        .map(|gang| MapTurn {
+            length_ns: 20 * MS,
+            gang,
+            may_fill: 0,
+        })
+        .collect();
+    let model_task = |gang, weight| ModelTask {
+        gang,
+        weight,
+        vtime: 0,
+        waits_since_ns: 0,
+    };
+    let tasks: Vec<ModelTask> = (0..12)
+        .map(|at| model_task(at % 2, if at == 0 { 1 } else { 10_000 }))
+        .collect();
     let bound_ns = longest_wait_ns(&turns);
     let longest_ns = |rescues| {
         let mut model = QueueModel::new(turns.clone(), tasks.clone(), 1, rescues);

@@ -13,8 +13,12 @@ impl Agent {
     pub(super) fn fetch_frames(&mut self, requested_frames: u32, max_frames: u32) -> bool {
         let (mask, mut remaining) = (self.counters.mask, max_frames as usize);
         while remaining > 0 && self.frame_pool.allowed_count(mask) < requested_frames {
-            let free_capacity = self.counters.max_hold.saturating_sub(u64::from(self.frame_pool.held_count()));
-            let fetched_count = self.fetch_batch(remaining.min(BATCH_PAGES).min(free_capacity as usize));
+            let free_capacity = self
+                .counters
+                .max_hold
+                .saturating_sub(u64::from(self.frame_pool.held_count()));
+            let fetched_count =
+                self.fetch_batch(remaining.min(BATCH_PAGES).min(free_capacity as usize));
             if fetched_count == 0 {
                 break;
             }
@@ -36,7 +40,9 @@ impl Agent {
         }
         let mut fetched_count = unclassified_count;
         while fetched_count < count {
-            let Some(slot) = self.frame_pool.pop(FreeList::Empty) else { break };
+            let Some(slot) = self.frame_pool.pop(FreeList::Empty) else {
+                break;
+            };
             fetched_count += 1;
             // SAFETY: a page of the region's first half, which is not registered. It is written, because a page that
             // was only read would be the kernel's zero page.
@@ -50,19 +56,27 @@ impl Agent {
             }
         }
         let mut colors = [None; BATCH_PAGES];
-        self.classify_by_timing(&slots[..unclassified_count], &mut colors[..unclassified_count]);
+        self.classify_by_timing(
+            &slots[..unclassified_count],
+            &mut colors[..unclassified_count],
+        );
         for (slot, color) in slots[..unclassified_count].iter().zip(colors) {
-            self.frame_pool.push(color.map_or(FreeList::Unknown, FreeList::Color), *slot);
+            self.frame_pool
+                .push(color.map_or(FreeList::Unknown, FreeList::Color), *slot);
         }
         fetched_count
     }
 
     /// The ledger's color of the frame of one of the agent's pages; verified first if the frame is to be used.
     fn find_proven_color(&mut self, page: *mut u8) -> Option<u32> {
-        let color = self.read_frame(page as u64).and_then(|frame| self.recorded_color(frame))?;
+        let color = self
+            .read_frame(page as u64)
+            .and_then(|frame| self.recorded_color(frame))?;
         self.counters.proven += 1;
         // SAFETY: a page of the region that holds a frame and belongs only to the agent.
-        (self.counters.mask >> color & 1 == 0 || unsafe { self.reference_set.has_color(page, color) }).then_some(color)
+        (self.counters.mask >> color & 1 == 0
+            || unsafe { self.reference_set.has_color(page, color) })
+        .then_some(color)
     }
 
     /// Colors of frames without a correct entry in the ledger.
@@ -72,16 +86,26 @@ impl Agent {
         }
         let start_ns = sys::now_ns();
         let mut pages = [core::ptr::null::<u8>(); BATCH_PAGES];
-        slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot_address(*slot));
+        slots
+            .iter()
+            .zip(&mut pages)
+            .for_each(|(slot, page)| *page = self.slot_address(*slot));
         // SAFETY: pages of the region that hold frames and belong only to the agent.
-        unsafe { self.reference_set.classify_all(&pages[..slots.len()], colors) };
+        unsafe {
+            self.reference_set
+                .classify_all(&pages[..slots.len()], colors)
+        };
         for (page, color) in pages.iter().zip(&*colors) {
             if let Some(frame) = self.read_frame(*page as u64) {
                 self.record_color(frame, *color);
             }
             // A neighbor that came or went shifts hits and misses, so that no color is found until the threshold is
             // calibrated again.
-            self.unclassified_run = if color.is_none() { self.unclassified_run + 1 } else { 0 };
+            self.unclassified_run = if color.is_none() {
+                self.unclassified_run + 1
+            } else {
+                0
+            };
             if self.unclassified_run % 8 == 7 {
                 self.reference_set.calibrate();
             }
@@ -92,11 +116,16 @@ impl Agent {
 
     fn ledger_entry(&self, frame: u64) -> Option<&AtomicU8> {
         // SAFETY: inside the mapped ledger, which several agents share, so it is only accessed atomically.
-        ((frame as usize) < self.ledger.1).then(|| unsafe { AtomicU8::from_ptr(self.ledger.0.add(frame as usize)) })
+        ((frame as usize) < self.ledger.1)
+            .then(|| unsafe { AtomicU8::from_ptr(self.ledger.0.add(frame as usize)) })
     }
 
     pub(super) fn recorded_color(&self, frame: u64) -> Option<u32> {
-        let color = u32::from(self.ledger_entry(frame)?.load(Ordering::Relaxed).checked_sub(1)?);
+        let color = u32::from(
+            self.ledger_entry(frame)?
+                .load(Ordering::Relaxed)
+                .checked_sub(1)?,
+        );
         (color < self.reference_set.colors()).then_some(color)
     }
 

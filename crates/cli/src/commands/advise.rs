@@ -92,28 +92,54 @@ impl Advise {
         let host = host::survey_host(false)?;
         let (cache, target, mut assumed) = survey_shared_cache(&host.topology)?;
         let programs = load_all(session, &self.programs, target)?;
-        let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
-        let built_machine = (self.model == INTERVAL_MODEL)
-            .then(|| as_machine::build_machine("this host", &host.topology, HostFacts::read("/".as_ref())));
+        let names: Vec<String> = programs
+            .iter()
+            .map(|program| program.name.clone())
+            .collect();
+        let built_machine = (self.model == INTERVAL_MODEL).then(|| {
+            as_machine::build_machine("this host", &host.topology, HostFacts::read("/".as_ref()))
+        });
         let (model, costs) = match built_machine {
             Some(Ok(machine)) => {
-                assumed.push("cycles and overlap by a prior, bandwidth as topology --as-machine prints it".into());
+                assumed.push(
+                    "cycles and overlap by a prior, bandwidth as topology --as-machine prints it"
+                        .into(),
+                );
                 (INTERVAL_MODEL, prior_costs(&programs, &machine)?)
             }
             described => {
-                let model = if described.is_some() { DEFAULT_SCHEME } else { self.model.as_str() };
+                let model = if described.is_some() {
+                    DEFAULT_SCHEME
+                } else {
+                    self.model.as_str()
+                };
                 if let Some(Err(error)) = described {
-                    assumed.push(format!("model {model}, because this host has no machine description: {error:#}"));
+                    assumed.push(format!(
+                        "model {model}, because this host has no machine description: {error:#}"
+                    ));
                 }
                 let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
-                (model, pair_costs(schemes::find_scheme(model)?.as_ref(), &names, &profiles, &cache)?)
+                (
+                    model,
+                    pair_costs(
+                        schemes::find_scheme(model)?.as_ref(),
+                        &names,
+                        &profiles,
+                        &cache,
+                    )?,
+                )
             }
         };
         let placement = place(&names, &costs, &costs, &host.topology, 0)?;
         assumed.extend(host.warnings);
-        let footprint_of = |program: &ProfiledInput| KernelFootprint::from_profile(&program.file, cache.size_bytes);
+        let footprint_of = |program: &ProfiledInput| {
+            KernelFootprint::from_profile(&program.file, cache.size_bytes)
+        };
         let footprint_row = |program: &ProfiledInput| {
-            Some(FootprintJson { program: program.name.clone(), judged: footprint_of(program)? })
+            Some(FootprintJson {
+                program: program.name.clone(),
+                judged: footprint_of(program)?,
+            })
         };
         let kernel = sched_cache::read(&LinuxHost::new("/"));
         let result = AdviseJson {
@@ -126,18 +152,36 @@ impl Advise {
             placement: &placement,
         };
         session.print_result(self.json.json, &result, || {
-            let mut text = plan_boxes(&plan_result(&placement, "this host", model, costs.kind), session.paint());
-            result.assumed.iter().for_each(|assumption| text.push_str(&format!("assumed: {assumption}\n")));
-            text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
-            for footprint in
-                result.footprints.iter().filter(|footprint| kernel.is_aggregating() || footprint.judged.is_misjudged())
+            let mut text = plan_boxes(
+                &plan_result(&placement, "this host", model, costs.kind),
+                session.paint(),
+            );
+            result
+                .assumed
+                .iter()
+                .for_each(|assumption| text.push_str(&format!("assumed: {assumption}\n")));
+            text.push_str(&format!(
+                "the kernel's cache-aware scheduling: {}\n",
+                result.kernel
+            ));
+            for footprint in result
+                .footprints
+                .iter()
+                .filter(|footprint| kernel.is_aggregating() || footprint.judged.is_misjudged())
             {
                 text.push_str(&format!("{} {}\n", footprint.program, footprint.judged));
             }
             for task in &result.running {
-                let cpu = task.cpu.map_or(String::new(), |cpu| format!(" on CPU {cpu}"));
-                let intensity = task.intensity.map_or(String::new(), |value| format!(", intensity {value:.2}"));
-                text.push_str(&format!("running now{cpu}: {}{intensity}\n", describe_thread(&task.name, task.pid)));
+                let cpu = task
+                    .cpu
+                    .map_or(String::new(), |cpu| format!(" on CPU {cpu}"));
+                let intensity = task
+                    .intensity
+                    .map_or(String::new(), |value| format!(", intensity {value:.2}"));
+                text.push_str(&format!(
+                    "running now{cpu}: {}{intensity}\n",
+                    describe_thread(&task.name, task.pid)
+                ));
             }
             text
         })
@@ -145,8 +189,13 @@ impl Advise {
 
     /// Returns the programs that a running daemon manages; empty without a daemon, because advice does not need one.
     fn query_running_tasks(&self) -> Vec<RunningJson> {
-        let Ok(status) = socket::query_status(&self.socket.path()) else { return Vec::new() };
-        let busy_tasks = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
+        let Ok(status) = socket::query_status(&self.socket.path()) else {
+            return Vec::new();
+        };
+        let busy_tasks = status
+            .tasks
+            .into_iter()
+            .filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
         busy_tasks
             .map(|task| RunningJson {
                 name: task.name,
@@ -160,14 +209,21 @@ impl Advise {
 }
 
 /// Returns the host's contended cache, as model and as profiling target, and the assumptions about it.
-fn survey_shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
-    let cache = topology.last_level_caches().next().context("the kernel reports no last-level cache")?;
+fn survey_shared_cache(
+    topology: &Topology,
+) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
+    let cache = topology
+        .last_level_caches()
+        .next()
+        .context("the kernel reports no last-level cache")?;
     let mut assumed = vec![format!(
         "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
     )];
     let mut value_or_assumed = |value: Option<u64>, assumed_value: u64, label: &str| {
         value.unwrap_or_else(|| {
-            assumed.push(format!("{assumed_value} {label} (not reported by the kernel)"));
+            assumed.push(format!(
+                "{assumed_value} {label} (not reported by the kernel)"
+            ));
             assumed_value
         })
     };
@@ -181,5 +237,15 @@ fn survey_shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, Prof
         max_overlapping_misses: MISSES_AT_ONCE,
         ..SharedCache::new(size_bytes, ways, line_bytes, MISS_CYCLES)
     };
-    Ok((cache_model, ProfileTarget { level: cache.level, size_bytes, ways, line_bytes, slices: 1 }, assumed))
+    Ok((
+        cache_model,
+        ProfileTarget {
+            level: cache.level,
+            size_bytes,
+            ways,
+            line_bytes,
+            slices: 1,
+        },
+        assumed,
+    ))
 }

@@ -150,10 +150,15 @@ impl AdviseKubernetes {
         let mut services = Vec::new();
         for path in &self.manifests {
             for manifest in read_manifests(path)? {
-                collect_services(&manifest, &knowledge, &mut services).with_context(|| path.display().to_string())?;
+                collect_services(&manifest, &knowledge, &mut services)
+                    .with_context(|| path.display().to_string())?;
             }
         }
-        self.cluster.print_advice(session, services, "a Deployment, StatefulSet, DaemonSet, Job, CronJob or Pod")
+        self.cluster.print_advice(
+            session,
+            services,
+            "a Deployment, StatefulSet, DaemonSet, Job, CronJob or Pod",
+        )
     }
 }
 
@@ -188,10 +193,17 @@ fn collect_services(
     // Annotations of the workload apply to its pods unless the template sets the same annotations.
     let mut merged_metadata = metadata.clone();
     for (key, value) in &manifest.metadata.annotations {
-        merged_metadata.annotations.entry(key.clone()).or_insert_with(|| value.clone());
+        merged_metadata
+            .annotations
+            .entry(key.clone())
+            .or_insert_with(|| value.clone());
     }
     merged_metadata.name.clone_from(&manifest.metadata.name);
-    services.push(build_pod_service(&merged_metadata, &spec.containers, knowledge)?);
+    services.push(build_pod_service(
+        &merged_metadata,
+        &spec.containers,
+        knowledge,
+    )?);
     Ok(())
 }
 
@@ -204,12 +216,17 @@ fn build_pod_service(
     let mut cpus = 0.0;
     let mut has_whole_cpus = !containers.is_empty();
     for (index, container) in containers.iter().enumerate() {
-        let (request, limit) = (container.resources.requests.get("cpu"), container.resources.limits.get("cpu"));
+        let (request, limit) = (
+            container.resources.requests.get("cpu"),
+            container.resources.limits.get("cpu"),
+        );
         let Some(request) = request.or(limit) else {
             has_whole_cpus = false;
             continue;
         };
-        let cpu_request = request.value().filter(|value| (0.0..=MAX_CPUS).contains(value));
+        let cpu_request = request
+            .value()
+            .filter(|value| (0.0..=MAX_CPUS).contains(value));
         let cpu_request = cpu_request.with_context(|| {
             format!("'{name}', containers[{index}].resources.requests.cpu: expected a quantity such as 500m or 2")
         })?;
@@ -221,14 +238,18 @@ fn build_pod_service(
         None => None,
         Some(text) => Some(limit_percent(text).with_context(|| format!("'{name}'"))?),
     };
-    let image_containers =
-        containers.iter().map(|container| PodContainer { image: container.image.clone(), ..Default::default() });
+    let image_containers = containers.iter().map(|container| PodContainer {
+        image: container.image.clone(),
+        ..Default::default()
+    });
     let pod = cachemate_fleet::cluster_export::ExportedPod {
         metadata: metadata.clone(),
-        spec: PodSpec { containers: image_containers.collect() },
+        spec: PodSpec {
+            containers: image_containers.collect(),
+        },
     };
-    if let Some(profile) =
-        annotation_or_label(metadata, "cachemate.io/profile").filter(|name| !knowledge.profiles.contains_key(*name))
+    if let Some(profile) = annotation_or_label(metadata, "cachemate.io/profile")
+        .filter(|name| !knowledge.profiles.contains_key(*name))
     {
         bail!(
             "'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}",
@@ -239,14 +260,28 @@ fn build_pod_service(
         name.clone(),
         cpus,
         max_slowdown_percent,
-        knowledge.profile_of(&pod).map(|(_, profile)| profile.clone()),
+        knowledge
+            .profile_of(&pod)
+            .map(|(_, profile)| profile.clone()),
     );
-    Ok(AdvisedService { kind, has_whole_cpus })
+    Ok(AdvisedService {
+        kind,
+        has_whole_cpus,
+    })
 }
 
 fn describe_profile_names(knowledge: &ClusterKnowledge) -> String {
-    let names: Vec<&str> = knowledge.profiles.keys().take(20).map(String::as_str).collect();
-    if names.is_empty() { "a profile, but the directory has none".to_string() } else { names.join(", ") }
+    let names: Vec<&str> = knowledge
+        .profiles
+        .keys()
+        .take(20)
+        .map(String::as_str)
+        .collect();
+    if names.is_empty() {
+        "a profile, but the directory has none".to_string()
+    } else {
+        names.join(", ")
+    }
 }
 
 fn build_service_kind(
@@ -274,27 +309,43 @@ impl AdviseSlurm {
         let name = self.sacct.display();
         let text = crate::files::read_text(&self.sacct, MAX_FILE_BYTES)?;
         let services = parse_jobs(&text, &knowledge).with_context(|| name.to_string())?;
-        self.cluster.print_advice(session, services, "jobs with comments")
+        self.cluster
+            .print_advice(session, services, "jobs with comments")
     }
 }
 
 /// Groups jobs by profile, limit and CPUs; each group is one service, named after its first job.
 fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
     let mut lines = text.lines().enumerate();
-    let header: Vec<&str> = lines.next().map(|(_, line)| line.split('|').collect()).unwrap_or_default();
+    let header: Vec<&str> = lines
+        .next()
+        .map(|(_, line)| line.split('|').collect())
+        .unwrap_or_default();
     let find_column = |name: &str| {
         let position = header.iter().position(|column| *column == name);
-        position.with_context(|| format!("line 1: found '{}', expected a column {name}", header.join("|")))
+        position.with_context(|| {
+            format!(
+                "line 1: found '{}', expected a column {name}",
+                header.join("|")
+            )
+        })
     };
-    let (id_column, job_column, cpus_column, comment_column) =
-        (find_column("JobID")?, find_column("JobName")?, find_column("AllocCPUS")?, find_column("Comment")?);
+    let (id_column, job_column, cpus_column, comment_column) = (
+        find_column("JobID")?,
+        find_column("JobName")?,
+        find_column("AllocCPUS")?,
+        find_column("Comment")?,
+    );
     let mut services: Vec<AdvisedService> = Vec::new();
     for (index, line) in lines.filter(|(_, line)| !line.is_empty()) {
         let cells: Vec<&str> = line.split('|').collect();
         let cell_at = |place: usize| cells.get(place).copied().unwrap_or("");
         let line_label = || format!("line {}", index + 1);
-        let cpu_count: u16 =
-            cell_at(cpus_column).parse().ok().filter(|count| f64::from(*count) <= MAX_CPUS).with_context(|| {
+        let cpu_count: u16 = cell_at(cpus_column)
+            .parse()
+            .ok()
+            .filter(|count| f64::from(*count) <= MAX_CPUS)
+            .with_context(|| {
                 format!(
                     "{}, AllocCPUS: found '{}', expected a number up to {MAX_CPUS}",
                     line_label(),
@@ -302,7 +353,9 @@ fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<Ad
                 )
             })?;
         let (mut profile, mut limit) = (None, None);
-        let entries = cell_at(comment_column).strip_prefix("cachemate:").unwrap_or("");
+        let entries = cell_at(comment_column)
+            .strip_prefix("cachemate:")
+            .unwrap_or("");
         for entry in entries.split(',').filter(|mark| !mark.is_empty()) {
             match entry.split_once('=') {
                 Some(("profile", name)) => {
@@ -313,11 +366,22 @@ fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<Ad
                             describe_profile_names(knowledge)
                         )
                     };
-                    profile = Some(knowledge.profiles.get(name).with_context(profile_problem)?.clone());
+                    profile = Some(
+                        knowledge
+                            .profiles
+                            .get(name)
+                            .with_context(profile_problem)?
+                            .clone(),
+                    );
                 }
-                Some(("max-slowdown", text)) => limit = Some(limit_percent(text).with_context(line_label)?),
+                Some(("max-slowdown", text)) => {
+                    limit = Some(limit_percent(text).with_context(line_label)?)
+                }
                 Some(("class", _)) => {}
-                _ => bail!("{}, Comment: found '{entry}', expected profile=, max-slowdown= or class=", line_label()),
+                _ => bail!(
+                    "{}, Comment: found '{entry}', expected profile=, max-slowdown= or class=",
+                    line_label()
+                ),
             }
         }
         let kind = build_service_kind(
@@ -327,11 +391,17 @@ fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<Ad
             profile,
         );
         let has_same_kind = |earlier: &AdvisedService| {
-            (earlier.kind.cpus, earlier.kind.max_slowdown_percent, &earlier.kind.profile)
-                == (kind.cpus, kind.max_slowdown_percent, &kind.profile)
+            (
+                earlier.kind.cpus,
+                earlier.kind.max_slowdown_percent,
+                &earlier.kind.profile,
+            ) == (kind.cpus, kind.max_slowdown_percent, &kind.profile)
         };
         if !services.iter().any(has_same_kind) {
-            services.push(AdvisedService { kind, has_whole_cpus: true });
+            services.push(AdvisedService {
+                kind,
+                has_whole_cpus: true,
+            });
         }
     }
     Ok(services)
@@ -346,7 +416,12 @@ impl ClusterOptions {
         Ok(knowledge)
     }
 
-    fn print_advice(&self, session: &Session, services: Vec<AdvisedService>, expected: &str) -> anyhow::Result<()> {
+    fn print_advice(
+        &self,
+        session: &Session,
+        services: Vec<AdvisedService>,
+        expected: &str,
+    ) -> anyhow::Result<()> {
         if services.is_empty() || services.len() > MAX_SERVICES {
             bail!(
                 "found {}, expected 1 to {MAX_SERVICES}: {expected}",
@@ -354,12 +429,18 @@ impl ClusterOptions {
             );
         }
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let cache_cpus =
-            machine.last_level_cache().map_or(0, |cache| cache.shared_by_cores * machine.contexts_per_core);
+        let cache_cpus = machine
+            .last_level_cache()
+            .map_or(0, |cache| cache.shared_by_cores * machine.contexts_per_core);
         if cache_cpus < 2 {
-            return Err(UsageError(format!("--machine: '{}' has no shared cache", self.machine)).into());
+            return Err(
+                UsageError(format!("--machine: '{}' has no shared cache", self.machine)).into(),
+            );
         }
-        let profiles = services.iter().filter_map(|service| service.kind.profile.clone()).collect();
+        let profiles = services
+            .iter()
+            .filter_map(|service| service.kind.profile.clone())
+            .collect();
         let advice = advise(&CoRunSolver::new(&machine, profiles)?, &services);
         session.print_result(self.json.json, &advice, || render_advice(&advice))
     }
@@ -369,7 +450,8 @@ impl ClusterOptions {
 const MAX_LISTED_PAIRS: usize = 20;
 
 fn render_advice(advice: &FleetAdvice) -> String {
-    let mut pair_table = Table::from_header("victim | beside | > slowdown | > limit | > the other's | ");
+    let mut pair_table =
+        Table::from_header("victim | beside | > slowdown | > limit | > the other's | ");
     for pair in advice.pairs.iter().take(MAX_LISTED_PAIRS) {
         pair_table.add_row([
             pair.victim.clone(),
@@ -377,16 +459,34 @@ fn render_advice(advice: &FleetAdvice) -> String {
             format!("{:.1} %", pair.victim_slowdown_percent),
             format!("{:.1} %", pair.limit_percent),
             format!("{:.1} %", pair.aggressor_slowdown_percent),
-            if pair.is_bad { "keep apart".to_string() } else { String::new() },
+            if pair.is_bad {
+                "keep apart".to_string()
+            } else {
+                String::new()
+            },
         ]);
     }
-    let mut text = format!("pairs on one cache of {}:\n{}", advice.machine, pair_table.text());
+    let mut text = format!(
+        "pairs on one cache of {}:\n{}",
+        advice.machine,
+        pair_table.text()
+    );
     for service in &advice.services {
-        text.push_str(&format!("\n{}: {}\n", service.name, service.role.unwrap_or("unknown, without a profile")));
+        text.push_str(&format!(
+            "\n{}: {}\n",
+            service.name,
+            service.role.unwrap_or("unknown, without a profile")
+        ));
         if !service.keep_apart.is_empty() {
-            text.push_str(&format!("  not on a cache with {}\n", service.keep_apart.join(", ")));
+            text.push_str(&format!(
+                "  not on a cache with {}\n",
+                service.keep_apart.join(", ")
+            ));
         }
-        service.settings.iter().for_each(|setting| text.push_str(&format!("  {setting}\n")));
+        service
+            .settings
+            .iter()
+            .for_each(|setting| text.push_str(&format!("  {setting}\n")));
     }
     text
 }

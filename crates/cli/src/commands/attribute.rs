@@ -48,14 +48,21 @@ pub struct AttributeArgs {
 
 impl AttributeArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (program, co_runner) =
-            (build_job(&self.program, self.seed)?, build_job(&self.with, self.seed.wrapping_add(50))?);
+        let (program, co_runner) = (
+            build_job(&self.program, self.seed)?,
+            build_job(&self.with, self.seed.wrapping_add(50))?,
+        );
         self.runs.start();
         let stop = session.calculation_flag();
         let bar = session.progress_bar("attribute", None);
         bar.set_message("eight runs");
         let context = ExperimentContext::for_seed(self.seed, &stop);
-        let bench = CoRunBench::load(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
+        let bench = CoRunBench::load(
+            &self.machine,
+            self.seed,
+            self.warm_up * 1_000_000,
+            self.cycles * 1_000_000,
+        )?;
         let decomposition = decompose(&context, &bench, &program, &co_runner)?;
         bar.finish_and_clear();
         self.runs.report_reuse(session);
@@ -75,8 +82,14 @@ fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
 fn render(decomposition: &Decomposition) -> String {
     let mut cause_table = Table::with_columns("cause", "of solo run time | share");
     for part in &decomposition.parts {
-        let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", format_number(share)));
-        cause_table.add_row([part.cause.clone(), format!("{} %", format_number(part.slowdown_percent)), share]);
+        let share = part.share_percent.map_or("–".to_string(), |share| {
+            format!("{} %", format_number(share))
+        });
+        cause_table.add_row([
+            part.cause.clone(),
+            format!("{} %", format_number(part.slowdown_percent)),
+            share,
+        ]);
     }
     let mut run_table = Table::with_columns("aggressor | prefetching", "cycles per instruction");
     for run in &decomposition.runs {

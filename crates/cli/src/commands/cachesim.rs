@@ -62,19 +62,34 @@ impl Cachesim {
             ReplacementArg::Plru => Replacement::TreePlru,
             ReplacementArg::Random => Replacement::Random { seed: self.seed },
         };
-        let geometry = CacheGeometry::from_bytes(self.size.0, u64::from(self.line_bytes), self.ways, self.slices);
-        geometry.and_then(|shape| CacheSim::new(shape, replacement)).map_err(|error| UsageError(error.to_string()))
+        let geometry = CacheGeometry::from_bytes(
+            self.size.0,
+            u64::from(self.line_bytes),
+            self.ways,
+            self.slices,
+        );
+        geometry
+            .and_then(|shape| CacheSim::new(shape, replacement))
+            .map_err(|error| UsageError(error.to_string()))
     }
 
     fn build_l1(&self) -> Result<Option<CacheSim>, UsageError> {
-        let Some(text) = &self.l1 else { return Ok(None) };
-        let l1_problem = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
+        let Some(text) = &self.l1 else {
+            return Ok(None);
+        };
+        let l1_problem = || {
+            UsageError(format!(
+                "--l1: found '{text}', expected SIZE:WAYS such as 32K:8"
+            ))
+        };
         let (size, ways) = text.split_once(':').ok_or_else(l1_problem)?;
         let size: ByteSize = size.parse().map_err(|_| l1_problem())?;
         let ways: u32 = ways.parse().map_err(|_| l1_problem())?;
         let geometry = CacheGeometry::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
         let cache = geometry.and_then(|shape| CacheSim::new(shape, Replacement::Lru));
-        cache.map(Some).map_err(|error| UsageError(format!("--l1: {error}")))
+        cache
+            .map(Some)
+            .map_err(|error| UsageError(format!("--l1: {error}")))
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -94,9 +109,13 @@ impl Cachesim {
             };
         }
         let totals = trace.finish(session);
-        let instructions = totals.and_then(|totals| totals.instructions).filter(|_| trace.header().instructions_known);
+        let instructions = totals
+            .and_then(|totals| totals.instructions)
+            .filter(|_| trace.header().instructions_known);
         let mpki_for = |count: u64| cache.misses() as f64 * 1000.0 / count as f64;
-        let accesses = first_level_cache.as_ref().map_or(cache.accesses(), CacheSim::accesses);
+        let accesses = first_level_cache
+            .as_ref()
+            .map_or(cache.accesses(), CacheSim::accesses);
         let result = CachesimResult {
             file: self.file.clone(),
             size_bytes: self.size.0,
@@ -118,10 +137,18 @@ impl Cachesim {
 }
 
 fn render(result: &CachesimResult) -> String {
-    let l1_text = result.l1_misses.map(|n| format!(", of which {} missed the L1", format_count(n))).unwrap_or_default();
-    let ratio_text = result.miss_ratio.map(|ratio| format!(" ({})", format_percent(ratio, 3))).unwrap_or_default();
-    let mpki_text =
-        result.mpki.map(|mpki| format!(", {} per 1000 instructions", format_number(mpki))).unwrap_or_default();
+    let l1_text = result
+        .l1_misses
+        .map(|n| format!(", of which {} missed the L1", format_count(n)))
+        .unwrap_or_default();
+    let ratio_text = result
+        .miss_ratio
+        .map(|ratio| format!(" ({})", format_percent(ratio, 3)))
+        .unwrap_or_default();
+    let mpki_text = result
+        .mpki
+        .map(|mpki| format!(", {} per 1000 instructions", format_number(mpki)))
+        .unwrap_or_default();
     format!(
         "{}: {} accesses{l1_text}\n{} {}-way {}: {} misses{ratio_text}{mpki_text}\n",
         result.file,

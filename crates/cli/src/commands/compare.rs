@@ -65,11 +65,18 @@ const MAX_HOURS: f64 = 168.0;
 impl CompareArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(self.hours > 0.0 && self.hours <= MAX_HOURS) {
-            let text = format!("--hours: found {}, expected more than 0, at most {MAX_HOURS}", self.hours);
+            let text = format!(
+                "--hours: found {}, expected more than 0, at most {MAX_HOURS}",
+                self.hours
+            );
             return Err(UsageError(text).into());
         }
         if !(self.stretch.is_finite() && self.stretch >= 1.0) {
-            return Err(UsageError(format!("--stretch: found {}, expected 1 or more", self.stretch)).into());
+            return Err(UsageError(format!(
+                "--stretch: found {}, expected 1 or more",
+                self.stretch
+            ))
+            .into());
         }
         if let Some(path) = &self.output {
             refuse_existing(path, self.force)?;
@@ -104,7 +111,8 @@ impl CompareArgs {
             }
         }
         bar.finish_and_clear();
-        let complete = outcomes.len() == self.policies.len() && outcomes.iter().all(|outcome| outcome.complete);
+        let complete = outcomes.len() == self.policies.len()
+            && outcomes.iter().all(|outcome| outcome.complete);
         let comparison = WhatIfResult {
             machine: machine.name.clone(),
             cache: cache_summary(&machine),
@@ -116,9 +124,14 @@ impl CompareArgs {
             let title = format!("Comparison of {}", self.policies.join(", "));
             write_file(path, comparison.render_html(&title).as_bytes(), self.force)?;
         }
-        session.print_result(self.json.json, &comparison, || render(&comparison, self.output.as_ref()))?;
+        session.print_result(self.json.json, &comparison, || {
+            render(&comparison, self.output.as_ref())
+        })?;
         if !complete {
-            return Err(InterruptedError("the results cover the part before the interruption".to_string()).into());
+            return Err(InterruptedError(
+                "the results cover the part before the interruption".to_string(),
+            )
+            .into());
         }
         Ok(())
     }
@@ -143,16 +156,31 @@ fn render(outcomes: &WhatIfResult, page: Option<&PathBuf>) -> String {
         ]);
     }
     let mut header = vec![("slowdown of", Align::Left)];
-    header.extend(outcomes.policies.iter().map(|outcome| (outcome.policy.as_str(), Align::Right)));
+    header.extend(
+        outcomes
+            .policies
+            .iter()
+            .map(|outcome| (outcome.policy.as_str(), Align::Right)),
+    );
     let mut program_table = Table::new(&header);
-    let program_count = outcomes.policies.first().map_or(0, |outcome| outcome.programs.len());
+    let program_count = outcomes
+        .policies
+        .first()
+        .map_or(0, |outcome| outcome.programs.len());
     for index in 0..program_count {
-        let name = outcomes.policies.first().map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
-        let cells =
-            outcomes.policies.iter().map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(format_number)));
+        let name = outcomes
+            .policies
+            .first()
+            .map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
+        let cells = outcomes
+            .policies
+            .iter()
+            .map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(format_number)));
         program_table.add_row(std::iter::once(name).chain(cells));
     }
-    let written_note = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));
+    let written_note = page.map_or(String::new(), |path| {
+        format!("\nwrote {}\n", path.display())
+    });
     format!(
         "{}: {} h of nominal time, seed {}, {} programs\n\n{}\n{}{written_note}",
         outcomes.machine,

@@ -21,11 +21,18 @@ pub struct Completions {
 /// may also be a file.
 fn add_value_names(command: clap::Command) -> clap::Command {
     let command_with_values = command.mut_args(|arg| {
-        let value_name = arg.get_value_names().and_then(|names| names.first()).map(|name| name.to_string());
+        let value_name = arg
+            .get_value_names()
+            .and_then(|names| names.first())
+            .map(|name| name.to_string());
         match value_name.as_deref() {
-            Some("MACHINE") => arg.value_parser(PossibleValuesParser::new(cachemate_spec::machine_names())),
+            Some("MACHINE") => {
+                arg.value_parser(PossibleValuesParser::new(cachemate_spec::machine_names()))
+            }
             Some("POLICY") => {
-                let values = policies::ENTRIES.iter().map(|entry| PossibleValue::new(entry.name).help(entry.summary));
+                let values = policies::ENTRIES
+                    .iter()
+                    .map(|entry| PossibleValue::new(entry.name).help(entry.summary));
                 arg.value_parser(PossibleValuesParser::new(values))
             }
             _ => arg,
@@ -37,7 +44,12 @@ fn add_value_names(command: clap::Command) -> clap::Command {
 impl Completions {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut add_value_names(super::Cli::command()), "cachemate", &mut script);
+        clap_complete::generate(
+            self.shell,
+            &mut add_value_names(super::Cli::command()),
+            "cachemate",
+            &mut script,
+        );
         session.print(&String::from_utf8_lossy(&script))
     }
 }

@@ -38,11 +38,20 @@ impl Convert {
         let mut output = OutputFile::create(path, self.output.force)?;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "converting")?;
         let name = path.display().to_string();
-        let conversion = cachemate_trace::convert(&mut trace, output.file(), &name, self.compression_level, |_| {})?;
+        let conversion = cachemate_trace::convert(
+            &mut trace,
+            output.file(),
+            &name,
+            self.compression_level,
+            |_| {},
+        )?;
         trace.finish(session);
         output.persist()?;
         let records = format_count(conversion.totals.records);
-        session.note(&format!("{name}: {records} records, {}", format_size(conversion.bytes)));
+        session.note(&format!(
+            "{name}: {records} records, {}",
+            format_size(conversion.bytes)
+        ));
         trace.check_whole()
     }
 }

@@ -36,15 +36,24 @@ pub struct DashboardArgs {
 impl DashboardArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
-        let name = std::path::Path::new(&self.log).file_name().map(|name| name.to_string_lossy().into_owned());
-        let mut run = read_recording(RunLogReader::open(&self.log)?, &name.unwrap_or_else(|| self.log.clone()))?;
+        let name = std::path::Path::new(&self.log)
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        let mut run = read_recording(
+            RunLogReader::open(&self.log)?,
+            &name.unwrap_or_else(|| self.log.clone()),
+        )?;
         if let Some(path) = &self.truth {
             run.head.truth = Some(ground_truth(path, &run)?);
         }
         if let Some(cut_off) = &run.head.cut_off {
             session.warn(&format!("the recording is incomplete: {cut_off}"));
         }
-        write_file(&self.output.output, page_html(Some(&run))?.as_bytes(), self.output.force)?;
+        write_file(
+            &self.output.output,
+            page_html(Some(&run))?.as_bytes(),
+            self.output.force,
+        )?;
         let (windows, path) = (run.snapshots.len(), self.output.output.display());
         session.print(&format!("wrote {path}: {windows} windows\n"))
     }
@@ -83,27 +92,53 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
     let results = match recorded_truth.results {
         TruthResults::Cycle(results) => results,
         TruthResults::Interval { jobs } => {
-            let programs = interval_truth(&jobs, run).with_context(|| format!("{path_text}: of another run"))?;
-            return Ok(GroundTruth { source, programs, evicted: Vec::new() });
+            let programs = interval_truth(&jobs, run)
+                .with_context(|| format!("{path_text}: of another run"))?;
+            return Ok(GroundTruth {
+                source,
+                programs,
+                evicted: Vec::new(),
+            });
         }
     };
     let is_contended = |level: CacheLevel, cache: u32| {
         run.head.caches.iter().any(|head| head.cache == cache) && level != CacheLevel::L1Data
     };
-    let process_of = |task| results.tasks.iter().find(|other| other.task == task).map(|task| task.process.0);
-    let contended_caches = results.caches.iter().filter(|cache| is_contended(cache.level, cache.cache.0));
+    let process_of = |task| {
+        results
+            .tasks
+            .iter()
+            .find(|other| other.task == task)
+            .map(|task| task.process.0)
+    };
+    let contended_caches = results
+        .caches
+        .iter()
+        .filter(|cache| is_contended(cache.level, cache.cache.0));
     let evicted_lines = contended_caches
         .flat_map(|cache| &cache.evictions_by_pair)
-        .filter_map(|(evictor, victim, lines)| Some((process_of(*evictor)?, process_of(*victim)?, *lines)))
+        .filter_map(|(evictor, victim, lines)| {
+            Some((process_of(*evictor)?, process_of(*victim)?, *lines))
+        })
         .collect();
     let mut programs: Vec<ProgramTruth> = Vec::new();
     for task in &results.tasks {
-        if !programs.iter().any(|program| program.program == task.process.0) {
-            let threads = results.tasks.iter().filter(|other| other.process == task.process);
+        if !programs
+            .iter()
+            .any(|program| program.program == task.process.0)
+        {
+            let threads = results
+                .tasks
+                .iter()
+                .filter(|other| other.process == task.process);
             programs.push(true_program(task.process.0, &threads.collect::<Vec<_>>()));
         }
     }
-    Ok(GroundTruth { source, programs, evicted: evicted_lines })
+    Ok(GroundTruth {
+        source,
+        programs,
+        evicted: evicted_lines,
+    })
 }
 
 fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<Vec<ProgramTruth>> {
@@ -111,20 +146,32 @@ fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<V
     for (program, job) in (0..).zip(jobs) {
         let mut samples = run.snapshots.iter().flat_map(|snapshot| &snapshot.programs);
         // A program that arrived after the last window is in no window.
-        let Some(sample) = samples.find(|candidate| candidate.program == program) else { continue };
+        let Some(sample) = samples.find(|candidate| candidate.program == program) else {
+            continue;
+        };
         if sample.name != job.name {
-            bail!("program {program}: found '{}', expected '{}'", job.name, sample.name);
+            bail!(
+                "program {program}: found '{}', expected '{}'",
+                job.name,
+                sample.name
+            );
         }
         let (instr_per_cycle, mpki) = (job.instr_per_cycle, job.mpki);
-        programs.push(ProgramTruth { program, instr_per_cycle, mpki, evicted_by_others_share: None });
+        programs.push(ProgramTruth {
+            program,
+            instr_per_cycle,
+            mpki,
+            evicted_by_others_share: None,
+        });
     }
     Ok(programs)
 }
 
 /// Returns the ground truth of one program, with all its threads together.
 fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
-    let sum_over_threads =
-        |value: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| value(task)).sum::<u64>() as f64;
+    let sum_over_threads = |value: &dyn Fn(&TaskResults) -> u64| {
+        threads.iter().map(|task| value(task)).sum::<u64>() as f64
+    };
     let instructions = sum_over_threads(&|task| task.instructions);
     let cycles = sum_over_threads(&|task| task.cycles);
     let sum_last_level = |value: fn(&cachemate_sim::results::MissBreakdown) -> u64| {
@@ -135,6 +182,7 @@ fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
         program,
         instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
         mpki: (instructions > 0.0).then(|| 1000.0 * misses / instructions),
-        evicted_by_others_share: (misses > 0.0).then(|| sum_last_level(|level| level.inter_task) / misses),
+        evicted_by_others_share: (misses > 0.0)
+            .then(|| sum_last_level(|level| level.inter_task) / misses),
     }
 }

@@ -43,8 +43,12 @@ struct DoctorJson {
 impl Doctor {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let host = host::survey_host(!self.quick)?;
-        let shared_count =
-            host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
+        let shared_count = host
+            .topology
+            .caches
+            .iter()
+            .filter(|cache| cache.last_level && cache.cpus.count() > 1)
+            .count();
         let result = DoctorJson {
             means: match self.quick && host.capability_survey.level == PROBE_LEVEL {
                 true => "evidence level 2 or 3 (1 is best): no counters; --quick skips the calibration that shows whether probes work".to_string(),
@@ -66,22 +70,31 @@ fn render(result: &DoctorJson) -> String {
         "{}\n{} CPUs online, {} last-level caches shared by two or more\n",
         result.means, result.online_cpus, result.shared_last_level_caches
     );
-    text.push_str(&format!("the kernel's own cache-aware scheduling: {}\n", result.kernel_cache_scheduling.detail));
+    text.push_str(&format!(
+        "the kernel's own cache-aware scheduling: {}\n",
+        result.kernel_cache_scheduling.detail
+    ));
     for warning in &result.topology_warnings {
         text.push_str(&format!("note: {warning}\n"));
     }
-    for (title, capabilities) in
-        [("measuring, best first", &result.capability_survey.measures), ("acting", &result.capability_survey.enforces)]
-    {
+    for (title, capabilities) in [
+        ("measuring, best first", &result.capability_survey.measures),
+        ("acting", &result.capability_survey.enforces),
+    ] {
         text.push_str(&format!("\n{title}\n"));
-        capabilities.iter().for_each(|capability| text.push_str(&capability_lines(capability)));
+        capabilities
+            .iter()
+            .for_each(|capability| text.push_str(&capability_lines(capability)));
     }
     text
 }
 
 fn capability_lines(capability: &CapabilityCheck) -> String {
     let works_text = if capability.works { "yes" } else { "no " };
-    let mut text = format!("  {works_text}  {}: {}\n", capability.name, capability.detail);
+    let mut text = format!(
+        "  {works_text}  {}: {}\n",
+        capability.name, capability.detail
+    );
     if !capability.works {
         text.push_str(&format!("       without it: {}\n", capability.consequence));
         if let Some(remedy) = &capability.remedy {

@@ -46,45 +46,87 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
 fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());
-        let names: BTreeSet<&str> = programs.chain(services.iter().map(|service| service.name.as_str())).collect();
+        let names: BTreeSet<&str> = programs
+            .chain(services.iter().map(|service| service.name.as_str()))
+            .collect();
         let hint = match nearest_name(program, names.iter().copied()) {
             Some(name) => format!(" (did you mean '{}'?)", escape_controls(name)),
             None => String::new(),
         };
-        return anyhow!("no managed service or program is named '{program}'{hint}; cachemate status lists all");
+        return anyhow!(
+            "no managed service or program is named '{program}'{hint}; cachemate status lists all"
+        );
     }
-    let explanation = match cachemate_files::path_exists(std::path::Path::new(&format!("/proc/{program}"))) {
-        true => "no rule of the configuration matches it, or it started after the last window",
-        false => "no such process exists",
-    };
+    let explanation =
+        match cachemate_files::path_exists(std::path::Path::new(&format!("/proc/{program}"))) {
+            true => "no rule of the configuration matches it, or it started after the last window",
+            false => "no such process exists",
+        };
     anyhow!("process {program} is not managed: {explanation}")
 }
 
 impl Explain {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::query_status(&self.socket.path())?;
-        let named_services: Vec<ServiceStatus> =
-            status.services.iter().filter(|service| service.identity().is_named(&self.program)).cloned().collect();
-        let is_in_named_service =
-            |task: &TaskStatus| named_services.iter().any(|service| service.task_ids.contains(&task.task));
-        let is_explained = |task: &TaskStatus| is_named(task, &self.program) || is_in_named_service(task);
-        let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| is_explained(task)).cloned().collect();
+        let named_services: Vec<ServiceStatus> = status
+            .services
+            .iter()
+            .filter(|service| service.identity().is_named(&self.program))
+            .cloned()
+            .collect();
+        let is_in_named_service = |task: &TaskStatus| {
+            named_services
+                .iter()
+                .any(|service| service.task_ids.contains(&task.task))
+        };
+        let is_explained =
+            |task: &TaskStatus| is_named(task, &self.program) || is_in_named_service(task);
+        let tasks: Vec<TaskStatus> = status
+            .tasks
+            .iter()
+            .filter(|task| is_explained(task))
+            .cloned()
+            .collect();
         if tasks.is_empty() && named_services.is_empty() {
-            return Err(no_data_error(&self.program, &status.tasks, &status.services));
+            return Err(no_data_error(
+                &self.program,
+                &status.tasks,
+                &status.services,
+            ));
         }
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
-        let sole_pid = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
+        let sole_pid = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] {
+            Some(pid)
+        } else {
+            None
+        };
         let has_selected_task = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
-        let shares_cache =
-            |task: &TaskStatus| tasks.iter().any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache);
-        let other_tasks = status.tasks.iter().filter(|task| !is_explained(task) && shares_cache(task));
-        let task_labels: Vec<String> = tasks.iter().map(|task| describe_thread(&task.name, task.tid)).collect();
+        let shares_cache = |task: &TaskStatus| {
+            tasks
+                .iter()
+                .any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache)
+        };
+        let other_tasks = status
+            .tasks
+            .iter()
+            .filter(|task| !is_explained(task) && shares_cache(task));
+        let task_labels: Vec<String> = tasks
+            .iter()
+            .map(|task| describe_thread(&task.name, task.tid))
+            .collect();
         let result = ExplainJson {
             pid: self.program.parse().ok().or(sole_pid),
             policy: status.policy.clone(),
             mode: status.mode,
-            co_runners: other_tasks.map(|task| describe_thread(&task.name, task.tid)).collect(),
-            decisions: status.decisions.iter().filter(|decision| has_selected_task(&decision.tasks)).cloned().collect(),
+            co_runners: other_tasks
+                .map(|task| describe_thread(&task.name, task.tid))
+                .collect(),
+            decisions: status
+                .decisions
+                .iter()
+                .filter(|decision| has_selected_task(&decision.tasks))
+                .cloned()
+                .collect(),
             refused: status
                 .refused
                 .iter()
@@ -100,12 +142,25 @@ impl Explain {
             services: match named_services.is_empty() {
                 false => named_services,
                 true => {
-                    let owns_selected_task =
-                        |service: &&ServiceStatus| tasks.iter().any(|task| service.task_ids.contains(&task.task));
-                    status.services.iter().filter(owns_selected_task).cloned().collect()
+                    let owns_selected_task = |service: &&ServiceStatus| {
+                        tasks
+                            .iter()
+                            .any(|task| service.task_ids.contains(&task.task))
+                    };
+                    status
+                        .services
+                        .iter()
+                        .filter(owns_selected_task)
+                        .cloned()
+                        .collect()
                 }
             },
-            promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),
+            promises: status
+                .promises
+                .iter()
+                .filter(|promise| pids.contains(&promise.pid))
+                .cloned()
+                .collect(),
             tasks,
         };
         session.print_result(self.json.json, &result, || explain_text(&result))
@@ -117,7 +172,12 @@ mod tests {
     use super::*;
 
     fn sample_task(pid: i32, tid: i32, name: &str) -> TaskStatus {
-        TaskStatus { pid, tid, name: name.into(), ..TaskStatus::default() }
+        TaskStatus {
+            pid,
+            tid,
+            name: name.into(),
+            ..TaskStatus::default()
+        }
     }
 
     /// Is a program found by process id, thread id and name, even if the kernel truncated the name, and is the nearest
@@ -129,7 +189,10 @@ mod tests {
             assert!(is_named(&redis, given), "{given}");
         }
         assert!(!is_named(&redis, "redis"));
-        assert!(is_named(&sample_task(1, 1, "a-very-long-com"), "a-very-long-command"));
+        assert!(is_named(
+            &sample_task(1, 1, "a-very-long-com"),
+            "a-very-long-command"
+        ));
         let message = no_data_error("redis-sever", &[redis], &[]).to_string();
         assert!(message.contains("did you mean 'redis-server'"), "{message}");
     }

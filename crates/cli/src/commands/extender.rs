@@ -25,7 +25,12 @@ use crate::session::Session;
 #[derive(Args)]
 pub struct ExtenderArgs {
     /// Directory of JSON objects, which is reread every few seconds
-    #[arg(long, value_name = "DIR", required_unless_present = "api_server", conflicts_with = "api_server")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        required_unless_present = "api_server",
+        conflicts_with = "api_server"
+    )]
     knowledge: Option<PathBuf>,
     /// The API server whose objects are watched instead
     #[command(flatten)]
@@ -48,10 +53,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl ExtenderArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()?;
         let state = Arc::new(ExtenderState::default());
         if !self.listen.ip().is_loopback() && !self.allow_remote {
-            let text = format!("--listen: found {}, expected a loopback address, or --allow-remote", self.listen);
+            let text = format!(
+                "--listen: found {}, expected a loopback address, or --allow-remote",
+                self.listen
+            );
             return Err(UsageError(text).into());
         }
         let mut source = self.open_source(session, &state)?;
@@ -69,7 +80,9 @@ impl ExtenderArgs {
                     source.refresh(session, &state);
                 }
             };
-            std::thread::Builder::new().name("cachemate-knowledge".into()).spawn_scoped(scope, refresh_until_stop)?;
+            std::thread::Builder::new()
+                .name("cachemate-knowledge".into())
+                .spawn_scoped(scope, refresh_until_stop)?;
             runtime.block_on(async {
                 tokio::spawn(server);
                 while !stop.load(Ordering::Relaxed) {
@@ -80,22 +93,42 @@ impl ExtenderArgs {
         })
     }
 
-    fn open_source(&self, session: &Session, state: &ExtenderState) -> anyhow::Result<KnowledgeSource> {
+    fn open_source(
+        &self,
+        session: &Session,
+        state: &ExtenderState,
+    ) -> anyhow::Result<KnowledgeSource> {
         let Some(server) = self.server.open()? else {
-            let dir = self.knowledge.clone().context("--knowledge: expected a directory")?;
+            let dir = self
+                .knowledge
+                .clone()
+                .context("--knowledge: expected a directory")?;
             let mut reported_refusals = BTreeMap::new();
-            publish_folder(session, &dir, state, &mut reported_refusals).context("nothing was served")?;
-            return Ok(KnowledgeSource::Folder { dir, reported_refusals, last_read: Instant::now() });
+            publish_folder(session, &dir, state, &mut reported_refusals)
+                .context("nothing was served")?;
+            return Ok(KnowledgeSource::Folder {
+                dir,
+                reported_refusals,
+                last_read: Instant::now(),
+            });
         };
         let max_silence = Duration::from_secs(self.watch_timeout);
-        Ok(KnowledgeSource::Watch { watch: KnowledgeWatch::start(server, max_silence)? })
+        Ok(KnowledgeSource::Watch {
+            watch: KnowledgeWatch::start(server, max_silence)?,
+        })
     }
 }
 
 /// The source of published knowledge.
 enum KnowledgeSource {
-    Folder { dir: PathBuf, reported_refusals: BTreeMap<String, String>, last_read: Instant },
-    Watch { watch: KnowledgeWatch },
+    Folder {
+        dir: PathBuf,
+        reported_refusals: BTreeMap<String, String>,
+        last_read: Instant,
+    },
+    Watch {
+        watch: KnowledgeWatch,
+    },
 }
 
 impl KnowledgeSource {
@@ -103,7 +136,11 @@ impl KnowledgeSource {
     /// that answers become neutral.
     fn refresh(&mut self, session: &Session, state: &ExtenderState) {
         match self {
-            KnowledgeSource::Folder { dir, reported_refusals: reported, last_read: read } => {
+            KnowledgeSource::Folder {
+                dir,
+                reported_refusals: reported,
+                last_read: read,
+            } => {
                 if read.elapsed() < REREAD_INTERVAL {
                     return;
                 }

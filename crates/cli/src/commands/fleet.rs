@@ -115,7 +115,13 @@ impl FleetArgs {
         }
         let (machines, changes) = self.read_questions(&spec)?;
         let FleetInput { kinds, pods, .. } = fleet;
-        let request = FleetRequest { spec, machines, kinds, pods, changes };
+        let request = FleetRequest {
+            spec,
+            machines,
+            kinds,
+            pods,
+            changes,
+        };
         let (spec, study) = (&request.spec, request.study()?);
         if let Some(hosts) = self.validate {
             return self.validate(session, &study, spec, hosts);
@@ -127,7 +133,9 @@ impl FleetArgs {
                 request.run_swept(session, dir, &self.engines, &job_runner, self.json.json)?
             }
             None if self.engines.engine.is_some() => {
-                return Err(UsageError("--engine keeps its parts in --sweep DIR".to_string()).into());
+                return Err(
+                    UsageError("--engine keeps its parts in --sweep DIR".to_string()).into(),
+                );
             }
             None => self.run_parts(session, |control| study.run(control))?,
         };
@@ -139,7 +147,9 @@ impl FleetArgs {
             }
         }
         let outcome = result.outcome(spec, cpu_seconds);
-        session.print_result(self.json.json, &outcome, || render_outcome(spec, &outcome, &result, started.elapsed()))
+        session.print_result(self.json.json, &outcome, || {
+            render_outcome(spec, &outcome, &result, started.elapsed())
+        })
     }
 
     fn read_spec(&self) -> anyhow::Result<FleetSpec> {
@@ -149,18 +159,23 @@ impl FleetArgs {
         let mut spec: FleetSpec = located.deserialize()?;
         if let Some(hours) = self.hours {
             if !(hours > 0.0 && hours <= MAX_HOURS) {
-                let text = format!("--hours: found {hours}, expected more than 0, at most {MAX_HOURS}");
+                let text =
+                    format!("--hours: found {hours}, expected more than 0, at most {MAX_HOURS}");
                 return Err(UsageError(text).into());
             }
             spec.hours = hours;
         }
         spec.hosts = self.hosts.unwrap_or(spec.hosts);
         spec.seed = self.seed.unwrap_or(spec.seed);
-        spec.check().map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
+        spec.check()
+            .map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
         Ok(spec)
     }
 
-    fn read_questions(&self, spec: &FleetSpec) -> anyhow::Result<(Vec<MachineSpec>, Vec<FleetChange>)> {
+    fn read_questions(
+        &self,
+        spec: &FleetSpec,
+    ) -> anyhow::Result<(Vec<MachineSpec>, Vec<FleetChange>)> {
         let mut machines = vec![cachemate_spec::load_machine(&spec.machine)?];
         let mut changes = Vec::new();
         for question in &self.what_if {
@@ -169,7 +184,9 @@ impl FleetArgs {
                 FleetQuestion::Partition => FleetChange::Partition(!spec.partition),
                 FleetQuestion::OtherMachine => {
                     let Some(machine) = &self.other_machine else {
-                        bail!(UsageError("--what-if other-machine: expected --other-machine MACHINE".to_string(),));
+                        bail!(UsageError(
+                            "--what-if other-machine: expected --other-machine MACHINE".to_string(),
+                        ));
                     };
                     machines.push(cachemate_spec::load_machine(machine)?);
                     FleetChange::OtherMachine(machines.len() - 1)
@@ -179,18 +196,37 @@ impl FleetArgs {
         Ok((machines, changes))
     }
 
-    fn validate(&self, session: &Session, study: &FleetStudy<'_>, spec: &FleetSpec, hosts: u32) -> anyhow::Result<()> {
+    fn validate(
+        &self,
+        session: &Session,
+        study: &FleetStudy<'_>,
+        spec: &FleetSpec,
+        hosts: u32,
+    ) -> anyhow::Result<()> {
         let measured_cycles = self.validate_cycles / 2;
         let settling_cycles = self.validate_cycles - measured_cycles;
-        let slice = ValidationSlice { cache_scale: VALIDATION_CACHE_SCALE, settling_cycles, measured_cycles };
-        let validation =
-            self.run_parts(session, |control| validate(study, hosts, slice, spec.seed, control).transpose())??;
-        let result = FleetValidationJson { seed: spec.seed, cpu_seconds: cpu_seconds(), validation };
+        let slice = ValidationSlice {
+            cache_scale: VALIDATION_CACHE_SCALE,
+            settling_cycles,
+            measured_cycles,
+        };
+        let validation = self.run_parts(session, |control| {
+            validate(study, hosts, slice, spec.seed, control).transpose()
+        })??;
+        let result = FleetValidationJson {
+            seed: spec.seed,
+            cpu_seconds: cpu_seconds(),
+            validation,
+        };
         session.print_result(self.json.json, &result, || render_validation(spec, &result))
     }
 
     /// Runs something in parts, and reports progress; an error if it was interrupted.
-    fn run_parts<R>(&self, session: &Session, run: impl FnOnce(&RunControl<'_>) -> Option<R>) -> anyhow::Result<R> {
+    fn run_parts<R>(
+        &self,
+        session: &Session,
+        run: impl FnOnce(&RunControl<'_>) -> Option<R>,
+    ) -> anyhow::Result<R> {
         let available_cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("fleet", Some(1));
@@ -205,7 +241,8 @@ impl FleetArgs {
                 && interval_index > reported_interval.fetch_max(interval_index, Ordering::Relaxed)
                 && done_count > 0
             {
-                let remaining_seconds = elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
+                let remaining_seconds =
+                    elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
                 session.log(&format!(
                     "{done_count} of {total_count} parts, about {} s left",
                     format_number(remaining_seconds.ceil())
@@ -213,13 +250,19 @@ impl FleetArgs {
             }
         };
         let control = RunControl {
-            workers: self.engines.workers.map_or(available_cpus, usize::from).clamp(1, 1024),
+            workers: self
+                .engines
+                .workers
+                .map_or(available_cpus, usize::from)
+                .clamp(1, 1024),
             report_progress: &report_progress,
             should_stop: &|| stop.load(Ordering::Relaxed),
         };
         let result = run(&control);
         bar.finish_and_clear();
-        result.ok_or_else(|| InterruptedError("the fleet was not finished; nothing was written".to_string()).into())
+        result.ok_or_else(|| {
+            InterruptedError("the fleet was not finished; nothing was written".to_string()).into()
+        })
     }
 }
 
@@ -234,7 +277,8 @@ struct FleetValidationJson {
 
 fn render_validation(spec: &FleetSpec, result: &FleetValidationJson) -> String {
     let validation = &result.validation;
-    let mut host_table = Table::with_columns("", "host | services | measured | forecast | error, points");
+    let mut host_table =
+        Table::with_columns("", "host | services | measured | forecast | error, points");
     for host in &validation.hosts {
         host_table.add_row([
             host.host.to_string(),
@@ -246,7 +290,10 @@ fn render_validation(spec: &FleetSpec, result: &FleetValidationJson) -> String {
     }
     let agreement_text = match validation.same_verdict_share {
         None => "no service has a limit".to_string(),
-        Some(share) => format!("both machines agree about {:.1} % of the limits", share * 100.0),
+        Some(share) => format!(
+            "both machines agree about {:.1} % of the limits",
+            share * 100.0
+        ),
     };
     format!(
         "{}, seed {}: {} on {}, {} cycles each ({} nominal ms), caches and working sets divided by {}\n\n{}\n\
@@ -301,15 +348,25 @@ impl FleetInput {
             kinds.extend(draw_kinds(draw, spec.seed));
         }
         let Some(cluster) = &spec.cluster else {
-            return Ok(FleetInput { kinds, pods: None, unprofiled_count: 0 });
+            return Ok(FleetInput {
+                kinds,
+                pods: None,
+                unprofiled_count: 0,
+            });
         };
         let path = dir.join(cluster);
         let name = path.display();
         let text = crate::files::read_text(&path, MAX_FILE_BYTES)?;
-        let list: PodList = serde_json::from_str(&text)
-            .map_err(|error| anyhow::anyhow!("{name}: {error}; expected the JSON of kubectl get pods -A -o json"))?;
-        let services = cluster_services(&list, &kinds).map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
-        Ok(FleetInput { kinds: services.kinds, pods: Some(services.pods), unprofiled_count: services.unprofiled_pods })
+        let list: PodList = serde_json::from_str(&text).map_err(|error| {
+            anyhow::anyhow!("{name}: {error}; expected the JSON of kubectl get pods -A -o json")
+        })?;
+        let services =
+            cluster_services(&list, &kinds).map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
+        Ok(FleetInput {
+            kinds: services.kinds,
+            pods: Some(services.pods),
+            unprofiled_count: services.unprofiled_pods,
+        })
     }
 }
 
@@ -329,8 +386,15 @@ pub fn read_profile(path: &Path) -> anyhow::Result<WorkloadProfile> {
     Ok(profile)
 }
 
-fn render_outcome(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
-    let promise_text = result.promise.map_or("unknown".to_string(), |promise| format!("{:.1} %", promise * 100.0));
+fn render_outcome(
+    spec: &FleetSpec,
+    outcome: &FleetOutcome,
+    result: &FleetResult,
+    elapsed: Duration,
+) -> String {
+    let promise_text = result.promise.map_or("unknown".to_string(), |promise| {
+        format!("{:.1} %", promise * 100.0)
+    });
     format!(
         "{}: {} services on {} hosts ({}), {} h of nominal time, seed {}\n\n{}\npromise: {promise_text} of the limits; {} s of \
          processor time, {} s elapsed\n",

@@ -49,8 +49,11 @@ impl Lab {
 fn find_script(name: &str) -> anyhow::Result<PathBuf> {
     let env_dir = std::env::var_os(LAB_DIR_VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();
-    let nearby_dirs = own_path.iter().flat_map(|own_path| own_path.ancestors().skip(1).map(|dir| dir.join("lab")));
-    let installed_dirs = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
+    let nearby_dirs = own_path
+        .iter()
+        .flat_map(|own_path| own_path.ancestors().skip(1).map(|dir| dir.join("lab")));
+    let installed_dirs =
+        ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
     let mut dirs = env_dir.into_iter().chain(nearby_dirs).chain(installed_dirs);
     dirs.find_map(|dir| Some(dir.join(name)).filter(|script| script.is_file())).with_context(|| {
         format!(

@@ -26,16 +26,26 @@ impl Man {
         let Some(dir) = &self.dir else {
             return session.print(&String::from_utf8_lossy(&render_manual_page(command)?));
         };
-        std::fs::create_dir_all(dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
-        let pages = command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set()).map(|sub| {
-            let name = format!("cachemate-{}", sub.get_name());
-            (format!("{name}.1"), sub.clone().display_name(&name))
-        });
-        let pages: Vec<_> = pages.chain([("cachemate.1".to_string(), command.clone())]).collect();
+        std::fs::create_dir_all(dir)
+            .with_context(|| format!("{}: cannot be created", dir.display()))?;
+        let pages = command
+            .get_subcommands()
+            .filter(|sub| sub.get_name() != "help" && !sub.is_hide_set())
+            .map(|sub| {
+                let name = format!("cachemate-{}", sub.get_name());
+                (format!("{name}.1"), sub.clone().display_name(&name))
+            });
+        let pages: Vec<_> = pages
+            .chain([("cachemate.1".to_string(), command.clone())])
+            .collect();
         for (name, command) in pages {
             write_file(&dir.join(name), &render_manual_page(command)?, self.force)?;
         }
-        write_file(&dir.join("cachemate.toml.5"), config_page().as_bytes(), self.force)?;
+        write_file(
+            &dir.join("cachemate.toml.5"),
+            config_page().as_bytes(),
+            self.force,
+        )?;
         Ok(())
     }
 }
@@ -60,12 +70,25 @@ fn config_page() -> String {
     let mut text =
         ".TH cachemate.toml 5\n.SH NAME\ncachemate.toml \\- configuration of the cachemate daemon\n.SH KEYS\n"
             .to_string();
-    let rows =
-        LIVE_PAGE.lines().skip_while(|line| *line != TABLE_HEAD).skip(2).take_while(|line| line.starts_with('|'));
+    let rows = LIVE_PAGE
+        .lines()
+        .skip_while(|line| *line != TABLE_HEAD)
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
     for row in rows {
-        let cells: Vec<String> = row.trim_matches('|').split('|').map(|cell| plain_text(cell.trim())).collect();
-        let [key, meaning, default] = cells.as_slice() else { continue };
-        let default_text = if default.is_empty() { String::new() } else { format!(" Default: {default}.") };
+        let cells: Vec<String> = row
+            .trim_matches('|')
+            .split('|')
+            .map(|cell| plain_text(cell.trim()))
+            .collect();
+        let [key, meaning, default] = cells.as_slice() else {
+            continue;
+        };
+        let default_text = if default.is_empty() {
+            String::new()
+        } else {
+            format!(" Default: {default}.")
+        };
         text += &format!(".TP\n\\fB{key}\\fR\n{meaning}.{default_text}\n");
     }
     text += &format!(".SH EXAMPLE\n.nf\n{}.fi\n", plain_text(EXAMPLE));
@@ -78,7 +101,9 @@ fn plain_text(cell: &str) -> String {
     let mut rest_text = cell;
     while let Some((before, after_bracket)) = rest_text.split_once('[') {
         text += before;
-        let link = after_bracket.split_once("](").filter(|(label, _)| !label.contains(['[', ']']));
+        let link = after_bracket
+            .split_once("](")
+            .filter(|(label, _)| !label.contains(['[', ']']));
         match link.and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
             Some((label, after)) => {
                 text += label;
@@ -91,12 +116,17 @@ fn plain_text(cell: &str) -> String {
             }
         }
     }
-    (text + rest_text).replace('`', "").replace('\\', "\\e").replace('-', "\\-")
+    (text + rest_text)
+        .replace('`', "")
+        .replace('\\', "\\e")
+        .replace('-', "\\-")
 }
 
 fn render_manual_page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
-    clap_mangen::Man::new(command).render(&mut text).context("cannot render the manual page")?;
+    clap_mangen::Man::new(command)
+        .render(&mut text)
+        .context("cannot render the manual page")?;
     Ok(text)
 }
 
@@ -108,13 +138,32 @@ mod tests {
     #[test]
     fn the_manual_page_contains_every_configuration_key() {
         let page = config_page();
-        for key in ["mode", "metrics_textfile", "max_slowdown", "min_rate", "[[cpusets]]", "kernel_cache_tolerance"] {
+        for key in [
+            "mode",
+            "metrics_textfile",
+            "max_slowdown",
+            "min_rate",
+            "[[cpusets]]",
+            "kernel_cache_tolerance",
+        ] {
             assert!(page.contains(key), "{key} in\n{page}");
         }
-        assert!(page.matches(".TP").count() > 15 && !page.contains('`') && !page.contains("]("), "{page}");
-        assert_eq!(plain_text("the [policy](index.md#policies) of `[[rules]]`"), "the policy of [[rules]]");
-        assert_eq!(plain_text("`[[rules]]` of [services](services.md)"), "[[rules]] of services");
-        assert!(page.contains("\\fB[[rules]] command") && !page.contains("Default: ."), "{page}");
+        assert!(
+            page.matches(".TP").count() > 15 && !page.contains('`') && !page.contains("]("),
+            "{page}"
+        );
+        assert_eq!(
+            plain_text("the [policy](index.md#policies) of `[[rules]]`"),
+            "the policy of [[rules]]"
+        );
+        assert_eq!(
+            plain_text("`[[rules]]` of [services](services.md)"),
+            "[[rules]] of services"
+        );
+        assert!(
+            page.contains("\\fB[[rules]] command") && !page.contains("Default: ."),
+            "{page}"
+        );
         cachemate_spec::parse_manage_config("example", EXAMPLE, &|_| None).unwrap();
     }
 }

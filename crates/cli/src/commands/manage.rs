@@ -84,22 +84,37 @@ impl Manage {
             is_observe_only: self.observe_only,
             state_dir: self.state_dir.clone(),
             socket: self.socket.clone(),
-            nri: self.nri.clone().map(|socket| NriOptions { socket, index: self.nri_index }),
-            page: self
-                .dashboard
-                .clone()
-                .map(|address| PageAddress { address, requires_token: !self.dashboard_no_auth }),
+            nri: self.nri.clone().map(|socket| NriOptions {
+                socket,
+                index: self.nri_index,
+            }),
+            page: self.dashboard.clone().map(|address| PageAddress {
+                address,
+                requires_token: !self.dashboard_no_auth,
+            }),
         };
         if self.check {
             let config = source.read()?;
             let profiles = path_checks::check_config(&config)?;
             let report = build_rule_report(&config, profiles.keys().map(String::as_str))?;
-            source.describe_absence().iter().for_each(|absence| session.warn(absence));
-            report.lines.iter().try_for_each(|line| session.print(&format!("{line}\n")))?;
-            report.warnings.iter().for_each(|warning| session.warn(warning));
+            source
+                .describe_absence()
+                .iter()
+                .for_each(|absence| session.warn(absence));
+            report
+                .lines
+                .iter()
+                .try_for_each(|line| session.print(&format!("{line}\n")))?;
+            report
+                .warnings
+                .iter()
+                .for_each(|warning| session.warn(warning));
             return session.print("the configuration is valid\n");
         }
-        let control_flags = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
+        let control_flags = ControlFlags {
+            stop: session.interrupt_flag(),
+            ..ControlFlags::default()
+        };
         if self.dry_run {
             let result = dry_run::dry_run(&source, &control_flags, self.max_windows)?;
             return session.print_result(self.json, &result, || result.render());
@@ -108,7 +123,11 @@ impl Manage {
         if let Some(server) = self.server.open()? {
             let node = self.node.clone().filter(|name| is_object_name(name));
             let found = self.node.as_deref().unwrap_or("");
-            let node_problem = || UsageError(format!("--node: found '{found}', expected the name of this node"));
+            let node_problem = || {
+                UsageError(format!(
+                    "--node: found '{found}', expected the name of this node"
+                ))
+            };
             let node = node.ok_or_else(node_problem)?;
             let memory_bytes_per_second = self.memory_bytes_per_second.map(|bytes| bytes as f64);
             let publisher = NodePublisher::new(server, node, memory_bytes_per_second);

@@ -20,8 +20,16 @@ pub fn run_mixes(
     let stop = session.interrupt_flag();
     let bar = session.progress_bar("mixes", None);
     let report_progress = |message: &str| bar.set_message(message.to_string());
-    let context = ExperimentContext { quick, progress: &report_progress, ..ExperimentContext::for_seed(seed, &stop) };
-    let options = MixOptions { machine, mix_count: count, recordings: bundled_recordings() };
+    let context = ExperimentContext {
+        quick,
+        progress: &report_progress,
+        ..ExperimentContext::for_seed(seed, &stop)
+    };
+    let options = MixOptions {
+        machine,
+        mix_count: count,
+        recordings: bundled_recordings(),
+    };
     let mixes = score_random_mixes(&context, &options)?;
     bar.finish_and_clear();
     session.print_result(json, &mixes, || render(&mixes))
@@ -42,7 +50,12 @@ fn render(mixes: &RandomMixes) -> String {
          harmonic mean: the same, low where one program is slow; worst slowdown: of a single program, 1 = none.\n",
     );
     for mix in &mixes.mixes {
-        text.push_str(&format!("\n{}\n{}{}", mix.programs.join(", "), score_table(&mix.policies), remarks_text(mix)));
+        text.push_str(&format!(
+            "\n{}\n{}{}",
+            mix.programs.join(", "),
+            score_table(&mix.policies),
+            remarks_text(mix)
+        ));
     }
     text
 }
@@ -50,7 +63,11 @@ fn render(mixes: &RandomMixes) -> String {
 /// Remarks on a mix: programs that did not finish, and policies without a score.
 fn remarks_text(mix: &RandomMix) -> String {
     let mut text = String::new();
-    for score in mix.policies.iter().filter(|score| !score.unfinished.is_empty()) {
+    for score in mix
+        .policies
+        .iter()
+        .filter(|score| !score.unfinished.is_empty())
+    {
         let unfinished_names = score.unfinished.join(", ");
         text.push_str(&format!(
             "under {}, not finished when the run was abandoned: {unfinished_names}\n",
@@ -58,10 +75,15 @@ fn remarks_text(mix: &RandomMix) -> String {
         ));
     }
     for pair in &mix.unfinished_pairs {
-        text.push_str(&format!("{pair}: not finished, so the optimum uses a lower bound\n"));
+        text.push_str(&format!(
+            "{pair}: not finished, so the optimum uses a lower bound\n"
+        ));
     }
     for failure in &mix.failed {
-        text.push_str(&format!("no score: {}: {}\n", failure.policy, failure.reason));
+        text.push_str(&format!(
+            "no score: {}: {}\n",
+            failure.policy, failure.reason
+        ));
     }
     text
 }

@@ -146,10 +146,14 @@ mod tests {
         if command.get_about().is_none() {
             paths.push(path.clone());
         }
-        let shown_arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+        let shown_arguments = command
+            .get_arguments()
+            .filter(|argument| !argument.is_hide_set());
         let silent = shown_arguments.filter(|argument| argument.get_help().is_none());
         paths.extend(silent.map(|argument| format!("{path}: {}", argument.get_id())));
-        let subcommands = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let subcommands = command
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set());
         subcommands.for_each(|command| unexplained(command, &path, paths));
     }
 

@@ -11,8 +11,8 @@ use cachemate_report::text::{
 };
 use cachemate_report::{BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_study::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
-    drop_filtered_sizes,
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts,
+    curve_counts_from_sample, drop_filtered_sizes,
 };
 use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
@@ -72,7 +72,9 @@ enum CurveScope {
 }
 
 fn parse_sample_rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().map_err(|_| format!("found '{text}', expected a share of the lines such as 0.01"))?;
+    let rate = text
+        .parse()
+        .map_err(|_| format!("found '{text}', expected a share of the lines such as 0.01"))?;
     check_rate(rate).map(|()| rate)
 }
 
@@ -88,7 +90,9 @@ impl Engines {
     fn push_all(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
         let mut addresses = Vec::new();
         while trace.next_addresses(&mut addresses)? {
-            addresses.iter_mut().for_each(|address| *address >>= self.shift);
+            addresses
+                .iter_mut()
+                .for_each(|address| *address >>= self.shift);
             self.whole_trace.push(&addresses)?;
         }
         Ok(())
@@ -103,13 +107,26 @@ impl Engines {
             lines.extend(records.iter().map(|record| record.address >> self.shift));
             self.whole_trace.push(&lines)?;
             let part_key = |record: &AccessRecord| {
-                (header.process_of(record), if self.scope == CurveScope::Thread { record.thread } else { 0 })
+                (
+                    header.process_of(record),
+                    if self.scope == CurveScope::Thread {
+                        record.thread
+                    } else {
+                        0
+                    },
+                )
             };
             // Consecutive accesses of one part go to its engine together, because a thread usually runs for some
             // time.
             for part_records in records.chunk_by(|a, b| part_key(a) == part_key(b)) {
-                let part_lines: Vec<u64> = part_records.iter().map(|record| record.address >> self.shift).collect();
-                self.part_distances.entry(part_key(&part_records[0])).or_default().push(&part_lines)?;
+                let part_lines: Vec<u64> = part_records
+                    .iter()
+                    .map(|record| record.address >> self.shift)
+                    .collect();
+                self.part_distances
+                    .entry(part_key(&part_records[0]))
+                    .or_default()
+                    .push(&part_lines)?;
             }
         }
         Ok(())
@@ -127,10 +144,29 @@ impl Mrc {
         seed: u64,
     ) -> Result<Self, String> {
         check_line_bytes(line_bytes).map_err(|problem| format!("line_bytes: {problem}"))?;
-        sample_rate.map_or(Ok(()), check_rate).map_err(|problem| format!("sample: {problem}"))?;
-        let (trace, by, threads, json) = (TraceArgs::default(), CurveScope::All, Some(1), JsonArg { json: true });
+        sample_rate
+            .map_or(Ok(()), check_rate)
+            .map_err(|problem| format!("sample: {problem}"))?;
+        let (trace, by, threads, json) = (
+            TraceArgs::default(),
+            CurveScope::All,
+            Some(1),
+            JsonArg { json: true },
+        );
         let file = file.display().to_string();
-        Ok(Mrc { file, trace, line_bytes, sizes, by, sample_rate, seed, threads, histogram: None, force: false, json })
+        Ok(Mrc {
+            file,
+            trace,
+            line_bytes,
+            sizes,
+            by,
+            sample_rate,
+            seed,
+            threads,
+            histogram: None,
+            force: false,
+            json,
+        })
     }
 
     /// Measures the curve of an intact trace.
@@ -144,7 +180,9 @@ impl Mrc {
     fn measure_part(&self, session: &Session) -> anyhow::Result<(MrcResult, TraceInput)> {
         let mut sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
-        if !trace.burst_starts().is_empty() && (self.sample_rate.is_some() || self.by != CurveScope::All) {
+        if !trace.burst_starts().is_empty()
+            && (self.sample_rate.is_some() || self.by != CurveScope::All)
+        {
             let file = &self.file;
             anyhow::bail!(UsageError(format!(
                 "{file}: found a recording in bursts, for which --sample-rate and --by have no curve"
@@ -166,7 +204,8 @@ impl Mrc {
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        check_line_bytes(self.line_bytes).map_err(|problem| UsageError(format!("--line-bytes: {problem}")))?;
+        check_line_bytes(self.line_bytes)
+            .map_err(|problem| UsageError(format!("--line-bytes: {problem}")))?;
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }
@@ -190,7 +229,8 @@ impl Mrc {
             sampler.push(&addresses)?;
         }
         let totals = trace.finish(session);
-        let part_totals = PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
+        let part_totals =
+            PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
         let curve = sampler.finish()?;
         let whole_counts = curve_counts_from_sample(&curve, part_totals, sizes, self.line_bytes);
         let sampling_summary = SamplingSummary {
@@ -239,10 +279,21 @@ impl Mrc {
         let mut parts = Vec::new();
         for ((process, thread), engine) in engines.part_distances {
             let thread = (self.by == CurveScope::Thread).then_some(thread);
-            let is_in_part = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
+            let is_in_part = |t: &ThreadTotals| {
+                t.process == process && thread.is_none_or(|thread| t.thread == thread)
+            };
             let part_totals = PartTotals::for_part(totals.as_ref(), instructions_known, is_in_part);
-            let counts = curve_counts(&engine.finish()?.into(), part_totals, sizes, self.line_bytes);
-            parts.push(MrcPart { process: Some(process), thread, counted: counts });
+            let counts = curve_counts(
+                &engine.finish()?.into(),
+                part_totals,
+                sizes,
+                self.line_bytes,
+            );
+            parts.push(MrcPart {
+                process: Some(process),
+                thread,
+                counted: counts,
+            });
         }
         let part_totals = PartTotals::from_totals(totals.as_ref(), instructions_known);
         let curve = curve_counts(&distances, part_totals, sizes, self.line_bytes);
@@ -251,18 +302,29 @@ impl Mrc {
             reach_bytes: bursts.reach_lines * u64::from(self.line_bytes),
             error: max_error(&curve),
         });
-        Ok(MrcResult { file: self.file.clone(), line_bytes: self.line_bytes, all: curve, sampled: None, bursts, parts })
+        Ok(MrcResult {
+            file: self.file.clone(),
+            line_bytes: self.line_bytes,
+            all: curve,
+            sampled: None,
+            bursts,
+            parts,
+        })
     }
 }
 
 /// Returns the largest error of a point; `None` if a point has none.
 fn max_error(counts: &CurveCounts) -> Option<f64> {
     let errors = counts.curve.iter().map(|point| point.miss_ratio_error);
-    errors.collect::<Option<Vec<f64>>>().map(|errors| errors.into_iter().fold(0.0, f64::max))
+    errors
+        .collect::<Option<Vec<f64>>>()
+        .map(|errors| errors.into_iter().fold(0.0, f64::max))
 }
 
 fn error_bar(error: Option<f64>, unknown_reason: &str) -> String {
-    error.map_or(format!("unknown: {unknown_reason}"), |error| format!("±{} at most", format_percent(error, 2)))
+    error.map_or(format!("unknown: {unknown_reason}"), |error| {
+        format!("±{} at most", format_percent(error, 2))
+    })
 }
 
 fn render(result: &MrcResult, session: &Session) -> String {
@@ -286,11 +348,24 @@ fn render(result: &MrcResult, session: &Session) -> String {
     let has_mpki = result.all.curve.iter().all(|point| point.mpki.is_some());
     let curve_line = |name: &str, counts: &CurveCounts| CurveLine {
         name: name.to_string(),
-        points: counts.curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect(),
+        points: counts
+            .curve
+            .iter()
+            .map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0)))
+            .collect(),
     };
     let mut lines = vec![curve_line("all", &result.all)];
-    lines.extend(result.parts.iter().map(|part| curve_line(&part_name(part), &part.counted)));
-    let label = if has_mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
+    lines.extend(
+        result
+            .parts
+            .iter()
+            .map(|part| curve_line(&part_name(part), &part.counted)),
+    );
+    let label = if has_mpki {
+        "misses per 1000 instructions"
+    } else {
+        "misses, % of accesses"
+    };
     text.push_str(&curve_picture(&lines, label, session.paint()));
     text.push('\n');
     text.push_str(&curve_table(&result.all));
@@ -311,9 +386,15 @@ fn part_name(part: &MrcPart) -> String {
 }
 
 fn summary_line(name: &str, counts: &CurveCounts) -> String {
-    let program_text = counts.program_accesses.map(|n| format!(" of {} by the program", format_count(n)));
-    let instructions_text = counts.instructions.map(|n| format!(", {} instructions", format_count(n)));
-    let lines_text = counts.cold.map(|n| format!(", {} distinct lines", format_count(n)));
+    let program_text = counts
+        .program_accesses
+        .map(|n| format!(" of {} by the program", format_count(n)));
+    let instructions_text = counts
+        .instructions
+        .map(|n| format!(", {} instructions", format_count(n)));
+    let lines_text = counts
+        .cold
+        .map(|n| format!(", {} distinct lines", format_count(n)));
     format!(
         "{name}: {} accesses{}{}{}\n",
         format_count(counts.accesses),
@@ -329,7 +410,10 @@ fn curve_table(counts: &CurveCounts) -> String {
         table.add_row([
             format_size(point.bytes),
             format_percent(point.miss_ratio, 3),
-            point.miss_ratio_error.map(|error| format_percent(error, 3)).unwrap_or_default(),
+            point
+                .miss_ratio_error
+                .map(|error| format_percent(error, 3))
+                .unwrap_or_default(),
             value_or_dash(point.mpki.map(format_number)),
         ]);
     }

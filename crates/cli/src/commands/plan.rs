@@ -95,27 +95,48 @@ struct CacheGroup {
 /// Forecasts the groups of the plan's caches, all at once if the model knows the machine's memory bandwidth. Otherwise, each
 /// cache with at least two programs is forecast alone. Caches on which programs share a CPU are left out, because such
 /// programs do not run all the time.
-fn forecast_groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
-    let mut caches: Vec<Option<CacheId>> = placement.programs.iter().map(|program| program.cache).collect();
+fn forecast_groups(
+    prediction: &Prediction,
+    placement: &Placement,
+) -> anyhow::Result<Vec<CacheGroup>> {
+    let mut caches: Vec<Option<CacheId>> = placement
+        .programs
+        .iter()
+        .map(|program| program.cache)
+        .collect();
     caches.sort_unstable();
     caches.dedup();
     caches.retain(Option::is_some);
     let members_of = |cache: &Option<CacheId>| -> Vec<usize> {
-        (0..placement.programs.len()).filter(|&index| placement.programs[index].cache == *cache).collect()
+        (0..placement.programs.len())
+            .filter(|&index| placement.programs[index].cache == *cache)
+            .collect()
     };
     let has_own_cpu = |index: usize| placement.programs[index].shares_cpu_with.is_empty();
     if (0..placement.programs.len()).all(has_own_cpu) {
-        let cpus: Vec<CpuId> = placement.programs.iter().map(|program| program.cpu).collect();
+        let cpus: Vec<CpuId> = placement
+            .programs
+            .iter()
+            .map(|program| program.cpu)
+            .collect();
         let members_by_cache: Vec<Vec<usize>> = caches.iter().map(members_of).collect();
         if let Some(groups) = prediction.forecast_placement(&cpus, &members_by_cache)? {
-            return Ok(caches.into_iter().zip(groups).map(|(cache, group)| CacheGroup { cache, group }).collect());
+            return Ok(caches
+                .into_iter()
+                .zip(groups)
+                .map(|(cache, group)| CacheGroup { cache, group })
+                .collect());
         }
     }
     let mut groups = Vec::new();
     for cache in caches {
         let members = members_of(&cache);
         if members.iter().all(|&index| has_own_cpu(index)) {
-            groups.extend(prediction.forecast_group(&members)?.map(|group| CacheGroup { cache, group }));
+            groups.extend(
+                prediction
+                    .forecast_group(&members)?
+                    .map(|group| CacheGroup { cache, group }),
+            );
         }
     }
     Ok(groups)
@@ -134,8 +155,16 @@ const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
 /// Factor by which the phases of measured programs are stretched, as in `compare`.
 const PHASE_SCALE: f64 = 1000.0;
 fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
-    let PlannedRun { policy, seconds, share_in_force, decided_at, changes, refused, programs, decisions } =
-        result.planned;
+    let PlannedRun {
+        policy,
+        seconds,
+        share_in_force,
+        decided_at,
+        changes,
+        refused,
+        programs,
+        decisions,
+    } = result.planned;
     let mut text = format!(
         "{} under '{policy}': the plan in force for {:.0} % of the second half of {} nominal seconds\n",
         result.machine,
@@ -145,22 +174,42 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     if changes.is_empty() {
         text.push_str("  nothing is changed\n");
     }
-    changes.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
-    refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
+    changes
+        .iter()
+        .for_each(|line| text.push_str(&format!("  {line}\n")));
+    refused
+        .iter()
+        .for_each(|line| text.push_str(&format!("  refused: {line}\n")));
     text.push_str("\nslower than alone:\n");
     for program in programs {
-        let percent = |slowdown: Option<f64>| slowdown.map_or("unknown".to_string(), |s| format!("{:.1} %", 100.0 * s));
-        let (forecast, measured) = (percent(program.forecast_slowdown), percent(program.measured_slowdown));
-        text.push_str(&format!("  {}: {forecast} forecast, {measured} measured\n", program.program));
+        let percent = |slowdown: Option<f64>| {
+            slowdown.map_or("unknown".to_string(), |s| format!("{:.1} %", 100.0 * s))
+        };
+        let (forecast, measured) = (
+            percent(program.forecast_slowdown),
+            percent(program.measured_slowdown),
+        );
+        text.push_str(&format!(
+            "  {}: {forecast} forecast, {measured} measured\n",
+            program.program
+        ));
     }
     // Only the decision for this plan is printed, or the last report if nothing changed; the JSON output contains all.
     let report = match decided_at {
-        Some(decided_at) => decisions.iter().find(|report| report.seconds == *decided_at),
+        Some(decided_at) => decisions
+            .iter()
+            .find(|report| report.seconds == *decided_at),
         None => decisions.last(),
     };
     if let Some(report) = report {
-        text.push_str(&format!("\ndecided at {} s:\n", format_number(report.seconds)));
-        report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
+        text.push_str(&format!(
+            "\ndecided at {} s:\n",
+            format_number(report.seconds)
+        ));
+        report
+            .reasons
+            .iter()
+            .for_each(|reason| text.push_str(&format!("  {reason}\n")));
     }
     text
 }
@@ -186,13 +235,24 @@ impl PlanArgs {
         }
         let basis = self.basis(session)?;
         let (model, kind, placement, groups) = match &basis {
-            PlanBasis::Measured { names, costs } => {
-                ("measured", costs.kind, place(names, costs, costs, &machine.topology(), self.seed)?, Vec::new())
-            }
-            PlanBasis::Predicted { prediction, evaluation_costs: judge } => {
+            PlanBasis::Measured { names, costs } => (
+                "measured",
+                costs.kind,
+                place(names, costs, costs, &machine.topology(), self.seed)?,
+                Vec::new(),
+            ),
+            PlanBasis::Predicted {
+                prediction,
+                evaluation_costs: judge,
+            } => {
                 let placement = prediction.place(judge.as_ref(), self.seed)?;
                 let groups = forecast_groups(prediction, &placement)?;
-                (prediction.model.name(), judge.as_ref().unwrap_or(&prediction.costs).kind, placement, groups)
+                (
+                    prediction.model.name(),
+                    judge.as_ref().unwrap_or(&prediction.costs).kind,
+                    placement,
+                    groups,
+                )
             }
         };
         let search = match &basis {
@@ -203,37 +263,77 @@ impl PlanArgs {
         let result = PlanJson {
             machine: &machine.name,
             model,
-            evaluated_with: if self.slowdowns.is_some() { "measured" } else { model },
+            evaluated_with: if self.slowdowns.is_some() {
+                "measured"
+            } else {
+                model
+            },
             placement: &placement,
             groups,
-            goals: search.filter(|_| !self.goals.is_empty()).map(StaticPlanSearch::best_for_goals).transpose()?,
-            pareto: search.filter(|_| self.pareto).map(ParetoPlans::plan_search).transpose()?,
+            goals: search
+                .filter(|_| !self.goals.is_empty())
+                .map(StaticPlanSearch::best_for_goals)
+                .transpose()?,
+            pareto: search
+                .filter(|_| self.pareto)
+                .map(ParetoPlans::plan_search)
+                .transpose()?,
         };
         let describe = || {
             let picture = plan_result(&placement, &machine.name, model, kind);
             plan_boxes(&picture, session.paint())
-                + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)
-                + &result.pareto.as_ref().map_or(String::new(), ParetoPlans::describe)
+                + &result
+                    .goals
+                    .as_ref()
+                    .map_or(String::new(), GoalPlan::describe)
+                + &result
+                    .pareto
+                    .as_ref()
+                    .map_or(String::new(), ParetoPlans::describe)
         };
         session.print_result(self.json.json, &result, describe)
     }
 
     /// Prepares the search over plans with partitions; `None` if no option asks for it.
-    fn build_plan_search(&self, prediction: &Prediction) -> anyhow::Result<Option<StaticPlanSearch>> {
+    fn build_plan_search(
+        &self,
+        prediction: &Prediction,
+    ) -> anyhow::Result<Option<StaticPlanSearch>> {
         if self.goals.is_empty() && !self.pareto {
             return Ok(None);
         }
-        let SlowdownModel::Interval { timed: timed_programs, .. } = &prediction.model else {
-            let (option, model) = (if self.pareto { "--pareto" } else { "--goal" }, prediction.model.name());
-            return Err(UsageError(format!("{option}: found --model {model}, expected interval")).into());
+        let SlowdownModel::Interval {
+            timed: timed_programs,
+            ..
+        } = &prediction.model
+        else {
+            let (option, model) = (
+                if self.pareto { "--pareto" } else { "--goal" },
+                prediction.model.name(),
+            );
+            return Err(UsageError(format!(
+                "{option}: found --model {model}, expected interval"
+            ))
+            .into());
         };
         let timed_programs: Vec<_> = timed_programs.iter().map(AsRef::as_ref).collect();
-        StaticPlanSearch::new(&prediction.machine, prediction.program_names(), &timed_programs, &self.goals, self.seed)
-            .map(Some)
+        StaticPlanSearch::new(
+            &prediction.machine,
+            prediction.program_names(),
+            &timed_programs,
+            &self.goals,
+            self.seed,
+        )
+        .map(Some)
     }
 
     /// Runs a policy for some nominal minutes, and prints its decisions.
-    fn run_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
+    fn run_policy(
+        &self,
+        session: &Session,
+        machine: MachineSpec,
+        policy: &str,
+    ) -> anyhow::Result<()> {
         // An unknown name is refused before the recordings are timed, which takes seconds.
         check_policy(policy)?;
         let name = machine.name.clone();
@@ -250,27 +350,56 @@ impl PlanArgs {
         };
         let context = ExperimentContext::for_seed(self.seed, &stop);
         let planned_run = plan_under_policy(&context, &query, policy)?;
-        let result = PolicyPlanJson { machine: &name, planned: &planned_run };
+        let result = PolicyPlanJson {
+            machine: &name,
+            planned: &planned_run,
+        };
         session.print_result(self.json.json, &result, || render_policy_plan(&result))
     }
 
     fn basis(&self, session: &Session) -> anyhow::Result<PlanBasis> {
-        let measured_slowdowns =
-            self.slowdowns.as_ref().map(|path| load_measured_matrix(&path.display().to_string())).transpose()?;
+        let measured_slowdowns = self
+            .slowdowns
+            .as_ref()
+            .map(|path| load_measured_matrix(&path.display().to_string()))
+            .transpose()?;
         if let (Some(measured), None) = (&measured_slowdowns, &self.model) {
-            let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
+            let names = if self.programs.is_empty() {
+                measured.names.clone()
+            } else {
+                self.programs.clone()
+            };
             let load_costs = PairCosts::from_slowdowns(measured.slowdowns_of(&names)?);
-            return Ok(PlanBasis::Measured { names, costs: load_costs });
+            return Ok(PlanBasis::Measured {
+                names,
+                costs: load_costs,
+            });
         }
         if self.programs.is_empty() {
-            return Err(UsageError("--model: found no program, expected at least one".to_string()).into());
+            return Err(
+                UsageError("--model: found no program, expected at least one".to_string()).into(),
+            );
         }
         let model = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model, &self.timing)?;
+        let prediction = Prediction::new(
+            session,
+            &self.programs,
+            &self.machine.machine,
+            model,
+            &self.timing,
+        )?;
         let names = prediction.program_names();
-        let names: Vec<String> = names.iter().map(|name| name_without_number(name).to_string()).collect();
-        let measured_slowdowns = measured_slowdowns.map(|measured| measured.slowdowns_of(&names)).transpose()?;
+        let names: Vec<String> = names
+            .iter()
+            .map(|name| name_without_number(name).to_string())
+            .collect();
+        let measured_slowdowns = measured_slowdowns
+            .map(|measured| measured.slowdowns_of(&names))
+            .transpose()?;
         let evaluation_costs = measured_slowdowns.map(PairCosts::from_slowdowns);
-        Ok(PlanBasis::Predicted { prediction: Box::new(prediction), evaluation_costs })
+        Ok(PlanBasis::Predicted {
+            prediction: Box::new(prediction),
+            evaluation_costs,
+        })
     }
 }

@@ -1,7 +1,9 @@
 //! `cachemate predict`: predicts the slowdowns of programs that share a cache.
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
-use cachemate_report::text::{format_fixed, format_number, format_percent, format_size, value_or_dash};
+use cachemate_report::text::{
+    format_fixed, format_number, format_percent, format_size, value_or_dash,
+};
 use cachemate_report::{Align, CostTable, GroupForecast, PredictResult, ProgramSummary, Table};
 use clap::Args;
 
@@ -27,12 +29,23 @@ impl Predict {
         let result = PredictResult {
             machine: prediction.machine.name.clone(),
             cache: prediction.cache_summary(),
-            programs: prediction.programs.iter().map(|program| program.summary()).collect(),
+            programs: prediction
+                .programs
+                .iter()
+                .map(|program| program.summary())
+                .collect(),
             matrix: prediction.matrix(),
-            timing: timing_bases.map(|bases| bases.iter().map(|basis| basis.describe().to_string()).collect()),
+            timing: timing_bases.map(|bases| {
+                bases
+                    .iter()
+                    .map(|basis| basis.describe().to_string())
+                    .collect()
+            }),
             group: prediction.forecast_all()?,
         };
-        session.print_result(self.json.json, &result, || render(&result, &prediction, session.paint()))
+        session.print_result(self.json.json, &result, || {
+            render(&result, &prediction, session.paint())
+        })
     }
 }
 
@@ -51,7 +64,12 @@ fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> Stri
     text.push('\n');
     text.push_str(&matrix_picture(&result.matrix, paint));
     text.push_str(&interval_table(&result.matrix));
-    for (name, basis) in result.matrix.names.iter().zip(result.timing.iter().flatten()) {
+    for (name, basis) in result
+        .matrix
+        .names
+        .iter()
+        .zip(result.timing.iter().flatten())
+    {
         text.push_str(&format!("{name}: {basis}\n"));
     }
     if let Some(group) = &result.group {
@@ -63,16 +81,29 @@ fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> Stri
 
 /// Formats the 90 % intervals of a matrix; empty if the model has none.
 fn interval_table(matrix: &CostTable) -> String {
-    let (Some(low), Some(high)) = (&matrix.low, &matrix.high) else { return String::new() };
+    let (Some(low), Some(high)) = (&matrix.low, &matrix.high) else {
+        return String::new();
+    };
     let mut columns = vec![("90 % intervals, %", Align::Left)];
-    columns.extend(matrix.names.iter().map(|name| (name.as_str(), Align::Right)));
+    columns.extend(
+        matrix
+            .names
+            .iter()
+            .map(|name| (name.as_str(), Align::Right)),
+    );
     let mut table = Table::new(&columns);
     for (row, name) in matrix.names.iter().enumerate() {
         let cell = |column: usize| match (low[row][column], high[row][column]) {
-            (Some(low), Some(high)) => format!("{} to {}", format_fixed(low, 0), format_fixed(high, 0)),
+            (Some(low), Some(high)) => {
+                format!("{} to {}", format_fixed(low, 0), format_fixed(high, 0))
+            }
             _ => "-".to_string(),
         };
-        table.add_row(std::iter::once(name.clone()).chain((0..matrix.names.len()).map(cell)).collect::<Vec<String>>());
+        table.add_row(
+            std::iter::once(name.clone())
+                .chain((0..matrix.names.len()).map(cell))
+                .collect::<Vec<String>>(),
+        );
     }
     format!("\n{}", table.text())
 }
@@ -84,9 +115,14 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
     );
     for (summary, program) in programs.iter().zip(&prediction.programs) {
         let curve = program.curve();
-        let shown_points = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
+        let shown_points = curve
+            .iter()
+            .filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
         let values: Vec<Option<f64>> = shown_points.map(|point| point.mpki).collect();
-        let peak = values.iter().flatten().fold(0.0, |peak: f64, value| peak.max(*value));
+        let peak = values
+            .iter()
+            .flatten()
+            .fold(0.0, |peak: f64, value| peak.max(*value));
         table.add_row([
             summary.name.clone(),
             value_or_dash(summary.class.clone()),
@@ -94,24 +130,38 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
             value_or_dash((peak > 0.0).then(|| format_number(peak))),
             value_or_dash(summary.solo_mpki.map(format_number)),
             value_or_dash(summary.half_cache_mpki.map(format_number)),
-            value_or_dash(summary.lost_hits_share.map(|share| format_percent(share, 1))),
+            value_or_dash(
+                summary
+                    .lost_hits_share
+                    .map(|share| format_percent(share, 1)),
+            ),
         ]);
     }
     table.text()
 }
 
 fn group_table(group: &GroupForecast) -> String {
-    let ratio_text =
-        group.miss_ratio.map(|ratio| format!(", miss ratio {}", format_percent(ratio, 2))).unwrap_or_default();
-    let mut table = Table::from_header("program | > miss ratio | > MPKI alone | > MPKI in the group | > slowdown");
+    let ratio_text = group
+        .miss_ratio
+        .map(|ratio| format!(", miss ratio {}", format_percent(ratio, 2)))
+        .unwrap_or_default();
+    let mut table = Table::from_header(
+        "program | > miss ratio | > MPKI alone | > MPKI in the group | > slowdown",
+    );
     for member in &group.members {
-        let range = member.slowdown_interval.map_or(String::new(), |range| format!(" ({})", range.describe()));
+        let range = member
+            .slowdown_interval
+            .map_or(String::new(), |range| format!(" ({})", range.describe()));
         table.add_row([
             member.name.clone(),
             value_or_dash(member.miss_ratio.map(|ratio| format_percent(ratio, 2))),
             value_or_dash(member.solo_mpki.map(format_number)),
             value_or_dash(member.mpki.map(format_number)),
-            value_or_dash(member.slowdown_percent.map(|percent| format!("{} %{range}", format_fixed(percent, 1)))),
+            value_or_dash(
+                member
+                    .slowdown_percent
+                    .map(|percent| format!("{} %{range}", format_fixed(percent, 1))),
+            ),
         ]);
     }
     // The table of classes shows the recording's curve.
@@ -123,5 +173,8 @@ fn group_table(group: &GroupForecast) -> String {
         false => "",
     };
     let (method, count) = (&group.method, group.members.len());
-    format!("all {count} on one cache, with a CPU for each ({method}){ratio_text}\n{}{note}", table.text())
+    format!(
+        "all {count} on one cache, with a CPU for each ({method}){ratio_text}\n{}{note}",
+        table.text()
+    )
 }

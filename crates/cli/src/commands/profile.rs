@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{
-    escape_controls, format_count, format_count_of, format_number, format_percent, format_size, value_or_dash,
+    escape_controls, format_count, format_count_of, format_number, format_percent, format_size,
+    value_or_dash,
 };
 use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
@@ -30,7 +31,11 @@ pub struct ProfileArgs {
     #[command(subcommand)]
     action: Option<ProfileAction>,
     /// A recording, a profile file or the name of a bundled recording
-    #[arg(value_name = "FILE", required_unless_present = "command", conflicts_with = "command")]
+    #[arg(
+        value_name = "FILE",
+        required_unless_present = "command",
+        conflicts_with = "command"
+    )]
     file: Option<String>,
     /// Also measure LRU positions on this machine's shared cache
     #[arg(long, short, value_name = "MACHINE")]
@@ -60,8 +65,15 @@ impl ProfileArgs {
         if let Some(ProfileAction::Export(export)) = &self.action {
             return export.run(session);
         }
-        let machine = self.machine.as_deref().map(cachemate_spec::load_machine).transpose()?;
-        let target = machine.as_ref().map(ProfileTarget::from_machine).transpose()?;
+        let machine = self
+            .machine
+            .as_deref()
+            .map(cachemate_spec::load_machine)
+            .transpose()?;
+        let target = machine
+            .as_ref()
+            .map(ProfileTarget::from_machine)
+            .transpose()?;
         let (program, completeness) = match &self.file {
             Some(file) => {
                 self.check_output_free(&profile_name(file))?;
@@ -69,7 +81,10 @@ impl ProfileArgs {
             }
             None => self.record_and_load(session, target)?,
         };
-        let is_view = self.file.as_deref().is_some_and(|file| file.ends_with(".json"));
+        let is_view = self
+            .file
+            .as_deref()
+            .is_some_and(|file| file.ends_with(".json"));
         let output = self.output.clone().or_else(|| {
             let default_output = || PathBuf::from(format!("{}.profile.json", program.name));
             (!self.json.json && !is_view).then(default_output)
@@ -82,7 +97,12 @@ impl ProfileArgs {
         if self.file.is_some() {
             session.print_result(self.json.json, &program.file, render_profile)?;
         } else if !self.json.json || output.is_none() {
-            session.print_result_beside_programs(self.json.json, None, &program.file, render_profile)?;
+            session.print_result_beside_programs(
+                self.json.json,
+                None,
+                &program.file,
+                render_profile,
+            )?;
         }
         completeness
     }
@@ -91,7 +111,14 @@ impl ProfileArgs {
     fn check_output_free(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => refuse_existing(path, self.force),
-            None if self.json.json || self.file.as_deref().is_some_and(|file| file.ends_with(".json")) => Ok(()),
+            None if self.json.json
+                || self
+                    .file
+                    .as_deref()
+                    .is_some_and(|file| file.ends_with(".json")) =>
+            {
+                Ok(())
+            }
             None => refuse_existing(Path::new(&format!("{name}.profile.json")), self.force),
         }
     }
@@ -106,18 +133,25 @@ impl ProfileArgs {
         self.check_output_free(&name)?;
         let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         let recording = dir.path().join(format!("{name}.cmt"));
-        let recording_summary = self.record.record(session, &self.command, &recording, false)?;
-        session.note(&format!("{}: {}", self.command[0], recording_summary.recording_end));
+        let recording_summary = self
+            .record
+            .record(session, &self.command, &recording, false)?;
+        session.note(&format!(
+            "{}: {}",
+            self.command[0], recording_summary.recording_end
+        ));
         let recording_end = recording_summary.recording_end;
         let is_interrupted = recording_end == RecordingEnd::Interrupted;
         if is_interrupted {
             // Ctrl-C ended the program; its recording is still to be profiled.
             session.clear_interrupt();
         }
-        let (mut program, completeness) = load_partial(session, &recording.display().to_string(), target)?;
+        let (mut program, completeness) =
+            load_partial(session, &recording.display().to_string(), target)?;
         // The recording is deleted with its directory, so the profile names the command as its source.
         program.file.source.from = Some(self.command.join(" "));
-        let partial_profile_error = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
+        let partial_profile_error =
+            || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
         Ok((
             program,
             if is_interrupted {
@@ -131,40 +165,80 @@ impl ProfileArgs {
 
 /// Returns the name of the profile: `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
 fn profile_name(program: &str) -> String {
-    let file_name = Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    file_name.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
+    let file_name = Path::new(program)
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    file_name
+        .split('.')
+        .next()
+        .filter(|name| !name.is_empty())
+        .unwrap_or("program")
+        .to_string()
 }
 
-fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
+fn render(
+    program: &ProfiledInput,
+    cache_bytes: Option<u64>,
+    output: Option<&Path>,
+    session: &Session,
+) -> String {
     let file = &program.file;
     let summary = program.summary();
     let mut text = match (file.source.kind.as_str(), file.records) {
         (LIVE_SOURCE, None) => format!(
             "{}: measured while it ran{}\n",
             program.name,
-            file.source.from.as_deref().map(|host| format!(" on {}", escape_controls(host))).unwrap_or_default()
+            file.source
+                .from
+                .as_deref()
+                .map(|host| format!(" on {}", escape_controls(host)))
+                .unwrap_or_default()
         ),
         (_, records) => format!(
             "{}: {} accesses that reached the cache{}, {} instructions\n",
             program.name,
             value_or_dash(records.map(format_count)),
-            file.accesses.map(|n| format!(" of {} by the program", format_count(n))).unwrap_or_default(),
+            file.accesses
+                .map(|n| format!(" of {} by the program", format_count(n)))
+                .unwrap_or_default(),
             value_or_dash(file.instructions.map(format_count)),
         ),
     };
     let curve = program.curve();
     let has_mpki = curve.iter().all(|point| point.mpki.is_some());
-    let points = curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect();
-    let label = if has_mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
-    text.push_str(&curve_picture(&[CurveLine { name: program.name.clone(), points }], label, session.paint()));
+    let points = curve
+        .iter()
+        .map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0)))
+        .collect();
+    let label = if has_mpki {
+        "misses per 1000 instructions"
+    } else {
+        "misses, % of accesses"
+    };
+    text.push_str(&curve_picture(
+        &[CurveLine {
+            name: program.name.clone(),
+            points,
+        }],
+        label,
+        session.paint(),
+    ));
     if let Some(positions) = file.stack_positions.first() {
         text.push_str(&format!(
             "on {} {}-way: {}{} MPKI, {} of the hits lost with half of it\n",
             format_size(positions.size_bytes),
             positions.hits.len(),
-            summary.class.map(|class| format!("a {class}, ")).unwrap_or_default(),
+            summary
+                .class
+                .map(|class| format!("a {class}, "))
+                .unwrap_or_default(),
             value_or_dash(summary.solo_mpki.map(format_number)),
-            value_or_dash(summary.lost_hits_share.map(|share| format_percent(share, 1)))
+            value_or_dash(
+                summary
+                    .lost_hits_share
+                    .map(|share| format_percent(share, 1))
+            )
         ));
     }
     let footprint = cache_bytes.and_then(|bytes| KernelFootprint::from_profile(file, bytes));
@@ -172,10 +246,20 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
         text.push_str(&format!("on Linux 7.2 and later it {judged}\n"));
     }
     if let Some(intervals) = &file.intervals {
-        let phase_count = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);
-        let (phases_text, interval_count) =
-            (format_count_of(phase_count.into(), "phase"), intervals.every.len() as u64);
-        text.push_str(&format!("{phases_text} in {}\n", format_count_of(interval_count, "interval")));
+        let phase_count = intervals
+            .every
+            .iter()
+            .map(|interval| interval.phase)
+            .max()
+            .map_or(0, |last| last + 1);
+        let (phases_text, interval_count) = (
+            format_count_of(phase_count.into(), "phase"),
+            intervals.every.len() as u64,
+        );
+        text.push_str(&format!(
+            "{phases_text} in {}\n",
+            format_count_of(interval_count, "interval")
+        ));
     }
     if let Some(path) = output {
         text.push_str(&format!("wrote {}\n", path.display()));

@@ -53,7 +53,11 @@ const MAX_NAMED_SERVICES: usize = 12;
 
 impl ProfileExport {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let stored_path = self.state_dir.clone().unwrap_or_else(paths::state_dir).join(FILE_NAME);
+        let stored_path = self
+            .state_dir
+            .clone()
+            .unwrap_or_else(paths::state_dir)
+            .join(FILE_NAME);
         let stored_profiles = read_stored_profiles(&stored_path)
             .map_err(|error| anyhow::anyhow!("{}: {error}", stored_path.display()))?;
         if stored_profiles.is_empty() {
@@ -63,15 +67,22 @@ impl ProfileExport {
             );
         }
         let selected_profiles = self.select(&stored_profiles)?;
-        let host = cachemate_files::read_text_limited(Path::new("/etc/hostname"), 1 << 12).unwrap_or_default();
-        let files: Vec<ProfileFile> =
-            selected_profiles.iter().map(|stored| profile_file(stored, host.trim())).collect();
+        let host = cachemate_files::read_text_limited(Path::new("/etc/hostname"), 1 << 12)
+            .unwrap_or_default();
+        let files: Vec<ProfileFile> = selected_profiles
+            .iter()
+            .map(|stored| profile_file(stored, host.trim()))
+            .collect();
         if self.json.json {
             return session.print_result(true, &ExportJson { profiles: files }, String::new);
         }
-        let file_paths: Vec<PathBuf> =
-            file_names(&selected_profiles).into_iter().map(|name| self.output.join(name)).collect();
-        file_paths.iter().try_for_each(|path| refuse_existing(path, self.force))?;
+        let file_paths: Vec<PathBuf> = file_names(&selected_profiles)
+            .into_iter()
+            .map(|name| self.output.join(name))
+            .collect();
+        file_paths
+            .iter()
+            .try_for_each(|path| refuse_existing(path, self.force))?;
         let mut table = Table::from_header("service | program | known | file");
         for ((stored, file), path) in selected_profiles.iter().zip(&files).zip(&file_paths) {
             write_json(path, file, self.force)?;
@@ -86,14 +97,25 @@ impl ProfileExport {
     }
 
     /// Returns the profiles of the named services.
-    fn select<'a>(&self, stored_profiles: &'a [StoredServiceProfile]) -> anyhow::Result<Vec<&'a StoredServiceProfile>> {
+    fn select<'a>(
+        &self,
+        stored_profiles: &'a [StoredServiceProfile],
+    ) -> anyhow::Result<Vec<&'a StoredServiceProfile>> {
         let is_of = |stored: &StoredServiceProfile, word: &str| service_of(stored).is_named(word);
         for word in &self.services {
             if !stored_profiles.iter().any(|stored| is_of(stored, word)) {
-                let known_services: BTreeSet<String> =
-                    stored_profiles.iter().map(|stored| escape_controls(&service_of(stored).to_string())).collect();
-                let service_list = format_names(&known_services.into_iter().collect::<Vec<_>>(), MAX_NAMED_SERVICES);
-                bail!("SERVICE: found {}, expected one of the stored services: {service_list}", escape_controls(word));
+                let known_services: BTreeSet<String> = stored_profiles
+                    .iter()
+                    .map(|stored| escape_controls(&service_of(stored).to_string()))
+                    .collect();
+                let service_list = format_names(
+                    &known_services.into_iter().collect::<Vec<_>>(),
+                    MAX_NAMED_SERVICES,
+                );
+                bail!(
+                    "SERVICE: found {}, expected one of the stored services: {service_list}",
+                    escape_controls(word)
+                );
             }
         }
         let is_selected = |stored: &&StoredServiceProfile| {
@@ -111,7 +133,11 @@ fn service_of(stored: &StoredServiceProfile) -> ServiceIdentity {
 fn known_facts(stored: &StoredServiceProfile) -> String {
     let mut origins = Vec::new();
     stored.profile.list_origins("", 0, &mut origins);
-    origins.into_iter().map(|origin| origin.fact).collect::<Vec<_>>().join(", ")
+    origins
+        .into_iter()
+        .map(|origin| origin.fact)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn profile_file(stored: &StoredServiceProfile, host: &str) -> ProfileFile {
@@ -121,7 +147,10 @@ fn profile_file(stored: &StoredServiceProfile, host: &str) -> ProfileFile {
         from: Some(host.to_string()).filter(|host| !host.is_empty()),
         filter: None,
     };
-    ProfileFile { profile: stored.profile.clone(), ..ProfileFile::new(stored.key.program.clone(), source) }
+    ProfileFile {
+        profile: stored.profile.clone(),
+        ..ProfileFile::new(stored.key.program.clone(), source)
+    }
 }
 
 /// Returns a name for each file, from the service and the program; equal ones are numbered.
@@ -151,8 +180,17 @@ mod tests {
     use cachemate_core::{Profile, ProfileKey, ServiceKind};
 
     fn stored(kind: ServiceKind, service: &str, program: &str) -> StoredServiceProfile {
-        let key = ProfileKey { kind, service: service.into(), program: program.into(), image: None };
-        StoredServiceProfile { key, profile: Profile::default(), last_use: 1 }
+        let key = ProfileKey {
+            kind,
+            service: service.into(),
+            program: program.into(),
+            image: None,
+        };
+        StoredServiceProfile {
+            key,
+            profile: Profile::default(),
+            last_use: 1,
+        }
     }
 
     /// Does each program have a file of its own, whose name contains no path?
@@ -164,7 +202,11 @@ mod tests {
             stored(ServiceKind::Command, "../etc/x", "a b"),
         ];
         let names = file_names(&profiles.iter().collect::<Vec<_>>());
-        let expected = ["redis.service-redis-server", "redis.service-redis-server-2", "-etc-x-a-b"];
+        let expected = [
+            "redis.service-redis-server",
+            "redis.service-redis-server-2",
+            "-etc-x-a-b",
+        ];
         assert_eq!(names, expected.map(|stem| format!("{stem}.profile.json")));
     }
 }

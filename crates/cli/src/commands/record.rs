@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_report::text::{format_count, format_count_of, format_size};
-use cachemate_trace::{BurstSampling, ChildProcesses, L1Filter, Recorder, RecordingEnd, RecordingSummary};
+use cachemate_trace::{
+    BurstSampling, ChildProcesses, L1Filter, Recorder, RecordingEnd, RecordingSummary,
+};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -76,16 +78,25 @@ pub struct RecordArgs {
 
 /// Parses a time of at most ten days, in seconds.
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds_problem = || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
+    let seconds_problem =
+        || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
     let seconds: f64 = text.parse().map_err(|_| seconds_problem())?;
-    if (0.0..=864_000.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(seconds_problem()) }
+    if (0.0..=864_000.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(seconds_problem())
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Filter(Option<L1Filter>);
 
 fn parse_filter(text: &str) -> Result<Filter, String> {
-    if text == "none" { Ok(Filter(None)) } else { L1Filter::parse(text).map(|filter| Filter(Some(filter))) }
+    if text == "none" {
+        Ok(Filter(None))
+    } else {
+        L1Filter::parse(text).map(|filter| Filter(Some(filter)))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -139,7 +150,10 @@ impl RecordArgs {
         recorder.max_accesses = self.max_accesses;
         recorder.skip_time = self.skip_seconds;
         recorder.max_time = self.max_seconds;
-        recorder.bursts = self.burst_accesses.map(|accesses| BurstSampling { accesses, percent: self.burst_share });
+        recorder.bursts = self.burst_accesses.map(|accesses| BurstSampling {
+            accesses,
+            percent: self.burst_share,
+        });
         recorder.max_bytes = self.max_size.0;
         recorder.kill_at_max = self.kill_at_max;
         recorder.filter = self.l1.0;
@@ -164,12 +178,18 @@ impl RecordArgs {
 impl Record {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path: &PathBuf = &self.output.output;
-        let summary = self.options.record(session, &self.command, path, self.output.force)?;
+        let summary = self
+            .options
+            .record(session, &self.command, path, self.output.force)?;
         let result = RecordResult {
             file: path.display().to_string(),
             command: self.command.clone(),
             ended: summary.recording_end.to_string(),
-            exit_status: if let RecordingEnd::Exit(status) = summary.recording_end { Some(status) } else { None },
+            exit_status: if let RecordingEnd::Exit(status) = summary.recording_end {
+                Some(status)
+            } else {
+                None
+            },
             records: summary.totals.records,
             program_accesses: summary.totals.program_accesses,
             instructions: summary.totals.instructions,
@@ -179,9 +199,11 @@ impl Record {
         };
         session.print_result_beside_programs(self.json.json, None, &result, || render(&result))?;
         match summary.recording_end {
-            RecordingEnd::Interrupted => {
-                Err(InterruptedError(format!("{} keeps {} records", result.file, result.records)).into())
-            }
+            RecordingEnd::Interrupted => Err(InterruptedError(format!(
+                "{} keeps {} records",
+                result.file, result.records
+            ))
+            .into()),
             ended => program_result(ended),
         }
     }
@@ -206,10 +228,14 @@ pub fn program_result(recording_end: RecordingEnd) -> anyhow::Result<()> {
 }
 
 fn render(result: &RecordResult) -> String {
-    let access_text =
-        result.program_accesses.map(|n| format!(" of {} data accesses", format_count(n))).unwrap_or_default();
-    let instructions_text =
-        result.instructions.map(|n| format!(", {} instructions", format_count(n))).unwrap_or_default();
+    let access_text = result
+        .program_accesses
+        .map(|n| format!(" of {} data accesses", format_count(n)))
+        .unwrap_or_default();
+    let instructions_text = result
+        .instructions
+        .map(|n| format!(", {} instructions", format_count(n)))
+        .unwrap_or_default();
     format!(
         "{}: {}{access_text}{instructions_text}, {}, {}\nprogram: {}\n",
         result.file,

@@ -47,18 +47,30 @@ impl ReplayArgs {
             .policy
             .as_ref()
             .filter(|name| **name != recorded_policy.name)
-            .map(|name| PolicyConfig { name: name.clone(), parameters: String::new(), seed: recorded_policy.seed });
-        let policy_name =
-            other_policy.as_ref().map_or(&recorded_policy.name, |other_policy| &other_policy.name).clone();
+            .map(|name| PolicyConfig {
+                name: name.clone(),
+                parameters: String::new(),
+                seed: recorded_policy.seed,
+            });
+        let policy_name = other_policy
+            .as_ref()
+            .map_or(&recorded_policy.name, |other_policy| &other_policy.name)
+            .clone();
         let (mut same_plans, mut first_difference, mut relative_errors) = (0, None, Vec::new());
         let report_window = |replayed: ReplayedWindow| {
             match replayed.plan_difference {
                 None => same_plans += 1,
-                Some(difference) => first_difference = first_difference.take().or(Some((replayed.window, difference))),
+                Some(difference) => {
+                    first_difference = first_difference
+                        .take()
+                        .or(Some((replayed.window, difference)))
+                }
             }
             let missed_forecasts = replayed.forecast_errors_instr_per_cycle.into_iter();
             relative_errors.extend(
-                missed_forecasts.filter(|miss| miss.2 > 0.0).map(|miss| (miss.1.value - miss.2).abs() / miss.2),
+                missed_forecasts
+                    .filter(|miss| miss.2 > 0.0)
+                    .map(|miss| (miss.1.value - miss.2).abs() / miss.2),
             );
         };
         let windows = match replay(log, other_policy, report_window) {
@@ -73,7 +85,8 @@ impl ReplayArgs {
             windows,
             same_plans,
             first_difference,
-            mean_forecast_error: (forecasts > 0).then(|| relative_errors.iter().sum::<f64>() / forecasts as f64),
+            mean_forecast_error: (forecasts > 0)
+                .then(|| relative_errors.iter().sum::<f64>() / forecasts as f64),
             forecasts,
         };
         session.print_result(self.json.json, &result, || render(&result))
@@ -82,15 +95,25 @@ impl ReplayArgs {
 
 fn render(result: &ReplayJson) -> String {
     let mut table = Table::with_columns(" | ", "");
-    table.add_row(["recorded policy".to_string(), result.recorded_policy.clone()]);
+    table.add_row([
+        "recorded policy".to_string(),
+        result.recorded_policy.clone(),
+    ]);
     table.add_row(["replayed policy".to_string(), result.policy.clone()]);
     table.add_row(["windows".to_string(), result.windows.to_string()]);
     table.add_row(["same plans".to_string(), result.same_plans.to_string()]);
     if let Some((window, difference)) = &result.first_difference {
-        table.add_row(["first difference".to_string(), format!("window {window}: {difference}")]);
+        table.add_row([
+            "first difference".to_string(),
+            format!("window {window}: {difference}"),
+        ]);
     }
     if let Some(error) = result.mean_forecast_error {
-        let text = format!("{} over {} forecasts", cachemate_report::text::format_percent(error, 1), result.forecasts);
+        let text = format!(
+            "{} over {} forecasts",
+            cachemate_report::text::format_percent(error, 1),
+            result.forecasts
+        );
         table.add_row(["mean error of IPC forecasts".to_string(), text]);
     }
     table.text()

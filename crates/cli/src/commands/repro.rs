@@ -8,7 +8,8 @@ use anyhow::Context as _;
 use cachemate_report::Table;
 use cachemate_report::text::format_count_of;
 use cachemate_repro::{
-    Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html, select_experiments,
+    Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html,
+    select_experiments,
 };
 use cachemate_sweep::{JobRunner, Store};
 use clap::{Args, Subcommand};
@@ -99,8 +100,13 @@ impl Repro {
             self.runs.report_reuse(session);
             return Ok(());
         }
-        let experiments = select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
-        if let Some(dir) = self.output.as_deref().filter(|dir| !cachemate_files::path_exists(&dir.join(SWEEP))) {
+        let experiments =
+            select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
+        if let Some(dir) = self
+            .output
+            .as_deref()
+            .filter(|dir| !cachemate_files::path_exists(&dir.join(SWEEP)))
+        {
             prepare_output_dir(dir, self.force)?;
         }
         self.print_cost(session, &experiments);
@@ -109,17 +115,28 @@ impl Repro {
             Some(_) => self.run_swept(session, &experiments)?,
         };
         self.runs.report_reuse(session);
-        let report = self.build_report(if self.sample { findings.without_targets() } else { findings })?;
+        let report = self.build_report(if self.sample {
+            findings.without_targets()
+        } else {
+            findings
+        })?;
         if let Some(dir) = self.output.as_deref() {
             write_results(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
         session.print_result(self.json.json, &report, || render(&report.findings))?;
         if interrupted {
-            let note = format!("{} results were measured before that", report.findings.results.len());
+            let note = format!(
+                "{} results were measured before that",
+                report.findings.results.len()
+            );
             return Err(InterruptedError(note).into());
         }
-        anyhow::ensure!(failures.is_empty(), "experiments failed: {}", failures.join("; "));
+        anyhow::ensure!(
+            failures.is_empty(),
+            "experiments failed: {}",
+            failures.join("; ")
+        );
         Ok(())
     }
 
@@ -133,7 +150,9 @@ impl Repro {
     }
 
     fn build_report(&self, findings: Findings) -> anyhow::Result<ReproJson> {
-        let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
+        let date = OffsetDateTime::now_utc()
+            .replace_nanosecond(0)?
+            .format(&Rfc3339)?;
         Ok(ReproJson {
             command: self.command_line(),
             version: source_version(),
@@ -149,7 +168,10 @@ impl Repro {
             return;
         }
         let count = self.seeds().len();
-        let (hours, seeds) = (processor_hours(experiments, count), format_count_of(count as u64, "seed"));
+        let (hours, seeds) = (
+            processor_hours(experiments, count),
+            format_count_of(count as u64, "seed"),
+        );
         let cost = format!("about {hours:.1} processor hours for {seeds}");
         match self.engines.engine {
             None => session.note(&format!("{cost}; --quick shows less in a fraction of it")),
@@ -159,12 +181,24 @@ impl Repro {
     }
 
     fn request(&self) -> anyhow::Result<ReproRequest> {
-        if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::path_exists(Path::new(machine))) {
-            let problem = format!("--machine: found the file {file}; with --engine expected a machine's name");
+        if let Some(file) = self
+            .machine
+            .as_deref()
+            .filter(|machine| cachemate_files::path_exists(Path::new(machine)))
+        {
+            let problem = format!(
+                "--machine: found the file {file}; with --engine expected a machine's name"
+            );
             return Err(UsageError(problem).into());
         }
         let (mixes, machine) = (self.mixes, self.machine.clone());
-        Ok(ReproRequest { quick: self.is_short(), sample: self.sample, seeds: self.seeds(), mixes, machine })
+        Ok(ReproRequest {
+            quick: self.is_short(),
+            sample: self.sample,
+            seeds: self.seeds(),
+            mixes,
+            machine,
+        })
     }
 
     /// Runs the experiments on an engine, with the same findings as in this process; see [`crate::repro_sweep`].
@@ -173,7 +207,10 @@ impl Repro {
         session: &Session,
         experiments: &[Experiment],
     ) -> anyhow::Result<(Findings, Vec<String>, bool)> {
-        let dir = self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
+        let dir = self
+            .output
+            .as_deref()
+            .ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let request = self.request()?;
         let store = Arc::new(Store::create(&dir.join(SWEEP))?);
         use_store_dir(&store.path().join(SHARED_RUNS_DIR));
@@ -187,10 +224,19 @@ impl Repro {
                 return Ok((findings, failures, stop.load(Ordering::Relaxed)));
             }
             // Tasks that an earlier command abandoned are retried.
-            tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
+            tasks
+                .iter()
+                .try_for_each(|task| store.forget_attempts(task.id))?;
             let manifest = waves.manifest();
             store.write_manifest(&manifest)?;
-            let summary = self.engines.drive_tasks(session, &store, &manifest, &tasks, &job_runner, self.json.json)?;
+            let summary = self.engines.drive_tasks(
+                session,
+                &store,
+                &manifest,
+                &tasks,
+                &job_runner,
+                self.json.json,
+            )?;
             let missing_count = summary.missing.len();
             let engine = self.engines.name();
             anyhow::ensure!(
@@ -203,23 +249,39 @@ impl Repro {
 
     fn run_mixes(&self, session: &Session) -> anyhow::Result<()> {
         if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() {
-            anyhow::bail!(UsageError("mixes run by themselves and print a table; use --json for a file".to_string()));
+            anyhow::bail!(UsageError(
+                "mixes run by themselves and print a table; use --json for a file".to_string()
+            ));
         }
         let mix_count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });
         let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
-        super::mixes::run_mixes(session, self.is_short(), self.seed, mix_count as u32, machine, self.json.json)
+        super::mixes::run_mixes(
+            session,
+            self.is_short(),
+            self.seed,
+            mix_count as u32,
+            machine,
+            self.json.json,
+        )
     }
 
     /// Returns findings, failures with their reasons, and whether the user stopped the command. A failed experiment
     /// does not affect others: its ids are missing, with the reason, and the command exits with 1.
-    fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
+    fn run_all(
+        &self,
+        session: &Session,
+        experiments: &[Experiment],
+    ) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("repro", Some(experiments.len() as u64));
-        let mut findings = Findings { results: Vec::new() };
+        let mut findings = Findings {
+            results: Vec::new(),
+        };
         let mut failures = Vec::new();
         for experiment in experiments {
             bar.set_message(experiment.ids.join(", "));
-            let report_stage = |stage: &str| bar.set_message(format!("{}: {stage}", experiment.ids.join(", ")));
+            let report_stage =
+                |stage: &str| bar.set_message(format!("{}: {stage}", experiment.ids.join(", ")));
             let context = ExperimentContext {
                 quick: self.is_short(),
                 sample: self.sample,
@@ -233,15 +295,27 @@ impl Repro {
             let meter = CostMeter::start();
             match (experiment.run)(&context) {
                 Ok(mut new_findings) => {
-                    meter.finish(experiment, form_name(self.quick, self.sample), context.seeds.len());
+                    meter.finish(
+                        experiment,
+                        form_name(self.quick, self.sample),
+                        context.seeds.len(),
+                    );
                     findings.results.append(&mut new_findings);
                 }
                 Err(ReproError::Interrupted) => return Ok((findings, failures, true)),
                 Err(error) => {
                     failures.push(format!("{}: {error}", experiment.ids.join(", ")));
-                    let failed_finding =
-                        |id: &&str| Finding::from_failure(id, experiment.title, &context.seeds, &error.to_string());
-                    findings.results.extend(experiment.ids.iter().map(failed_finding));
+                    let failed_finding = |id: &&str| {
+                        Finding::from_failure(
+                            id,
+                            experiment.title,
+                            &context.seeds,
+                            &error.to_string(),
+                        )
+                    };
+                    findings
+                        .results
+                        .extend(experiment.ids.iter().map(failed_finding));
                 }
             }
             bar.inc(1);
@@ -256,8 +330,15 @@ impl Repro {
             (_, true) => " --sample",
             _ => "",
         };
-        let seeds_option = self.seeds.map(|seeds| format!(" --seeds {seeds}")).unwrap_or_default();
-        format!("cachemate repro {}{form_option} --seed {}{seeds_option}", self.ids.join(" "), self.seed)
+        let seeds_option = self
+            .seeds
+            .map(|seeds| format!(" --seeds {seeds}"))
+            .unwrap_or_default();
+        format!(
+            "cachemate repro {}{form_option} --seed {}{seeds_option}",
+            self.ids.join(" "),
+            self.seed
+        )
     }
 }
 
@@ -281,7 +362,13 @@ fn render(findings: &Findings) -> String {
             Some(verdict) => verdict.name(),
             None => "",
         };
-        let cells = [&finding.id, &finding.title, &finding.paper, &finding.target.describe(), &format_value(finding)];
+        let cells = [
+            &finding.id,
+            &finding.title,
+            &finding.paper,
+            &finding.target.describe(),
+            &format_value(finding),
+        ];
         table.add_row(cells.into_iter().cloned().chain([verdict.to_string()]));
     }
     let notes: Vec<String> = findings
@@ -298,7 +385,12 @@ fn format_value(finding: &Finding) -> String {
     match (finding.measured, finding.spread) {
         (None, _) => "–".to_string(),
         (Some(value), None) => format!("{} {}", number_text(value), finding.unit),
-        (Some(value), Some(spread)) => format!("{} ± {} {}", number_text(value), number_text(spread), finding.unit),
+        (Some(value), Some(spread)) => format!(
+            "{} ± {} {}",
+            number_text(value),
+            number_text(spread),
+            finding.unit
+        ),
     }
 }
 
@@ -318,7 +410,8 @@ struct ReproJson {
 fn write_results(dir: &Path, report: &ReproJson) -> anyhow::Result<()> {
     let write_file = |name: &str, text: &str| {
         let path = dir.join(name);
-        cachemate_files::replace(&path, text.as_bytes()).with_context(|| format!("{}: cannot write", path.display()))
+        cachemate_files::replace(&path, text.as_bytes())
+            .with_context(|| format!("{}: cannot write", path.display()))
     };
     let findings = &report.findings;
     for figure in findings.results.iter().flat_map(|finding| &finding.figures) {

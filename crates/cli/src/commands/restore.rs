@@ -53,8 +53,10 @@ struct RestoreJson {
 impl RestoreJson {
     fn add_report(&mut self, report: &RecoveryReport) {
         self.add_account(&report.restored_objects);
-        self.kept.extend(report.removal_error.as_ref().map(ToString::to_string));
-        self.damaged.extend(report.damage.as_ref().map(ToString::to_string));
+        self.kept
+            .extend(report.removal_error.as_ref().map(ToString::to_string));
+        self.damaged
+            .extend(report.damage.as_ref().map(ToString::to_string));
     }
 
     fn add_account(&mut self, account: &[RestoredObject]) {
@@ -63,10 +65,12 @@ impl RestoreJson {
                 RestoreOutcome::Restored => self.restored += 1,
                 RestoreOutcome::Unchanged => self.unchanged += 1,
                 RestoreOutcome::Gone => self.gone += 1,
-                RestoreOutcome::ChangedByOther(current_value) => {
-                    self.changed_by_others.push(format!("{:?} is {current_value}", restored_object.object))
-                }
-                RestoreOutcome::Failed(reason) => self.failed.push(format!("{:?}: {reason}", restored_object.object)),
+                RestoreOutcome::ChangedByOther(current_value) => self
+                    .changed_by_others
+                    .push(format!("{:?} is {current_value}", restored_object.object)),
+                RestoreOutcome::Failed(reason) => self
+                    .failed
+                    .push(format!("{:?}: {reason}", restored_object.object)),
             }
         }
     }
@@ -77,34 +81,57 @@ impl RestoreJson {
                     restores the host and removes the journal\n"
                 .to_string();
         }
-        let mut text =
-            format!("{} restored, {} were unchanged, {} no longer exist\n", self.restored, self.unchanged, self.gone);
-        self.orphans.iter().for_each(|line| text.push_str(&format!("{line}\n")));
-        self.changed_by_others
+        let mut text = format!(
+            "{} restored, {} were unchanged, {} no longer exist\n",
+            self.restored, self.unchanged, self.gone
+        );
+        self.orphans
             .iter()
-            .for_each(|line| text.push_str(&format!("left as it is, changed by another program: {line}\n")));
-        self.failed.iter().for_each(|line| text.push_str(&format!("not restored: {line}\n")));
-        self.damaged.iter().for_each(|line| text.push_str(&format!("{line}\n")));
-        self.kept
+            .for_each(|line| text.push_str(&format!("{line}\n")));
+        self.changed_by_others.iter().for_each(|line| {
+            text.push_str(&format!(
+                "left as it is, changed by another program: {line}\n"
+            ))
+        });
+        self.failed
             .iter()
-            .for_each(|line| text.push_str(&format!("restored, but the journal could not be removed: {line}\n")));
+            .for_each(|line| text.push_str(&format!("not restored: {line}\n")));
+        self.damaged
+            .iter()
+            .for_each(|line| text.push_str(&format!("{line}\n")));
+        self.kept.iter().for_each(|line| {
+            text.push_str(&format!(
+                "restored, but the journal could not be removed: {line}\n"
+            ))
+        });
         text
     }
 
     /// Restores from the journal of one locked directory. An unusable journal does not prevent restoring from others.
     fn restore(&mut self, dir: &Path) {
-        match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
+        match restore_left_behind(
+            &LinuxHost::new("/").with_owners(GroupOwners::default()),
+            dir,
+        ) {
             Ok(report) => self.add_report(&report),
             Err(error) => self.failed.push(error.to_string()),
         }
-        let already_listed =
-            |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
+        let already_listed = |path: &PathBuf| {
+            self.damaged
+                .iter()
+                .any(|line| line.starts_with(&path.display().to_string()))
+        };
         match journal::find_quarantined(dir) {
             Ok(quarantined_paths) => {
-                let earlier_files: Vec<PathBuf> =
-                    quarantined_paths.into_iter().filter(|path| !already_listed(path)).collect();
-                self.damaged
-                    .extend(earlier_files.iter().map(|path| format!("{}: quarantined earlier", path.display())));
+                let earlier_files: Vec<PathBuf> = quarantined_paths
+                    .into_iter()
+                    .filter(|path| !already_listed(path))
+                    .collect();
+                self.damaged.extend(
+                    earlier_files
+                        .iter()
+                        .map(|path| format!("{}: quarantined earlier", path.display())),
+                );
             }
             Err(error) => self.failed.push(format!("{}: {error}", dir.display())),
         }
@@ -118,24 +145,37 @@ impl RestoreArgs {
         let dirs = state_dirs(&state_dir)?;
         // The default directory is missing if nothing was ever changed; a named one, if its name is wrong.
         if dirs.is_empty() && self.state_dir.is_some() {
-            bail!("{}: no such directory, expected the one with the restore journal", state_dir.display());
+            bail!(
+                "{}: no such directory, expected the one with the restore journal",
+                state_dir.display()
+            );
         }
         for dir in dirs {
             match DaemonLock::acquire_within(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
-                    bail!("a daemon holds {}: stop it, and it restores the host itself", dir.display());
+                    bail!(
+                        "a daemon holds {}: stop it, and it restores the host itself",
+                        dir.display()
+                    );
                 }
                 Ok(None) => {} // a run is in progress
                 Err(error) => result.failed.push(error.to_string()),
             }
         }
         for orphan in resctrl::groups::remove_orphans_if_mounted(&LinuxHost::new("/")) {
-            let list = if orphan.error.is_some() { &mut result.failed } else { &mut result.orphans };
+            let list = if orphan.error.is_some() {
+                &mut result.failed
+            } else {
+                &mut result.orphans
+            };
             list.push(orphan.to_string());
         }
         session.print_result(self.json.json, &result, || result.render())?;
-        match (result.failed.len(), result.damaged.len() + result.kept.len()) {
+        match (
+            result.failed.len(),
+            result.damaged.len() + result.kept.len(),
+        ) {
             (0, 0) => Ok(()),
             (0, _) => bail!("inspect the damaged journal, then remove it"),
             (failed, _) => bail!("{failed} objects could not be restored; the journal is kept"),
@@ -149,10 +189,18 @@ fn state_dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![state_dir.to_path_buf()];
     let read_run_dirs = || -> io::Result<Vec<PathBuf>> {
         let is_run_dir = |path: &PathBuf| {
-            let has_run_name = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"));
-            has_run_name && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
+            let has_run_name = path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("run-"));
+            has_run_name
+                && path
+                    .symlink_metadata()
+                    .is_ok_and(|metadata| metadata.is_dir())
         };
-        Ok(cachemate_files::list_dir(state_dir)?.into_iter().filter(is_run_dir).collect())
+        Ok(cachemate_files::list_dir(state_dir)?
+            .into_iter()
+            .filter(is_run_dir)
+            .collect())
     };
     match read_run_dirs() {
         Ok(run_dirs) => dirs.extend(run_dirs),

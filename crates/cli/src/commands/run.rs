@@ -65,7 +65,12 @@ pub struct RunArgs {
     #[arg(long, requires = "output")]
     force: bool,
     /// CMD [ARG...] [::: CMD [ARG...]]...
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "COMMAND",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     commands: Vec<String>,
 }
 
@@ -119,16 +124,34 @@ struct RunOutcome {
 
 impl RunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let commands: Vec<Vec<String>> = self.commands.split(|word| word == ":::").map(<[String]>::to_vec).collect();
+        let commands: Vec<Vec<String>> = self
+            .commands
+            .split(|word| word == ":::")
+            .map(<[String]>::to_vec)
+            .collect();
         if commands.iter().any(Vec::is_empty) {
-            return Err(UsageError("found an empty command between ':::', expected CMD ::: CMD".into()).into());
+            return Err(UsageError(
+                "found an empty command between ':::', expected CMD ::: CMD".into(),
+            )
+            .into());
         }
-        if self.timeout.is_some_and(|seconds| !(seconds > 0.0 && seconds < 1e6)) || self.window_ms == 0 {
+        if self
+            .timeout
+            .is_some_and(|seconds| !(seconds > 0.0 && seconds < 1e6))
+            || self.window_ms == 0
+        {
             return Err(UsageError("--timeout and --window-ms must be above 0".into()).into());
         }
         let config = ManageConfig {
-            mode: if self.observe_only || self.dry_run { ManageMode::Observe } else { ManageMode::Act },
-            policy: Some(PolicyChoice { name: self.policy.clone(), parameters: self.parameters.parse()? }),
+            mode: if self.observe_only || self.dry_run {
+                ManageMode::Observe
+            } else {
+                ManageMode::Act
+            },
+            policy: Some(PolicyChoice {
+                name: self.policy.clone(),
+                parameters: self.parameters.parse()?,
+            }),
             window_ms: Some(self.window_ms),
             ..ManageConfig::default()
         };
@@ -138,7 +161,8 @@ impl RunArgs {
         }
         let state_dir = RunStateDir::new()?;
         let host = host::survey_host(false)?;
-        let (mut managed_exits, mut unmanaged_exits, mut last_outcome) = (Vec::new(), Vec::new(), None);
+        let (mut managed_exits, mut unmanaged_exits, mut last_outcome) =
+            (Vec::new(), Vec::new(), None);
         for round in 0..self.compare.unwrap_or(1) {
             // The order alternates between rounds, so that drifts of the host affect both kinds of runs alike.
             let run_kinds: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
@@ -147,8 +171,12 @@ impl RunArgs {
                 (true, false) => &[true, false],
             };
             for &is_managed in run_kinds {
-                let outcome =
-                    self.run_once(session, &commands, is_managed.then_some((&host, &config)), &state_dir.0)?;
+                let outcome = self.run_once(
+                    session,
+                    &commands,
+                    is_managed.then_some((&host, &config)),
+                    &state_dir.0,
+                )?;
                 if is_managed {
                     managed_exits.push(outcome.exits.clone());
                     last_outcome = Some(outcome);
@@ -158,7 +186,11 @@ impl RunArgs {
             }
         }
         let programs = commands.iter().enumerate().map(|(index, command)| {
-            let exits_of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(index).cloned()).collect();
+            let exits_of = |runs: &[Vec<ProgramExit>]| {
+                runs.iter()
+                    .filter_map(|run| run.get(index).cloned())
+                    .collect()
+            };
             compare_program(
                 command.join(" "),
                 exits_of(&managed_exits),
@@ -177,7 +209,9 @@ impl RunArgs {
             dry_run: last_run.dry_run,
         };
         let output = self.output.as_deref().map(|path| (path, self.force));
-        session.print_result_beside_programs(self.json.json, output, &result, || self.render(&result))?;
+        session.print_result_beside_programs(self.json.json, output, &result, || {
+            self.render(&result)
+        })?;
         check_exits(&result.programs)
     }
 
@@ -198,13 +232,22 @@ impl RunArgs {
         let progress_path = state_dir.join("progress");
         let deadline = self.timeout.map(Duration::from_secs_f64);
         // Programs wait until cachemate has started, because its start-up time must not affect the comparison.
-        let programs = ProgramGroup::start(commands, &progress_path, deadline, stop.clone(), is_over.clone())?;
+        let programs = ProgramGroup::start(
+            commands,
+            &progress_path,
+            deadline,
+            stop.clone(),
+            is_over.clone(),
+        )?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut missing_evidence: Vec<String> = Vec::new();
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
         if let Some((host, config)) = management {
-            let pid_rule =
-                |&pid| ManageRule { pid: Some(pid), action: ManageAction::Manage(None), ..ManageRule::default() };
+            let pid_rule = |&pid| ManageRule {
+                pid: Some(pid),
+                action: ManageAction::Manage(None),
+                ..ManageRule::default()
+            };
             let options = LiveRunOptions {
                 config: config.clone(),
                 rules: programs.pids.iter().map(pid_rule).collect(),
@@ -215,15 +258,24 @@ impl RunArgs {
                 stop: is_over,
                 wake: Arc::default(),
             };
-            let host::LiveRun { control_loop: mut live, header, missing_evidence: missing } =
-                host::build_live_run(host, &options)?;
+            let host::LiveRun {
+                control_loop: mut live,
+                header,
+                missing_evidence: missing,
+            } = host::build_live_run(host, &options)?;
             programs.release();
             missing_evidence = missing.iter().map(ToString::to_string).collect();
-            let mut status_tracker = cachemate_daemon::status::StatusTracker::new(header.pipeline.predictor);
+            let mut status_tracker =
+                cachemate_daemon::status::StatusTracker::new(header.pipeline.predictor);
             let loop_result = loop {
                 match live.step() {
                     Ok(Some(record)) => {
-                        status_tracker.observe(&record, &live.machine, &host.topology, live.profiles());
+                        status_tracker.observe(
+                            &record,
+                            &live.machine,
+                            &host.topology,
+                            live.profiles(),
+                        );
                         if let Some(dry_run) = &mut dry_run {
                             dry_run.observe(&record, live.machine.planned_changes());
                         }
@@ -243,26 +295,50 @@ impl RunArgs {
             let restored_objects = live.machine.restore_all()?;
             loop_result?;
             report_failures(&restored_objects, &|message| session.warn(message))?;
-            decisions = status_tracker.status.decisions.iter().map(|decision| decision.reason.clone()).collect();
-            refused =
-                status_tracker.status.refused_plan.iter().chain(&status_tracker.status.refused).cloned().collect();
+            decisions = status_tracker
+                .status
+                .decisions
+                .iter()
+                .map(|decision| decision.reason.clone())
+                .collect();
+            refused = status_tracker
+                .status
+                .refused_plan
+                .iter()
+                .chain(&status_tracker.status.refused)
+                .cloned()
+                .collect();
         }
         programs.release();
         let exits = programs.into_exits();
         if stop.load(Ordering::Relaxed) {
-            return Err(InterruptedError("the programs were killed and the host was restored".into()).into());
+            return Err(InterruptedError(
+                "the programs were killed and the host was restored".into(),
+            )
+            .into());
         }
-        Ok(RunOutcome { exits, decisions, refused, missing_evidence, dry_run })
+        Ok(RunOutcome {
+            exits,
+            decisions,
+            refused,
+            missing_evidence,
+            dry_run,
+        })
     }
 
     fn render(&self, result: &RunJson) -> String {
-        let mode = if self.observe_only { "observed" } else { "managed" };
+        let mode = if self.observe_only {
+            "observed"
+        } else {
+            "managed"
+        };
         let mut table = Table::from_header(&format!(
             "program | by | > {mode} | quartiles | > unmanaged | quartiles | > speed ratio"
         ));
         let number_or_dash = |value: Option<f64>| value_or_dash(value.map(format_number));
         let spread_text = |spread: Option<(f64, f64)>| {
-            let range_text = |(low, high)| format!("{}..{}", format_number(low), format_number(high));
+            let range_text =
+                |(low, high)| format!("{}..{}", format_number(low), format_number(high));
             value_or_dash(spread.map(range_text))
         };
         for program in &result.programs {
@@ -273,8 +349,14 @@ impl RunArgs {
                 spread_text(program.managed_spread),
                 number_or_dash(program.unmanaged_median),
                 spread_text(program.unmanaged_spread),
-                match (program.managed.iter().chain(&program.unmanaged).any(|exit| exit.timed_out), program.speed_ratio)
-                {
+                match (
+                    program
+                        .managed
+                        .iter()
+                        .chain(&program.unmanaged)
+                        .any(|exit| exit.timed_out),
+                    program.speed_ratio,
+                ) {
                     (true, None) => "timed out".to_string(),
                     _ if program.too_short_to_compare => "too short".to_string(),
                     (_, ratio) => value_or_dash(ratio.map(|ratio| format!("{ratio:.2}"))),
@@ -284,7 +366,11 @@ impl RunArgs {
         if let Some(dry_run) = &result.dry_run {
             return dry_run.render();
         }
-        let mode_text = if self.observe_only { ", only observing" } else { "" };
+        let mode_text = if self.observe_only {
+            ", only observing"
+        } else {
+            ""
+        };
         let mut text = format!("policy {}{mode_text}\n{}", result.policy, table.text());
         match self.compare {
             None => text.push_str("--compare N also runs them unmanaged\n"),
@@ -296,15 +382,33 @@ impl RunArgs {
         if result.decisions.is_empty() {
             text.push_str("the policy decided nothing\n");
         }
-        if result.programs.iter().any(|program| program.too_short_to_compare) {
-            let (windows, seconds) = (MIN_COMPARED_WINDOWS, format_number(self.min_compared_seconds()));
+        if result
+            .programs
+            .iter()
+            .any(|program| program.too_short_to_compare)
+        {
+            let (windows, seconds) = (
+                MIN_COMPARED_WINDOWS,
+                format_number(self.min_compared_seconds()),
+            );
             text.push_str(&format!(
             "'too short': a comparison needs runs of at least {windows} windows ({seconds} s), because the first have no evidence\n"
         ));
         }
-        result.missing_evidence.iter().for_each(|missing| text.push_str(&format!("{missing}\n")));
-        result.decisions.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
-        result.refused.iter().take(5).for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
+        result
+            .missing_evidence
+            .iter()
+            .for_each(|missing| text.push_str(&format!("{missing}\n")));
+        result
+            .decisions
+            .iter()
+            .take(8)
+            .for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
+        result
+            .refused
+            .iter()
+            .take(5)
+            .for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
         text
     }
 }
@@ -326,7 +430,11 @@ impl RunStateDir {
 impl Drop for RunStateDir {
     fn drop(&mut self) {
         // A remaining journal lists objects that could not be restored; `cachemate restore` needs it.
-        if !cachemate_files::path_exists(&self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME)) {
+        if !cachemate_files::path_exists(
+            &self
+                .0
+                .join(cachemate_linux::safety::journal::Journal::FILE_NAME),
+        ) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }
@@ -334,15 +442,24 @@ impl Drop for RunStateDir {
 
 fn check_exits(programs: &[ProgramJson]) -> anyhow::Result<()> {
     let describe_failure = |program: &ProgramJson| {
-        program.managed.iter().chain(&program.unmanaged).find_map(|exit| match (exit.code, exit.signal) {
-            (Some(code), _) if code != 0 => Some(format!("'{}' (exit {code})", program.command)),
-            (_, Some(signal)) => Some(format!("'{}' (signal {signal})", program.command)),
-            _ if exit.timed_out && exit.work.is_none() => {
-                let seconds = format_number(exit.seconds);
-                Some(format!("'{}' (still running at the timeout, killed after {seconds} s)", program.command))
-            }
-            _ => None,
-        })
+        program
+            .managed
+            .iter()
+            .chain(&program.unmanaged)
+            .find_map(|exit| match (exit.code, exit.signal) {
+                (Some(code), _) if code != 0 => {
+                    Some(format!("'{}' (exit {code})", program.command))
+                }
+                (_, Some(signal)) => Some(format!("'{}' (signal {signal})", program.command)),
+                _ if exit.timed_out && exit.work.is_none() => {
+                    let seconds = format_number(exit.seconds);
+                    Some(format!(
+                        "'{}' (still running at the timeout, killed after {seconds} s)",
+                        program.command
+                    ))
+                }
+                _ => None,
+            })
     };
     let failures: Vec<String> = programs.iter().filter_map(describe_failure).collect();
     if !failures.is_empty() {
@@ -357,9 +474,16 @@ fn compare_program(
     unmanaged: Vec<ProgramExit>,
     min_compared_seconds: f64,
 ) -> ProgramJson {
-    let min_seconds = managed.iter().chain(&unmanaged).map(|exit| exit.seconds).fold(f64::INFINITY, f64::min);
+    let min_seconds = managed
+        .iter()
+        .chain(&unmanaged)
+        .map(|exit| exit.seconds)
+        .fold(f64::INFINITY, f64::min);
     let too_short_to_compare = !unmanaged.is_empty() && min_seconds < min_compared_seconds;
-    let compares_work = managed.iter().chain(&unmanaged).all(|exit| exit.work.is_some());
+    let compares_work = managed
+        .iter()
+        .chain(&unmanaged)
+        .all(|exit| exit.work.is_some());
     let figure_of = |exit: &ProgramExit| match exit.work {
         Some(work) if compares_work => work as f64 / exit.seconds,
         _ => exit.seconds,
@@ -369,17 +493,32 @@ fn compare_program(
         figures.sort_by(f64::total_cmp);
         figures
     };
-    let (managed_figures, unmanaged_figures) = (sorted_figures(&managed), sorted_figures(&unmanaged));
+    let (managed_figures, unmanaged_figures) =
+        (sorted_figures(&managed), sorted_figures(&unmanaged));
     let quartiles = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
-    let (managed_median, unmanaged_median) = (quantile(&managed_figures, 0.5), quantile(&unmanaged_figures, 0.5));
-    let has_all_figures = compares_work || !managed.iter().chain(&unmanaged).any(|exit| exit.timed_out);
+    let (managed_median, unmanaged_median) = (
+        quantile(&managed_figures, 0.5),
+        quantile(&unmanaged_figures, 0.5),
+    );
+    let has_all_figures =
+        compares_work || !managed.iter().chain(&unmanaged).any(|exit| exit.timed_out);
     let is_comparable = !too_short_to_compare && has_all_figures;
-    let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0 && is_comparable);
+    let ratio = managed_median
+        .zip(unmanaged_median)
+        .filter(|(a, b)| *a > 0.0 && *b > 0.0 && is_comparable);
     ProgramJson {
         command,
-        compared_by: if compares_work { "work_per_second" } else { "seconds" },
+        compared_by: if compares_work {
+            "work_per_second"
+        } else {
+            "seconds"
+        },
         speed_ratio: ratio.map(|(managed_figure, unmanaged_figure)| {
-            if compares_work { managed_figure / unmanaged_figure } else { unmanaged_figure / managed_figure }
+            if compares_work {
+                managed_figure / unmanaged_figure
+            } else {
+                unmanaged_figure / managed_figure
+            }
         }),
         managed_median,
         managed_spread: quartiles(&managed_figures),
@@ -404,38 +543,87 @@ mod tests {
     use super::*;
 
     fn successful_exit(seconds: f64, work: Option<u64>) -> ProgramExit {
-        ProgramExit { seconds, work, code: Some(0), signal: None, timed_out: false }
+        ProgramExit {
+            seconds,
+            work,
+            code: Some(0),
+            signal: None,
+            timed_out: false,
+        }
     }
 
     /// Is the ratio one of speeds, whether programs report work or not, and missing without a comparison?
     #[test]
     fn ratios_compare_speeds_and_are_missing_without_a_comparison() {
-        let by_time =
-            compare_program("x".into(), vec![successful_exit(1.0, None)], vec![successful_exit(2.0, None)], 1.0);
-        assert_eq!((by_time.speed_ratio, by_time.compared_by), (Some(2.0), "seconds"));
+        let by_time = compare_program(
+            "x".into(),
+            vec![successful_exit(1.0, None)],
+            vec![successful_exit(2.0, None)],
+            1.0,
+        );
+        assert_eq!(
+            (by_time.speed_ratio, by_time.compared_by),
+            (Some(2.0), "seconds")
+        );
         let by_work = compare_program(
             "x".into(),
             vec![successful_exit(2.0, Some(60))],
             vec![successful_exit(1.0, Some(10))],
             1.0,
         );
-        assert_eq!((by_work.speed_ratio, by_work.compared_by), (Some(3.0), "work_per_second"));
-        assert_eq!(compare_program("x".into(), vec![successful_exit(1.0, None)], Vec::new(), 1.0).speed_ratio, None);
-        let short =
-            compare_program("x".into(), vec![successful_exit(1.0, None)], vec![successful_exit(2.0, None)], 1.5);
-        assert_eq!((short.speed_ratio, short.too_short_to_compare), (None, true));
+        assert_eq!(
+            (by_work.speed_ratio, by_work.compared_by),
+            (Some(3.0), "work_per_second")
+        );
+        assert_eq!(
+            compare_program(
+                "x".into(),
+                vec![successful_exit(1.0, None)],
+                Vec::new(),
+                1.0
+            )
+            .speed_ratio,
+            None
+        );
+        let short = compare_program(
+            "x".into(),
+            vec![successful_exit(1.0, None)],
+            vec![successful_exit(2.0, None)],
+            1.5,
+        );
+        assert_eq!(
+            (short.speed_ratio, short.too_short_to_compare),
+            (None, true)
+        );
         assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), Some(3.0));
     }
 
     /// Does a program killed at the timeout fail and have no ratio, unless it reports work?
     #[test]
     fn a_killed_program_has_no_run_time() {
-        let killed = |work| ProgramExit { code: None, timed_out: true, ..successful_exit(3.0, work) };
-        let program = compare_program("sleep 30".into(), vec![killed(None)], vec![successful_exit(2.0, None)], 1.0);
+        let killed = |work| ProgramExit {
+            code: None,
+            timed_out: true,
+            ..successful_exit(3.0, work)
+        };
+        let program = compare_program(
+            "sleep 30".into(),
+            vec![killed(None)],
+            vec![successful_exit(2.0, None)],
+            1.0,
+        );
         assert_eq!(program.speed_ratio, None);
         let message = check_exits(&[program]).unwrap_err().to_string();
-        assert_eq!(message, "a program failed: 'sleep 30' (still running at the timeout, killed after 3 s)");
-        let program = compare_program("server".into(), vec![killed(Some(60))], vec![killed(Some(30))], 1.0);
+        assert_eq!(
+            message,
+            "a program failed: 'sleep 30' (still running at the timeout, killed after 3 s)"
+        );
+        let program = compare_program(
+            "server".into(),
+            vec![killed(Some(60))],
+            vec![killed(Some(30))],
+            1.0,
+        );
         assert_eq!(program.speed_ratio, Some(2.0));
         check_exits(&[program]).unwrap();
     }

@@ -108,7 +108,11 @@ impl Sim {
             session.note(&evidence.to_string());
         }
         let mut log = match &self.output {
-            Some(path) => Some(RunLogWriter::create(path, self.force, &pipeline.build_run_header(&machine))?),
+            Some(path) => Some(RunLogWriter::create(
+                path,
+                self.force,
+                &pipeline.build_run_header(&machine),
+            )?),
             None => None,
         };
         machine.set_first_window(pipeline.config().first_window);
@@ -152,7 +156,11 @@ impl Sim {
     ) -> anyhow::Result<()> {
         session.print_result(self.json.json, result, || render(result))?;
         if !result.complete {
-            return Err(InterruptedError(format!("{} windows were measured before that", result.windows)).into());
+            return Err(InterruptedError(format!(
+                "{} windows were measured before that",
+                result.windows
+            ))
+            .into());
         }
         Ok(())
     }
@@ -179,7 +187,9 @@ fn unchanged_message(policy: &str, windows: u64) -> String {
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
     let length_cycles = |length: cachemate_core::RunLimit| match length {
         cachemate_core::RunLimit::Cycles(cycles) => Some(cycles),
-        cachemate_core::RunLimit::Ns(ns) => Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64),
+        cachemate_core::RunLimit::Ns(ns) => {
+            Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64)
+        }
         _ => None,
     };
     Some(length_cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), length_cycles)?)
@@ -223,8 +233,9 @@ fn tasks_table(results: &RunResults) -> String {
             let misses = last_level.map_or(0, |level| level.misses);
             value_or_dash((misses > 0).then(|| format_percent(count as f64 / misses as f64, 0)))
         };
-        let stall_share =
-            |cycles: f64| value_or_dash((task.cycles > 0).then(|| format_percent(cycles / task.cycles as f64, 0)));
+        let stall_share = |cycles: f64| {
+            value_or_dash((task.cycles > 0).then(|| format_percent(cycles / task.cycles as f64, 0)))
+        };
         let stalls = &task.stall_cycles;
         table.add_row([
             task.task.0.to_string(),
@@ -233,7 +244,11 @@ fn tasks_table(results: &RunResults) -> String {
             format_count(task.instructions),
             value_or_dash(task.instructions_per_cycle.map(format_number)),
             value_or_dash(last_level.map(|level| format_count(level.references))),
-            value_or_dash(last_level.and_then(|level| level.miss_ratio()).map(|ratio| format_percent(ratio, 1))),
+            value_or_dash(
+                last_level
+                    .and_then(|level| level.miss_ratio())
+                    .map(|ratio| format_percent(ratio, 1)),
+            ),
             share_of_misses(last_level.map_or(0, |level| level.cold)),
             share_of_misses(last_level.map_or(0, |level| level.own)),
             share_of_misses(last_level.map_or(0, |level| level.inter_task)),
@@ -249,11 +264,12 @@ fn tasks_table(results: &RunResults) -> String {
 }
 
 fn caches_table(results: &RunResults) -> String {
-    let mut table =
-        Table::from_header("cache | > references | > misses | > others' | > bytes/cycle | most evicted (by > whose)");
+    let mut table = Table::from_header(
+        "cache | > references | > misses | > others' | > bytes/cycle | most evicted (by > whose)",
+    );
     for cache in &results.caches {
-        let inter_task_share =
-            (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
+        let inter_task_share = (cache.demand.misses > 0)
+            .then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
         let worst_pair = cache
             .evictions_by_pair
             .iter()
@@ -262,13 +278,17 @@ fn caches_table(results: &RunResults) -> String {
         table.add_row([
             format!("{:?} {}", cache.level, cache.cache.0),
             format_count(cache.demand.references),
-            value_or_dash(cache.demand.miss_ratio().map(|ratio| format_percent(ratio, 2))),
+            value_or_dash(
+                cache
+                    .demand
+                    .miss_ratio()
+                    .map(|ratio| format_percent(ratio, 2)),
+            ),
             value_or_dash(inter_task_share.map(|share| format_percent(share, 0))),
             format_number(cache.bytes_per_cycle),
-            value_or_dash(
-                worst_pair
-                    .map(|(by, victim, lines)| format!("{} > {}: {} lines", by.0, victim.0, format_count(*lines))),
-            ),
+            value_or_dash(worst_pair.map(|(by, victim, lines)| {
+                format!("{} > {}: {} lines", by.0, victim.0, format_count(*lines))
+            })),
         ]);
     }
     table.text()

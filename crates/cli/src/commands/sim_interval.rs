@@ -33,8 +33,10 @@ impl Sim {
         scenario: &Scenario,
         spec: &MachineSpec,
     ) -> anyhow::Result<()> {
-        let programs = load_programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
-        let machine = interval::build_machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
+        let programs =
+            load_programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
+        let machine = interval::build_machine(scenario, spec, &programs)
+            .with_context(|| self.scenario.clone())?;
         let config = pipeline_config(scenario, spec, &machine);
         let nominal_ns = |length| interval::length_ns(length, spec).unwrap_or(0);
         let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
@@ -51,18 +53,33 @@ impl Sim {
 }
 
 /// Loads or measures the scenario's programs; each distinct program only once.
-fn load_programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<ScenarioPrograms> {
+fn load_programs(
+    session: &Session,
+    scenario: &Scenario,
+    spec: &MachineSpec,
+) -> anyhow::Result<ScenarioPrograms> {
     let default_spec = IntervalSpec::default();
     let interval_spec = scenario.interval.as_ref().unwrap_or(&default_spec);
-    let entry_requests = scenario
-        .programs
-        .iter()
-        .map(|entry| ProgramRequest { program: entry.program.clone(), parameters: entry.parameters.clone() });
+    let entry_requests = scenario.programs.iter().map(|entry| ProgramRequest {
+        program: entry.program.clone(),
+        parameters: entry.parameters.clone(),
+    });
     let mix_parts = interval_spec.mixes.iter().flat_map(|mix| &mix.programs);
-    let plain_request = |program: &String| ProgramRequest { program: program.clone(), parameters: toml::Table::new() };
-    let requests: Vec<ProgramRequest> =
-        entry_requests.chain(mix_parts.map(|part| plain_request(&part.program))).collect();
-    let mut loaded_programs = load(session, &requests, spec, scenario.seed, interval_spec.phase_scale)?.into_iter();
+    let plain_request = |program: &String| ProgramRequest {
+        program: program.clone(),
+        parameters: toml::Table::new(),
+    };
+    let requests: Vec<ProgramRequest> = entry_requests
+        .chain(mix_parts.map(|part| plain_request(&part.program)))
+        .collect();
+    let mut loaded_programs = load(
+        session,
+        &requests,
+        spec,
+        scenario.seed,
+        interval_spec.phase_scale,
+    )?
+    .into_iter();
     let mut programs = ScenarioPrograms::default();
     for (entry, program) in scenario.programs.iter().zip(loaded_programs.by_ref()) {
         programs.entry_programs.push(match entry.cpu_share {
@@ -74,8 +91,11 @@ fn load_programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> 
             }
         });
     }
-    programs.mix_programs =
-        interval_spec.mixes.iter().map(|mix| loaded_programs.by_ref().take(mix.programs.len()).collect()).collect();
+    programs.mix_programs = interval_spec
+        .mixes
+        .iter()
+        .map(|mix| loaded_programs.by_ref().take(mix.programs.len()).collect())
+        .collect();
     Ok(programs)
 }
 
@@ -108,9 +128,17 @@ fn render(result: &SimJson<IntervalResults>, machine: &str) -> String {
         result.windows,
         table.text()
     );
-    for (node, (bytes, busy)) in results.memory_bytes_per_second.iter().zip(&results.memory_busy_share).enumerate() {
-        text +=
-            &format!("\nmemory node {node}: {} GB/s, busy {}\n", format_number(bytes / 1e9), format_percent(*busy, 1));
+    for (node, (bytes, busy)) in results
+        .memory_bytes_per_second
+        .iter()
+        .zip(&results.memory_busy_share)
+        .enumerate()
+    {
+        text += &format!(
+            "\nmemory node {node}: {} GB/s, busy {}\n",
+            format_number(bytes / 1e9),
+            format_percent(*busy, 1)
+        );
     }
     text += "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
     text

@@ -36,12 +36,22 @@ impl AdviseSlurmNode {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let survey = host::survey_host(false)?;
         let abilities = NodeAbilities {
-            can_divide_caches: survey.resctrl.as_ref().is_some_and(|resctrl| resctrl.class_count > 1),
+            can_divide_caches: survey
+                .resctrl
+                .as_ref()
+                .is_some_and(|resctrl| resctrl.class_count > 1),
             counts_misses: survey.capability_survey.level == 1,
-            counts_traffic: survey.resctrl.as_ref().is_some_and(|resctrl| resctrl.counted_events.has_total_bytes),
+            counts_traffic: survey
+                .resctrl
+                .as_ref()
+                .is_some_and(|resctrl| resctrl.counted_events.has_total_bytes),
         };
-        let result = SlurmNodeJson { features: node_features(&survey.topology, &abilities) };
-        session.print_result(self.json.json, &result, || format!("Features={}\n", result.features.join(",")))
+        let result = SlurmNodeJson {
+            features: node_features(&survey.topology, &abilities),
+        };
+        session.print_result(self.json.json, &result, || {
+            format!("Features={}\n", result.features.join(","))
+        })
     }
 }
 
@@ -53,16 +63,29 @@ fn node_features(topology: &Topology, abilities: &NodeAbilities) -> Vec<String> 
         let caches: Vec<_> = topology.last_level_caches().collect();
         let sizes: BTreeSet<u64> = caches.iter().filter_map(|cache| cache.size_bytes).collect();
         let cpu_counts: BTreeSet<u32> = caches.iter().map(|cache| cache.cpus.count()).collect();
-        features.extend(sizes.into_iter().map(|size_bytes| format!("{level}-{}", size_feature(size_bytes))));
+        features.extend(
+            sizes
+                .into_iter()
+                .map(|size_bytes| format!("{level}-{}", size_feature(size_bytes))),
+        );
         features.push(format!("{level}-count-{}", caches.len()));
-        features.extend(cpu_counts.into_iter().map(|cpus| format!("{level}-cpus-{cpus}")));
+        features.extend(
+            cpu_counts
+                .into_iter()
+                .map(|cpus| format!("{level}-cpus-{cpus}")),
+        );
     }
     let ability_features = [
         (abilities.can_divide_caches, "cache-ways"),
         (abilities.counts_misses, "cache-misses"),
         (abilities.counts_traffic, "memory-traffic"),
     ];
-    features.extend(ability_features.iter().filter(|(has_ability, _)| *has_ability).map(|(_, name)| name.to_string()));
+    features.extend(
+        ability_features
+            .iter()
+            .filter(|(has_ability, _)| *has_ability)
+            .map(|(_, name)| name.to_string()),
+    );
     features
 }
 
@@ -85,14 +108,35 @@ mod tests {
     #[test]
     fn a_node_names_its_caches_and_its_abilities() {
         let mut topology = last_level_caches(3, 4, CacheLevel::L3, 32 << 20);
-        let abilities = NodeAbilities { can_divide_caches: true, counts_misses: false, counts_traffic: true };
-        let expected = ["l3-32m", "l3-count-3", "l3-cpus-4", "cache-ways", "memory-traffic"];
+        let abilities = NodeAbilities {
+            can_divide_caches: true,
+            counts_misses: false,
+            counts_traffic: true,
+        };
+        let expected = [
+            "l3-32m",
+            "l3-count-3",
+            "l3-cpus-4",
+            "cache-ways",
+            "memory-traffic",
+        ];
         assert_eq!(node_features(&topology, &abilities), expected);
         topology.caches[1].size_bytes = Some(1_536 << 10);
         topology.caches[2].size_bytes = None;
-        let abilities = NodeAbilities { can_divide_caches: false, counts_misses: false, counts_traffic: false };
-        assert_eq!(node_features(&topology, &abilities), ["l3-1536k", "l3-32m", "l3-count-3", "l3-cpus-4"]);
+        let abilities = NodeAbilities {
+            can_divide_caches: false,
+            counts_misses: false,
+            counts_traffic: false,
+        };
+        assert_eq!(
+            node_features(&topology, &abilities),
+            ["l3-1536k", "l3-32m", "l3-count-3", "l3-cpus-4"]
+        );
         topology.caches.clear();
-        assert_eq!(node_features(&topology, &abilities), [""; 0], "a host without known caches has no features");
+        assert_eq!(
+            node_features(&topology, &abilities),
+            [""; 0],
+            "a host without known caches has no features"
+        );
     }
 }

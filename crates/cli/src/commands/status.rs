@@ -38,6 +38,8 @@ impl SocketArg {
 impl StatusArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::query_status(&self.socket.path())?;
-        session.print_result(self.json.json, &status, || status_text(&status, self.threads))
+        session.print_result(self.json.json, &status, || {
+            status_text(&status, self.threads)
+        })
     }
 }

@@ -97,13 +97,22 @@ fn render(status: &SweepStatus) -> String {
         format_count(status.finished),
         format_count(status.total)
     );
-    let other_counts = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
-    for (task_count, label) in other_counts.iter().filter(|(task_count, _)| *task_count > 0) {
+    let other_counts = [
+        (status.running, "running"),
+        (status.failed, "failed"),
+        (status.waiting, "waiting"),
+    ];
+    for (task_count, label) in other_counts
+        .iter()
+        .filter(|(task_count, _)| *task_count > 0)
+    {
         text.push_str(&format!(", {} {label}", format_count(*task_count)));
     }
     match status.remaining_s {
         Some(remaining) => text.push_str(&format!("; about {} left\n", duration_text(remaining))),
-        None if status.running > 0 => text.push_str("; too few are finished to estimate the remaining time\n"),
+        None if status.running > 0 => {
+            text.push_str("; too few are finished to estimate the remaining time\n")
+        }
         None if status.waiting > 0 => text.push_str("; no worker is active\n"),
         None => text.push('\n'),
     }
@@ -114,13 +123,21 @@ fn render(status: &SweepStatus) -> String {
         ));
     }
     for name in &status.conflicting {
-        text.push_str(&format!("two workers have conflicting results: differing/{}\n", escape_controls(name)));
+        text.push_str(&format!(
+            "two workers have conflicting results: differing/{}\n",
+            escape_controls(name)
+        ));
     }
     if !status.failures.is_empty() {
         let mut table = Table::from_header("failed | > attempts | error | point");
         for failure in &status.failures {
             let (id, point) = (failure.id.clone(), failure.point.to_string());
-            table.add_row([id, failure.attempts.to_string(), failure.error.clone(), point]);
+            table.add_row([
+                id,
+                failure.attempts.to_string(),
+                failure.error.clone(),
+                point,
+            ]);
         }
         text.push_str(&format!("\n{}", table.text()));
     }
@@ -129,13 +146,31 @@ fn render(status: &SweepStatus) -> String {
 
 impl SweepMergeArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let stores = self.dirs.iter().map(|dir| Store::open_to_read(dir)).collect::<Result<Vec<_>, _>>()?;
-        let output = self.output.clone().unwrap_or_else(|| stores[0].path().join("merged.jsonl"));
+        let stores = self
+            .dirs
+            .iter()
+            .map(|dir| Store::open_to_read(dir))
+            .collect::<Result<Vec<_>, _>>()?;
+        let output = self
+            .output
+            .clone()
+            .unwrap_or_else(|| stores[0].path().join("merged.jsonl"));
         let summary = cachemate_sweep::merge(&stores, &output)?;
-        session.print_result(self.json.json, &summary, || render_merge(&summary, &output.display().to_string()))?;
+        session.print_result(self.json.json, &summary, || {
+            render_merge(&summary, &output.display().to_string())
+        })?;
         let is_sound = summary.conflicting.is_empty() && summary.damaged.is_empty();
-        ensure!(is_sound, "{} results conflict, {} are damaged", summary.conflicting.len(), summary.damaged.len());
-        ensure!(summary.is_complete() || self.allow_incomplete, "{} tasks have no result", summary.missing.len());
+        ensure!(
+            is_sound,
+            "{} results conflict, {} are damaged",
+            summary.conflicting.len(),
+            summary.damaged.len()
+        );
+        ensure!(
+            summary.is_complete() || self.allow_incomplete,
+            "{} tasks have no result",
+            summary.missing.len()
+        );
         Ok(())
     }
 }
@@ -143,13 +178,22 @@ impl SweepMergeArgs {
 fn render_merge(summary: &MergeSummary, output: &str) -> String {
     let mut text = format!("{output}: {} of {} results", summary.merged, summary.total);
     if summary.duplicates > 0 {
-        text.push_str(&format!(", {} of them duplicates with identical bytes", summary.duplicates));
+        text.push_str(&format!(
+            ", {} of them duplicates with identical bytes",
+            summary.duplicates
+        ));
     }
     text.push('\n');
-    let problem_lists =
-        [("no result", &summary.missing), ("conflicting", &summary.conflicting), ("damaged", &summary.damaged)];
+    let problem_lists = [
+        ("no result", &summary.missing),
+        ("conflicting", &summary.conflicting),
+        ("damaged", &summary.damaged),
+    ];
     for (label, names) in problem_lists {
-        names.iter().take(20).for_each(|name| text.push_str(&format!("{label}: {}\n", escape_controls(name))));
+        names
+            .iter()
+            .take(20)
+            .for_each(|name| text.push_str(&format!("{label}: {}\n", escape_controls(name))));
         if names.len() > 20 {
             text.push_str(&format!("{label}: {} more\n", names.len() - 20));
         }
@@ -173,10 +217,18 @@ impl SweepReportArgs {
 
 fn write_report(dir: &std::path::Path, report: &SweepReport) -> anyhow::Result<()> {
     let json = serde_json::to_string_pretty(report)?;
-    let pages = [("index.html".to_string(), report.html()), ("report.json".to_string(), json)];
-    let pictures = report.pictures.iter().map(|picture| (format!("{}.svg", picture.name), picture.svg.clone()));
+    let pages = [
+        ("index.html".to_string(), report.html()),
+        ("report.json".to_string(), json),
+    ];
+    let pictures = report
+        .pictures
+        .iter()
+        .map(|picture| (format!("{}.svg", picture.name), picture.svg.clone()));
     pages
         .into_iter()
         .chain(pictures)
-        .try_for_each(|(name, text)| crate::files::write_file(&dir.join(name), text.as_bytes(), true))
+        .try_for_each(|(name, text)| {
+            crate::files::write_file(&dir.join(name), text.as_bytes(), true)
+        })
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::ensure;
 use cachemate_report::text::{format_count, format_count_of};
 use cachemate_sweep::{
-    AttemptOutcome, Inputs, JobRunner, Manifest, Store, SweepSummary, SweepTaskId, attempt, expand, load_sweep,
+    AttemptOutcome, Inputs, JobRunner, Manifest, Store, SweepSummary, SweepTaskId, attempt, expand,
+    load_sweep,
 };
 use cachemate_trace::bundled_recordings;
 use clap::Args;
@@ -59,7 +60,11 @@ impl FromStr for Shard {
             part: part.parse().map_err(|_| shard_problem())?,
             count: count.parse().map_err(|_| shard_problem())?,
         };
-        if (1..=shard.count).contains(&shard.part) { Ok(shard) } else { Err(shard_problem()) }
+        if (1..=shard.count).contains(&shard.part) {
+            Ok(shard)
+        } else {
+            Err(shard_problem())
+        }
     }
 }
 
@@ -73,19 +78,35 @@ impl SweepRunArgs {
         let mut tasks = manifest.distinct_tasks();
         if let Some(shard) = self.shard {
             let is_in_shard = |at: usize| at % shard.count == shard.part - 1;
-            tasks =
-                tasks.into_iter().enumerate().filter(|(index, _)| is_in_shard(*index)).map(|(_, task)| task).collect();
+            tasks = tasks
+                .into_iter()
+                .enumerate()
+                .filter(|(index, _)| is_in_shard(*index))
+                .map(|(_, task)| task)
+                .collect();
         }
         if self.retry_failed {
-            tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
+            tasks
+                .iter()
+                .try_for_each(|task| store.forget_attempts(task.id))?;
         }
-        let summary =
-            self.engines.drive_tasks(session, &Arc::new(store), &manifest, &tasks, &job_runner, self.json.json)?;
+        let summary = self.engines.drive_tasks(
+            session,
+            &Arc::new(store),
+            &manifest,
+            &tasks,
+            &job_runner,
+            self.json.json,
+        )?;
         self.finish(session, &summary)
     }
 
     /// Writes the manifest, and returns it with its store.
-    fn prepare(&self, session: &Session, job_runner: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
+    fn prepare(
+        &self,
+        session: &Session,
+        job_runner: &dyn JobRunner,
+    ) -> anyhow::Result<(Store, Manifest)> {
         let heartbeat_timeout = Duration::from_secs(self.engines.heartbeat_timeout);
         let Some(file) = &self.file else {
             let store = Store::open(&self.output)?.stale_after(heartbeat_timeout);
@@ -93,17 +114,22 @@ impl SweepRunArgs {
             check_version(&manifest, job_runner, &self.output)?;
             return Ok((store, manifest));
         };
-        let bundled_names: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
+        let bundled_names: Vec<String> = bundled_recordings()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
         let sweep = load_sweep(file, &bundled_names)?;
         let expansion = expand(&sweep, job_runner)?;
         let store = Store::create(&self.output)?.stale_after(heartbeat_timeout);
         let previous_manifest = store.manifest().ok();
-        let is_changed = previous_manifest.as_ref().is_none_or(|previous| *previous != expansion.manifest);
+        let is_changed = previous_manifest
+            .as_ref()
+            .is_none_or(|previous| *previous != expansion.manifest);
         if is_changed {
             expansion.write(&store)?;
         }
-        if let Some(previous) =
-            previous_manifest.filter(|previous| previous.header.version != expansion.manifest.header.version)
+        if let Some(previous) = previous_manifest
+            .filter(|previous| previous.header.version != expansion.manifest.header.version)
         {
             session.warn(&format!(
                 "{}: its results are of version {}, this is {}; they are kept but not used",
@@ -117,19 +143,31 @@ impl SweepRunArgs {
 
     /// Runs these tasks one after the other in this process, on behalf of an engine.
     fn run_tasks(&self, session: &Session, job_runner: &dyn JobRunner) -> anyhow::Result<()> {
-        let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
+        let store = Store::open(&self.output)?
+            .stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
         let manifest = store.find_tasks(&self.task)?;
         check_version(&manifest, job_runner, &self.output)?;
         let inputs = Inputs::open(&store, &manifest.header).map_err(anyhow::Error::msg)?;
         let stop = session.interrupt_flag();
         let mut failures = Vec::new();
         for task in &manifest.tasks {
-            match attempt(&store, job_runner, &inputs, task, self.engines.retries, &stop)? {
-                AttemptOutcome::Finished(_) | AttemptOutcome::AlreadyFinished | AttemptOutcome::Abandoned => {}
+            match attempt(
+                &store,
+                job_runner,
+                &inputs,
+                task,
+                self.engines.retries,
+                &stop,
+            )? {
+                AttemptOutcome::Finished(_)
+                | AttemptOutcome::AlreadyFinished
+                | AttemptOutcome::Abandoned => {}
                 AttemptOutcome::RunningElsewhere(runner) => {
                     session.note(&format!("task {}: {runner} runs it", task.id))
                 }
-                AttemptOutcome::Failed(reason) => failures.push(format!("task {}: {reason}", task.id)),
+                AttemptOutcome::Failed(reason) => {
+                    failures.push(format!("task {}: {reason}", task.id))
+                }
                 AttemptOutcome::Stopped => {
                     return Err(InterruptedError(format!("task {} starts over", task.id)).into());
                 }
@@ -146,12 +184,24 @@ impl SweepRunArgs {
         let dir = self.output.display().to_string();
         session.print_result(self.json.json, summary, || render(summary, &dir))?;
         if summary.interrupted {
-            let note = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
+            let note = format!(
+                "{} of {} tasks are finished and kept",
+                summary.finished, summary.total
+            );
             return Err(InterruptedError(format!("{note}; the same command continues")).into());
         }
-        ensure!(summary.conflicting.is_empty(), "{} results conflict between workers", summary.conflicting.len());
-        let (failed_count, missing_count) = (summary.failed.len() as u64, summary.missing.len() as u64);
-        ensure!(failed_count == 0, "{} failed; --retry-failed runs them again", format_count_of(failed_count, "task"));
+        ensure!(
+            summary.conflicting.is_empty(),
+            "{} results conflict between workers",
+            summary.conflicting.len()
+        );
+        let (failed_count, missing_count) =
+            (summary.failed.len() as u64, summary.missing.len() as u64);
+        ensure!(
+            failed_count == 0,
+            "{} failed; --retry-failed runs them again",
+            format_count_of(failed_count, "task")
+        );
         let engine = self.engines.name();
         ensure!(
             missing_count == 0,
@@ -162,7 +212,11 @@ impl SweepRunArgs {
     }
 }
 
-fn check_version(manifest: &Manifest, job_runner: &dyn JobRunner, dir: &Path) -> anyhow::Result<()> {
+fn check_version(
+    manifest: &Manifest,
+    job_runner: &dyn JobRunner,
+    dir: &Path,
+) -> anyhow::Result<()> {
     let (found, expected) = (&manifest.header.version, job_runner.version());
     ensure!(
         *found == expected,
@@ -174,10 +228,16 @@ fn check_version(manifest: &Manifest, job_runner: &dyn JobRunner, dir: &Path) ->
 
 fn render(summary: &SweepSummary, dir: &str) -> String {
     let format_count = |count: usize| format_count(count as u64);
-    let mut text =
-        format!("{dir}: {} of {} tasks finished", format_count(summary.finished), format_count(summary.total));
+    let mut text = format!(
+        "{dir}: {} of {} tasks finished",
+        format_count(summary.finished),
+        format_count(summary.total)
+    );
     if summary.skipped > 0 {
-        text.push_str(&format!(", {} of them before", format_count(summary.skipped)));
+        text.push_str(&format!(
+            ", {} of them before",
+            format_count(summary.skipped)
+        ));
     }
     text.push('\n');
     for (id, failure) in summary.failed.iter().take(20) {
@@ -187,7 +247,10 @@ fn render(summary: &SweepSummary, dir: &str) -> String {
         text.push_str(&format!("failed: {} more\n", summary.failed.len() - 20));
     }
     let tasks: &[SweepTaskId] = &summary.missing;
-    tasks.iter().take(20).for_each(|id| text.push_str(&format!("no result: {id}\n")));
+    tasks
+        .iter()
+        .take(20)
+        .for_each(|id| text.push_str(&format!("no result: {id}\n")));
     text
 }
 

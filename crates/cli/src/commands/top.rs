@@ -40,15 +40,26 @@ pub struct Top {
 impl Top {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(self.interval >= 0.1 && self.interval <= 3600.0) {
-            return Err(UsageError(format!("--interval: found {}, expected 0.1 to 3600 seconds", self.interval)).into());
+            return Err(UsageError(format!(
+                "--interval: found {}, expected 0.1 to 3600 seconds",
+                self.interval
+            ))
+            .into());
         }
-        let (stop, interval) = (session.interrupt_flag(), Duration::from_secs_f64(self.interval));
+        let (stop, interval) = (
+            session.interrupt_flag(),
+            Duration::from_secs_f64(self.interval),
+        );
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let uses_screen = !self.json.json && std::io::stdout().is_terminal() && !is_dumb;
         if uses_screen {
             let socket = self.socket.path();
-            let screen =
-                ScreenOptions { socket: &socket, interval, iterations: self.iterations, color: session.paint().color };
+            let screen = ScreenOptions {
+                socket: &socket,
+                interval,
+                iterations: self.iterations,
+                color: session.paint().color,
+            };
             return screen.run(&stop);
         }
         let max_iterations = self.iterations.or((!self.json.json).then_some(1));
@@ -67,7 +78,8 @@ impl Top {
             let next_iteration = Instant::now() + interval;
             while Instant::now() < next_iteration && !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(
-                    Duration::from_millis(50).min(next_iteration.saturating_duration_since(Instant::now())),
+                    Duration::from_millis(50)
+                        .min(next_iteration.saturating_duration_since(Instant::now())),
                 );
             }
         }

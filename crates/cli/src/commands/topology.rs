@@ -44,11 +44,14 @@ impl TopologyArgs {
         if self.as_machine {
             let root = self.root.as_deref().unwrap_or(Path::new("/"));
             let (_, topology) = read_host(session, root)?;
-            let name = cachemate_files::read_text_limited(&root.join("etc/hostname"), 1 << 12).unwrap_or_default();
-            let name = Some(name.trim()).filter(|name| !name.is_empty()).unwrap_or("host");
+            let name = cachemate_files::read_text_limited(&root.join("etc/hostname"), 1 << 12)
+                .unwrap_or_default();
+            let name = Some(name.trim())
+                .filter(|name| !name.is_empty())
+                .unwrap_or("host");
             let facts = as_machine::HostFacts::read(root);
-            let text =
-                as_machine::machine_text(name, &topology, facts).context("this host has no machine description")?;
+            let text = as_machine::machine_text(name, &topology, facts)
+                .context("this host has no machine description")?;
             return session.print(&text);
         }
         if self.probe {
@@ -60,21 +63,32 @@ impl TopologyArgs {
             None => read_host(session, self.root.as_deref().unwrap_or(Path::new("/")))?,
         };
         let result = TopologyResult::new(&source, &topology);
-        session.print_result(self.json.json, &result, || render_topology(&result, &topology))
+        session.print_result(self.json.json, &result, || {
+            render_topology(&result, &topology)
+        })
     }
 }
 
 fn read_host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineTopology)> {
-    let host = cachemate_linux::sense::topology::read_topology(root)
-        .with_context(|| format!("cannot read the caches of the host under {}", root.display()))?;
-    host.warnings.iter().for_each(|warning| session.note(&format!("note: {warning}")));
+    let host = cachemate_linux::sense::topology::read_topology(root).with_context(|| {
+        format!(
+            "cannot read the caches of the host under {}",
+            root.display()
+        )
+    })?;
+    host.warnings
+        .iter()
+        .for_each(|warning| session.note(&format!("note: {warning}")));
     Ok((format!("host at {}", root.display()), host.topology))
 }
 
 fn machine_table() -> anyhow::Result<String> {
     let mut table = Table::with_columns("machine | description", "");
     for name in cachemate_spec::machine_names() {
-        table.add_row([name, cachemate_spec::load_machine(name)?.description.as_str()]);
+        table.add_row([
+            name,
+            cachemate_spec::load_machine(name)?.description.as_str(),
+        ]);
     }
     Ok(table.text())
 }
@@ -82,7 +96,9 @@ fn machine_table() -> anyhow::Result<String> {
 fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> String {
     let mut table = Table::from_header("cache | CPUs | > size | > ways | > line | ");
     let mut sorted_caches: Vec<_> = result.caches.iter().collect();
-    sorted_caches.sort_by(|a, b| (!a.last_level, &b.level, a.cache).cmp(&(!b.last_level, &a.level, b.cache)));
+    sorted_caches.sort_by(|a, b| {
+        (!a.last_level, &b.level, a.cache).cmp(&(!b.last_level, &a.level, b.cache))
+    });
     for cache in sorted_caches {
         table.add_row([
             cache.level.clone(),
@@ -90,7 +106,11 @@ fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> Strin
             value_or_dash(cache.size_bytes.map(format_size)),
             value_or_dash(cache.ways.map(|ways| ways.to_string())),
             value_or_dash(cache.line_bytes.map(|bytes| bytes.to_string())),
-            if cache.last_level { "shared last level".to_string() } else { String::new() },
+            if cache.last_level {
+                "shared last level".to_string()
+            } else {
+                String::new()
+            },
         ]);
     }
     let online_count = topology.online().count() as usize;
@@ -101,7 +121,11 @@ fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> Strin
         values.len() as u64
     };
     let offline_count = result.cpus.len() - online_count;
-    let offline_text = if offline_count > 0 { format!(", {offline_count} offline") } else { String::new() };
+    let offline_text = if offline_count > 0 {
+        format!(", {offline_count} offline")
+    } else {
+        String::new()
+    };
     format!(
         "{}: {} online{offline_text}, {}, {}, {}\n{}",
         result.source,

@@ -92,12 +92,18 @@ impl ValidateModel {
         let bar = session.progress_bar("validate-model", None);
         let report_stage = |stage: &str| bar.set_message(stage.to_string());
         let context = self.build_context(&interrupt_flag, &report_stage);
-        let stored_path = self.truth.as_deref().filter(|path| cachemate_files::path_exists(path));
+        let stored_path = self
+            .truth
+            .as_deref()
+            .filter(|path| cachemate_files::path_exists(path));
         let stored_truth = stored_path.map(|path| self.read_truth(path)).transpose()?;
         let write_truth = |truth: &ValidationTruth| {
-            let Some(path) = &self.truth else { return Ok(()) };
+            let Some(path) = &self.truth else {
+                return Ok(());
+            };
             let text = serde_json::to_string(truth).map_err(failed("the measured runs as JSON"))?;
-            cachemate_files::replace(path, text.as_bytes()).map_err(failed(&path.display().to_string()))
+            cachemate_files::replace(path, text.as_bytes())
+                .map_err(failed(&path.display().to_string()))
         };
         let truth = measure_truth(&context, stored_truth, write_truth)?;
         self.runs.report_reuse(session);
@@ -119,17 +125,30 @@ impl ValidateModel {
         session.print_result(self.json.json, &report, || render_report(&report))
     }
 
-    fn build_context<'a>(&self, stop: &'a AtomicBool, progress: &'a (dyn Fn(&str) + Sync)) -> ExperimentContext<'a> {
-        ExperimentContext { quick: self.quick, progress, ..ExperimentContext::for_seed(self.seed, stop) }
+    fn build_context<'a>(
+        &self,
+        stop: &'a AtomicBool,
+        progress: &'a (dyn Fn(&str) + Sync),
+    ) -> ExperimentContext<'a> {
+        ExperimentContext {
+            quick: self.quick,
+            progress,
+            ..ExperimentContext::for_seed(self.seed, stop)
+        }
     }
 
     fn read_truth(&self, path: &Path) -> anyhow::Result<ValidationTruth> {
         let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES);
         let text = text.with_context(|| path.display().to_string())?;
-        let truth: ValidationTruth =
-            serde_json::from_str(&text).with_context(|| format!("{}: not a file of this command", path.display()))?;
+        let truth: ValidationTruth = serde_json::from_str(&text)
+            .with_context(|| format!("{}: not a file of this command", path.display()))?;
         if truth.seed != self.seed {
-            bail!(UsageError(format!("{}: found seed {}, expected {}", path.display(), truth.seed, self.seed)));
+            bail!(UsageError(format!(
+                "{}: found seed {}, expected {}",
+                path.display(),
+                truth.seed,
+                self.seed
+            )));
         }
         Ok(truth)
     }
@@ -138,9 +157,10 @@ impl ValidateModel {
     fn run_offline(&self, session: &Session) -> anyhow::Result<()> {
         let recordings = match self.recordings.as_slice() {
             [] => bundled_recordings(),
-            names => {
-                names.iter().map(|name| Ok((file_stem(name), recording_path(name)?))).collect::<anyhow::Result<_>>()?
-            }
+            names => names
+                .iter()
+                .map(|name| Ok((file_stem(name), recording_path(name)?)))
+                .collect::<anyhow::Result<_>>()?,
         };
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("validate-model", None);
@@ -165,15 +185,50 @@ fn render_offline(score: &OfflineScore) -> String {
     let mut add_row = |measure: &str, value: String, target: &str| {
         table.add_row([measure.to_string(), value, target.to_string()]);
     };
-    add_row("mean absolute error, points", format_number(score.mean_absolute_error_points), "5");
-    add_row("90th percentile, points", format_number(score.p90_error_points), "12");
-    add_row("mean signed error, points", format_number(score.mean_signed_error_points), "-");
-    add_row("error of predicting nothing, points", format_number(score.error_of_predicting_nothing_points), "-");
-    add_row("Kendall's tau", value_or_dash(score.kendall_tau.map(format_number)), "0.8");
-    add_row("90 % intervals that hold the truth, %", format_number(score.coverage_percent), "85 to 95");
-    add_row("error by composition, points", format_number(score.error_by_cause_points.composition), "-");
-    add_row("error by the cost of a miss, points", format_number(score.error_by_cause_points.cost), "-");
-    let mut task_table = Table::with_columns("machine | program | beside", "measured, % | forecast, % | 90 % interval");
+    add_row(
+        "mean absolute error, points",
+        format_number(score.mean_absolute_error_points),
+        "5",
+    );
+    add_row(
+        "90th percentile, points",
+        format_number(score.p90_error_points),
+        "12",
+    );
+    add_row(
+        "mean signed error, points",
+        format_number(score.mean_signed_error_points),
+        "-",
+    );
+    add_row(
+        "error of predicting nothing, points",
+        format_number(score.error_of_predicting_nothing_points),
+        "-",
+    );
+    add_row(
+        "Kendall's tau",
+        value_or_dash(score.kendall_tau.map(format_number)),
+        "0.8",
+    );
+    add_row(
+        "90 % intervals that hold the truth, %",
+        format_number(score.coverage_percent),
+        "85 to 95",
+    );
+    add_row(
+        "error by composition, points",
+        format_number(score.error_by_cause_points.composition),
+        "-",
+    );
+    add_row(
+        "error by the cost of a miss, points",
+        format_number(score.error_by_cause_points.cost),
+        "-",
+    );
+    let mut task_table = Table::with_columns(
+        "machine | program | beside",
+        "measured, % | forecast, % | 90 % interval",
+    );
     for task in &score.tasks {
         task_table.add_row([
             task.machine.clone(),
@@ -217,8 +272,14 @@ fn render_report(report: &ValidationReport) -> String {
             number_text(set.runs_losing_10_percent),
         ]);
         if let Some(by_cause) = set.error_by_cause_points {
-            let cause_errors = [by_cause.profile, by_cause.composition, by_cause.bandwidth, by_cause.overlap];
-            cause_table.add_row(std::iter::once(name.clone()).chain(cause_errors.map(format_number)));
+            let cause_errors = [
+                by_cause.profile,
+                by_cause.composition,
+                by_cause.bandwidth,
+                by_cause.overlap,
+            ];
+            cause_table
+                .add_row(std::iter::once(name.clone()).chain(cause_errors.map(format_number)));
         }
     }
     format!(

@@ -45,25 +45,55 @@ impl TestPrograms {
                       chrt -f 1 sleep 1000 & chrt -r 2 sleep 1000 & \
                       chrt -d --sched-runtime 1000000 --sched-deadline 100000000 --sched-period 100000000 0 sleep 1000 & \
                       (while :; do sleep 0.02; done) & (while :; do sh -c 'sleep 0.01 & sleep 0.03'; done) & wait";
-        let parent =
-            Command::new("sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let parent = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let programs = TestPrograms { parent };
         let start = Instant::now();
         // Seven if the classes above the fair one are available; the shell does not report those that are not.
-        let is_enough = |count: usize| count == 7 || count >= 4 && start.elapsed() > Duration::from_secs(5);
+        let is_enough =
+            |count: usize| count == 7 || count >= 4 && start.elapsed() > Duration::from_secs(5);
         while !is_enough(programs.lasting().len()) && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(10));
         }
         let host = LinuxHost::new("/");
         let lasting = programs.lasting();
-        assert!(lasting.len() >= 4, "the programs to be managed did not start");
-        let plain_pids: Vec<i32> = lasting.iter().copied().filter(|&pid| host.stat(pid).unwrap().policy == 0).collect();
-        host.set_affinity(plain_pids[0], &host.affinity(plain_pids[0]).unwrap().first().into_iter().collect()).unwrap();
+        assert!(
+            lasting.len() >= 4,
+            "the programs to be managed did not start"
+        );
+        let plain_pids: Vec<i32> = lasting
+            .iter()
+            .copied()
+            .filter(|&pid| host.stat(pid).unwrap().policy == 0)
+            .collect();
+        host.set_affinity(
+            plain_pids[0],
+            &host
+                .affinity(plain_pids[0])
+                .unwrap()
+                .first()
+                .into_iter()
+                .collect(),
+        )
+        .unwrap();
         host.set_policy(plain_pids[1], 3).unwrap();
-        let classes: Vec<u32> = lasting.iter().map(|&pid| host.stat(pid).unwrap().policy).collect();
-        for (policy, class) in [(1, "first in, first out"), (2, "round robin"), (6, "deadline")] {
+        let classes: Vec<u32> = lasting
+            .iter()
+            .map(|&pid| host.stat(pid).unwrap().policy)
+            .collect();
+        for (policy, class) in [
+            (1, "first in, first out"),
+            (2, "round robin"),
+            (6, "deadline"),
+        ] {
             if !classes.contains(&policy) {
-                println!("not shown here: programs of the class {class} (chrt is not there, or not allowed)");
+                println!(
+                    "not shown here: programs of the class {class} (chrt is not there, or not allowed)"
+                );
             }
         }
         programs
@@ -81,7 +111,12 @@ impl TestPrograms {
     /// The names of all descendants, by pid.
     pub fn family(&self) -> BTreeMap<i32, String> {
         let host = LinuxHost::new("/");
-        let stats: Vec<_> = host.processes().unwrap().into_iter().filter_map(|pid| host.stat(pid).ok()).collect();
+        let stats: Vec<_> = host
+            .processes()
+            .unwrap()
+            .into_iter()
+            .filter_map(|pid| host.stat(pid).ok())
+            .collect();
         let mut family = BTreeMap::from([(self.parent.id() as i32, "sh".to_string())]);
         loop {
             let previous_len = family.len();
@@ -99,14 +134,19 @@ impl TestPrograms {
     /// The long-running programs: four, and one of each class that waits for no other task.
     pub fn lasting(&self) -> Vec<i32> {
         let is_lasting = |pid: &i32| {
-            std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == "sleep\x001000\x00")
+            std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line == "sleep\x001000\x00")
         };
         self.family().into_keys().filter(is_lasting).collect()
     }
 
     pub fn states(&self) -> BTreeMap<i32, ThreadState> {
         let own_pid = [self.parent.id() as i32];
-        own_pid.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, thread_state(pid)?))).collect()
+        own_pid
+            .into_iter()
+            .chain(self.lasting())
+            .filter_map(|pid| Some((pid, thread_state(pid)?)))
+            .collect()
     }
 }
 
@@ -132,7 +172,10 @@ pub mod signals {
 }
 
 pub fn send_signal(pid: i32, signal: &str) {
-    let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
+    let _ = Command::new("kill")
+        .args([signal, &pid.to_string()])
+        .stderr(Stdio::null())
+        .status();
 }
 
 pub struct TestDaemon {
@@ -147,14 +190,23 @@ impl TestDaemon {
             args.push("--observe-only");
         }
         let child = command(dir, &args).stdout(Stdio::null()).spawn().unwrap();
-        TestDaemon { child, state: dir.join("state") }
+        TestDaemon {
+            child,
+            state: dir.join("state"),
+        }
     }
 
     pub fn until(&mut self, subject: &str, mut is_reached: impl FnMut(&mut Self) -> bool) {
         let start = Instant::now();
         while !is_reached(self) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{subject}: not within a minute");
-            assert!(self.child.try_wait().unwrap().is_none(), "{subject}: the daemon ended");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{subject}: not within a minute"
+            );
+            assert!(
+                self.child.try_wait().unwrap().is_none(),
+                "{subject}: the daemon ended"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -171,7 +223,9 @@ impl TestDaemon {
     /// Waits until the daemon acts, with a journal and a guardian.
     pub fn acts(&mut self) {
         let journal = self.state.join("restore.journal");
-        self.until("acting", |daemon| journal.exists() && daemon.guardian().is_some());
+        self.until("acting", |daemon| {
+            journal.exists() && daemon.guardian().is_some()
+        });
     }
 
     pub fn end(&mut self) {
@@ -186,7 +240,9 @@ impl Drop for TestDaemon {
         if matches!(self.child.try_wait(), Ok(None)) {
             send_signal(self.child.id() as i32, signals::CONT);
             send_signal(self.child.id() as i32, signals::TERM);
-            if !is_reached_within(Duration::from_secs(20), || !matches!(self.child.try_wait(), Ok(None))) {
+            if !is_reached_within(Duration::from_secs(20), || {
+                !matches!(self.child.try_wait(), Ok(None))
+            }) {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
             }
@@ -195,7 +251,9 @@ impl Drop for TestDaemon {
 }
 
 pub fn journal_gone(dir: &Path) -> bool {
-    is_reached_within(Duration::from_secs(20), || !dir.join("state/restore.journal").exists())
+    is_reached_within(Duration::from_secs(20), || {
+        !dir.join("state/restore.journal").exists()
+    })
 }
 
 pub fn is_reached_within(patience: Duration, mut is_reached: impl FnMut() -> bool) -> bool {

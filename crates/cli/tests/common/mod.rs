@@ -27,7 +27,12 @@ impl CommandResult {
     #[track_caller]
     pub fn exits_with(&self, code: i32, words: &[&str]) {
         let is_said = words.iter().all(|words| self.err.contains(words));
-        assert!(self.code == Some(code) && is_said, "{:?} and not {code} with {words:?}: {}", self.code, self.err);
+        assert!(
+            self.code == Some(code) && is_said,
+            "{:?} and not {code} with {words:?}: {}",
+            self.code,
+            self.err
+        );
     }
     #[track_caller]
     pub fn json(self) -> Value {
@@ -38,10 +43,14 @@ impl CommandResult {
 }
 
 pub fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut command =
-        Command::new(std::env::var_os("CACHEMATE_TESTED").unwrap_or_else(|| env!("CARGO_BIN_EXE_cachemate").into()));
+    let mut command = Command::new(
+        std::env::var_os("CACHEMATE_TESTED")
+            .unwrap_or_else(|| env!("CARGO_BIN_EXE_cachemate").into()),
+    );
     command.args(args).current_dir(dir).stdin(Stdio::null());
-    command.env_remove("NO_COLOR").env("CACHEMATE_RECORDINGS", dir.join("recordings"));
+    command
+        .env_remove("NO_COLOR")
+        .env("CACHEMATE_RECORDINGS", dir.join("recordings"));
     command.env("CACHEMATE_CACHE_DIR", dir.join("cache"));
     // Tests act on their own programs concurrently.
     command.env("CACHEMATE_LOCK_DIR", dir);
@@ -51,11 +60,19 @@ pub fn command(dir: &Path, args: &[&str]) -> Command {
 pub fn run(dir: &Path, args: &[&str]) -> CommandResult {
     let output = command(dir, args).output().expect("the command starts");
     let decode_text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    CommandResult { code: output.status.code(), out: decode_text(output.stdout), err: decode_text(output.stderr) }
+    CommandResult {
+        code: output.status.code(),
+        out: decode_text(output.stdout),
+        err: decode_text(output.stderr),
+    }
 }
 
 /// A raw trace of these addresses.
-pub fn write_raw_trace(dir: &Path, name: &str, addresses: impl IntoIterator<Item = u64>) -> PathBuf {
+pub fn write_raw_trace(
+    dir: &Path,
+    name: &str,
+    addresses: impl IntoIterator<Item = u64>,
+) -> PathBuf {
     let bytes: Vec<u8> = addresses.into_iter().flat_map(u64::to_le_bytes).collect();
     let path = dir.join(name);
     std::fs::write(&path, bytes).unwrap();
@@ -97,7 +114,13 @@ pub const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
 /// A program that does nothing.
 pub fn start_sleeper() -> ChildGuard {
-    ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+    ChildGuard(
+        Command::new("sleep")
+            .arg("600")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap(),
+    )
 }
 
 /// The configuration of a daemon whose policy moves everything below a process.
@@ -109,7 +132,16 @@ pub fn acting_config(policy: &str, window_ms: u32, pid: &str) -> String {
 }
 
 /// Arguments with which a daemon is started in a test's directory.
-pub const MANAGE: [&str; 8] = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
+pub const MANAGE: [&str; 8] = [
+    "--quiet",
+    "manage",
+    "--config",
+    "c.toml",
+    "--state-dir",
+    "state",
+    "--socket",
+    "s.sock",
+];
 
 /// A daemon with this configuration.
 pub fn start_daemon(dir: &Path, config: &str) -> ChildGuard {
@@ -120,7 +152,10 @@ pub fn start_daemon(dir: &Path, config: &str) -> ChildGuard {
 /// Stops a daemon with SIGTERM, after which it restores the host.
 #[track_caller]
 pub fn stop(daemon: &mut ChildGuard) {
-    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
+    Command::new("kill")
+        .args(["-TERM", &daemon.0.id().to_string()])
+        .status()
+        .unwrap();
     assert!(daemon.0.wait().unwrap().success());
 }
 
@@ -152,7 +187,10 @@ pub fn status_when(
 pub fn until(subject: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < Duration::from_secs(600), "{subject} did not come about in 10 minutes");
+        assert!(
+            start.elapsed() < Duration::from_secs(600),
+            "{subject} did not come about in 10 minutes"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -182,7 +220,8 @@ pub fn make_cgroup() -> Result<(TestCgroup, String), String> {
         let whole = std::fs::read_to_string(mount.join(file))
             .or_else(|_| std::fs::read_to_string(mount.join(format!("{file}.effective"))));
         let whole = whole.map_err(|error| format!("{file}: {error}"))?;
-        std::fs::write(dir.join(file), whole).map_err(|error| format!("{}/{file}: {error}", dir.display()))?;
+        std::fs::write(dir.join(file), whole)
+            .map_err(|error| format!("{}/{file}: {error}", dir.display()))?;
     }
     Ok((group, format!("/{name}")))
 }
@@ -212,7 +251,10 @@ pub fn page_element<'a>(page: &'a str, id: &str) -> &'a str {
 /// The windows in a page, as any user of the file can unpack them.
 pub fn page_windows(page: &str) -> Value {
     let mut unpack = Command::new("sh");
-    unpack.args(["-c", "base64 -d | gzip -d"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    unpack
+        .args(["-c", "base64 -d | gzip -d"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut unpack = unpack.spawn().unwrap();
     let mut input = unpack.stdin.take().unwrap();
     let text = page_element(page, "windows").to_string();

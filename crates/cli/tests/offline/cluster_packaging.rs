@@ -18,13 +18,22 @@ fn packaging_dir() -> PathBuf {
 fn read_documents(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let documents = serde_yaml_ng::Deserializer::from_str(&text);
-    documents.map(|document| Value::deserialize(document).unwrap_or_else(|error| panic!("{path:?}: {error}"))).collect()
+    documents
+        .map(|document| {
+            Value::deserialize(document).unwrap_or_else(|error| panic!("{path:?}: {error}"))
+        })
+        .collect()
 }
 
 /// Does the image of a program have the same bytes each time, and no shell in it?
 #[test]
 fn an_image_is_reproducible() {
-    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+    if Command::new("python3")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
         report_unchecked("the image", "no python3");
         return;
     }
@@ -32,14 +41,31 @@ fn an_image_is_reproducible() {
     let build_image = |name: &str| {
         let output = dir.path().join(name);
         let script = packaging_dir().join("kubernetes/image.py");
-        let script_output = Command::new("python3").arg(script).arg("/bin/true").arg(&output).output().unwrap();
-        assert!(script_output.status.success(), "{}", String::from_utf8_lossy(&script_output.stderr));
+        let script_output = Command::new("python3")
+            .arg(script)
+            .arg("/bin/true")
+            .arg(&output)
+            .output()
+            .unwrap();
+        assert!(
+            script_output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&script_output.stderr)
+        );
         std::fs::read(output).unwrap()
     };
     let image = build_image("one.tar");
     assert_eq!(image, build_image("two.tar"));
-    let image_contains = |text: &str| image.windows(text.len()).any(|window| window == text.as_bytes());
-    assert!(image_contains("imageLayoutVersion") && image_contains("/usr/bin/cachemate") && !image_contains("bin/sh"));
+    let image_contains = |text: &str| {
+        image
+            .windows(text.len())
+            .any(|window| window == text.as_bytes())
+    };
+    assert!(
+        image_contains("imageLayoutVersion")
+            && image_contains("/usr/bin/cachemate")
+            && !image_contains("bin/sh")
+    );
 }
 
 /// Names of a schema's properties, as paths.
@@ -59,7 +85,11 @@ fn collect_fields(path: &str, value: &Value, names: &mut BTreeSet<String>) {
         collect_fields(&path, inner, names);
         names.insert(path);
     }
-    value.as_array().into_iter().flatten().for_each(|entry| collect_fields(path, entry, names));
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .for_each(|entry| collect_fields(path, entry, names));
 }
 
 /// Do the resources' schemas have exactly the fields that the extender reads?
@@ -70,10 +100,17 @@ fn schemas_have_the_fields_that_are_read() {
         stall_cycles_per_miss: 1.0,
         references_per_kilo_instr: 1.0,
         write_share: 0.5,
-        curve: vec![MissPoint { bytes: 1.0, misses_per_kilo_instr: 1.0 }],
+        curve: vec![MissPoint {
+            bytes: 1.0,
+            misses_per_kilo_instr: 1.0,
+        }],
         certainty: Some(1.0),
     };
-    let effect = ShareEffect { share: 1.0, slowdown_percent: 0.0, broken_limits: 0.0 };
+    let effect = ShareEffect {
+        share: 1.0,
+        slowdown_percent: 0.0,
+        broken_limits: 0.0,
+    };
     let cache = CacheState {
         fill_bytes_per_second: Some(1.0),
         bandwidth_left_bytes_per_second: Some(1.0),
@@ -81,12 +118,20 @@ fn schemas_have_the_fields_that_are_read() {
         effects: vec![effect],
         ..CacheState::default()
     };
-    let state = NodeCacheState { memory_bytes_per_second: Some(1.0), caches: vec![cache], ..NodeCacheState::default() };
+    let state = NodeCacheState {
+        memory_bytes_per_second: Some(1.0),
+        caches: vec![cache],
+        ..NodeCacheState::default()
+    };
     let profile = serde_json::json!({ "profile": profile, "images": [] });
     let state = serde_json::json!({ "state": state, "observedUnixSeconds": 0 });
-    for (file, part, value) in [("workloadprofile", "spec", profile), ("nodecachestate", "status", state)] {
+    for (file, part, value) in [
+        ("workloadprofile", "spec", profile),
+        ("nodecachestate", "status", state),
+    ] {
         let crds = read_documents(&packaging_dir().join(format!("kubernetes/crds/{file}.yaml")));
-        let schema = &crds[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part];
+        let schema =
+            &crds[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part];
         let (mut declared, mut read) = (BTreeSet::new(), BTreeSet::new());
         collect_properties("", schema, &mut declared);
         collect_fields("", &value, &mut read);
@@ -99,22 +144,36 @@ fn schemas_have_the_fields_that_are_read() {
 #[test]
 fn manifests_grant_exactly_the_rights_on_the_page() {
     let dir = packaging_dir().join("kubernetes/manifests");
-    let all: Vec<Value> =
-        std::fs::read_dir(dir).unwrap().flat_map(|entry| read_documents(&entry.unwrap().path())).collect();
-    let find_kind =
-        |kind: &str| all.iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"));
+    let all: Vec<Value> = std::fs::read_dir(dir)
+        .unwrap()
+        .flat_map(|entry| read_documents(&entry.unwrap().path()))
+        .collect();
+    let find_kind = |kind: &str| {
+        all.iter()
+            .find(|document| document["kind"] == kind)
+            .unwrap_or_else(|| panic!("no {kind}"))
+    };
     let daemon = &find_kind("DaemonSet")["spec"]["template"]["spec"];
-    assert_eq!(daemon["containers"][0]["securityContext"]["privileged"], true);
+    assert_eq!(
+        daemon["containers"][0]["securityContext"]["privileged"],
+        true
+    );
     assert_eq!(daemon["automountServiceAccountToken"], true);
     let extender = &find_kind("Deployment")["spec"]["template"]["spec"];
     let security = &extender["containers"][0]["securityContext"];
     assert_eq!(
-        (&security["allowPrivilegeEscalation"], &security["readOnlyRootFilesystem"]),
+        (
+            &security["allowPrivilegeEscalation"],
+            &security["readOnlyRootFilesystem"]
+        ),
         (&false.into(), &true.into())
     );
     assert_eq!(security["capabilities"]["drop"][0], "ALL");
     assert_eq!(
-        (&extender["securityContext"]["runAsNonRoot"], &extender["automountServiceAccountToken"]),
+        (
+            &extender["securityContext"]["runAsNonRoot"],
+            &extender["automountServiceAccountToken"]
+        ),
         (&true.into(), &true.into())
     );
     let rules = all
@@ -125,14 +184,29 @@ fn manifests_grant_exactly_the_rights_on_the_page() {
         .iter()
         .filter(|document| document["kind"] == "ClusterRoleBinding")
         .map(|document| {
-            (document["roleRef"]["name"].as_str().unwrap(), document["subjects"][0]["name"].as_str().unwrap())
+            (
+                document["roleRef"]["name"].as_str().unwrap(),
+                document["subjects"][0]["name"].as_str().unwrap(),
+            )
         })
         .collect();
-    let expected = [("cachemate-publisher", "cachemate-node"), ("cachemate-reader", "cachemate-extender")];
+    let expected = [
+        ("cachemate-publisher", "cachemate-node"),
+        ("cachemate-reader", "cachemate-extender"),
+    ];
     assert_eq!(bound, BTreeSet::from(expected));
-    let groups: BTreeSet<_> = rules.map(|rule| rule["apiGroups"][0].as_str().unwrap()).collect();
-    assert_eq!(groups, BTreeSet::from(["cachemate.io"]), "no role reaches beyond the two resources");
-    let config = find_kind("ConfigMap")["data"]["cachemate.toml"].as_str().unwrap().to_string();
+    let groups: BTreeSet<_> = rules
+        .map(|rule| rule["apiGroups"][0].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        groups,
+        BTreeSet::from(["cachemate.io"]),
+        "no role reaches beyond the two resources"
+    );
+    let config = find_kind("ConfigMap")["data"]["cachemate.toml"]
+        .as_str()
+        .unwrap()
+        .to_string();
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("c.toml"), config).unwrap();
     run(home.path(), &["manage", "--check", "--config", "c.toml"]).ok();
@@ -142,21 +216,40 @@ fn manifests_grant_exactly_the_rights_on_the_page() {
 #[test]
 fn the_default_chart_produces_the_plain_manifests() {
     let chart = packaging_dir().join("kubernetes/chart");
-    let args = ["template", "cachemate", "--namespace", "cachemate", "--set", "extender.enabled=true"];
+    let args = [
+        "template",
+        "cachemate",
+        "--namespace",
+        "cachemate",
+        "--set",
+        "extender.enabled=true",
+    ];
     let Ok(rendered) = Command::new("helm").args(args).arg(chart).output() else {
         report_unchecked("the chart", "no helm");
         return;
     };
-    assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
+    assert!(
+        rendered.status.success(),
+        "{}",
+        String::from_utf8_lossy(&rendered.stderr)
+    );
     let text = String::from_utf8(rendered.stdout).unwrap();
     let object_names = |documents: Vec<Value>| -> BTreeSet<String> {
-        let named = documents.iter().filter(|document| document["kind"].is_string() && document["kind"] != "Namespace");
-        named.map(|document| format!("{} {}", document["kind"], document["metadata"]["name"])).collect()
+        let named = documents
+            .iter()
+            .filter(|document| document["kind"].is_string() && document["kind"] != "Namespace");
+        named
+            .map(|document| format!("{} {}", document["kind"], document["metadata"]["name"]))
+            .collect()
     };
-    let chart =
-        serde_yaml_ng::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap()).collect();
+    let chart = serde_yaml_ng::Deserializer::from_str(&text)
+        .map(|document| Value::deserialize(document).unwrap())
+        .collect();
     let dir = packaging_dir().join("kubernetes/manifests");
-    let plain = std::fs::read_dir(dir).unwrap().flat_map(|entry| read_documents(&entry.unwrap().path())).collect();
+    let plain = std::fs::read_dir(dir)
+        .unwrap()
+        .flat_map(|entry| read_documents(&entry.unwrap().path()))
+        .collect();
     assert_eq!(object_names(chart), object_names(plain));
 }
 
@@ -166,15 +259,21 @@ fn slurm_scripts_pass_on_known_marks_only() {
     let dir = tempfile::tempdir().unwrap();
     let run_script = |name: &str, job: &str, comment: &str| {
         let mut command = Command::new(packaging_dir().join("slurm").join(name));
-        command.env("CACHEMATE_JOBS", dir.path().join("jobs")).env("SLURM_JOB_ID", job);
+        command
+            .env("CACHEMATE_JOBS", dir.path().join("jobs"))
+            .env("SLURM_JOB_ID", job);
         let output = command.env("SLURM_JOB_COMMENT", comment).output().unwrap();
         assert!(output.status.success(), "{name} {comment}");
         String::from_utf8(output.stdout).unwrap()
     };
-    run_script("prolog.sh", "17", "cachemate:profile=index,max-slowdown=10%,class=victim");
+    run_script(
+        "prolog.sh",
+        "17",
+        "cachemate:profile=index,max-slowdown=10%,class=victim",
+    );
     let exported = run_script("task-prolog.sh", "17", "");
-    let expected =
-        ["PROFILE=index", "MAX_SLOWDOWN=10%", "CLASS=victim"].map(|line| format!("export CACHEMATE_{line}\n"));
+    let expected = ["PROFILE=index", "MAX_SLOWDOWN=10%", "CLASS=victim"]
+        .map(|line| format!("export CACHEMATE_{line}\n"));
     assert_eq!(exported, expected.concat());
     run_script("epilog.sh", "17", "");
     assert_eq!(run_script("task-prolog.sh", "17", ""), "");
@@ -204,15 +303,29 @@ fn the_submit_plugin_checks_comments() {
     std::fs::write(dir.path().join("t.lua"), test).unwrap();
     let lua = ["lua5.4", "lua5.3", "lua5.1", "lua"]
         .iter()
-        .find_map(|lua| Command::new(lua).arg(dir.path().join("t.lua")).arg(&plugin).output().ok());
+        .find_map(|lua| {
+            Command::new(lua)
+                .arg(dir.path().join("t.lua"))
+                .arg(&plugin)
+                .output()
+                .ok()
+        });
     let Some(output) = lua else {
         report_unchecked("the submit plugin", "no lua");
         return;
     };
     let lines = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = lines.lines().collect();
-    assert_eq!(lines[..3], ["0", "0", "0"], "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(lines[3].contains("found 'class=king', expected") && lines[4] == "1", "{lines:?}");
+    assert_eq!(
+        lines[..3],
+        ["0", "0", "0"],
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        lines[3].contains("found 'class=king', expected") && lines[4] == "1",
+        "{lines:?}"
+    );
 }
 
 /// Does advice about manifests and jobs name the pair to be separated, and the settings?
@@ -225,29 +338,54 @@ fn advice_about_a_cluster_names_bad_pairs() {
     let (manifests, profiles) = (manifests.to_str().unwrap(), profiles.to_str().unwrap());
     let options = ["--profiles", profiles, "-m", "epyc-7763"];
     let run_advise = |args: &[&str]| run(root, &[&["advise"], args, &options].concat());
-    let json = run(root, &[&["advise", "kubernetes", manifests, "--json"], &options[..]].concat()).json();
-    assert_eq!(json["pairs"].as_array().unwrap().len(), 1, "a Service has no pods: {json}");
-    assert_eq!((&json["pairs"][0]["victim"], &json["pairs"][0]["is_bad"]), (&"search".into(), &true.into()), "{json}");
+    let json = run(
+        root,
+        &[&["advise", "kubernetes", manifests, "--json"], &options[..]].concat(),
+    )
+    .json();
+    assert_eq!(
+        json["pairs"].as_array().unwrap().len(),
+        1,
+        "a Service has no pods: {json}"
+    );
+    assert_eq!(
+        (&json["pairs"][0]["victim"], &json["pairs"][0]["is_bad"]),
+        (&"search".into(), &true.into()),
+        "{json}"
+    );
     let text = run_advise(&["kubernetes", manifests]).ok().out;
     assert!(
-        text.contains("not on a cache with nightly") && text.contains("prefer-align-cpus-by-uncorecache"),
+        text.contains("not on a cache with nightly")
+            && text.contains("prefer-align-cpus-by-uncorecache"),
         "{text}"
     );
     let sacct = "JobID|JobName|AllocCPUS|Comment\n1|search|1|cachemate:profile=index,max-slowdown=5\n2|scan|1|cachemate:profile=scan\n3|scan|1|cachemate:profile=scan\n4|old|2|\n";
     std::fs::write(root.join("jobs.txt"), sacct).unwrap();
     let text = run_advise(&["slurm", "jobs.txt"]).ok().out;
-    assert!(text.contains("not on a cache with scan (2)") && text.contains("old (4): unknown"), "{text}");
+    assert!(
+        text.contains("not on a cache with scan (2)") && text.contains("old (4): unknown"),
+        "{text}"
+    );
     for (file, content, words) in [
         ("bad.txt", "JobID|JobName|Comment\n", "column AllocCPUS"),
-        ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|x|\n", "line 2, AllocCPUS: found 'x'"),
-        ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n", "expected one of index, scan"),
+        (
+            "bad.txt",
+            "JobID|JobName|AllocCPUS|Comment\n1|a|x|\n",
+            "line 2, AllocCPUS: found 'x'",
+        ),
+        (
+            "bad.txt",
+            "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n",
+            "expected one of index, scan",
+        ),
     ] {
         std::fs::write(root.join(file), content).unwrap();
         run_advise(&["slurm", file]).exits_with(1, &[words]);
     }
-    for (content, words) in
-        [("kind: [", "expected Kubernetes objects"), ("kind: Service\n", "found 0 services, expected")]
-    {
+    for (content, words) in [
+        ("kind: [", "expected Kubernetes objects"),
+        ("kind: Service\n", "found 0 services, expected"),
+    ] {
         std::fs::write(root.join("bad.yaml"), content).unwrap();
         run_advise(&["kubernetes", "bad.yaml"]).exits_with(1, &[words]);
     }

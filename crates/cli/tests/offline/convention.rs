@@ -30,10 +30,26 @@ fn mistyped_input_gives_exit_code_2_and_never_a_panic() {
         &["cachesim", "t.u64", "--size", "2M"],
         &["cachesim", "t.u64", "--size", "2M", "--ways", "0"],
         &["cachesim", "t.u64", "--size", "2M", "--ways", "-3"],
-        &["cachesim", "t.u64", "--size", "2M", "--ways", "16", "--replacement", "mru"],
+        &[
+            "cachesim",
+            "t.u64",
+            "--size",
+            "2M",
+            "--ways",
+            "16",
+            "--replacement",
+            "mru",
+        ],
         &["convert", "t.u64"],
         &["convert", "t.u64", "-o", "x.foo"],
-        &["convert", "t.u64", "-o", "x.cmt", "--compression-level", "99"],
+        &[
+            "convert",
+            "t.u64",
+            "-o",
+            "x.cmt",
+            "--compression-level",
+            "99",
+        ],
         &["topology", "--machine"],
         &["completions", "tcsh9"],
         &["plan", "--machine", "xeon-x5365"],
@@ -45,7 +61,11 @@ fn mistyped_input_gives_exit_code_2_and_never_a_panic() {
     for args in mistyped {
         let outcome = run(dir.path(), args);
         assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.err);
-        assert!(!outcome.err.is_empty() && !outcome.err.contains("panicked"), "{args:?}: {}", outcome.err);
+        assert!(
+            !outcome.err.is_empty() && !outcome.err.contains("panicked"),
+            "{args:?}: {}",
+            outcome.err
+        );
         assert_eq!(outcome.out, "", "{args:?}");
     }
 }
@@ -62,17 +82,36 @@ fn bad_input_gives_exit_code_1_with_file_and_place() {
         (&["mrc", "."], &["."]),
         (&["mrc", "odd.u64"], &["odd.u64", "byte 8"]),
         (&["mrc", "text.txt"], &["text.txt", "expected"]),
-        (&["mrc", "bad.din"], &["bad.din", "line 2", "found", "expected"]),
-        (&["mrc", "odd.u64", "--format", "u46"], &["u46", "did you mean 'u64'", "lackey"]),
-        (&["topology", "--machine", "xeon-x5356"], &["xeon-x5356", "did you mean 'xeon-x5365'", "opteron-2350"]),
-        (&["topology", "--machine", "./nowhere.toml"], &["nowhere.toml"]),
-        (&["plan", "gzpi", "gzip", "--machine", "xeon-x5365-4"], &["gzpi"]),
+        (
+            &["mrc", "bad.din"],
+            &["bad.din", "line 2", "found", "expected"],
+        ),
+        (
+            &["mrc", "odd.u64", "--format", "u46"],
+            &["u46", "did you mean 'u64'", "lackey"],
+        ),
+        (
+            &["topology", "--machine", "xeon-x5356"],
+            &["xeon-x5356", "did you mean 'xeon-x5365'", "opteron-2350"],
+        ),
+        (
+            &["topology", "--machine", "./nowhere.toml"],
+            &["nowhere.toml"],
+        ),
+        (
+            &["plan", "gzpi", "gzip", "--machine", "xeon-x5365-4"],
+            &["gzpi"],
+        ),
     ];
     for (args, wanted) in cases {
         let outcome = run(dir.path(), args);
         assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.err);
         for words in *wanted {
-            assert!(outcome.err.contains(words), "{args:?} should say {words:?}: {}", outcome.err);
+            assert!(
+                outcome.err.contains(words),
+                "{args:?} should say {words:?}: {}",
+                outcome.err
+            );
         }
         assert!(!outcome.err.contains("panicked"), "{}", outcome.err);
     }
@@ -88,7 +127,12 @@ fn an_error_names_its_cause_once() {
         &["profile", "missing.cmt"],
     ] {
         let outcome = run(dir.path(), args);
-        assert_eq!((outcome.code, outcome.err.matches("No such file").count()), (Some(1), 1), "{}", outcome.err);
+        assert_eq!(
+            (outcome.code, outcome.err.matches("No such file").count()),
+            (Some(1), 1),
+            "{}",
+            outcome.err
+        );
     }
 }
 
@@ -98,9 +142,16 @@ fn mrc_finds_bundled_recordings_by_name() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("t.lackey"), lackey_text(64, 10, 3)).unwrap();
     std::fs::create_dir(dir.path().join("recordings")).unwrap();
-    run(dir.path(), &["convert", "t.lackey", "-o", "recordings/small.cmt"]).ok();
+    run(
+        dir.path(),
+        &["convert", "t.lackey", "-o", "recordings/small.cmt"],
+    )
+    .ok();
     let named = run(dir.path(), &["mrc", "small", "--json"]).json();
-    assert_eq!(named["curve"], run(dir.path(), &["mrc", "t.lackey", "--json"]).json()["curve"]);
+    assert_eq!(
+        named["curve"],
+        run(dir.path(), &["mrc", "t.lackey", "--json"]).json()["curve"]
+    );
     run(dir.path(), &["mrc", "smal"]).exits_with(1, &["did you mean 'small'"]);
 }
 
@@ -108,11 +159,17 @@ fn mrc_finds_bundled_recordings_by_name() {
 #[test]
 fn the_version_is_printed_as_a_number() {
     let outcome = run(Path::new("."), &["--version"]).ok();
-    let rest =
-        outcome.out.strip_prefix(concat!("cachemate ", env!("CARGO_PKG_VERSION"))).expect(&outcome.out).trim_end();
-    let commit = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
+    let rest = outcome
+        .out
+        .strip_prefix(concat!("cachemate ", env!("CARGO_PKG_VERSION")))
+        .expect(&outcome.out)
+        .trim_end();
+    let commit = rest
+        .strip_prefix(" (")
+        .and_then(|rest| rest.strip_suffix(')'));
     let of_describe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
-    let is_described = commit.is_some_and(|commit| !commit.is_empty() && commit.chars().all(of_describe));
+    let is_described =
+        commit.is_some_and(|commit| !commit.is_empty() && commit.chars().all(of_describe));
     assert!(rest.is_empty() || is_described, "{rest:?}");
 }
 
@@ -122,10 +179,19 @@ fn a_broken_pipe_causes_no_error_message() {
     let dir = tempfile::tempdir().unwrap();
     write_raw_trace(dir.path(), "t.u64", (0..200_000).map(|at| at * 64));
     let args = ["mrc", "t.u64", "--json", "--sizes", "64..1G:5000"];
-    let mut child = command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(dir.path(), &args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let mut err = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut err)
+        .unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{err}");
     assert_eq!(err, "");
 }
@@ -137,17 +203,36 @@ fn existing_files_are_kept_without_force() {
     write_raw_trace(dir.path(), "t.u64", 0..1000);
     std::fs::write(dir.path().join("keep.cmt"), "precious").unwrap();
     std::fs::write(dir.path().join("keep.txt"), "precious").unwrap();
-    for args in [&["convert", "t.u64", "-o", "keep.cmt"][..], &["mrc", "t.u64", "--histogram", "keep.txt"]] {
+    for args in [
+        &["convert", "t.u64", "-o", "keep.cmt"][..],
+        &["mrc", "t.u64", "--histogram", "keep.txt"],
+    ] {
         run(dir.path(), args).exits_with(1, &["--force"]);
     }
-    assert_eq!(std::fs::read_to_string(dir.path().join("keep.cmt")).unwrap(), "precious");
-    assert_eq!(std::fs::read_to_string(dir.path().join("keep.txt")).unwrap(), "precious");
+    assert_eq!(
+        std::fs::read_to_string(dir.path().join("keep.cmt")).unwrap(),
+        "precious"
+    );
+    assert_eq!(
+        std::fs::read_to_string(dir.path().join("keep.txt")).unwrap(),
+        "precious"
+    );
     std::fs::write(dir.path().join("odd.u64"), [0u8; 12]).unwrap();
-    assert_eq!(run(dir.path(), &["convert", "odd.u64", "-o", "new.cmt"]).code, Some(1));
+    assert_eq!(
+        run(dir.path(), &["convert", "odd.u64", "-o", "new.cmt"]).code,
+        Some(1)
+    );
     assert!(!dir.path().join("new.cmt").exists());
-    run(dir.path(), &["convert", "t.u64", "-o", "keep.cmt", "--force"]).ok();
+    run(
+        dir.path(),
+        &["convert", "t.u64", "-o", "keep.cmt", "--force"],
+    )
+    .ok();
     run(dir.path(), &["mrc", "keep.cmt", "--json"]).json();
-    let entries: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let entries: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(entries.len(), 4, "{entries:?}");
 }
 
@@ -158,9 +243,23 @@ fn a_trace_from_standard_input_keeps_its_counts() {
     std::fs::write(dir.path().join("t.lackey"), lackey_text(64, 10, 3)).unwrap();
     let input = std::fs::File::open(dir.path().join("t.lackey")).unwrap();
     let args = ["convert", "-", "--format", "lackey", "-o", "t.cmt"];
-    assert!(command(dir.path(), &args).stdin(input).status().unwrap().success());
-    let from_text = run(dir.path(), &["mrc", "t.lackey", "--json", "--sizes", "2K,4K,8K"]).json();
-    let from_cmt = run(dir.path(), &["mrc", "t.cmt", "--json", "--sizes", "2K,4K,8K"]).json();
+    assert!(
+        command(dir.path(), &args)
+            .stdin(input)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let from_text = run(
+        dir.path(),
+        &["mrc", "t.lackey", "--json", "--sizes", "2K,4K,8K"],
+    )
+    .json();
+    let from_cmt = run(
+        dir.path(),
+        &["mrc", "t.cmt", "--json", "--sizes", "2K,4K,8K"],
+    )
+    .json();
     assert_eq!(from_text["curve"], from_cmt["curve"]);
     assert_eq!(from_cmt["accesses"], 640);
     assert_eq!(from_cmt["cold"], 64);
@@ -174,23 +273,44 @@ fn a_trace_from_standard_input_keeps_its_counts() {
 fn help_completions_and_manual_pages_are_complete() {
     let dir = tempfile::tempdir().unwrap();
     let help = run(dir.path(), &["--help"]).ok().out;
-    for command in ["record", "convert", "mrc", "cachesim", "profile", "topology", "predict", "plan", "report"] {
-        assert!(help.contains(&format!("  {command}")), "{command} in {help}");
-        assert!(run(dir.path(), &[command, "--help"]).ok().out.contains("Usage"));
+    for command in [
+        "record", "convert", "mrc", "cachesim", "profile", "topology", "predict", "plan", "report",
+    ] {
+        assert!(
+            help.contains(&format!("  {command}")),
+            "{command} in {help}"
+        );
+        assert!(
+            run(dir.path(), &[command, "--help"])
+                .ok()
+                .out
+                .contains("Usage")
+        );
     }
-    assert!(run(dir.path(), &["--version"]).ok().out.starts_with("cachemate "));
+    assert!(
+        run(dir.path(), &["--version"])
+            .ok()
+            .out
+            .starts_with("cachemate ")
+    );
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = run(dir.path(), &["completions", shell]).ok().out;
         assert!(script.contains("cachemate"), "{shell}");
         // The generators for the other shells do not complete values of options.
         if matches!(shell, "bash" | "zsh" | "fish") {
-            assert!(script.contains("xeon-x5365-4") && script.contains("intensity-gangs"), "{shell}");
+            assert!(
+                script.contains("xeon-x5365-4") && script.contains("intensity-gangs"),
+                "{shell}"
+            );
         }
     }
     assert!(run(dir.path(), &["man"]).ok().out.contains(".TH"));
     run(dir.path(), &["man", "--dir", "man/man1"]).ok();
     let page = std::fs::read_to_string(dir.path().join("man/man1/cachemate-mrc.1")).unwrap();
-    assert!(page.contains("cachemate\\-mrc") && page.contains("\\-\\-sizes"), "{page}");
+    assert!(
+        page.contains("cachemate\\-mrc") && page.contains("\\-\\-sizes"),
+        "{page}"
+    );
 }
 
 /// Is the curve the same with one thread and with several, also for each thread of a program separately?
@@ -199,10 +319,19 @@ fn threads_do_not_change_the_curve() {
     let dir = tempfile::tempdir().unwrap();
     let addresses = (0..300_000u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44 & !7);
     write_raw_trace(dir.path(), "t.u64", addresses);
-    let run_with_threads = |threads: &str| run(dir.path(), &["mrc", "t.u64", "--json", "--threads", threads]).json();
+    let run_with_threads = |threads: &str| {
+        run(
+            dir.path(),
+            &["mrc", "t.u64", "--json", "--threads", threads],
+        )
+        .json()
+    };
     let single = run_with_threads("1");
     assert!(single["curve"].as_array().unwrap().len() > 20);
-    assert_eq!((&single, &single), (&run_with_threads("2"), &run_with_threads("3")));
+    assert_eq!(
+        (&single, &single),
+        (&run_with_threads("2"), &run_with_threads("3"))
+    );
     let per = run(dir.path(), &["mrc", "t.u64", "--json", "--by", "thread"]).json();
     assert_eq!(per["curve"], single["curve"]);
     assert_eq!(per["parts"][0]["curve"], single["curve"]);
@@ -215,26 +344,57 @@ fn a_truncated_bundled_recording_is_rejected_with_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
     std::fs::create_dir(dir.path().join("recordings")).unwrap();
-    std::fs::copy(recordings.join("xz.cmt"), dir.path().join("recordings/xz.cmt")).unwrap();
+    std::fs::copy(
+        recordings.join("xz.cmt"),
+        dir.path().join("recordings/xz.cmt"),
+    )
+    .unwrap();
     let content = std::fs::read(recordings.join("gzip.cmt")).unwrap();
-    std::fs::write(dir.path().join("recordings/gzip.cmt"), &content[..content.len() / 2]).unwrap();
+    std::fs::write(
+        dir.path().join("recordings/gzip.cmt"),
+        &content[..content.len() / 2],
+    )
+    .unwrap();
     let machine = ["-m", "xeon-x5365-4"];
-    for args in [&["predict", "xz", "gzip"][..], &["plan", "xz", "gzip"], &["profile", "gzip", "--json"]] {
-        let args = [args, if args[0] == "profile" { &[] } else { &machine[..] }].concat();
+    for args in [
+        &["predict", "xz", "gzip"][..],
+        &["plan", "xz", "gzip"],
+        &["profile", "gzip", "--json"],
+    ] {
+        let args = [
+            args,
+            if args[0] == "profile" {
+                &[]
+            } else {
+                &machine[..]
+            },
+        ]
+        .concat();
         let outcome = run(dir.path(), &args);
         outcome.exits_with(1, &["gzip.cmt", "block"]);
-        assert!(outcome.out.is_empty() && !outcome.err.contains("panicked"), "{args:?}: {}", outcome.out);
+        assert!(
+            outcome.out.is_empty() && !outcome.err.contains("panicked"),
+            "{args:?}: {}",
+            outcome.out
+        );
     }
-    run(dir.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"])
-        .exits_with(0, &["records before it are used"]);
+    run(
+        dir.path(),
+        &["mrc", "recordings/gzip.cmt", "--salvage", "--json"],
+    )
+    .exits_with(0, &["records before it are used"]);
 }
 
 /// Is a noun after the number 1 in the singular?
 #[test]
 fn a_noun_after_the_number_1_is_singular() {
     let dir = tempfile::tempdir().unwrap();
-    let words = run(dir.path(), &["topology", "-m", "xeon-x5365-4"]).ok().out;
+    let words = run(dir.path(), &["topology", "-m", "xeon-x5365-4"])
+        .ok()
+        .out;
     assert!(words.contains(", 1 package, 1 memory node\n"), "{words}");
-    let words = run(dir.path(), &["topology", "-m", "opteron-2350"]).ok().out;
+    let words = run(dir.path(), &["topology", "-m", "opteron-2350"])
+        .ok()
+        .out;
     assert!(words.contains(", 2 packages, 2 memory nodes\n"), "{words}");
 }

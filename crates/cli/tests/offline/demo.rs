@@ -6,19 +6,27 @@ use std::process::{Command, Stdio};
 
 /// The tools that the script needs besides cachemate; Valgrind, which records, is not among them.
 const TOOLS: [&str; 17] = [
-    "sh", "awk", "basename", "cat", "cp", "date", "dirname", "find", "head", "mkdir", "realpath", "rm", "sed", "sort",
-    "tail", "true", "xargs",
+    "sh", "awk", "basename", "cat", "cp", "date", "dirname", "find", "head", "mkdir", "realpath",
+    "rm", "sed", "sort", "tail", "true", "xargs",
 ];
 
 fn in_path(tool: &str) -> PathBuf {
     let path = std::env::var_os("PATH").expect("a PATH");
     let mut candidates = std::env::split_paths(&path).map(|dir| dir.join(tool));
-    candidates.find(|file| file.metadata().is_ok_and(|m| m.permissions().mode() & 0o111 != 0)).expect(tool)
+    candidates
+        .find(|file| {
+            file.metadata()
+                .is_ok_and(|m| m.permissions().mode() & 0o111 != 0)
+        })
+        .expect(tool)
 }
 
 /// A copy of the part of the project's directory that the demo uses, with a name as users choose it.
 fn copy_project(dir: &Path) -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap();
     let copy = dir.join("my dir/cachemate");
     std::fs::create_dir_all(copy.join("demo")).unwrap();
     std::fs::create_dir_all(copy.join("docs")).unwrap();
@@ -28,7 +36,9 @@ fn copy_project(dir: &Path) -> PathBuf {
     for shared in ["machines", "recordings"] {
         symlink(here.join(shared), copy.join(shared)).unwrap();
     }
-    TOOLS.iter().for_each(|tool| symlink(in_path(tool), dir.join("my tools").join(tool)).unwrap());
+    TOOLS
+        .iter()
+        .for_each(|tool| symlink(in_path(tool), dir.join("my tools").join(tool)).unwrap());
     copy
 }
 
@@ -48,11 +58,23 @@ fn the_demo_runs_with_blanks_in_the_path_and_no_valgrind() {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let (stdout_text, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (stdout_text, complained) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{stdout_text}\n{complained}");
-    assert!(complained.contains("valgrind") && complained.contains("0 of 8 programs"), "{complained}");
+    assert!(
+        complained.contains("valgrind") && complained.contains("0 of 8 programs"),
+        "{complained}"
+    );
     assert_eq!(stdout_text.matches("(shipped)").count(), 8, "{stdout_text}");
     let last = stdout_text.lines().last().unwrap();
-    assert!(last.ends_with("my dir/cachemate/target/demo/report.html"), "{last}");
-    assert!(std::fs::read_to_string(last).unwrap().contains("<svg"), "a page with pictures");
+    assert!(
+        last.ends_with("my dir/cachemate/target/demo/report.html"),
+        "{last}"
+    );
+    assert!(
+        std::fs::read_to_string(last).unwrap().contains("<svg"),
+        "a page with pictures"
+    );
 }

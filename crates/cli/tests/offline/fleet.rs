@@ -6,7 +6,9 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 use crate::common::run;
-use crate::extender_watch::{exchange, node_state, post_request, send_request, start_extender, workload_profile};
+use crate::extender_watch::{
+    exchange, node_state, post_request, send_request, start_extender, workload_profile,
+};
 use serde_json::{Value, json};
 
 const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4\nhours = 2\nservices_per_host = 3\n\
@@ -24,35 +26,68 @@ fn a_fleet_prints_the_promised_fields_and_is_repeatable() {
     let root = dir.path();
     std::fs::write(root.join("fleet.toml"), FLEET).unwrap();
     let run_with_workers = |workers: &str| {
-        let args =
-            ["fleet", "fleet.toml", "--seed", "4", "--workers", workers, "--json", "--force", "--csv", "rows.csv"];
+        let args = [
+            "fleet",
+            "fleet.toml",
+            "--seed",
+            "4",
+            "--workers",
+            workers,
+            "--json",
+            "--force",
+            "--csv",
+            "rows.csv",
+        ];
         let mut printed = run(root, &[&args[..], &["-o", "page.html"]].concat()).json();
         assert!(printed["cpu_seconds"].take().as_f64().unwrap() > 0.0);
         printed
     };
     let single = run_with_workers("1");
     assert_eq!(single, run_with_workers("3"));
-    let keys_of = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    let keys_of = |value: &Value| {
+        value
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect::<BTreeSet<_>>()
+    };
     assert_eq!(
         keys_of(&single),
         BTreeSet::from(["hosts", "services", "seed", "cpu_seconds", "policies"].map(String::from))
     );
     let row = ["name", "limits_kept_share", "hosts_needed", "moves"].map(String::from);
     let slowdowns = ["p50", "p95", "p99"].map(|name| format!("slowdown_{name}_percent"));
-    assert_eq!(keys_of(&single["policies"][0]), row.into_iter().chain(slowdowns).collect());
+    assert_eq!(
+        keys_of(&single["policies"][0]),
+        row.into_iter().chain(slowdowns).collect()
+    );
     assert_eq!(
         (&single["hosts"], &single["seed"], &single["services"]),
         (&Value::from(4), &Value::from(4), &Value::from(12))
     );
-    let names: Vec<&str> =
-        single["policies"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
-    assert_eq!(names[..5], ["requests", "spread", "bin-pack", "misses", "forecast"]);
+    let names: Vec<&str> = single["policies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names[..5],
+        ["requests", "spread", "bin-pack", "misses", "forecast"]
+    );
     assert_eq!(names[9], "forecast+auto");
     let rows = std::fs::read_to_string(root.join("rows.csv")).unwrap();
     assert_eq!(rows.lines().count(), 11);
     let page = std::fs::read_to_string(root.join("page.html")).unwrap();
-    assert!(page.contains("forecast+auto") && page.matches("<svg").count() >= 12 && !page.contains("<script src"));
-    let output = run(root, &["fleet", "fleet.toml", "--what-if", "one-more-host"]).ok().out;
+    assert!(
+        page.contains("forecast+auto")
+            && page.matches("<svg").count() >= 12
+            && !page.contains("<script src")
+    );
+    let output = run(root, &["fleet", "fleet.toml", "--what-if", "one-more-host"])
+        .ok()
+        .out;
     assert!(output.contains("forecast+auto, one more host"), "{output}");
 }
 
@@ -72,7 +107,10 @@ fn a_fleet_run_as_a_sweep_prints_the_same_as_one_process() {
     assert_eq!(json(&["--sweep", "out", "--workers", "2"]), whole);
     // Half of the results are lost; one worker of two brings its share back, and the command the others.
     let results = run(root, &["sweep", "status", "out", "--json"]).json();
-    assert_eq!(results["finished"], 15, "two cells and a search for each of five policies");
+    assert_eq!(
+        results["finished"], 15,
+        "two cells and a search for each of five policies"
+    );
     let mut count = 0;
     for entry in std::fs::read_dir(root.join("out/results")).unwrap() {
         count += 1;
@@ -82,7 +120,10 @@ fn a_fleet_run_as_a_sweep_prints_the_same_as_one_process() {
     }
     run(root, &["sweep", "run", "-o", "out", "--shard", "1/2"]).ok();
     assert_eq!(json(&["--sweep", "out", "--workers", "1"]), whole);
-    assert_eq!(run(root, &["fleet", "fleet.toml", "--engine", "local"]).code, Some(2));
+    assert_eq!(
+        run(root, &["fleet", "fleet.toml", "--engine", "local"]).code,
+        Some(2)
+    );
 }
 
 /// Are errors reported with file, place, value found and values expected?
@@ -91,16 +132,34 @@ fn errors_name_their_file_and_place() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (text, words) in [
-        (FLEET.replace("hosts = 4", "hosts = 4\nhots = 3"), vec!["bad.toml:4:8", "found 'hots'", "expected one of"]),
-        (FLEET.replace("hosts = 4", "hosts = \"four\""), vec!["bad.toml:3:", "hosts"]),
-        (FLEET.replace("hosts = 4", "hosts = 0"), vec!["bad.toml", "hosts: found 0, expected 1 to"]),
+        (
+            FLEET.replace("hosts = 4", "hosts = 4\nhots = 3"),
+            vec!["bad.toml:4:8", "found 'hots'", "expected one of"],
+        ),
+        (
+            FLEET.replace("hosts = 4", "hosts = \"four\""),
+            vec!["bad.toml:3:", "hosts"],
+        ),
+        (
+            FLEET.replace("hosts = 4", "hosts = 0"),
+            vec!["bad.toml", "hosts: found 0, expected 1 to"],
+        ),
         (
             FLEET.replace("share = 0.98", "share = 1.5"),
             vec!["bad.toml", "services[0].references.working_sets[0].share"],
         ),
-        (FLEET.replace("xeon-x5365-4", "xeon-x5356-4"), vec!["xeon-x5356-4", "did you mean"]),
-        (FLEET.replace("name = \"two kinds\"", "name = \"two"), vec!["bad.toml:1:"]),
-        (format!("cluster = \"pods.json\"\n{FLEET}"), vec!["pods.json"]),
+        (
+            FLEET.replace("xeon-x5365-4", "xeon-x5356-4"),
+            vec!["xeon-x5356-4", "did you mean"],
+        ),
+        (
+            FLEET.replace("name = \"two kinds\"", "name = \"two"),
+            vec!["bad.toml:1:"],
+        ),
+        (
+            format!("cluster = \"pods.json\"\n{FLEET}"),
+            vec!["pods.json"],
+        ),
     ] {
         std::fs::write(root.join("bad.toml"), &text).unwrap();
         let outcome = run(root, &["fleet", "bad.toml"]);
@@ -109,10 +168,19 @@ fn errors_name_their_file_and_place() {
             assert!(outcome.err.contains(word), "{word}: {}", outcome.err);
         }
     }
-    assert_eq!(run(root, &["fleet", "bad.toml", "--hosts", "0"]).code, Some(2));
+    assert_eq!(
+        run(root, &["fleet", "bad.toml", "--hosts", "0"]).code,
+        Some(2)
+    );
     std::fs::write(root.join("good.toml"), FLEET).unwrap();
-    assert_eq!(run(root, &["fleet", "good.toml", "--hours", "0"]).code, Some(2));
-    assert_eq!(run(root, &["fleet", "good.toml", "--what-if", "other-machine"]).code, Some(2));
+    assert_eq!(
+        run(root, &["fleet", "good.toml", "--hours", "0"]).code,
+        Some(2)
+    );
+    assert_eq!(
+        run(root, &["fleet", "good.toml", "--what-if", "other-machine"]).code,
+        Some(2)
+    );
 }
 
 /// Do a cluster's pods run as its services, with those without a profile reported?
@@ -127,9 +195,17 @@ fn a_clusters_pods_run_as_fleet_services() {
     let known = json!({ "cachemate.io/profile": "reuse", "cachemate.io/max-slowdown": "10%" });
     let list = json!({ "items": [pod_json("a", known.clone()), pod_json("b", known), pod_json("c", json!({}))] });
     std::fs::write(root.join("pods.json"), list.to_string()).unwrap();
-    std::fs::write(root.join("fleet.toml"), format!("cluster = \"pods.json\"\n{FLEET}")).unwrap();
+    std::fs::write(
+        root.join("fleet.toml"),
+        format!("cluster = \"pods.json\"\n{FLEET}"),
+    )
+    .unwrap();
     let outcome = run(root, &["fleet", "fleet.toml", "--json"]);
-    assert!(outcome.err.contains("1 of 3 pods have no profile"), "{}", outcome.err);
+    assert!(
+        outcome.err.contains("1 of 3 pods have no profile"),
+        "{}",
+        outcome.err
+    );
     let printed: Value = serde_json::from_str(&outcome.out).unwrap();
     assert_eq!(printed["services"], 3);
     assert_eq!(printed["policies"][0]["limits_kept_share"], 1.0);
@@ -143,33 +219,72 @@ fn requests_of_kube_scheduler_are_answered() {
     let root = dir.path();
     let knowledge = root.join("knowledge");
     std::fs::create_dir(&knowledge).unwrap();
-    std::fs::write(knowledge.join("profile.json"), workload_profile().to_string()).unwrap();
+    std::fs::write(
+        knowledge.join("profile.json"),
+        workload_profile().to_string(),
+    )
+    .unwrap();
     for (node, fills) in [("node-quiet", 1e6), ("node-busy", 9e9)] {
-        std::fs::write(knowledge.join(format!("{node}.json")), node_state(node, fills).to_string()).unwrap();
-    }
-    std::fs::write(knowledge.join("forged.json"), "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}")
+        std::fs::write(
+            knowledge.join(format!("{node}.json")),
+            node_state(node, fills).to_string(),
+        )
         .unwrap();
+    }
+    std::fs::write(
+        knowledge.join("forged.json"),
+        "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}",
+    )
+    .unwrap();
     let (_guard, address) = start_extender(root, &["--knowledge", "knowledge"]);
     let recorded = include_str!("../fixtures/extender-request.json");
     let (status, scores) = post_request(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");
-    let score =
-        |host: &str| scores.as_array().unwrap().iter().find(|entry| entry["host"] == host).unwrap()["score"].as_u64();
+    let score = |host: &str| {
+        scores
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|entry| entry["host"] == host)
+            .unwrap()["score"]
+            .as_u64()
+    };
     assert_eq!(score("node-quiet"), Some(10), "{scores}");
-    assert!(score("node-busy") < Some(5) && score("node-new") == Some(5), "{scores}");
+    assert!(
+        score("node-busy") < Some(5) && score("node-new") == Some(5),
+        "{scores}"
+    );
     let (_, filtered) = post_request(&address, "/filter", recorded);
-    assert_eq!(filtered["nodenames"], json!(["node-quiet", "node-new"]), "{filtered}");
-    assert!(filtered["failedNodes"]["node-busy"].is_string() && filtered["error"] == "", "{filtered}");
+    assert_eq!(
+        filtered["nodenames"],
+        json!(["node-quiet", "node-new"]),
+        "{filtered}"
+    );
+    assert!(
+        filtered["failedNodes"]["node-busy"].is_string() && filtered["error"] == "",
+        "{filtered}"
+    );
     let unknown = recorded.replace("cachemate.io/profile", "other.io/profile");
     let (_, neutral) = post_request(&address, "/prioritize", &unknown);
-    assert!(neutral.as_array().unwrap().iter().all(|entry| entry["score"] == 5), "{neutral}");
+    assert!(
+        neutral
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|entry| entry["score"] == 5),
+        "{neutral}"
+    );
     for (path, body, expected) in [
         ("/prioritize", "{\"Pod\": 3}", 400),
         ("/filter", "{\"Pod\": {}}", 400),
         ("/bind", "{}", 404),
         ("/filter", "not JSON", 400),
     ] {
-        assert_eq!(post_request(&address, path, body).0, expected, "{path} {body}");
+        assert_eq!(
+            post_request(&address, path, body).0,
+            expected,
+            "{path} {body}"
+        );
     }
     // Do the metrics count exactly the answers and refusals above, and no others?
     let (_, page) = send_request(&address, "GET", "/metrics", "");
@@ -179,7 +294,10 @@ fn requests_of_kube_scheduler_are_answered() {
         "refused_requests_total 3",
         "fresh_nodes 2.0",
     ] {
-        assert!(page.contains(&format!("cachemate_extender_{line}\n")), "{line}: {page}");
+        assert!(
+            page.contains(&format!("cachemate_extender_{line}\n")),
+            "{line}: {page}"
+        );
     }
 }
 
@@ -190,7 +308,11 @@ fn requests_for_a_thousand_nodes_are_answered_and_timed() {
     let dir = tempfile::tempdir().unwrap();
     let knowledge = dir.path().join("knowledge");
     std::fs::create_dir(&knowledge).unwrap();
-    std::fs::write(knowledge.join("profile.json"), workload_profile().to_string()).unwrap();
+    std::fs::write(
+        knowledge.join("profile.json"),
+        workload_profile().to_string(),
+    )
+    .unwrap();
     let names: Vec<String> = (0..1000).map(|node| format!("node-{node:04}")).collect();
     for (index, name) in names.iter().enumerate() {
         let mut node = node_state(name, 0.0);
@@ -211,23 +333,32 @@ fn requests_for_a_thousand_nodes_are_answered_and_timed() {
     }
     let (_guard, address) = start_extender(dir.path(), &["--knowledge", "knowledge"]);
     let mut connection = BufReader::new(TcpStream::connect(&address).unwrap());
-    let requests: u32 = std::env::var("CACHEMATE_REQUESTS").map_or(4, |count| count.parse().unwrap());
+    let requests: u32 =
+        std::env::var("CACHEMATE_REQUESTS").map_or(4, |count| count.parse().unwrap());
     let mut milliseconds = Vec::new();
     for request in 0..requests {
         // `filter` and `prioritize` alternate, with a new pod each time.
-        let path = if request % 2 == 0 { "/filter" } else { "/prioritize" };
-        let metadata =
-            json!({ "uid": format!("pod-{}", request / 2), "annotations": { "cachemate.io/profile": "index" } });
-        let containers = json!([{ "image": "index:1", "resources": { "requests": { "cpu": "500m" } } }]);
+        let path = if request % 2 == 0 {
+            "/filter"
+        } else {
+            "/prioritize"
+        };
+        let metadata = json!({ "uid": format!("pod-{}", request / 2), "annotations": { "cachemate.io/profile": "index" } });
+        let containers =
+            json!([{ "image": "index:1", "resources": { "requests": { "cpu": "500m" } } }]);
         let pod = json!({ "metadata": metadata, "spec": { "containers": containers } });
         let body = json!({ "Pod": pod, "NodeNames": names }).to_string();
         let start_time = Instant::now();
         let (status, answer) = exchange(&mut connection, "POST", path, &body);
         milliseconds.push(start_time.elapsed().as_secs_f64() * 1e3);
-        assert!(status == 200 && answer.contains("node-0999"), "{status}: {answer}");
+        assert!(
+            status == 200 && answer.contains("node-0999"),
+            "{status}: {answer}"
+        );
     }
     milliseconds.sort_by(f64::total_cmp);
-    let quantile = |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
+    let quantile =
+        |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
     println!(
         "{requests} requests: median {:.2} ms, 99 % {:.2} ms, longest {:.2} ms",
         quantile(0.5),

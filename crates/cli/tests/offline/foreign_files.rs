@@ -20,7 +20,15 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
         let commands: [&[&str]; 9] = [
             &["predict", name, name, "--machine", "xeon-x5365-4"],
             &["manage", "--check", "--config", name],
-            &["manage", "--config", name, "--state-dir", "state", "--socket", "s.sock"],
+            &[
+                "manage",
+                "--config",
+                name,
+                "--state-dir",
+                "state",
+                "--socket",
+                "s.sock",
+            ],
             &["sim", name],
             &["replay", name],
             &["dashboard", name, "-o", "page.html"],
@@ -30,15 +38,26 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
         ];
         for arguments in commands {
             let mut started = command(dir.path(), arguments);
-            let mut child = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+            let mut child = ChildGuard(
+                started
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap(),
+            );
             let start = Instant::now();
             while child.0.try_wait().unwrap().is_none() {
                 assert!(start.elapsed() < PATIENCE, "{arguments:?} waits");
                 std::thread::sleep(Duration::from_millis(20));
             }
             let mut message = String::new();
-            std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut message).unwrap();
-            assert_eq!(child.0.wait().unwrap().code(), Some(1), "{arguments:?}: {message}");
+            std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut message)
+                .unwrap();
+            assert_eq!(
+                child.0.wait().unwrap().code(),
+                Some(1),
+                "{arguments:?}: {message}"
+            );
             assert!(
                 message.contains(name.trim_start_matches("./")) && message.contains(kind),
                 "{arguments:?}: {message}"

@@ -16,7 +16,16 @@ fn terabyte_caches_are_rejected_rather_than_aborting() {
         let machine = format!("xeon-x5365-4?caches.l2.size={size}");
         for args in [
             ["cachesim", "--ways", "16", "--size", size, "t.lackey"].as_slice(),
-            &["cachesim", "--ways", "16", "--size", size, "--replacement", "plru", "t.lackey"],
+            &[
+                "cachesim",
+                "--ways",
+                "16",
+                "--size",
+                size,
+                "--replacement",
+                "plru",
+                "t.lackey",
+            ],
             &["profile", "--machine", &machine, "-o", "p.json", "t.lackey"],
             &["sim", "s.toml"],
         ] {
@@ -25,9 +34,16 @@ fn terabyte_caches_are_rejected_rather_than_aborting() {
             // A host that overcommits memory may start with the smaller one.
             let begun = size == "255G" && outcome.code == Some(0);
             assert!(begun || matches!(outcome.code, Some(1 | 2)), "{message}");
-            assert!(begun || outcome.err.contains("found") && outcome.err.contains("expected"), "{message}");
+            assert!(
+                begun || outcome.err.contains("found") && outcome.err.contains("expected"),
+                "{message}"
+            );
         }
     }
     // Sizes that are only looked up take no memory.
-    run(dir.path(), &["mrc", "--sizes", "1K..65536G:200", "t.lackey"]).ok();
+    run(
+        dir.path(),
+        &["mrc", "--sizes", "1K..65536G:200", "t.lackey"],
+    )
+    .ok();
 }

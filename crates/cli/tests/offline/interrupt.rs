@@ -16,15 +16,23 @@ fn send_interrupt(child: &Child) {
 fn wait_for(path: &Path, child: &mut Child) {
     let start = Instant::now();
     while !path.exists() {
-        assert!(child.try_wait().unwrap().is_none(), "ended before it was interrupted");
-        assert!(start.elapsed() < Duration::from_secs(120), "{} never came", path.display());
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "ended before it was interrupted"
+        );
+        assert!(
+            start.elapsed() < Duration::from_secs(120),
+            "{} never came",
+            path.display()
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 /// Runs `args -- an endless program`, interrupts it once the program is running, and returns its messages on stderr.
 fn run_interrupted(dir: &Path, args: &[&str]) -> String {
-    let endless = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; : > under-way; while :; do :; done";
+    let endless =
+        "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; : > under-way; while :; do :; done";
     let mut child = command(dir, &[args, &["--", "sh", "-c", endless]].concat())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -33,7 +41,12 @@ fn run_interrupted(dir: &Path, args: &[&str]) -> String {
     wait_for(&dir.join("under-way"), &mut child);
     send_interrupt(&child);
     let mut message = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut message)
+        .unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{message}");
     message
 }
@@ -53,7 +66,10 @@ fn an_interrupted_recording_is_a_complete_file() {
 fn an_interrupted_profile_covers_the_recorded_part() {
     let dir = tempfile::tempdir().unwrap();
     let message = run_interrupted(dir.path(), &["profile", "--l1", "none", "-o", "x.json"]);
-    assert!(message.contains("interrupted: the profile covers"), "{message}");
+    assert!(
+        message.contains("interrupted: the profile covers"),
+        "{message}"
+    );
     let profile = run(dir.path(), &["profile", "x.json", "--json"]).json();
     assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
 }
@@ -91,11 +107,18 @@ fn an_interrupted_curve_covers_the_records_read_before() {
     let output = child.wait_with_output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{message}");
-    assert!(message.contains("interrupted: the result covers the first"), "{message}");
-    let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert!(
+        message.contains("interrupted: the result covers the first"),
+        "{message}"
+    );
+    let result: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("one JSON object");
     let accesses = result["accesses"].as_u64().unwrap();
     // The curve contains all accesses except those in the pipe and in the reader's buffer.
-    assert!(accesses > (portions_before - 48) * 8192 && result["cold"] == 8192, "{result}");
+    assert!(
+        accesses > (portions_before - 48) * 8192 && result["cold"] == 8192,
+        "{result}"
+    );
 }
 
 /// Does an interrupt end a curve whose input is silent, before the first byte and after some?
@@ -109,14 +132,18 @@ fn an_interrupt_ends_a_curve_of_a_silent_input() {
         send_interrupt(&child);
         let start = Instant::now();
         while child.try_wait().unwrap().is_none() {
-            assert!(start.elapsed() < Duration::from_secs(60), "still waiting for its input");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "still waiting for its input"
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
         let output = child.wait_with_output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(130), "{message}");
         if portion > 0 {
-            let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+            let result: serde_json::Value =
+                serde_json::from_slice(&output.stdout).expect("one JSON object");
             assert_eq!(result["accesses"], portion, "{message}");
         }
         drop(input);
@@ -127,12 +154,32 @@ fn an_interrupt_ends_a_curve_of_a_silent_input() {
 #[test]
 fn an_interrupted_calculation_ends_within_seconds() {
     let dir = tempfile::tempdir().unwrap();
-    let args = ["attribute", "mcf", "--with", "art", "--cycles", "900000", "--no-store"];
-    let mut child = command(dir.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let args = [
+        "attribute",
+        "mcf",
+        "--with",
+        "art",
+        "--cycles",
+        "900000",
+        "--no-store",
+    ];
+    let mut child = command(dir.path(), &args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     std::thread::sleep(Duration::from_secs(1));
     send_interrupt(&child);
     let mut message = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut message)
+        .unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{message}");
-    assert!(message.contains("interrupted: the calculation has no result yet"), "{message}");
+    assert!(
+        message.contains("interrupted: the calculation has no result yet"),
+        "{message}"
+    );
 }

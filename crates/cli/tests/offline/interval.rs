@@ -29,22 +29,42 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     let run_sim = |log: &str| run(root, &["sim", "four.toml", "-o", log, "--json"]).json();
     let simulated = run_sim("a.log");
     assert_eq!(simulated, run_sim("b.log"));
-    assert_eq!(std::fs::read(root.join("a.log")).unwrap(), std::fs::read(root.join("b.log")).unwrap());
+    assert_eq!(
+        std::fs::read(root.join("a.log")).unwrap(),
+        std::fs::read(root.join("b.log")).unwrap()
+    );
     let jobs = simulated["results"]["jobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 9);
     assert!((simulated["results"]["seconds"].as_f64().unwrap() - 300.0).abs() < 1e-6);
-    let ended = jobs[4..].iter().filter(|job| job["completions"] == 1).count();
+    let ended = jobs[4..]
+        .iter()
+        .filter(|job| job["completions"] == 1)
+        .count();
     assert!(ended >= 2, "{jobs:?}");
-    assert!(jobs.iter().take(4).all(|job| job["slowdown"].as_f64().unwrap() > 0.99), "{jobs:?}");
+    assert!(
+        jobs.iter()
+            .take(4)
+            .all(|job| job["slowdown"].as_f64().unwrap() > 0.99),
+        "{jobs:?}"
+    );
     let again = run(root, &["replay", "a.log", "--json"]).json();
     assert_eq!(again["same_plans"], again["windows"], "{again}");
-    let offline = SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 3");
+    let offline = SCENARIO.replace(
+        "resize_cache = { cache = 1, size_share = 0.5 }",
+        "offline = 3",
+    );
     std::fs::write(root.join("offline.toml"), &offline).unwrap();
     run(root, &["sim", "offline.toml", "-o", "c.log"]).ok();
     let again = run(root, &["replay", "c.log", "--json"]).json();
-    assert_eq!(again["same_plans"], again["windows"], "a CPU went offline: {again}");
+    assert_eq!(
+        again["same_plans"], again["windows"],
+        "a CPU went offline: {again}"
+    );
     let words = run(root, &["sim", "four.toml"]).ok().out;
-    assert!(words.contains("300 nominal seconds") && words.contains("reuser"), "{words}");
+    assert!(
+        words.contains("300 nominal seconds") && words.contains("reuser"),
+        "{words}"
+    );
 }
 
 /// Does `auto` decide if a scenario names no policy, and is a run that no plan changed distinguished from one that a
@@ -56,13 +76,32 @@ fn auto_is_the_default_and_runs_without_changes_are_marked() {
     let unnamed = SCENARIO.replace("policy = { name = \"dio\" }\n", "");
     std::fs::write(root.join("four.toml"), &unnamed).unwrap();
     let long = run(root, &["sim", "four.toml"]).ok();
-    assert!(long.out.contains("under 'auto'") && !long.err.contains("changed anything"), "{}{}", long.out, long.err);
-    std::fs::write(root.join("four.toml"), unnamed.replace("300_000_000_000", "2_000_000_000")).unwrap();
+    assert!(
+        long.out.contains("under 'auto'") && !long.err.contains("changed anything"),
+        "{}{}",
+        long.out,
+        long.err
+    );
+    std::fs::write(
+        root.join("four.toml"),
+        unnamed.replace("300_000_000_000", "2_000_000_000"),
+    )
+    .unwrap();
     let short = run(root, &["sim", "four.toml"]).ok();
-    assert!(short.err.contains("no plan of 'auto' changed anything"), "{}", short.err);
+    assert!(
+        short.err.contains("no plan of 'auto' changed anything"),
+        "{}",
+        short.err
+    );
     let nobody = unnamed.replace("seed = 3", "seed = 3\npolicy = { name = \"default\" }");
     std::fs::write(root.join("four.toml"), nobody).unwrap();
-    assert!(!run(root, &["sim", "four.toml"]).ok().err.contains("changed anything"), "nothing was asked for");
+    assert!(
+        !run(root, &["sim", "four.toml"])
+            .ok()
+            .err
+            .contains("changed anything"),
+        "nothing was asked for"
+    );
 }
 
 /// Are an invalid program, a missing one, and a sweep's use of the machine rejected with name and place?
@@ -72,16 +111,28 @@ fn impossible_runs_are_rejected_with_name_and_place() {
     let root = dir.path();
     interval_program(root, "streamer", (512 << 10, -0.02), 0.02);
     std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
-    run(root, &["sim", "four.toml"]).exits_with(1, &["streamer.toml", "cycles_per_instr: found -1.2"]);
-    std::fs::write(root.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
+    run(root, &["sim", "four.toml"])
+        .exits_with(1, &["streamer.toml", "cycles_per_instr: found -1.2"]);
+    std::fs::write(
+        root.join("four.toml"),
+        SCENARIO.replace("streamer.toml", "mfc"),
+    )
+    .unwrap();
     run(root, &["sim", "four.toml"]).exits_with(1, &["did you mean 'mcf'"]);
     std::fs::write(
         root.join("four.toml"),
-        SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 4"),
+        SCENARIO.replace(
+            "resize_cache = { cache = 1, size_share = 0.5 }",
+            "offline = 4",
+        ),
     )
     .unwrap();
     let outcome = run(root, &["sim", "four.toml"]);
-    assert!(outcome.err.contains("four.toml:10:11") && outcome.err.contains("expected 0 to 3"), "{}", outcome.err);
+    assert!(
+        outcome.err.contains("four.toml:10:11") && outcome.err.contains("expected 0 to 3"),
+        "{}",
+        outcome.err
+    );
 }
 
 /// Does a comparison show its policies in a table, in JSON and on a page, and reject impossible requests?
@@ -102,32 +153,70 @@ fn a_comparison_shows_policies_in_table_json_and_page() {
         "--hours",
         "0.1",
     ];
-    let found = run(root, &[&arguments[..], &["--json", "-o", "page.html"]].concat()).json();
+    let found = run(
+        root,
+        &[&arguments[..], &["--json", "-o", "page.html"]].concat(),
+    )
+    .json();
     let policies = found["policies"].as_array().unwrap();
     assert_eq!(
-        policies.iter().map(|outcome| outcome["policy"].as_str().unwrap()).collect::<Vec<_>>(),
+        policies
+            .iter()
+            .map(|outcome| outcome["policy"].as_str().unwrap())
+            .collect::<Vec<_>>(),
         ["default", "dio"]
     );
     for outcome in policies {
         assert_eq!(outcome["programs"].as_array().unwrap().len(), 4);
         let seconds = outcome["series"]["seconds"].as_array().unwrap();
         assert!((seconds.last().unwrap().as_f64().unwrap() - 360.0).abs() < 1e-6);
-        assert_eq!(outcome["series"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
+        assert_eq!(
+            outcome["series"]["slowdown"][0].as_array().unwrap().len(),
+            seconds.len()
+        );
     }
     let page = std::fs::read_to_string(root.join("page.html")).unwrap();
-    assert!(page.contains("Comparison of default, dio") && page.contains("<svg") && !page.contains("<script"));
+    assert!(
+        page.contains("Comparison of default, dio")
+            && page.contains("<svg")
+            && !page.contains("<script")
+    );
     let words = run(root, &arguments).ok().out;
-    assert!(words.contains("mean slowdown") && words.contains("streamer 2"), "{words}");
+    assert!(
+        words.contains("mean slowdown") && words.contains("streamer 2"),
+        "{words}"
+    );
     let run_refused = |args: &[&str]| run(root, args);
     let again = run_refused(&[&arguments[..], &["-o", "page.html"]].concat());
-    assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
+    assert!(
+        again.code != Some(0) && again.err.contains("page.html"),
+        "{}",
+        again.err
+    );
     run_refused(&[&arguments[..], &["-o", "none/page.html"]].concat())
         .exits_with(1, &["the directory none does not exist"]);
     run_refused(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"])
         .exits_with(1, &["'reuser.tml': expected a file of phases"]);
-    run_refused(&["compare", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]).exits_with(2, &["'0' copies"]);
-    run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"])
-        .exits_with(2, &["--hours"]);
+    run_refused(&[
+        "compare",
+        "reuser.toml*0",
+        "-m",
+        "xeon-x5365-4",
+        "-p",
+        "dio",
+    ])
+    .exits_with(2, &["'0' copies"]);
+    run_refused(&[
+        "compare",
+        "reuser.toml",
+        "-m",
+        "xeon-x5365-4",
+        "-p",
+        "dio",
+        "--hours",
+        "0",
+    ])
+    .exits_with(2, &["--hours"]);
     run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"])
         .exits_with(1, &["did you mean 'casc'"]);
 }
@@ -137,20 +226,42 @@ fn a_comparison_shows_policies_in_table_json_and_page() {
 fn a_policy_plans_from_profiles_alone() {
     let dir = two_programs();
     let root = dir.path();
-    let arguments = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
-    let words = run(root, &[&arguments[..], &["--policy", "auto"]].concat()).ok().out;
-    assert!(words.contains("under 'auto': the plan in force for") && words.contains("candidates"), "{words}");
-    let same = run(root, &[&arguments[..], &["--policy", "default"]].concat()).ok().out;
+    let arguments = [
+        "plan",
+        "reuser.toml",
+        "streamer.toml",
+        "reuser.toml",
+        "streamer.toml",
+        "-m",
+        "xeon-x5365-4",
+    ];
+    let words = run(root, &[&arguments[..], &["--policy", "auto"]].concat())
+        .ok()
+        .out;
+    assert!(
+        words.contains("under 'auto': the plan in force for") && words.contains("candidates"),
+        "{words}"
+    );
+    let same = run(root, &[&arguments[..], &["--policy", "default"]].concat())
+        .ok()
+        .out;
     assert!(same.contains("nothing is changed"), "{same}");
-    run(root, &[&arguments[..], &["--policy", "autoo"]].concat()).exits_with(1, &["did you mean 'auto'"]);
-    let both = run(root, &[&arguments[..], &["--policy", "auto", "--model", "pain"]].concat());
+    run(root, &[&arguments[..], &["--policy", "autoo"]].concat())
+        .exits_with(1, &["did you mean 'auto'"]);
+    let both = run(
+        root,
+        &[&arguments[..], &["--policy", "auto", "--model", "pain"]].concat(),
+    );
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
 
 /// A reuser with a promised rate, beside a streamer, and another reuser; then more programs.
 fn write_promise_scenario(dir: &Path, at_least: f64, more: &str) {
-    let goal =
-        if at_least > 0.0 { format!("goal = {{ priority = 1.0, min_rate = {at_least:e} }}\n") } else { String::new() };
+    let goal = if at_least > 0.0 {
+        format!("goal = {{ priority = 1.0, min_rate = {at_least:e} }}\n")
+    } else {
+        String::new()
+    };
     let text = format!(
         "name = \"floor\"\ndescription = \"a rate that is promised\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\n\
          seed = 3\nlength = {{ ns = 300_000_000_000 }}\npolicy = {{ name = \"auto\" }}\n\
@@ -175,35 +286,59 @@ fn a_promised_rate_is_kept_or_reported_as_impossible() {
         let found = run(root, &["sim", "floor.toml", "-o", "floor.log", "--json"]).json();
         run(root, &["dashboard", "floor.log", "-o", "floor.html"]).ok();
         let jobs = found["results"]["jobs"].as_array().unwrap().clone();
-        let slowdowns: Vec<f64> = jobs.iter().map(|job| job["slowdown"].as_f64().unwrap()).collect();
+        let slowdowns: Vec<f64> = jobs
+            .iter()
+            .map(|job| job["slowdown"].as_f64().unwrap())
+            .collect();
         let page = std::fs::read_to_string(root.join("floor.html")).unwrap();
         (slowdowns, page_windows(&page).to_string())
     };
     // Alone, a reuser executes 3.33e9 instructions per second, beside a streamer 2e9.
     let (free, _) = slowdowns_with(0.0, "");
     let (promised, words) = slowdowns_with(3.0e9, "");
-    assert!(free[0] > 1.4, "unasked, the first one is beside the streamer: {free:?}");
-    assert!(promised[0] < 1.15 && promised[2] > 1.3, "{promised:?}, unasked {free:?}");
-    assert!(words.contains("goals are met at the cost of"), "who pays is said");
+    assert!(
+        free[0] > 1.4,
+        "unasked, the first one is beside the streamer: {free:?}"
+    );
+    assert!(
+        promised[0] < 1.15 && promised[2] > 1.3,
+        "{promised:?}, unasked {free:?}"
+    );
+    assert!(
+        words.contains("goals are met at the cost of"),
+        "who pays is said"
+    );
     let (_, words) = slowdowns_with(4.0e9, "");
-    assert!(words.contains("min_rate") && words.contains("as even alone it does"), "alone it does less");
+    assert!(
+        words.contains("min_rate") && words.contains("as even alone it does"),
+        "alone it does less"
+    );
     let (_, words) = slowdowns_with(3.0e9, "[[programs]]\nprogram = \"streamer.toml\"\n");
-    assert!(words.contains("a second in instructions (min_rate)"), "which promise is said");
+    assert!(
+        words.contains("a second in instructions (min_rate)"),
+        "which promise is said"
+    );
     assert!(words.contains("as its neighbors leave it"), "why is said");
     write_promise_scenario(root, -1.0, "");
     let text = std::fs::read_to_string(root.join("floor.toml")).unwrap();
     std::fs::write(
         root.join("floor.toml"),
-        text.replacen("reuser.toml\"\n", "reuser.toml\"\ngoal = { priority = 1.0, min_rate = 0.0 }\n", 1),
+        text.replacen(
+            "reuser.toml\"\n",
+            "reuser.toml\"\ngoal = { priority = 1.0, min_rate = 0.0 }\n",
+            1,
+        ),
     )
     .unwrap();
-    run(root, &["sim", "floor.toml"]).exits_with(1, &["goal.min_rate': found 0, expected a positive"]);
+    run(root, &["sim", "floor.toml"])
+        .exits_with(1, &["goal.min_rate': found 0, expected a positive"]);
 }
 
 /// A program with one endless phase that uses this number of bytes, each equally often, written from the theoretical
 /// values.
 fn write_uniform_curve(dir: &Path, name: &str, footprint_bytes: f64, references_per_instr: f64) {
-    let mut text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = {references_per_instr}\n");
+    let mut text =
+        format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = {references_per_instr}\n");
     for step in 1..=64u32 {
         let bytes = f64::from(step) * 65_536.0;
         let fills = references_per_instr * (1.0 - bytes / footprint_bytes).max(0.0);
@@ -225,14 +360,32 @@ fn programs_that_fit_together_are_separated_from_streams() {
     let root = dir.path();
     write_uniform_curve(root, "fits", 0.4 * 4_194_304.0, 0.02);
     write_uniform_curve(root, "stream", 1e12, 0.02);
-    let arguments =
-        ["plan", "stream.toml", "fits.toml", "stream.toml", "fits.toml", "-m", "xeon-x5365-4", "--policy", "auto"];
+    let arguments = [
+        "plan",
+        "stream.toml",
+        "fits.toml",
+        "stream.toml",
+        "fits.toml",
+        "-m",
+        "xeon-x5365-4",
+        "--policy",
+        "auto",
+    ];
     let planned = run(root, &[&arguments[..], &["--json"]].concat()).json();
-    let changes: Vec<&str> = planned["changes"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
+    let changes: Vec<&str> = planned["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|line| line.as_str())
+        .collect();
     let cpus_of = |name: &str| -> Vec<&str> {
         let mine = changes.iter().filter(|line| line.contains(name));
-        mine.filter_map(|line| line.split("CPUs ").nth(1)?.split(' ').next()).collect()
+        mine.filter_map(|line| line.split("CPUs ").nth(1)?.split(' ').next())
+            .collect()
     };
     let (fits, streams) = (cpus_of("fits"), cpus_of("stream"));
-    assert!(fits.len() == 2 && fits[0] == fits[1] && !streams.contains(&fits[0]), "{planned}");
+    assert!(
+        fits.len() == 2 && fits[0] == fits[1] && !streams.contains(&fits[0]),
+        "{planned}"
+    );
 }

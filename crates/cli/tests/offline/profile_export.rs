@@ -21,17 +21,44 @@ fn an_exported_profile_forecasts_like_its_original() {
     let at = dir.path();
     let machine = "xeon-x5365-4";
     let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recordings/gzip.cmt");
-    run(at, &["profile", recording, "--machine", machine, "-o", "original.profile.json"]).ok();
+    run(
+        at,
+        &[
+            "profile",
+            recording,
+            "--machine",
+            machine,
+            "-o",
+            "original.profile.json",
+        ],
+    )
+    .ok();
     let original: serde_json::Value =
         serde_json::from_slice(&std::fs::read(at.join("original.profile.json")).unwrap()).unwrap();
     write_state(at, &original["profile"]);
-    let list = run(at, &["profile", "export", "unit/store", "--state-dir", "state"]).ok();
-    assert!(list.out.contains("store.service-store.profile.json"), "{}", list.out);
+    let list = run(
+        at,
+        &["profile", "export", "unit/store", "--state-dir", "state"],
+    )
+    .ok();
+    assert!(
+        list.out.contains("store.service-store.profile.json"),
+        "{}",
+        list.out
+    );
     let view = run(at, &["profile", "store.service-store.profile.json"]).ok();
     let is_shown = |words: &str| view.out.contains(words);
-    assert!(is_shown("store: measured while it ran") && is_shown("misses per 1000 instructions"), "{}", view.out);
+    assert!(
+        is_shown("store: measured while it ran") && is_shown("misses per 1000 instructions"),
+        "{}",
+        view.out
+    );
     let slowdowns = |file: &str| {
-        let prediction = run(at, &["predict", file, recording, "--machine", machine, "--json"]).json();
+        let prediction = run(
+            at,
+            &["predict", file, recording, "--machine", machine, "--json"],
+        )
+        .json();
         prediction["matrix"]["values"].clone()
     };
     let exported = slowdowns("store.service-store.profile.json");

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn project_root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
 }
 
 /// Creates the directory in which a reader of the README runs the commands, with the bundled recordings and the
@@ -41,14 +44,21 @@ fn shown_commands(page: &str) -> Vec<(String, Vec<String>)> {
 /// The first shown line that is not the next one in the output; after `...` it may come later. Only after `...` may
 /// lines follow the last one.
 fn first_missing_line<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
-    let mut printed = output.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    let mut printed = output
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty());
     let mut skipping = false;
     for line in shown {
         if line == "..." {
             skipping = true;
             continue;
         }
-        let is_there = if skipping { printed.any(|next| next == line) } else { printed.next() == Some(line) };
+        let is_there = if skipping {
+            printed.any(|next| next == line)
+        } else {
+            printed.next() == Some(line)
+        };
         if !is_there {
             return Some(line);
         }
@@ -73,10 +83,17 @@ fn every_readme_command_prints_the_output_shown() {
             .env("CACHEMATE_RECORDINGS", dir.join("recordings"))
             .env("CACHEMATE_CACHE_DIR", dir.join("cache"));
         let finished = cachemate.output().unwrap();
-        assert!(finished.status.success(), "cachemate {command}: {}", String::from_utf8_lossy(&finished.stderr));
+        assert!(
+            finished.status.success(),
+            "cachemate {command}: {}",
+            String::from_utf8_lossy(&finished.stderr)
+        );
         let output = String::from_utf8_lossy(&finished.stdout);
         let missing = first_missing_line(&lines, &output);
-        assert_eq!(missing, None, "cachemate {command} does not print this line of the README there:\n{output}");
+        assert_eq!(
+            missing, None,
+            "cachemate {command} does not print this line of the README there:\n{output}"
+        );
     }
 }
 
@@ -87,28 +104,67 @@ fn the_picture_has_the_figures_of_the_readme() {
     let picture = fs::read_to_string(project_root().join("docs/pictures/plan.svg")).unwrap();
     let names = ["stencil", "python3", "xz", "bzip2"];
     let shown = shown_commands(&page);
-    let lines = |command: &str| &shown.iter().find(|(line, _)| line.starts_with(command)).unwrap().1;
-    let matrix = lines("predict").iter().skip_while(|line| !line.starts_with("        stencil")).skip(1);
+    let lines = |command: &str| {
+        &shown
+            .iter()
+            .find(|(line, _)| line.starts_with(command))
+            .unwrap()
+            .1
+    };
+    let matrix = lines("predict")
+        .iter()
+        .skip_while(|line| !line.starts_with("        stencil"))
+        .skip(1);
     let mut slowdowns: Vec<(f64, &str, &str)> = Vec::new();
     for (program, line) in names.iter().zip(matrix) {
         let cells = line.split_whitespace().skip(1);
-        let values = cells.map(|cell| cell.trim_end_matches(|mark: char| !mark.is_ascii_digit()).parse().unwrap());
-        let others = names.iter().zip(values).filter(|(co_runner, _)| *co_runner != program);
-        slowdowns.extend(others.map(|(co_runner, percent): (_, f64)| (percent, *program, *co_runner)));
+        let values = cells.map(|cell| {
+            cell.trim_end_matches(|mark: char| !mark.is_ascii_digit())
+                .parse()
+                .unwrap()
+        });
+        let others = names
+            .iter()
+            .zip(values)
+            .filter(|(co_runner, _)| *co_runner != program);
+        slowdowns
+            .extend(others.map(|(co_runner, percent): (_, f64)| (percent, *program, *co_runner)));
     }
     slowdowns.sort_by(|a, b| b.0.total_cmp(&a.0));
     for ((percent, program, co_runner), y) in slowdowns.iter().zip([102, 134, 166, 198, 230]) {
-        let row = format!(r#"<text x="258" y="{y}">{program}</text><text x="332" y="{y}">{co_runner}</text>"#);
+        let row = format!(
+            r#"<text x="258" y="{y}">{program}</text><text x="332" y="{y}">{co_runner}</text>"#
+        );
         assert!(picture.contains(&row), "{row}");
-        let figure = picture.lines().find(|line| line.contains(&format!(r#"<text x="448" y="{y}""#))).unwrap();
-        assert!(figure.contains(&format!(">{percent:.0} %<")), "{program} beside {co_runner}: {percent}, {figure}");
+        let figure = picture
+            .lines()
+            .find(|line| line.contains(&format!(r#"<text x="448" y="{y}""#)))
+            .unwrap();
+        assert!(
+            figure.contains(&format!(">{percent:.0} %<")),
+            "{program} beside {co_runner}: {percent}, {figure}"
+        );
     }
-    let boxes = lines("plan").iter().filter(|line| line.contains(" % slower (")).flat_map(|line| line.split('│'));
-    let slowdowns: Vec<f64> =
-        boxes.filter_map(|cell| cell.split_once(" % slower")?.0.split_whitespace().last()?.parse().ok()).collect();
+    let boxes = lines("plan")
+        .iter()
+        .filter(|line| line.contains(" % slower ("))
+        .flat_map(|line| line.split('│'));
+    let slowdowns: Vec<f64> = boxes
+        .filter_map(|cell| {
+            cell.split_once(" % slower")?
+                .0
+                .split_whitespace()
+                .last()?
+                .parse()
+                .ok()
+        })
+        .collect();
     assert_eq!(slowdowns.len(), names.len(), "{slowdowns:?}");
     for percent in slowdowns {
-        assert!(picture.contains(&format!(">{percent:.0} % slower<")), "{percent}");
+        assert!(
+            picture.contains(&format!(">{percent:.0} % slower<")),
+            "{percent}"
+        );
     }
 }
 

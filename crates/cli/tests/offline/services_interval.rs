@@ -20,7 +20,11 @@ const SCENARIO: &str = "name = \"services\"\ndescription = \"a store, a batch jo
     interarrival_ns = { fixed = 1e9 }\ninstructions = { fixed = 1e9 }\n";
 
 fn store_service(snapshot: &Snapshot) -> &cachemate_page::ServiceSnapshot {
-    snapshot.services.iter().find(|service| service.name == "store").unwrap()
+    snapshot
+        .services
+        .iter()
+        .find(|service| service.name == "store")
+        .unwrap()
 }
 
 /// Does the record of a run name the batch service as the cause of the store's loss within 20 seconds of its start,
@@ -36,27 +40,69 @@ fn the_batch_service_is_named_within_twenty_seconds() {
     run(at, &["sim", "s.toml", "-o", "run.jsonl"]).ok();
     let run = read_recording(RunLogReader::open(at.join("run.jsonl")).unwrap(), "run").unwrap();
     let first = run.snapshots.iter().find(|snapshot| {
-        let measured =
-            |cause: &cachemate_page::ServiceLossSnapshot| cause.source == "measured" && cause.service == "batch";
+        let measured = |cause: &cachemate_page::ServiceLossSnapshot| {
+            cause.source == "measured" && cause.service == "batch"
+        };
         store_service(snapshot).slowed_by.iter().any(measured)
     });
     let first = first.expect("the batch service is named");
-    assert!(first.at_s > START_S && first.at_s <= START_S + NAMED_AFTER_S, "named after {} s", first.at_s);
+    assert!(
+        first.at_s > START_S && first.at_s <= START_S + NAMED_AFTER_S,
+        "named after {} s",
+        first.at_s
+    );
     let mean_speed_between = |from: f64, to: f64| {
-        let windows = run.snapshots.iter().filter(|snapshot| snapshot.at_s > from && snapshot.at_s <= to);
+        let windows = run
+            .snapshots
+            .iter()
+            .filter(|snapshot| snapshot.at_s > from && snapshot.at_s <= to);
         let speeds: Vec<f64> = windows
-            .filter_map(|snapshot| snapshot.programs.iter().find(|program| program.name == "store")?.instr_per_cycle)
+            .filter_map(|snapshot| {
+                snapshot
+                    .programs
+                    .iter()
+                    .find(|program| program.name == "store")?
+                    .instr_per_cycle
+            })
             .collect();
         speeds.iter().sum::<f64>() / speeds.len() as f64
     };
-    let truth = mean_speed_between(20.0, START_S) / mean_speed_between(START_S + 5.0, START_S + 30.0) - 1.0;
-    let named = run.snapshots.iter().rfind(|snapshot| snapshot.at_s <= START_S + 30.0).unwrap();
+    let truth =
+        mean_speed_between(20.0, START_S) / mean_speed_between(START_S + 5.0, START_S + 30.0) - 1.0;
+    let named = run
+        .snapshots
+        .iter()
+        .rfind(|snapshot| snapshot.at_s <= START_S + 30.0)
+        .unwrap();
     let cause = &store_service(named).slowed_by[0];
     assert!(truth > 0.1, "the batch service slows the store: {truth}");
-    assert!((cause.loss.value - truth).abs() < 0.15 * truth, "{cause:?}, by the speeds {truth}");
-    assert!(cause.loss.low > 0.0 && cause.loss.low <= cause.loss.high, "{cause:?}, by the speeds {truth}");
-    let others = run.snapshots.iter().flat_map(|snapshot| &snapshot.services).flat_map(|service| &service.slowed_by);
-    assert!(others.into_iter().all(|cause| cause.service != "quiet"), "the quiet service is on another cache");
-    let quiet = named.services.iter().find(|service| service.name == "quiet").unwrap();
-    assert!(quiet.reason.as_ref().is_some_and(|reason| reason.contains("no other managed service")), "{quiet:?}");
+    assert!(
+        (cause.loss.value - truth).abs() < 0.15 * truth,
+        "{cause:?}, by the speeds {truth}"
+    );
+    assert!(
+        cause.loss.low > 0.0 && cause.loss.low <= cause.loss.high,
+        "{cause:?}, by the speeds {truth}"
+    );
+    let others = run
+        .snapshots
+        .iter()
+        .flat_map(|snapshot| &snapshot.services)
+        .flat_map(|service| &service.slowed_by);
+    assert!(
+        others.into_iter().all(|cause| cause.service != "quiet"),
+        "the quiet service is on another cache"
+    );
+    let quiet = named
+        .services
+        .iter()
+        .find(|service| service.name == "quiet")
+        .unwrap();
+    assert!(
+        quiet
+            .reason
+            .as_ref()
+            .is_some_and(|reason| reason.contains("no other managed service")),
+        "{quiet:?}"
+    );
 }

@@ -25,7 +25,10 @@ const CYCLES: u64 = 3_000_000;
 
 /// A directory with a sweep of this number of tasks, and the local engine's result.
 fn prepare_sweep(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
-    let dir = tempfile::Builder::new().prefix("engines").tempdir().unwrap();
+    let dir = tempfile::Builder::new()
+        .prefix("engines")
+        .tempdir()
+        .unwrap();
     let root = dir.path();
     let scenario = format!(
         "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
@@ -52,9 +55,18 @@ impl SweepProcess {
     fn start(at: &Path, out: &str, args: &[&str], env: &[(&str, &Path)]) -> SweepProcess {
         let message = at.join(format!("{out}.said"));
         let file = fs::File::create(&message).unwrap();
-        let mut sweep = command(at, &[&["sweep", "run", "sweep.toml", "-o", out], args].concat());
-        sweep.envs(env.iter().copied()).stdout(file.try_clone().unwrap()).stderr(file);
-        SweepProcess { running: ChildGuard(sweep.spawn().unwrap()), said: message }
+        let mut sweep = command(
+            at,
+            &[&["sweep", "run", "sweep.toml", "-o", out], args].concat(),
+        );
+        sweep
+            .envs(env.iter().copied())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file);
+        SweepProcess {
+            running: ChildGuard(sweep.spawn().unwrap()),
+            said: message,
+        }
     }
 
     fn said(&self) -> String {
@@ -71,18 +83,30 @@ impl SweepProcess {
         });
         assert!(code.is_some_and(|code| code.success()), "{}", self.said());
         let merged = run(at, &["sweep", "merge", out]).ok();
-        assert!(fs::read(at.join(out).join("merged.jsonl")).unwrap() == expected, "other bytes: {}", merged.out);
+        assert!(
+            fs::read(at.join(out).join("merged.jsonl")).unwrap() == expected,
+            "other bytes: {}",
+            merged.out
+        );
         println!("{out}: {}", self.said().trim());
     }
 }
 
 fn find_free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 fn spawn_logged(mut command: Command, log: &Path) -> ChildGuard {
     let log = fs::File::create(log).unwrap();
-    let started = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
+    let started = command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn();
     ChildGuard(started.unwrap_or_else(|error| panic!("{command:?}: {error}")))
 }
 
@@ -107,25 +131,50 @@ impl Cluster {
         fs::set_permissions(path_of("munge/key"), fs::Permissions::from_mode(0o600)).unwrap();
         let mut munged = Command::new("munged");
         munged.args(["--foreground", "--force"]);
-        for (name, file) in [("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("seed-file", "seed")] {
-            munged.arg(format!("--{name}={}", path_of("munge").join(file).display()));
+        for (name, file) in [
+            ("key-file", "key"),
+            ("socket", "socket"),
+            ("pid-file", "pid"),
+            ("seed-file", "seed"),
+        ] {
+            munged.arg(format!(
+                "--{name}={}",
+                path_of("munge").join(file).display()
+            ));
         }
         let munge = spawn_logged(munged, &path_of("munge.log"));
         until("munge's socket", || path_of("munge/socket").exists());
         fs::write(path_of("slurm.conf"), Self::slurm_config(dir)).unwrap();
-        let mut cluster = Cluster { dir: dir.to_path_buf(), controller: None, nodes: Vec::new(), _munge: munge };
+        let mut cluster = Cluster {
+            dir: dir.to_path_buf(),
+            controller: None,
+            nodes: Vec::new(),
+            _munge: munge,
+        };
         cluster.start_controller(true);
         for node in 0..4 {
             let mut slurmd = Command::new("slurmd");
-            slurmd.args(["-D", "-N", &format!("n{node}"), "-f"]).arg(path_of("slurm.conf"));
-            cluster.nodes.push(spawn_logged(slurmd, &path_of(&format!("slurmd-{node}.out"))));
+            slurmd
+                .args(["-D", "-N", &format!("n{node}"), "-f"])
+                .arg(path_of("slurm.conf"));
+            cluster.nodes.push(spawn_logged(
+                slurmd,
+                &path_of(&format!("slurmd-{node}.out")),
+            ));
         }
-        until("four idle nodes", || cluster.ask("sinfo", &["-h", "-N", "-o", "%T"]).matches("idle").count() == 4);
+        until("four idle nodes", || {
+            cluster
+                .ask("sinfo", &["-h", "-N", "-o", "%T"])
+                .matches("idle")
+                .count()
+                == 4
+        });
         cluster
     }
 
     fn slurm_config(dir: &Path) -> String {
-        let host = String::from_utf8(Command::new("hostname").arg("-s").output().unwrap().stdout).unwrap();
+        let host =
+            String::from_utf8(Command::new("hostname").arg("-s").output().unwrap().stdout).unwrap();
         let (host, d) = (host.trim(), dir.display());
         let mut text = format!(
             "ClusterName=cachemate\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={}\nAuthType=auth/munge\n\
@@ -139,14 +188,18 @@ impl Cluster {
         );
         for node in 0..4 {
             let port = find_free_port();
-            text.push_str(&format!("NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"));
+            text.push_str(&format!(
+                "NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
+            ));
         }
         text + "PartitionName=all Nodes=ALL Default=YES State=UP\n"
     }
 
     fn start_controller(&mut self, fresh: bool) {
         let mut slurmctld = Command::new("slurmctld");
-        slurmctld.args(["-D", "-f"]).arg(self.dir.join("slurm.conf"));
+        slurmctld
+            .args(["-D", "-f"])
+            .arg(self.dir.join("slurm.conf"));
         if fresh {
             slurmctld.arg("-c");
         }
@@ -156,7 +209,10 @@ impl Cluster {
     fn ask(&self, program: &str, args: &[&str]) -> String {
         // Clients hang without a controller.
         let mut client = Command::new("timeout");
-        client.args(["-k", "1", "10", program]).args(args).env("SLURM_CONF", self.dir.join("slurm.conf"));
+        client
+            .args(["-k", "1", "10", program])
+            .args(args)
+            .env("SLURM_CONF", self.dir.join("slurm.conf"));
         String::from_utf8_lossy(&client.output().unwrap().stdout).into_owned()
     }
 
@@ -164,19 +220,32 @@ impl Cluster {
         let (nodes, state) = (format!("NodeName={nodes}"), format!("State={state}"));
         until("the node's state", || {
             self.ask("scontrol", &["update", &nodes, &state, "Reason=test"]);
-            let shown = self.ask("sinfo", &["-h", "-N", "-n", &nodes["NodeName=".len()..], "-o", "%T"]);
+            let shown = self.ask(
+                "sinfo",
+                &["-h", "-N", "-n", &nodes["NodeName=".len()..], "-o", "%T"],
+            );
             shown.contains("drain") == (state == "State=DRAIN")
         });
     }
 }
 
 fn has(program: &str, version: &str) -> bool {
-    Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
+    Command::new(program)
+        .arg(version)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success())
 }
 
 /// Can the program be started? Without a configuration, Slurm's clients fail even with `--version`.
 fn is_there(program: &str) -> bool {
-    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
 }
 
 /// Is every task in the merged result once, although a node is drained, and a node's daemon and the controller are
@@ -186,20 +255,36 @@ fn slurm_merges_every_task_once_despite_lost_nodes() {
     if !asked() {
         return;
     }
-    if !["slurmctld", "slurmd", "squeue", "munged"].iter().all(|program| is_there(program)) {
+    if !["slurmctld", "slurmd", "squeue", "munged"]
+        .iter()
+        .all(|program| is_there(program))
+    {
         println!("not shown here: Slurm (slurmctld, slurmd, slurm-client, munge)");
         return;
     }
     let (dir, expected) = prepare_sweep(40);
     let root = dir.path();
-    let mut cluster = Cluster::start(&tempfile::Builder::new().prefix("slurm").tempdir().unwrap().keep());
+    let mut cluster = Cluster::start(
+        &tempfile::Builder::new()
+            .prefix("slurm")
+            .tempdir()
+            .unwrap()
+            .keep(),
+    );
     let conf = cluster.dir.join("slurm.conf");
     let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
     let args = ["--engine", "slurm", "--heartbeat-timeout", "10"];
     SweepProcess::start(root, "plain", &args, &env).ends_with(root, "plain", &expected);
     // Forty tasks are four arrays if the maximum size is eleven.
-    let scripts = fs::read_dir(root.join("plain/engine/slurm")).unwrap().flatten();
-    assert_eq!(scripts.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "sh")).count(), 4);
+    let scripts = fs::read_dir(root.join("plain/engine/slurm"))
+        .unwrap()
+        .flatten();
+    assert_eq!(
+        scripts
+            .filter(|entry| entry.path().extension().is_some_and(|kind| kind == "sh"))
+            .count(),
+        4
+    );
 
     let sweep = SweepProcess::start(root, "hurt", &args, &env);
     until("the first results", || results_in(&root.join("hurt")) >= 3);
@@ -229,9 +314,14 @@ fn slurm_merges_every_task_once_despite_lost_nodes() {
 /// The Python interpreter with Dask.
 fn find_dask_python() -> Option<String> {
     let python = std::env::var("CACHEMATE_DASK_PYTHON").unwrap_or("python3".to_string());
-    let import = Command::new(&python).args(["-c", "import distributed"]).stderr(Stdio::null()).status();
+    let import = Command::new(&python)
+        .args(["-c", "import distributed"])
+        .stderr(Stdio::null())
+        .status();
     if !import.is_ok_and(|status| status.success()) {
-        println!("not shown here: Dask (pip install distributed; CACHEMATE_DASK_PYTHON names its Python)");
+        println!(
+            "not shown here: Dask (pip install distributed; CACHEMATE_DASK_PYTHON names its Python)"
+        );
         return None;
     }
     Some(python)
@@ -243,29 +333,63 @@ fn dask_merges_every_task_once_despite_kills() {
     if !asked() {
         return;
     }
-    let Some(python) = find_dask_python() else { return };
+    let Some(python) = find_dask_python() else {
+        return;
+    };
     let (dir, expected) = prepare_sweep(40);
     let root = dir.path();
-    let args = ["--engine", "dask", "--python", &python, "--heartbeat-timeout", "10"];
-    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
+    let args = [
+        "--engine",
+        "dask",
+        "--python",
+        &python,
+        "--heartbeat-timeout",
+        "10",
+    ];
+    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[])
+        .ends_with(root, "own", &expected);
 
     let address = format!("tcp://127.0.0.1:{}", find_free_port());
     let start_scheduler = || {
         let mut scheduler = Command::new(&python);
         let port = address.rsplit(':').next().unwrap();
-        scheduler.args(["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port]);
-        scheduler.args(["--no-dashboard", "--no-show"]).current_dir(root);
+        scheduler.args([
+            "-m",
+            "distributed.cli.dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+        ]);
+        scheduler
+            .args(["--no-dashboard", "--no-show"])
+            .current_dir(root);
         spawn_logged(scheduler, &root.join("scheduler.log"))
     };
     let start_worker = |name: &str| {
         let mut worker = Command::new(&python);
-        worker.args(["-m", "distributed.cli.dask_worker", &address, "--no-nanny", "--nthreads", "1", "--no-dashboard"]);
-        worker.args(["--name", name, "--death-timeout", "120"]).current_dir(root);
+        worker.args([
+            "-m",
+            "distributed.cli.dask_worker",
+            &address,
+            "--no-nanny",
+            "--nthreads",
+            "1",
+            "--no-dashboard",
+        ]);
+        worker
+            .args(["--name", name, "--death-timeout", "120"])
+            .current_dir(root);
         spawn_logged(worker, &root.join(format!("worker-{name}.log")))
     };
     let mut first = start_scheduler();
     let mut workers = [start_worker("a"), start_worker("b"), start_worker("c")];
-    let sweep = SweepProcess::start(root, "hurt", &[&args[..], &["--scheduler", &address]].concat(), &[]);
+    let sweep = SweepProcess::start(
+        root,
+        "hurt",
+        &[&args[..], &["--scheduler", &address]].concat(),
+        &[],
+    );
     until("the first results", || results_in(&root.join("hurt")) >= 3);
     workers[0].0.kill().unwrap();
     until("more results", || results_in(&root.join("hurt")) >= 10);
@@ -292,26 +416,52 @@ fn hyperqueue_merges_every_task_once_despite_kills() {
     let (dir, expected) = prepare_sweep(40);
     let root = dir.path();
     let args = ["--engine", "hq", "--hq", &hq, "--heartbeat-timeout", "10"];
-    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
+    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[])
+        .ends_with(root, "own", &expected);
 
     let server_dir = root.join("server");
     let start_hq = |arguments: &[&str], log: &str| {
         let mut hq = Command::new(&hq);
-        hq.arg("--server-dir").arg(&server_dir).args(arguments).current_dir(root);
+        hq.arg("--server-dir")
+            .arg(&server_dir)
+            .args(arguments)
+            .current_dir(root);
         spawn_logged(hq, &root.join(log))
     };
     let journal = root.join("journal").display().to_string();
-    let server = ["server", "start", "--host", "127.0.0.1", "--journal", &journal, "--journal-flush-period", "200ms"];
+    let server = [
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--journal",
+        &journal,
+        "--journal-flush-period",
+        "200ms",
+    ];
     let worker = ["worker", "start", "--cpus", "1", "--heartbeat", "1s"];
     let mut first = start_hq(&server, "server-1.log");
     until("the server", || {
         let mut info = Command::new(&hq);
-        info.arg("--server-dir").arg(&server_dir).args(["server", "info"]);
-        info.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+        info.arg("--server-dir")
+            .arg(&server_dir)
+            .args(["server", "info"]);
+        info.stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
     });
-    let mut workers = [start_hq(&worker, "worker-1.log"), start_hq(&worker, "worker-2.log")];
+    let mut workers = [
+        start_hq(&worker, "worker-1.log"),
+        start_hq(&worker, "worker-2.log"),
+    ];
     let place = server_dir.display().to_string();
-    let sweep = SweepProcess::start(root, "hurt", &[&args[..], &["--scheduler", &place]].concat(), &[]);
+    let sweep = SweepProcess::start(
+        root,
+        "hurt",
+        &[&args[..], &["--scheduler", &place]].concat(),
+        &[],
+    );
     until("the first results", || results_in(&root.join("hurt")) >= 3);
     workers[0].0.kill().unwrap();
     until("more results", || results_in(&root.join("hurt")) >= 10);
@@ -319,6 +469,9 @@ fn hyperqueue_merges_every_task_once_despite_kills() {
     first.0.wait().unwrap();
     workers.iter_mut().for_each(|worker| _ = worker.0.kill());
     let _second = start_hq(&server, "server-2.log");
-    let _others = [start_hq(&worker, "worker-3.log"), start_hq(&worker, "worker-4.log")];
+    let _others = [
+        start_hq(&worker, "worker-3.log"),
+        start_hq(&worker, "worker-4.log"),
+    ];
     sweep.ends_with(root, "hurt", &expected);
 }

@@ -32,14 +32,22 @@ pub(super) fn cpuset_steps(
     groups: &BTreeMap<String, TrackedObject<CpuSet>>,
     confined_groups: &[CpusetGroup],
 ) -> Vec<CpusetStep> {
-    let confinement_of = |group: &str| confined_groups.iter().rev().find(|confined| confined.cgroup == group);
+    let confinement_of = |group: &str| {
+        confined_groups
+            .iter()
+            .rev()
+            .find(|confined| confined.cgroup == group)
+    };
     let changed_cpus = groups.iter().filter_map(|(group, cpus)| {
         let target = confinement_of(group).map_or(&cpus.original, |confined| &confined.cpus);
         (cpus.current != *target).then_some((group, &cpus.current, target))
     });
     let changed_cpus: Vec<(&String, &CpuSet, &CpuSet)> = changed_cpus.collect();
-    let has_changing_relative =
-        |group: &str| changed_cpus.iter().any(|(relative, ..)| is_below(relative, group) || is_below(group, relative));
+    let has_changing_relative = |group: &str| {
+        changed_cpus
+            .iter()
+            .any(|(relative, ..)| is_below(relative, group) || is_below(group, relative))
+    };
     let mut steps: Vec<CpusetStep> = changed_cpus
         .iter()
         .map(|&(group, current, target)| CpusetStep {
@@ -49,7 +57,12 @@ pub(super) fn cpuset_steps(
             target: target.clone(),
         })
         .collect();
-    steps.sort_by_key(|step| step.group.split('/').filter(|part| !part.is_empty()).count());
+    steps.sort_by_key(|step| {
+        step.group
+            .split('/')
+            .filter(|part| !part.is_empty())
+            .count()
+    });
     steps
 }
 

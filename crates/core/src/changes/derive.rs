@@ -10,10 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::classes::{ServiceClass, assign_class_ids, build_classes};
 use super::cpuset_steps::{CpusetStep, cpuset_steps};
 use super::state::{TaskState, is_below};
-use super::{Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId, WayMasks};
+use super::{
+    Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId,
+    WayMasks,
+};
 use crate::{
-    Ability, CacheShare, Capabilities, CpuSet, GangSchedule, PageMigration, Plan, PlanItem, ProcessId, RefusalReason,
-    RefusedItem, ShareMember, Support, TaskId, Topology, Units,
+    Ability, CacheShare, Capabilities, CpuSet, GangSchedule, PageMigration, Plan, PlanItem,
+    ProcessId, RefusalReason, RefusedItem, ShareMember, Support, TaskId, Topology, Units,
 };
 
 /// The changes to make, and the items of the plan that are impossible.
@@ -37,8 +40,14 @@ pub fn derive_changes(
     capabilities: &Capabilities,
 ) -> ChangeList {
     let online = topology.online();
-    let mut builder =
-        ChangeListBuilder { plan, confined_groups, state, capabilities, online, change_list: ChangeList::default() };
+    let mut builder = ChangeListBuilder {
+        plan,
+        confined_groups,
+        state,
+        capabilities,
+        online,
+        change_list: ChangeList::default(),
+    };
     let schedules = builder.select_runnable_schedules();
     let stop_changes = builder.stop_gangs(&schedules);
     let widening_changes = builder.confine_groups();
@@ -68,12 +77,21 @@ impl ChangeListBuilder<'_> {
     ) -> ChangeId {
         let id = ChangeId(self.change_list.changes.len() as u32);
         let dependencies: BTreeSet<ChangeId> = dependencies.into_iter().collect();
-        self.change_list.changes.push(Change { id, items, depends_on: dependencies.into_iter().collect(), kind });
+        self.change_list.changes.push(Change {
+            id,
+            items,
+            depends_on: dependencies.into_iter().collect(),
+            kind,
+        });
         id
     }
 
     fn refuse(&mut self, item: PlanItem, reason: RefusalReason, message: impl Into<String>) {
-        self.change_list.refused_items.push(RefusedItem { item, reason, message: message.into() });
+        self.change_list.refused_items.push(RefusedItem {
+            item,
+            reason,
+            message: message.into(),
+        });
     }
 
     /// Returns the reason why this machine lacks the ability, if it gives one.
@@ -102,9 +120,10 @@ impl ChangeListBuilder<'_> {
                             RefusalReason::NotFound,
                             "a member has exited; the other members keep their turn".to_string(),
                         ),
-                        Some(TaskState { no_idle_turns: Some(reason), .. }) => {
-                            (RefusalReason::NotSupported, reason.clone())
-                        }
+                        Some(TaskState {
+                            no_idle_turns: Some(reason),
+                            ..
+                        }) => (RefusalReason::NotSupported, reason.clone()),
                         Some(_) => return true,
                     };
                     refused_members.insert(*task, refusal);
@@ -114,7 +133,9 @@ impl ChangeListBuilder<'_> {
             for (because, message) in refused_members.into_values() {
                 self.refuse(PlanItem::Gangs(index), because, message);
             }
-            runnable_schedule.gangs.retain(|gang| !gang.members.is_empty());
+            runnable_schedule
+                .gangs
+                .retain(|gang| !gang.members.is_empty());
             if !runnable_schedule.gangs.is_empty() {
                 schedules.push((index, runnable_schedule));
             }
@@ -122,17 +143,34 @@ impl ChangeListBuilder<'_> {
         schedules
     }
 
-    fn stop_gangs(&mut self, planned_schedules: &[(usize, GangSchedule)]) -> Vec<(ChangeId, GangSchedule)> {
+    fn stop_gangs(
+        &mut self,
+        planned_schedules: &[(usize, GangSchedule)],
+    ) -> Vec<(ChangeId, GangSchedule)> {
         let mut stop_changes = Vec::new();
         for running_schedule in &self.state.gangs {
-            if planned_schedules.iter().any(|(_, schedule)| schedule == running_schedule) {
+            if planned_schedules
+                .iter()
+                .any(|(_, schedule)| schedule == running_schedule)
+            {
                 continue;
             }
             // If the plan has a schedule on these CPUs, that schedule causes the stop; otherwise, the whole plan does.
-            let replacements =
-                planned_schedules.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running_schedule.cpus));
-            let items = items_or_whole_plan(replacements.map(|(index, _)| PlanItem::Gangs(*index)).collect());
-            let id = self.push(items, [], ChangeKind::StopGangs { schedule: running_schedule.clone() });
+            let replacements = planned_schedules
+                .iter()
+                .filter(|(_, schedule)| schedule.cpus.intersects(&running_schedule.cpus));
+            let items = items_or_whole_plan(
+                replacements
+                    .map(|(index, _)| PlanItem::Gangs(*index))
+                    .collect(),
+            );
+            let id = self.push(
+                items,
+                [],
+                ChangeKind::StopGangs {
+                    schedule: running_schedule.clone(),
+                },
+            );
             stop_changes.push((id, running_schedule.clone()));
         }
         stop_changes
@@ -143,10 +181,22 @@ impl ChangeListBuilder<'_> {
         let steps = cpuset_steps(&self.state.groups, self.confined_groups);
         let whole_plan = || vec![PlanItem::Plan];
         let mut widening_changes: BTreeMap<String, ChangeId> = BTreeMap::new();
-        for CpusetStep { group, current, intermediate, .. } in steps.iter().filter(|step| step.widens()) {
-            let widened_ancestors = widening_changes.iter().filter(|(widened_group, _)| is_below(group, widened_group));
+        for CpusetStep {
+            group,
+            current,
+            intermediate,
+            ..
+        } in steps.iter().filter(|step| step.widens())
+        {
+            let widened_ancestors = widening_changes
+                .iter()
+                .filter(|(widened_group, _)| is_below(group, widened_group));
             let dependencies: Vec<ChangeId> = widened_ancestors.map(|(_, id)| *id).collect();
-            let kind = ChangeKind::Cpuset { group: group.clone(), from: current.clone(), to: intermediate.clone() };
+            let kind = ChangeKind::Cpuset {
+                group: group.clone(),
+                from: current.clone(),
+                to: intermediate.clone(),
+            };
             let id = self.push(whole_plan(), dependencies, kind);
             widening_changes.insert(group.clone(), id);
         }
@@ -159,15 +209,18 @@ impl ChangeListBuilder<'_> {
                 .map(|(_, id)| *id);
             // A group that will inherit its parent's CPUs was narrower before, and may contain CPUs that the parent
             // loses.
-            let inheriting_steps = steps
-                .iter()
-                .filter(|inheriting_step| inheriting_step.target.is_empty() && is_below(&inheriting_step.group, group));
-            let inheriting_widenings =
-                inheriting_steps.filter_map(|inheriting_step| widening_changes.get(&inheriting_step.group)).copied();
+            let inheriting_steps = steps.iter().filter(|inheriting_step| {
+                inheriting_step.target.is_empty() && is_below(&inheriting_step.group, group)
+            });
+            let inheriting_widenings = inheriting_steps
+                .filter_map(|inheriting_step| widening_changes.get(&inheriting_step.group))
+                .copied();
             // A group that inherited its parent's CPUs may be given CPUs that the parent must receive first.
             let ancestor_widenings = widening_changes
                 .iter()
-                .filter(|(widened_group, _)| step.current.is_empty() && is_below(group, widened_group))
+                .filter(|(widened_group, _)| {
+                    step.current.is_empty() && is_below(group, widened_group)
+                })
                 .map(|(_, id)| *id);
             let own_widening = widening_changes.get(group).copied();
             let dependencies: Vec<ChangeId> = narrowed_descendants
@@ -176,7 +229,11 @@ impl ChangeListBuilder<'_> {
                 .chain(own_widening)
                 .collect();
             let (from, to) = (step.intermediate.clone(), step.target.clone());
-            let kind = ChangeKind::Cpuset { group: group.clone(), from, to };
+            let kind = ChangeKind::Cpuset {
+                group: group.clone(),
+                from,
+                to,
+            };
             let id = self.push(whole_plan(), dependencies, kind);
             narrowing_changes.push((group.clone(), id));
         }
@@ -188,8 +245,17 @@ impl ChangeListBuilder<'_> {
         schedules: &[(usize, GangSchedule)],
         widening_changes: &BTreeMap<String, ChangeId>,
     ) -> BTreeMap<TaskId, ChangeId> {
-        for &task in self.plan.affinity.keys().filter(|&&task| self.state.task(task).is_none()) {
-            self.refuse(PlanItem::Affinity(task), RefusalReason::NotFound, "the task has ended");
+        for &task in self
+            .plan
+            .affinity
+            .keys()
+            .filter(|&&task| self.state.task(task).is_none())
+        {
+            self.refuse(
+                PlanItem::Affinity(task),
+                RefusalReason::NotFound,
+                "the task has ended",
+            );
         }
         let cpus_by_gang_member = match self.state.limits.seats_are_affinities {
             true => cpus_by_gang_member(schedules),
@@ -197,9 +263,16 @@ impl ChangeListBuilder<'_> {
         };
         let mut move_changes = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
-            let Some(affinity) = &task.affinity else { continue };
-            let target = cpus_by_gang_member.get(&task.task).or_else(|| self.plan.affinity.get(&task.task));
-            let mut new_cpus = target.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
+            let Some(affinity) = &task.affinity else {
+                continue;
+            };
+            let target = cpus_by_gang_member
+                .get(&task.task)
+                .or_else(|| self.plan.affinity.get(&task.task));
+            let mut new_cpus = target.map_or_else(
+                || affinity.original.clone(),
+                |cpus| cpus.intersection(&self.online),
+            );
             if new_cpus.is_empty() {
                 self.refuse(
                     PlanItem::Affinity(task.task),
@@ -209,14 +282,29 @@ impl ChangeListBuilder<'_> {
                 continue;
             }
             // If none of the CPUs belongs to the task's group, the request stays unchanged, and the machine decides.
-            if let Some(cpus) = self.group_cpus(task).filter(|cpus| cpus.intersects(&new_cpus)) {
+            if let Some(cpus) = self
+                .group_cpus(task)
+                .filter(|cpus| cpus.intersects(&new_cpus))
+            {
                 new_cpus = new_cpus.intersection(cpus);
             }
             if new_cpus != affinity.current {
-                let dependency = task.group.as_ref().and_then(|group| widening_changes.get(group)).copied();
+                let dependency = task
+                    .group
+                    .as_ref()
+                    .and_then(|group| widening_changes.get(group))
+                    .copied();
                 let (current_cpus, name) = (affinity.current.clone(), task.name.clone());
-                let kind = ChangeKind::Affinity { task: task.task, name, from: current_cpus, to: new_cpus };
-                move_changes.insert(task.task, self.push(vec![PlanItem::Affinity(task.task)], dependency, kind));
+                let kind = ChangeKind::Affinity {
+                    task: task.task,
+                    name,
+                    from: current_cpus,
+                    to: new_cpus,
+                };
+                move_changes.insert(
+                    task.task,
+                    self.push(vec![PlanItem::Affinity(task.task)], dependency, kind),
+                );
             }
         }
         move_changes
@@ -224,7 +312,10 @@ impl ChangeListBuilder<'_> {
 
     fn group_cpus(&self, task: &TaskState) -> Option<&CpuSet> {
         let group = task.group.as_ref()?;
-        self.confined_groups.iter().find(|confined| confined.cgroup == *group).map(|confined| &confined.cpus)
+        self.confined_groups
+            .iter()
+            .find(|confined| confined.cgroup == *group)
+            .map(|confined| &confined.cpus)
     }
 
     fn set_weights(&mut self) {
@@ -233,16 +324,29 @@ impl ChangeListBuilder<'_> {
             if let Some(reason) = &unsupported_reason {
                 self.refuse(PlanItem::Weight(task), RefusalReason::NoPermission, reason);
             } else if self.state.task(task).is_none() {
-                self.refuse(PlanItem::Weight(task), RefusalReason::NotFound, "the task has ended");
+                self.refuse(
+                    PlanItem::Weight(task),
+                    RefusalReason::NotFound,
+                    "the task has ended",
+                );
             }
         }
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(weight) = &task.weight else { continue };
-            let requested_weight = self.plan.weights.get(&task.task).filter(|_| unsupported_reason.is_none());
+            let requested_weight = self
+                .plan
+                .weights
+                .get(&task.task)
+                .filter(|_| unsupported_reason.is_none());
             let target = *requested_weight.unwrap_or(&weight.original);
             if target != weight.current {
                 let (name, current_weight) = (task.name.clone(), weight.current);
-                let kind = ChangeKind::Weight { task: task.task, name, from: current_weight, to: target };
+                let kind = ChangeKind::Weight {
+                    task: task.task,
+                    name,
+                    from: current_weight,
+                    to: target,
+                };
                 self.push(vec![PlanItem::Weight(task.task)], [], kind);
             }
         }
@@ -252,19 +356,32 @@ impl ChangeListBuilder<'_> {
         let (classes, refused_items) = build_classes(self.plan, self.state, self.capabilities);
         self.change_list.refused_items.extend(refused_items);
         let ids = assign_class_ids(&classes, self.state);
-        let classes_by_id: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
+        let classes_by_id: BTreeMap<ServiceClassId, ServiceClass> =
+            ids.into_iter().zip(classes).collect();
         let mut create_changes: BTreeMap<ServiceClassId, ChangeId> = BTreeMap::new();
-        for (&class, service_class) in classes_by_id.iter().filter(|(class, _)| !self.state.classes.contains_key(class))
+        for (&class, service_class) in classes_by_id
+            .iter()
+            .filter(|(class, _)| !self.state.classes.contains_key(class))
         {
-            let kind = ChangeKind::CreateClass { class, masks: WayMasks::new() };
+            let kind = ChangeKind::CreateClass {
+                class,
+                masks: WayMasks::new(),
+            };
             create_changes.insert(class, self.push(service_class.items(), [], kind));
         }
         let mut ready_changes = create_changes.clone();
         for (&class, content) in &classes_by_id {
             let current_masks = self.state.classes.get(&class).cloned().unwrap_or_default();
             if current_masks != content.masks {
-                let kind = ChangeKind::Schemata { class, from: current_masks, to: content.masks.clone() };
-                ready_changes.insert(class, self.push(content.items(), create_changes.get(&class).copied(), kind));
+                let kind = ChangeKind::Schemata {
+                    class,
+                    from: current_masks,
+                    to: content.masks.clone(),
+                };
+                ready_changes.insert(
+                    class,
+                    self.push(content.items(), create_changes.get(&class).copied(), kind),
+                );
             }
         }
         let class_by_task: BTreeMap<TaskId, ServiceClassId> = classes_by_id
@@ -277,38 +394,64 @@ impl ChangeListBuilder<'_> {
             if target == task.class {
                 continue;
             }
-            let items =
-                target.and_then(|class| classes_by_id.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
+            let items = target
+                .and_then(|class| classes_by_id.get(&class))
+                .map_or(vec![PlanItem::Plan], ServiceClass::items);
             let dependency = target.and_then(|class| ready_changes.get(&class)).copied();
             let (name, current_class) = (task.name.clone(), task.class);
             let id = self.push(
                 items,
                 dependency,
-                ChangeKind::Member { task: task.task, name, from: current_class, to: target },
+                ChangeKind::Member {
+                    task: task.task,
+                    name,
+                    from: current_class,
+                    to: target,
+                },
             );
             if let Some(class) = task.class {
                 leave_changes.entry(class).or_default().push(id);
             }
         }
-        for (&class, masks) in self.state.classes.iter().filter(|(class, _)| !classes_by_id.contains_key(class)) {
+        for (&class, masks) in self
+            .state
+            .classes
+            .iter()
+            .filter(|(class, _)| !classes_by_id.contains_key(class))
+        {
             let dependencies = leave_changes.remove(&class).unwrap_or_default();
-            self.push(vec![PlanItem::Plan], dependencies, ChangeKind::RemoveClass { class, masks: masks.clone() });
+            self.push(
+                vec![PlanItem::Plan],
+                dependencies,
+                ChangeKind::RemoveClass {
+                    class,
+                    masks: masks.clone(),
+                },
+            );
         }
         self.change_list.classes = classes_by_id;
     }
 
     fn color_pages(&mut self) {
-        let mut requested_colors: BTreeMap<ProcessId, (ColorAssignment, Vec<PlanItem>)> = BTreeMap::new();
+        let mut requested_colors: BTreeMap<ProcessId, (ColorAssignment, Vec<PlanItem>)> =
+            BTreeMap::new();
         for share in &self.plan.shares {
-            let Some(colors) = self.resolve_colors(share) else { continue };
+            let Some(colors) = self.resolve_colors(share) else {
+                continue;
+            };
             let item = PlanItem::Share(share.group, share.cache);
             for member in &share.members {
-                let ShareMember::Process(process) = *member else { continue };
+                let ShareMember::Process(process) = *member else {
+                    continue;
+                };
                 if self.state.tasks.iter().all(|task| task.process != process) {
                     continue;
                 }
                 if !self.state.colors.contains_key(&process) {
-                    let message = format!("process {} was not started by cachemate page-color run", process.0);
+                    let message = format!(
+                        "process {} was not started by cachemate page-color run",
+                        process.0
+                    );
                     self.refuse(item.clone(), RefusalReason::NotSupported, message);
                     continue;
                 }
@@ -317,10 +460,11 @@ impl ChangeListBuilder<'_> {
                         requested_colors.insert(process, (colors.clone(), vec![item.clone()]));
                     }
                     // The same colors in another cache of the level.
-                    Some((requested, items)) if requested.allowed == colors.allowed => items.push(item.clone()),
+                    Some((requested, items)) if requested.allowed == colors.allowed => {
+                        items.push(item.clone())
+                    }
                     Some(_) => {
-                        let message =
-                            "the process has other colors in another share, but its colors apply to every cache";
+                        let message = "the process has other colors in another share, but its colors apply to every cache";
                         self.refuse(item.clone(), RefusalReason::Busy, message);
                     }
                 }
@@ -332,7 +476,15 @@ impl ChangeListBuilder<'_> {
                 None => (process_colors.original.clone(), vec![PlanItem::Plan]),
             };
             if target != process_colors.current {
-                self.push(items, [], ChangeKind::Colors { process, from: process_colors.current.clone(), to: target });
+                self.push(
+                    items,
+                    [],
+                    ChangeKind::Colors {
+                        process,
+                        from: process_colors.current.clone(),
+                        to: target,
+                    },
+                );
             }
         }
     }
@@ -340,20 +492,37 @@ impl ChangeListBuilder<'_> {
     /// Returns the colors of a share as this machine can provide them; `None` for shares in ways and for impossible
     /// ones.
     fn resolve_colors(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
-        let Units::Colors { allowed, migration: moving } = &share.units else { return None };
+        let Units::Colors {
+            allowed,
+            migration: moving,
+        } = &share.units
+        else {
+            return None;
+        };
         let limits = &self.state.limits;
-        let message = if allowed.is_empty() || allowed.iter().last() >= self.capabilities.colors_of(share.cache) {
+        let message = if allowed.is_empty()
+            || allowed.iter().last() >= self.capabilities.colors_of(share.cache)
+        {
             format!("colors {allowed}: none, or more than this machine has")
         } else if *moving == PageMigration::Lazy && limits.no_lazy_moving {
-            "pages cannot be migrated on their next touch; migrating all pages is supported".to_string()
+            "pages cannot be migrated on their next touch; migrating all pages is supported"
+                .to_string()
         } else {
             let must_move_all = *moving == PageMigration::HotFirst && limits.no_hot_first;
             return Some(ColorAssignment {
                 allowed: allowed.clone(),
-                migration: if must_move_all { PageMigration::All } else { *moving },
+                migration: if must_move_all {
+                    PageMigration::All
+                } else {
+                    *moving
+                },
             });
         };
-        self.refuse(PlanItem::Share(share.group, share.cache), RefusalReason::NotSupported, message);
+        self.refuse(
+            PlanItem::Share(share.group, share.cache),
+            RefusalReason::NotSupported,
+            message,
+        );
         None
     }
 
@@ -363,31 +532,48 @@ impl ChangeListBuilder<'_> {
         stops: &[(ChangeId, GangSchedule)],
         move_changes: &BTreeMap<TaskId, ChangeId>,
     ) {
-        for (index, schedule) in planned_schedules.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
+        for (index, schedule) in planned_schedules
+            .iter()
+            .filter(|(_, schedule)| !self.state.gangs.contains(schedule))
+        {
             let members: BTreeSet<TaskId> = gang_members(schedule).collect();
             let is_conflicting = |old_schedule: &GangSchedule| {
                 old_schedule.cpus.intersects(&schedule.cpus)
                     || self::gang_members(old_schedule).any(|task| members.contains(&task))
             };
-            let conflicting_stops =
-                stops.iter().filter(|(_, old_schedule)| is_conflicting(old_schedule)).map(|(id, _)| *id);
-            let moves_of_members = members.iter().filter_map(|task| move_changes.get(task)).copied();
+            let conflicting_stops = stops
+                .iter()
+                .filter(|(_, old_schedule)| is_conflicting(old_schedule))
+                .map(|(id, _)| *id);
+            let moves_of_members = members
+                .iter()
+                .filter_map(|task| move_changes.get(task))
+                .copied();
             let dependencies: Vec<ChangeId> = conflicting_stops.chain(moves_of_members).collect();
             self.push(
                 vec![PlanItem::Gangs(*index)],
                 dependencies,
-                ChangeKind::StartGangs { schedule: schedule.clone() },
+                ChangeKind::StartGangs {
+                    schedule: schedule.clone(),
+                },
             );
         }
     }
 }
 
 fn items_or_whole_plan(items: Vec<PlanItem>) -> Vec<PlanItem> {
-    if items.is_empty() { vec![PlanItem::Plan] } else { items }
+    if items.is_empty() {
+        vec![PlanItem::Plan]
+    } else {
+        items
+    }
 }
 
 fn gang_members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
-    schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
+    schedule
+        .gangs
+        .iter()
+        .flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
 }
 
 /// Returns the CPU of each gang member: the one that the plan names, or else one of the schedule's CPUs in order of
@@ -396,9 +582,17 @@ fn cpus_by_gang_member(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, 
     let mut cpus_by_member: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
     for (_, schedule) in schedules {
         for gang in &schedule.gangs {
-            let named_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-            let mut free_cpus =
-                schedule.cpus.iter().filter(|&cpu| !named_cpus.contains(cpu)).collect::<Vec<_>>().into_iter();
+            let named_cpus: CpuSet = gang
+                .members
+                .iter()
+                .filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0))
+                .collect();
+            let mut free_cpus = schedule
+                .cpus
+                .iter()
+                .filter(|&cpu| !named_cpus.contains(cpu))
+                .collect::<Vec<_>>()
+                .into_iter();
             for (task, cpu) in &gang.members {
                 let cpu = cpu.map(|cpu| cpu.0).or_else(|| free_cpus.next());
                 cpus_by_member.entry(*task).or_default().extend(cpu);

@@ -14,25 +14,64 @@ impl fmt::Display for Change {
 impl fmt::Display for ChangeKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ChangeKind::Affinity { task, name, from, to } => {
-                write!(out, "move task {} '{name}' to CPUs {to} (was {from})", task.0)
+            ChangeKind::Affinity {
+                task,
+                name,
+                from,
+                to,
+            } => {
+                write!(
+                    out,
+                    "move task {} '{name}' to CPUs {to} (was {from})",
+                    task.0
+                )
             }
-            ChangeKind::Weight { task, name, from, to } => {
-                write!(out, "give task {} '{name}' a weight of {to} (was {from})", task.0)
+            ChangeKind::Weight {
+                task,
+                name,
+                from,
+                to,
+            } => {
+                write!(
+                    out,
+                    "give task {} '{name}' a weight of {to} (was {from})",
+                    task.0
+                )
             }
             ChangeKind::Cpuset { group, from, to } => {
-                write!(out, "confine group '{group}' to {} (was {})", describe_cpus(to), describe_cpus(from))
+                write!(
+                    out,
+                    "confine group '{group}' to {} (was {})",
+                    describe_cpus(to),
+                    describe_cpus(from)
+                )
             }
             ChangeKind::CreateClass { class, masks } if masks.is_empty() => {
                 write!(out, "create class of service {}", class.0)
             }
             ChangeKind::CreateClass { class, masks } => {
-                write!(out, "create class of service {} with {}", class.0, describe_ways(masks))
+                write!(
+                    out,
+                    "create class of service {} with {}",
+                    class.0,
+                    describe_ways(masks)
+                )
             }
             ChangeKind::Schemata { class, from, to } => {
-                write!(out, "give class of service {} {} (was {})", class.0, describe_ways(to), describe_ways(from))
+                write!(
+                    out,
+                    "give class of service {} {} (was {})",
+                    class.0,
+                    describe_ways(to),
+                    describe_ways(from)
+                )
             }
-            ChangeKind::Member { task, name, from, to } => {
+            ChangeKind::Member {
+                task,
+                name,
+                from,
+                to,
+            } => {
                 write!(
                     out,
                     "put task {} '{name}' in {} (was in {})",
@@ -41,35 +80,64 @@ impl fmt::Display for ChangeKind {
                     describe_class(*from)
                 )
             }
-            ChangeKind::RemoveClass { class, .. } => write!(out, "remove class of service {}", class.0),
-            ChangeKind::Colors { process, from, to } => {
-                write!(out, "give process {} {} (was {})", process.0, describe_colors(to), describe_colors(from))
+            ChangeKind::RemoveClass { class, .. } => {
+                write!(out, "remove class of service {}", class.0)
             }
-            ChangeKind::StopGangs { schedule } => write!(out, "stop gangs on {}", describe_gangs(schedule)),
-            ChangeKind::StartGangs { schedule } => write!(out, "start gangs on {}", describe_gangs(schedule)),
+            ChangeKind::Colors { process, from, to } => {
+                write!(
+                    out,
+                    "give process {} {} (was {})",
+                    process.0,
+                    describe_colors(to),
+                    describe_colors(from)
+                )
+            }
+            ChangeKind::StopGangs { schedule } => {
+                write!(out, "stop gangs on {}", describe_gangs(schedule))
+            }
+            ChangeKind::StartGangs { schedule } => {
+                write!(out, "start gangs on {}", describe_gangs(schedule))
+            }
         }
     }
 }
 
 fn describe_cpus(cpus: &CpuSet) -> String {
-    if cpus.is_empty() { "the CPUs of its parent".to_string() } else { format!("CPUs {cpus}") }
+    if cpus.is_empty() {
+        "the CPUs of its parent".to_string()
+    } else {
+        format!("CPUs {cpus}")
+    }
 }
 
 fn describe_ways(masks: &WayMasks) -> String {
-    let describe_mask =
-        |(cache, mask): (&crate::CacheId, &crate::IndexSet)| format!("ways {mask} of cache {}", cache.0);
+    let describe_mask = |(cache, mask): (&crate::CacheId, &crate::IndexSet)| {
+        format!("ways {mask} of cache {}", cache.0)
+    };
     match masks.is_empty() {
         true => "all ways".to_string(),
-        false => masks.iter().map(describe_mask).collect::<Vec<_>>().join(", "),
+        false => masks
+            .iter()
+            .map(describe_mask)
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 
 fn describe_class(class: Option<ServiceClassId>) -> String {
-    class.map_or("no class of service".to_string(), |class| format!("class of service {}", class.0))
+    class.map_or("no class of service".to_string(), |class| {
+        format!("class of service {}", class.0)
+    })
 }
 
 fn describe_colors(colors: &Option<ColorAssignment>) -> String {
-    let Some(ColorAssignment { allowed, migration: migration_mode }) = colors else { return "all colors".to_string() };
+    let Some(ColorAssignment {
+        allowed,
+        migration: migration_mode,
+    }) = colors
+    else {
+        return "all colors".to_string();
+    };
     let migration_text = match migration_mode {
         PageMigration::Never => "for new pages",
         PageMigration::Lazy => "and moves pages when they are touched",
@@ -81,10 +149,23 @@ fn describe_colors(colors: &Option<ColorAssignment>) -> String {
 
 fn describe_gangs(schedule: &GangSchedule) -> String {
     let describe_gang = |gang: &crate::Gang| {
-        let members: Vec<String> = gang.members.iter().map(|(task, _)| task.0.to_string()).collect();
-        let slices = if gang.slices == 1 { String::new() } else { format!(" for {} slices", gang.slices) };
+        let members: Vec<String> = gang
+            .members
+            .iter()
+            .map(|(task, _)| task.0.to_string())
+            .collect();
+        let slices = if gang.slices == 1 {
+            String::new()
+        } else {
+            format!(" for {} slices", gang.slices)
+        };
         format!("tasks {}{slices}", members.join("+"))
     };
     let gangs: Vec<String> = schedule.gangs.iter().map(describe_gang).collect();
-    format!("CPUs {}: {}, {} ms a slice", schedule.cpus, gangs.join(", then "), schedule.slice_ns as f64 / 1e6)
+    format!(
+        "CPUs {}: {}, {} ms a slice",
+        schedule.cpus,
+        gangs.join(", then "),
+        schedule.slice_ns as f64 / 1e6
+    )
 }

@@ -27,15 +27,19 @@ pub enum ChangeOutcome<E> {
 }
 
 /// Applies a list in its order. Changes that depend on a failed one are skipped; all others are tried.
-pub fn run<E>(changes: &[Change], mut apply: impl FnMut(&Change) -> Result<(), E>) -> Vec<ChangeOutcome<E>> {
+pub fn run<E>(
+    changes: &[Change],
+    mut apply: impl FnMut(&Change) -> Result<(), E>,
+) -> Vec<ChangeOutcome<E>> {
     let mut outcomes: Vec<ChangeOutcome<E>> = Vec::with_capacity(changes.len());
     for change in changes {
-        let failed_dependency =
-            change.depends_on.iter().find_map(|&dependency| match outcomes.get(dependency.0 as usize) {
+        let failed_dependency = change.depends_on.iter().find_map(|&dependency| {
+            match outcomes.get(dependency.0 as usize) {
                 Some(ChangeOutcome::Failed(_)) => Some(dependency),
                 Some(ChangeOutcome::Skipped(cause)) => Some(*cause),
                 _ => None,
-            });
+            }
+        });
         outcomes.push(match failed_dependency {
             Some(cause) => ChangeOutcome::Skipped(cause),
             None => apply(change).map_or_else(ChangeOutcome::Failed, |()| ChangeOutcome::Done),
@@ -46,7 +50,10 @@ pub fn run<E>(changes: &[Change], mut apply: impl FnMut(&Change) -> Result<(), E
 
 /// Returns the refused items of the plan: for each, the first of its changes that failed, or the failed change on which
 /// one of them depends. Each item occurs once.
-pub fn refused_items(changes: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
+pub fn refused_items(
+    changes: &[Change],
+    outcomes: &[ChangeOutcome<RefusedItem>],
+) -> Vec<RefusedItem> {
     let mut reported_items: BTreeSet<PlanItem> = BTreeSet::new();
     let mut refusals = Vec::new();
     for (change, outcome) in changes.iter().zip(outcomes) {
@@ -58,8 +65,14 @@ pub fn refused_items(changes: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]
                 _ => continue,
             },
         };
-        let items = change.items.iter().filter(|item| reported_items.insert((*item).clone()));
-        refusals.extend(items.map(|item| RefusedItem { item: item.clone(), ..cause.clone() }));
+        let items = change
+            .items
+            .iter()
+            .filter(|item| reported_items.insert((*item).clone()));
+        refusals.extend(items.map(|item| RefusedItem {
+            item: item.clone(),
+            ..cause.clone()
+        }));
     }
     refusals
 }
@@ -70,10 +83,18 @@ pub fn undo(applied: &[Change]) -> Vec<Change> {
     let mut undo_changes: Vec<Change> = Vec::with_capacity(applied.len());
     for (index, change) in applied.iter().rev().enumerate() {
         let dependents = applied.iter().rev().take(index).enumerate();
-        let dependents = dependents.filter(|(_, later_change)| later_change.depends_on.contains(&change.id));
-        let dependencies = dependents.map(|(position, _)| ChangeId(position as u32)).collect();
+        let dependents =
+            dependents.filter(|(_, later_change)| later_change.depends_on.contains(&change.id));
+        let dependencies = dependents
+            .map(|(position, _)| ChangeId(position as u32))
+            .collect();
         let (id, items) = (ChangeId(index as u32), change.items.clone());
-        undo_changes.push(Change { id, items, depends_on: dependencies, kind: change.kind.inverse() });
+        undo_changes.push(Change {
+            id,
+            items,
+            depends_on: dependencies,
+            kind: change.kind.inverse(),
+        });
     }
     undo_changes
 }

@@ -42,28 +42,52 @@ pub fn nearest_mask(
 ) -> Result<(IndexSet, Option<String>), UnsupportedMask> {
     let is_free = |way: u32| way < limits.ways && !limits.reserved_ways.contains(way);
     let available_ways: IndexSet = requested.iter().filter(|&way| is_free(way)).collect();
-    let mut mask = if limits.must_be_contiguous { longest_run(&available_ways) } else { available_ways.clone() };
+    let mut mask = if limits.must_be_contiguous {
+        longest_run(&available_ways)
+    } else {
+        available_ways.clone()
+    };
     if !mask.is_empty() {
         while mask.count() < limits.min_ways {
-            let is_adjacent = |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
+            let is_adjacent =
+                |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
             let candidates = (0..limits.ways).filter(|&way| is_free(way) && !mask.contains(way));
-            let nearest_way = candidates.clone().rev().find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
-            let nearest_way = nearest_way.or_else(|| candidates.clone().find(|&way| is_adjacent(way)));
-            let nearest_way = nearest_way.or_else(|| candidates.clone().next().filter(|_| !limits.must_be_contiguous));
+            let nearest_way = candidates
+                .clone()
+                .rev()
+                .find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
+            let nearest_way =
+                nearest_way.or_else(|| candidates.clone().find(|&way| is_adjacent(way)));
+            let nearest_way = nearest_way.or_else(|| {
+                candidates
+                    .clone()
+                    .next()
+                    .filter(|_| !limits.must_be_contiguous)
+            });
             let Some(way) = nearest_way else { break };
             mask.insert(way);
         }
     }
     if mask.count() < limits.min_ways.max(1) {
-        return Err(UnsupportedMask { requested: requested.clone(), supported: limits.describe() });
+        return Err(UnsupportedMask {
+            requested: requested.clone(),
+            supported: limits.describe(),
+        });
     }
     let has_changed = mask != *requested;
-    Ok((mask.clone(), has_changed.then(|| format!("ways {requested} became {mask}: {}", limits.describe()))))
+    Ok((
+        mask.clone(),
+        has_changed.then(|| format!("ways {requested} became {mask}: {}", limits.describe())),
+    ))
 }
 
 impl MaskConstraints {
     fn describe(&self) -> String {
-        let contiguity_text = if self.must_be_contiguous { ", in one piece" } else { "" };
+        let contiguity_text = if self.must_be_contiguous {
+            ", in one piece"
+        } else {
+            ""
+        };
         let reserved_text = if self.reserved_ways.is_empty() {
             String::new()
         } else {
@@ -82,7 +106,11 @@ fn longest_run(mask: &IndexSet) -> IndexSet {
     let mut longest: (u32, u32) = (0, 0);
     let mut run: (u32, u32) = (0, 0);
     for way in mask.iter() {
-        run = if run.1 > 0 && run.0 + run.1 == way { (run.0, run.1 + 1) } else { (way, 1) };
+        run = if run.1 > 0 && run.0 + run.1 == way {
+            (run.0, run.1 + 1)
+        } else {
+            (way, 1)
+        };
         if run.1 > longest.1 {
             longest = run;
         }
@@ -95,7 +123,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn sample_constraints(ways: u32, at_least: u32, contiguous: bool, reserved: &str) -> MaskConstraints {
+    fn sample_constraints(
+        ways: u32,
+        at_least: u32,
+        contiguous: bool,
+        reserved: &str,
+    ) -> MaskConstraints {
         MaskConstraints {
             ways,
             min_ways: at_least,
@@ -117,14 +150,29 @@ mod tests {
         let intel = sample_constraints(11, 2, true, "");
         assert_eq!(fit_mask("3-5", &intel), "3-5");
         let says = "the hardware takes 2 or more of ways 0-10, in one piece";
-        assert_eq!(fit_mask("3", &intel), format!("3-4! ways 3 became 3-4: {says}"));
-        assert_eq!(fit_mask("10", &intel), format!("9-10! ways 10 became 9-10: {says}"));
-        assert_eq!(fit_mask("0-1,4-6", &intel), format!("4-6! ways 0-1,4-6 became 4-6: {says}"));
-        assert_eq!(fit_mask("11-12", &intel), format!("refused! ways 11-12: {says}"));
+        assert_eq!(
+            fit_mask("3", &intel),
+            format!("3-4! ways 3 became 3-4: {says}")
+        );
+        assert_eq!(
+            fit_mask("10", &intel),
+            format!("9-10! ways 10 became 9-10: {says}")
+        );
+        assert_eq!(
+            fit_mask("0-1,4-6", &intel),
+            format!("4-6! ways 0-1,4-6 became 4-6: {says}")
+        );
+        assert_eq!(
+            fit_mask("11-12", &intel),
+            format!("refused! ways 11-12: {says}")
+        );
         let amd = sample_constraints(16, 1, false, "0-3");
         assert_eq!(fit_mask("4,9", &amd), "4,9");
         let says = "the hardware takes 1 or more of ways 0-15, 0-3 held by others";
-        assert_eq!(fit_mask("3-5", &amd), format!("4-5! ways 3-5 became 4-5: {says}"));
+        assert_eq!(
+            fit_mask("3-5", &amd),
+            format!("4-5! ways 3-5 became 4-5: {says}")
+        );
         assert_eq!(fit_mask("0-3", &amd), format!("refused! ways 0-3: {says}"));
     }
 

@@ -20,7 +20,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CacheId, CpuSet, GangSchedule, IndexSet, PageMigration, PlanItem, ProcessId, RefusalReason, RefusedItem, TaskId,
+    CacheId, CpuSet, GangSchedule, IndexSet, PageMigration, PlanItem, ProcessId, RefusalReason,
+    RefusedItem, TaskId,
 };
 
 pub use classes::{ServiceClass, ShareKey, assign_class_ids};
@@ -173,7 +174,11 @@ impl Change {
 
     /// The refusal of the change after an attempt that failed.
     pub fn failed(&self, error: impl std::fmt::Display) -> RefusedItem {
-        RefusedItem { item: self.first_item(), reason: RefusalReason::Failed, message: error.to_string() }
+        RefusedItem {
+            item: self.first_item(),
+            reason: RefusalReason::Failed,
+            message: error.to_string(),
+        }
     }
 }
 
@@ -182,14 +187,56 @@ impl ChangeKind {
     pub fn inverse(&self) -> ChangeKind {
         use ChangeKind::*;
         match self.clone() {
-            Affinity { task, name, from, to } => Affinity { task, name, from: to, to: from },
-            Weight { task, name, from, to } => Weight { task, name, from: to, to: from },
-            Cpuset { group, from, to } => Cpuset { group, from: to, to: from },
+            Affinity {
+                task,
+                name,
+                from,
+                to,
+            } => Affinity {
+                task,
+                name,
+                from: to,
+                to: from,
+            },
+            Weight {
+                task,
+                name,
+                from,
+                to,
+            } => Weight {
+                task,
+                name,
+                from: to,
+                to: from,
+            },
+            Cpuset { group, from, to } => Cpuset {
+                group,
+                from: to,
+                to: from,
+            },
             CreateClass { class, masks } => RemoveClass { class, masks },
-            Schemata { class, from, to } => Schemata { class, from: to, to: from },
-            Member { task, name, from, to } => Member { task, name, from: to, to: from },
+            Schemata { class, from, to } => Schemata {
+                class,
+                from: to,
+                to: from,
+            },
+            Member {
+                task,
+                name,
+                from,
+                to,
+            } => Member {
+                task,
+                name,
+                from: to,
+                to: from,
+            },
             RemoveClass { class, masks } => CreateClass { class, masks },
-            Colors { process, from, to } => Colors { process, from: to, to: from },
+            Colors { process, from, to } => Colors {
+                process,
+                from: to,
+                to: from,
+            },
             StopGangs { schedule } => StartGangs { schedule },
             StartGangs { schedule } => StopGangs { schedule },
         }

@@ -20,7 +20,10 @@ pub struct TrackedObject<T> {
 impl<T: Clone> TrackedObject<T> {
     /// Builds an object that was never changed.
     pub fn new(value: T) -> Self {
-        TrackedObject { current: value.clone(), original: value }
+        TrackedObject {
+            current: value.clone(),
+            original: value,
+        }
     }
 }
 
@@ -98,30 +101,47 @@ impl MachineState {
     /// a rule of every machine.
     pub fn apply(&mut self, kind: &ChangeKind) -> Result<(), StaleChange> {
         let result = self.try_apply(kind);
-        result.map_err(|mismatch| StaleChange { change: kind.to_string(), mismatch })
+        result.map_err(|mismatch| StaleChange {
+            change: kind.to_string(),
+            mismatch,
+        })
     }
 
     fn try_apply(&mut self, kind: &ChangeKind) -> Result<(), &'static str> {
         match kind {
             ChangeKind::Affinity { task, from, to, .. } => {
-                let affinity = self.movable_task(*task)?.affinity.as_mut().ok_or("the affinity is not known")?;
+                let affinity = self
+                    .movable_task(*task)?
+                    .affinity
+                    .as_mut()
+                    .ok_or("the affinity is not known")?;
                 if to.is_empty() {
                     return Err("no CPU to run on");
                 }
                 replace_if_current(&mut affinity.current, from, to)
             }
             ChangeKind::Weight { task, from, to, .. } => {
-                let weight = self.movable_task(*task)?.weight.as_mut().ok_or("the weight is not known")?;
+                let weight = self
+                    .movable_task(*task)?
+                    .weight
+                    .as_mut()
+                    .ok_or("the weight is not known")?;
                 replace_if_current(&mut weight.current, from, to)
             }
             ChangeKind::Cpuset { group, from, to } => self.confine(group, from, to),
-            ChangeKind::CreateClass { class, masks } => match self.classes.insert(*class, masks.clone()) {
-                None => Ok(()),
-                Some(_) => Err("the class is there already"),
-            },
-            ChangeKind::Schemata { class, from, to } => {
-                replace_if_current(self.classes.get_mut(class).ok_or("there is no such class")?, from, to)
+            ChangeKind::CreateClass { class, masks } => {
+                match self.classes.insert(*class, masks.clone()) {
+                    None => Ok(()),
+                    Some(_) => Err("the class is there already"),
+                }
             }
+            ChangeKind::Schemata { class, from, to } => replace_if_current(
+                self.classes
+                    .get_mut(class)
+                    .ok_or("there is no such class")?,
+                from,
+                to,
+            ),
             ChangeKind::Member { task, from, to, .. } => {
                 if to.is_some_and(|class| !self.classes.contains_key(&class)) {
                     return Err("there is no such class");
@@ -138,7 +158,10 @@ impl MachineState {
                 }
             }
             ChangeKind::Colors { process, from, to } => {
-                let colors = self.colors.get_mut(process).ok_or("the process cannot be colored")?;
+                let colors = self
+                    .colors
+                    .get_mut(process)
+                    .ok_or("the process cannot be colored")?;
                 replace_if_current(&mut colors.current, from, to)
             }
             ChangeKind::StopGangs { schedule } => {
@@ -147,10 +170,16 @@ impl MachineState {
                 Ok(())
             }
             ChangeKind::StartGangs { schedule } => {
-                if self.gangs.iter().any(|running| running.cpus.intersects(&schedule.cpus)) {
+                if self
+                    .gangs
+                    .iter()
+                    .any(|running| running.cpus.intersects(&schedule.cpus))
+                {
                     return Err("other gangs have one of the CPUs");
                 }
-                let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                let index = self
+                    .gangs
+                    .partition_point(|running| running.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
                 Ok(())
             }
@@ -158,14 +187,28 @@ impl MachineState {
     }
 
     fn movable_task(&mut self, task: TaskId) -> Result<&mut TaskState, &'static str> {
-        let task = self.tasks.iter_mut().find(|state| state.task == task).ok_or("the task has ended")?;
-        if task.movable { Ok(task) } else { Err("the task is fixed") }
+        let task = self
+            .tasks
+            .iter_mut()
+            .find(|state| state.task == task)
+            .ok_or("the task has ended")?;
+        if task.movable {
+            Ok(task)
+        } else {
+            Err("the task is fixed")
+        }
     }
 
     /// Changes the CPUs of a group, unless a parent would be narrower than its child (cgroup v1).
-    fn confine(&mut self, group: &str, expected: &CpuSet, target: &CpuSet) -> Result<(), &'static str> {
-        let fits_within =
-            |inner: &CpuSet, outer: &CpuSet| inner.is_empty() || outer.is_empty() || inner.is_subset(outer);
+    fn confine(
+        &mut self,
+        group: &str,
+        expected: &CpuSet,
+        target: &CpuSet,
+    ) -> Result<(), &'static str> {
+        let fits_within = |inner: &CpuSet, outer: &CpuSet| {
+            inner.is_empty() || outer.is_empty() || inner.is_subset(outer)
+        };
         for (related_group, state) in &self.groups {
             if is_below(related_group, group) && !fits_within(&state.current, target) {
                 return Err("a group below has more CPUs");
@@ -174,17 +217,31 @@ impl MachineState {
                 return Err("a group above has fewer CPUs");
             }
         }
-        replace_if_current(&mut self.groups.get_mut(group).ok_or("there is no such group")?.current, expected, target)
+        replace_if_current(
+            &mut self
+                .groups
+                .get_mut(group)
+                .ok_or("there is no such group")?
+                .current,
+            expected,
+            target,
+        )
     }
 }
 
 /// Returns whether `group` lies below `ancestor` in the hierarchy.
 pub(super) fn is_below(group: &str, ancestor: &str) -> bool {
     let ancestor_path = ancestor.trim_end_matches('/');
-    group.strip_prefix(ancestor_path).is_some_and(|subpath| subpath.len() > 1 && subpath.starts_with('/'))
+    group
+        .strip_prefix(ancestor_path)
+        .is_some_and(|subpath| subpath.len() > 1 && subpath.starts_with('/'))
 }
 
-fn replace_if_current<T: PartialEq + Clone>(current: &mut T, expected: &T, target: &T) -> Result<(), &'static str> {
+fn replace_if_current<T: PartialEq + Clone>(
+    current: &mut T,
+    expected: &T,
+    target: &T,
+) -> Result<(), &'static str> {
     if current != expected {
         return Err("its current state differs from the change's initial state");
     }

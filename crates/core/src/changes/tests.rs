@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Capabilities, Cpu, CpuId, Gang, GroupId, PartitionSupport, Plan, RefusalReason, ShareMember, Topology, Units,
-    WindowLength,
+    Capabilities, Cpu, CpuId, Gang, GroupId, PartitionSupport, Plan, RefusalReason, ShareMember,
+    Topology, Units, WindowLength,
 };
 
 const CPUS: u32 = 6;
@@ -14,15 +14,41 @@ const WAYS: u32 = 8;
 const COLORS: u32 = 8;
 
 fn sample_topology() -> Topology {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    Topology { cpus: (0..CPUS).map(cpu).collect(), ..Topology::default() }
+    let cpu = |id| Cpu {
+        id: CpuId(id),
+        core: id,
+        package: 0,
+        memory_node: 0,
+        online: true,
+        hertz: None,
+    };
+    Topology {
+        cpus: (0..CPUS).map(cpu).collect(),
+        ..Topology::default()
+    }
 }
 
 fn sample_capabilities() -> Capabilities {
-    let ways = PartitionSupport::Ways { ways: WAYS, min_ways: 1, contiguous: true, max_groups: 4 };
-    let colors = PartitionSupport::Colors { colors: COLORS, page_bytes: 4096, page_migration_ns: 1.0 };
-    let partitions = (0..2).flat_map(|index| [(CacheId(index), ways), (CacheId(index), colors)]).collect();
-    Capabilities { abilities: BTreeMap::new(), partitions, min_window_ns: 1, min_slice_ns: None }
+    let ways = PartitionSupport::Ways {
+        ways: WAYS,
+        min_ways: 1,
+        contiguous: true,
+        max_groups: 4,
+    };
+    let colors = PartitionSupport::Colors {
+        colors: COLORS,
+        page_bytes: 4096,
+        page_migration_ns: 1.0,
+    };
+    let partitions = (0..2)
+        .flat_map(|index| [(CacheId(index), ways), (CacheId(index), colors)])
+        .collect();
+    Capabilities {
+        abilities: BTreeMap::new(),
+        partitions,
+        min_window_ns: 1,
+        min_slice_ns: None,
+    }
 }
 
 /// Two tasks per process; task 5 is unmovable, and task 4 is in the group `/a/b`.
@@ -44,8 +70,13 @@ fn start() -> MachineState {
     MachineState {
         tasks: (0..TASKS).map(task).collect(),
         groups: ["/a", "/a/b", "/c"].map(group).into(),
-        colors: (0..TASKS / 2).map(|process| (ProcessId(process), TrackedObject::new(None))).collect(),
-        limits: ActuationLimits { seats_are_affinities: true, ..ActuationLimits::default() },
+        colors: (0..TASKS / 2)
+            .map(|process| (ProcessId(process), TrackedObject::new(None)))
+            .collect(),
+        limits: ActuationLimits {
+            seats_are_affinities: true,
+            ..ActuationLimits::default()
+        },
         ..MachineState::default()
     }
 }
@@ -82,44 +113,82 @@ fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
         }
         for (index, (process, cache, ways, (first, width))) in shares.into_iter().enumerate() {
             let units = match ways {
-                true => Units::Ways { mask: run_of(first, width, WAYS) },
-                false => Units::Colors { allowed: run_of(first, width, COLORS), migration: PageMigration::All },
+                true => Units::Ways {
+                    mask: run_of(first, width, WAYS),
+                },
+                false => Units::Colors {
+                    allowed: run_of(first, width, COLORS),
+                    migration: PageMigration::All,
+                },
             };
             let members = vec![ShareMember::Process(ProcessId(process))];
-            plan.shares.push(crate::CacheShare { group: GroupId(index as u32), members, cache: CacheId(cache), units });
+            plan.shares.push(crate::CacheShare {
+                group: GroupId(index as u32),
+                members,
+                cache: CacheId(cache),
+                units,
+            });
         }
-        let gang = |task: u32| Gang { members: vec![(TaskId(task), None)], slices: 1 };
+        let gang = |task: u32| Gang {
+            members: vec![(TaskId(task), None)],
+            slices: 1,
+        };
         let (kind, slice_ns) = gangs;
         let cpus = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
         if kind > 0 {
-            plan.gangs.push(GangSchedule { cpus: cpus(0..1), slice_ns, gangs: vec![gang(0), gang(1)] });
+            plan.gangs.push(GangSchedule {
+                cpus: cpus(0..1),
+                slice_ns,
+                gangs: vec![gang(0), gang(1)],
+            });
         }
         if kind > 1 {
-            plan.gangs.push(GangSchedule { cpus: cpus(1..2), slice_ns, gangs: vec![gang(2), gang(3)] });
+            plan.gangs.push(GangSchedule {
+                cpus: cpus(1..2),
+                slice_ns,
+                gangs: vec![gang(2), gang(3)],
+            });
         }
         let (named, outer, inner) = groups;
         let outer = run_of(outer.0, outer.1, CPUS);
         let inner = run_of(inner.0, inner.1, CPUS).intersection(&outer);
         let mut confined = Vec::new();
         if named > 0 {
-            confined.push(CpusetGroup { cgroup: "/a".to_string(), cpus: outer.clone() });
+            confined.push(CpusetGroup {
+                cgroup: "/a".to_string(),
+                cpus: outer.clone(),
+            });
             // Equal to its parent if no CPUs are left; listed in any case, because the original is wider.
-            confined.push(CpusetGroup { cgroup: "/a/b".to_string(), cpus: inner });
+            confined.push(CpusetGroup {
+                cgroup: "/a/b".to_string(),
+                cpus: inner,
+            });
         }
         if named > 1 {
-            confined.push(CpusetGroup { cgroup: "/c".to_string(), cpus: outer });
+            confined.push(CpusetGroup {
+                cgroup: "/c".to_string(),
+                cpus: outer,
+            });
         }
         ChangeInputs { plan, confined }
     })
 }
 
 fn derive_for(inputs: &ChangeInputs, state: &MachineState) -> ChangeList {
-    derive_changes(&inputs.plan, &inputs.confined, state, &sample_topology(), &sample_capabilities())
+    derive_changes(
+        &inputs.plan,
+        &inputs.confined,
+        state,
+        &sample_topology(),
+        &sample_capabilities(),
+    )
 }
 
 fn make_all(state: &mut MachineState, changes: &[Change]) {
     for change in changes {
-        state.apply(&change.kind).unwrap_or_else(|error| panic!("{error}; in {changes:#?}"));
+        state
+            .apply(&change.kind)
+            .unwrap_or_else(|error| panic!("{error}; in {changes:#?}"));
     }
 }
 
@@ -127,7 +196,10 @@ fn make_all(state: &mut MachineState, changes: &[Change]) {
 fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
     for task in state.tasks.iter().filter(|task| task.movable) {
         let in_gang = inputs.plan.gangs.iter().any(|schedule| {
-            schedule.gangs.iter().any(|gang| gang.members.iter().any(|(member, _)| *member == task.task))
+            schedule
+                .gangs
+                .iter()
+                .any(|gang| gang.members.iter().any(|(member, _)| *member == task.task))
         });
         let affinity = &task.affinity.as_ref().unwrap().current;
         match inputs.plan.affinity.get(&task.task) {
@@ -148,26 +220,49 @@ fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &C
                 masks.entry(share.cache).or_insert_with(|| mask.clone());
             }
         }
-        let class = task.class.map(|class| state.classes[&class].clone()).unwrap_or_default();
+        let class = task
+            .class
+            .map(|class| state.classes[&class].clone())
+            .unwrap_or_default();
         assert_eq!(class, masks);
     }
     for (process, colors) in &state.colors {
         let is_of_process = |share: &&crate::CacheShare| {
-            matches!(share.units, Units::Colors { .. }) && share.members.contains(&ShareMember::Process(*process))
+            matches!(share.units, Units::Colors { .. })
+                && share.members.contains(&ShareMember::Process(*process))
         };
-        let planned_units = inputs.plan.shares.iter().find(is_of_process).map(|share| share.units.clone());
-        let current_units = colors
-            .current
-            .clone()
-            .map(|ColorAssignment { allowed, migration: moving }| Units::Colors { allowed, migration: moving });
+        let planned_units = inputs
+            .plan
+            .shares
+            .iter()
+            .find(is_of_process)
+            .map(|share| share.units.clone());
+        let current_units = colors.current.clone().map(
+            |ColorAssignment {
+                 allowed,
+                 migration: moving,
+             }| Units::Colors {
+                allowed,
+                migration: moving,
+            },
+        );
         assert_eq!(current_units, planned_units);
     }
     assert_eq!(state.gangs, inputs.plan.gangs);
     for (group, cpus) in &state.groups {
-        let wanted_group = inputs.confined.iter().find(|confined| confined.cgroup == *group);
-        assert_eq!(cpus.current, wanted_group.map_or_else(|| cpus.original.clone(), |confined| confined.cpus.clone()));
+        let wanted_group = inputs
+            .confined
+            .iter()
+            .find(|confined| confined.cgroup == *group);
+        assert_eq!(
+            cpus.current,
+            wanted_group.map_or_else(|| cpus.original.clone(), |confined| confined.cpus.clone())
+        );
     }
-    assert_eq!(state.classes.keys().collect::<Vec<_>>(), derived.classes.keys().collect::<Vec<_>>());
+    assert_eq!(
+        state.classes.keys().collect::<Vec<_>>(),
+        derived.classes.keys().collect::<Vec<_>>()
+    );
 }
 
 proptest! {
@@ -260,42 +355,101 @@ fn set(text: &str) -> IndexSet {
 #[test]
 fn every_change_prints_as_one_plain_line() {
     let name = || "db".to_string();
-    let gang = |tasks: [u32; 2], slices| Gang { members: tasks.map(|task| (TaskId(task), None)).to_vec(), slices };
-    let schedule =
-        || GangSchedule { cpus: set("0-1"), slice_ns: 20_000_000, gangs: vec![gang([1, 2], 1), gang([3, 4], 2)] };
+    let gang = |tasks: [u32; 2], slices| Gang {
+        members: tasks.map(|task| (TaskId(task), None)).to_vec(),
+        slices,
+    };
+    let schedule = || GangSchedule {
+        cpus: set("0-1"),
+        slice_ns: 20_000_000,
+        gangs: vec![gang([1, 2], 1), gang([3, 4], 2)],
+    };
     let masks = || WayMasks::from([(CacheId(0), set("0-3")), (CacheId(1), set("4"))]);
-    let colors = || Some(ColorAssignment { allowed: set("0-7"), migration: PageMigration::All });
+    let colors = || {
+        Some(ColorAssignment {
+            allowed: set("0-7"),
+            migration: PageMigration::All,
+        })
+    };
     let (task, class) = (TaskId(3), ServiceClassId(1));
     let lines = [
         (
-            ChangeKind::Affinity { task, name: name(), from: set("0-7"), to: set("0-3") },
+            ChangeKind::Affinity {
+                task,
+                name: name(),
+                from: set("0-7"),
+                to: set("0-3"),
+            },
             "move task 3 'db' to CPUs 0-3 (was 0-7)",
         ),
-        (ChangeKind::Weight { task, name: name(), from: 1.0, to: 2.5 }, "give task 3 'db' a weight of 2.5 (was 1)"),
         (
-            ChangeKind::Cpuset { group: "/a".to_string(), from: CpuSet::default(), to: set("1") },
+            ChangeKind::Weight {
+                task,
+                name: name(),
+                from: 1.0,
+                to: 2.5,
+            },
+            "give task 3 'db' a weight of 2.5 (was 1)",
+        ),
+        (
+            ChangeKind::Cpuset {
+                group: "/a".to_string(),
+                from: CpuSet::default(),
+                to: set("1"),
+            },
             "confine group '/a' to CPUs 1 (was the CPUs of its parent)",
         ),
-        (ChangeKind::CreateClass { class, masks: WayMasks::new() }, "create class of service 1"),
         (
-            ChangeKind::Schemata { class, from: WayMasks::new(), to: masks() },
+            ChangeKind::CreateClass {
+                class,
+                masks: WayMasks::new(),
+            },
+            "create class of service 1",
+        ),
+        (
+            ChangeKind::Schemata {
+                class,
+                from: WayMasks::new(),
+                to: masks(),
+            },
             "give class of service 1 ways 0-3 of cache 0, ways 4 of cache 1 (was all ways)",
         ),
         (
-            ChangeKind::Member { task, name: name(), from: None, to: Some(class) },
+            ChangeKind::Member {
+                task,
+                name: name(),
+                from: None,
+                to: Some(class),
+            },
             "put task 3 'db' in class of service 1 (was in no class of service)",
         ),
-        (ChangeKind::RemoveClass { class, masks: masks() }, "remove class of service 1"),
         (
-            ChangeKind::RemoveClass { class, masks: masks() }.inverse(),
+            ChangeKind::RemoveClass {
+                class,
+                masks: masks(),
+            },
+            "remove class of service 1",
+        ),
+        (
+            ChangeKind::RemoveClass {
+                class,
+                masks: masks(),
+            }
+            .inverse(),
             "create class of service 1 with ways 0-3 of cache 0, ways 4 of cache 1",
         ),
         (
-            ChangeKind::Colors { process: ProcessId(2), from: None, to: colors() },
+            ChangeKind::Colors {
+                process: ProcessId(2),
+                from: None,
+                to: colors(),
+            },
             "give process 2 colors 0-7 and moves all its pages (was all colors)",
         ),
         (
-            ChangeKind::StartGangs { schedule: schedule() },
+            ChangeKind::StartGangs {
+                schedule: schedule(),
+            },
             "start gangs on CPUs 0-1: tasks 1+2, then tasks 3+4 for 2 slices, 20 ms a slice",
         ),
     ];
@@ -310,16 +464,39 @@ fn every_change_prints_as_one_plain_line() {
 #[test]
 fn members_gangs_and_removals_have_their_dependencies() {
     let mut state = start();
-    let mut inputs = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
+    let mut inputs = ChangeInputs {
+        plan: Plan::idle(WindowLength::Time { ns: 1 }),
+        confined: Vec::new(),
+    };
     let units = Units::Ways { mask: set("0-3") };
     let members = vec![ShareMember::Process(ProcessId(0))];
-    inputs.plan.shares.push(crate::CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
-    let gang = |task| Gang { members: vec![(TaskId(task), None)], slices: 1 };
-    inputs.plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs: vec![gang(2), gang(3)] }];
+    inputs.plan.shares.push(crate::CacheShare {
+        group: GroupId(0),
+        members,
+        cache: CacheId(0),
+        units,
+    });
+    let gang = |task| Gang {
+        members: vec![(TaskId(task), None)],
+        slices: 1,
+    };
+    inputs.plan.gangs = vec![GangSchedule {
+        cpus: set("0"),
+        slice_ns: 1,
+        gangs: vec![gang(2), gang(3)],
+    }];
     let changes = derive_for(&inputs, &state).changes;
     let shown = |changes: &[Change]| -> Vec<(String, Vec<u32>)> {
         let line = |change: &Change| change.to_string().split(" (").next().unwrap().to_string();
-        changes.iter().map(|change| (line(change), change.depends_on.iter().map(|id| id.0).collect())).collect()
+        changes
+            .iter()
+            .map(|change| {
+                (
+                    line(change),
+                    change.depends_on.iter().map(|id| id.0).collect(),
+                )
+            })
+            .collect()
     };
     let want = [
         ("move task 2 't2' to CPUs 0", vec![]),
@@ -328,37 +505,71 @@ fn members_gangs_and_removals_have_their_dependencies() {
         ("give class of service 0 ways 0-3 of cache 0", vec![2]),
         ("put task 0 't0' in class of service 0", vec![3]),
         ("put task 1 't1' in class of service 0", vec![3]),
-        ("start gangs on CPUs 0: tasks 2, then tasks 3, 0.000001 ms a slice", vec![0, 1]),
+        (
+            "start gangs on CPUs 0: tasks 2, then tasks 3, 0.000001 ms a slice",
+            vec![0, 1],
+        ),
     ];
-    assert_eq!(shown(&changes), want.map(|(line, dependencies)| (line.to_string(), dependencies)));
+    assert_eq!(
+        shown(&changes),
+        want.map(|(line, dependencies)| (line.to_string(), dependencies))
+    );
     make_all(&mut state, &changes);
-    let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
+    let idle = ChangeInputs {
+        plan: Plan::idle(WindowLength::Time { ns: 1 }),
+        confined: Vec::new(),
+    };
     let changes = derive_for(&idle, &state).changes;
     let last_change = shown(&changes).pop().unwrap();
-    assert_eq!(last_change, ("remove class of service 0".to_string(), vec![3, 4]));
+    assert_eq!(
+        last_change,
+        ("remove class of service 0".to_string(), vec![3, 4])
+    );
 }
 
 /// Are items that a machine does not support refused with the reason, and the rest applied?
 #[test]
 fn unsupported_items_are_refused_and_the_rest_applied() {
     let mut state = start();
-    state.limits = ActuationLimits { no_lazy_moving: true, max_classes: Some(1), ..ActuationLimits::default() };
+    state.limits = ActuationLimits {
+        no_lazy_moving: true,
+        max_classes: Some(1),
+        ..ActuationLimits::default()
+    };
     state.tasks[2].class_owner = Some("somebody else's".to_string());
     state.colors.remove(&ProcessId(1));
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     state.tasks[3].no_idle_turns = Some("real time".to_string());
-    let gangs = vec![Gang { members: vec![(TaskId(3), None)], slices: 1 }];
-    plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs }];
-    plan.affinity = [(TaskId(9), set("0")), (TaskId(0), set("99")), (TaskId(1), set("1"))].into();
+    let gangs = vec![Gang {
+        members: vec![(TaskId(3), None)],
+        slices: 1,
+    }];
+    plan.gangs = vec![GangSchedule {
+        cpus: set("0"),
+        slice_ns: 1,
+        gangs,
+    }];
+    plan.affinity = [
+        (TaskId(9), set("0")),
+        (TaskId(0), set("99")),
+        (TaskId(1), set("1")),
+    ]
+    .into();
     let share = |group, member, cache, units| crate::CacheShare {
         group: GroupId(group),
         members: vec![member],
         cache: CacheId(cache),
         units,
     };
-    let (task, process) = (|id| ShareMember::Task(TaskId(id)), |id| ShareMember::Process(ProcessId(id)));
+    let (task, process) = (
+        |id| ShareMember::Task(TaskId(id)),
+        |id| ShareMember::Process(ProcessId(id)),
+    );
     let ways = |mask: &str| Units::Ways { mask: set(mask) };
-    let colors = |allowed: &str, migration| Units::Colors { allowed: set(allowed), migration };
+    let colors = |allowed: &str, migration| Units::Colors {
+        allowed: set(allowed),
+        migration,
+    };
     plan.shares = vec![
         share(0, task(0), 9, ways("0")),
         share(1, task(1), 0, ways("12")),
@@ -370,9 +581,18 @@ fn unsupported_items_are_refused_and_the_rest_applied() {
         share(7, process(0), 0, colors("9", PageMigration::All)),
         share(8, process(1), 0, colors("0", PageMigration::All)),
     ];
-    let derived = derive_for(&ChangeInputs { plan, confined: Vec::new() }, &state);
-    let refusals: Vec<(RefusalReason, &str)> =
-        derived.refused_items.iter().map(|refused| (refused.reason.clone(), refused.message.as_str())).collect();
+    let derived = derive_for(
+        &ChangeInputs {
+            plan,
+            confined: Vec::new(),
+        },
+        &state,
+    );
+    let refusals: Vec<(RefusalReason, &str)> = derived
+        .refused_items
+        .iter()
+        .map(|refused| (refused.reason.clone(), refused.message.as_str()))
+        .collect();
     use RefusalReason::*;
     assert_eq!(
         refusals,
@@ -381,18 +601,40 @@ fn unsupported_items_are_refused_and_the_rest_applied() {
             (NotFound, "the task has ended"),
             (NotSupported, "none of the requested CPUs is online"),
             (NotSupported, "cache 9 cannot be divided by ways"),
-            (NotSupported, "ways 12: the hardware takes 1 or more of ways 0-7, in one piece"),
-            (NotSupported, "ways 0-1,4 became 0-1: the hardware takes 1 or more of ways 0-7, in one piece"),
+            (
+                NotSupported,
+                "ways 12: the hardware takes 1 or more of ways 0-7, in one piece"
+            ),
+            (
+                NotSupported,
+                "ways 0-1,4 became 0-1: the hardware takes 1 or more of ways 0-7, in one piece"
+            ),
             (Busy, "task 3 keeps the ways of group 2 in this cache"),
             (OwnedByOther, "somebody else's"),
-            (NoCapacity, "more combinations of masks than the 1 classes of service"),
-            (NotSupported, "pages cannot be migrated on their next touch; migrating all pages is supported"),
-            (NotSupported, "colors 9: none, or more than this machine has"),
-            (NotSupported, "process 1 was not started by cachemate page-color run"),
+            (
+                NoCapacity,
+                "more combinations of masks than the 1 classes of service"
+            ),
+            (
+                NotSupported,
+                "pages cannot be migrated on their next touch; migrating all pages is supported"
+            ),
+            (
+                NotSupported,
+                "colors 9: none, or more than this machine has"
+            ),
+            (
+                NotSupported,
+                "process 1 was not started by cachemate page-color run"
+            ),
         ]
     );
     let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
-    assert_eq!(lines.len(), 4, "one task moves, one class is made, given its ways and filled: {lines:#?}");
+    assert_eq!(
+        lines.len(),
+        4,
+        "one task moves, one class is made, given its ways and filled: {lines:#?}"
+    );
 }
 
 /// Do classes keep the hardware class of most of their members, and reuse free ones before new ones are created?
@@ -402,14 +644,22 @@ fn classes_keep_hardware_classes_then_reuse_then_create_them() {
     for (index, class) in [(0, 4), (1, 4), (2, 1), (3, 4)] {
         state.tasks[index].class = Some(ServiceClassId(class));
     }
-    state.classes = [0, 1, 4].map(|class| (ServiceClassId(class), WayMasks::new())).into();
+    state.classes = [0, 1, 4]
+        .map(|class| (ServiceClassId(class), WayMasks::new()))
+        .into();
     let class = |members: &[u32]| ServiceClass {
         members: members.iter().map(|&id| TaskId(id)).collect(),
         ..ServiceClass::default()
     };
     let ids = |classes: &[ServiceClass]| {
-        assign_class_ids(classes, &state).into_iter().map(|class| class.0).collect::<Vec<_>>()
+        assign_class_ids(classes, &state)
+            .into_iter()
+            .map(|class| class.0)
+            .collect::<Vec<_>>()
     };
-    assert_eq!(ids(&[class(&[3]), class(&[0, 1]), class(&[2]), class(&[4])]), [0, 4, 1, 2]);
+    assert_eq!(
+        ids(&[class(&[3]), class(&[0, 1]), class(&[2]), class(&[4])]),
+        [0, 4, 1, 2]
+    );
     assert_eq!(ids(&[]), [0; 0]);
 }

@@ -16,43 +16,75 @@ fn sample_topology() -> Topology {
 /// One program that runs for a second at these cycles per instruction.
 fn window_fixture(number: u64, cycles_per_instr: f64, has_counts: bool) -> Observation {
     let cycles = (1e9 * cycles_per_instr) as u64;
-    let counts = EventCounts::exact([(CounterEvent::Instructions, 1_000_000_000), (CounterEvent::Cycles, cycles)]);
-    let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
+    let counts = EventCounts::exact([
+        (CounterEvent::Instructions, 1_000_000_000),
+        (CounterEvent::Cycles, cycles),
+    ]);
+    let goal = Some(Goal {
+        max_slowdown: Some(0.05),
+        ..Goal::default()
+    });
     let task = TaskSample {
         goal,
         on_cpu_ns: vec![(CpuId(0), SECOND)],
-        counts: if has_counts { counts } else { EventCounts::default() },
+        counts: if has_counts {
+            counts
+        } else {
+            EventCounts::default()
+        },
         ..TaskSample::new(TaskId(0), ProcessId(0))
     };
-    Observation { tasks: vec![task], ..crate::test_support::observation_fixture(number, 1) }
+    Observation {
+        tasks: vec![task],
+        ..crate::test_support::observation_fixture(number, 1)
+    }
 }
 
 fn profiles_fixture(solo: Option<Estimate>) -> Profiles {
     let mut profile = Profile::default();
-    profile.rates.solo_instr_per_cycle = solo.map(|solo| Fact::from_measurement(solo, FactSource::CoRunRows, 0));
+    profile.rates.solo_instr_per_cycle =
+        solo.map(|solo| Fact::from_measurement(solo, FactSource::CoRunRows, 0));
     Profiles::from([(TaskId(0), profile)])
 }
 
-fn state_after(windows: &[f64], solo: Option<Estimate>, has_counts: bool, reasons: Vec<Reason>) -> PromiseReport {
+fn state_after(
+    windows: &[f64],
+    solo: Option<Estimate>,
+    has_counts: bool,
+    reasons: Vec<Reason>,
+) -> PromiseReport {
     let mut tracker = PromiseTracker::default();
     let decision = Decision::new(idle_plan(), reasons);
     let mut last_report = None;
     for (number, cycles) in windows.iter().enumerate() {
         let observation = window_fixture(number as u64, *cycles, has_counts);
-        last_report =
-            tracker.observe(&observation, &profiles_fixture(solo), &sample_topology(), &idle_plan(), &decision).pop();
+        last_report = tracker
+            .observe(
+                &observation,
+                &profiles_fixture(solo),
+                &sample_topology(),
+                &idle_plan(),
+                &decision,
+            )
+            .pop();
     }
     last_report.expect("the program has a promise")
 }
 
 fn solo_estimate(error: f64) -> Option<Estimate> {
-    Some(Estimate { value: 1.0, low: 1.0 - error, high: 1.0 + error })
+    Some(Estimate {
+        value: 1.0,
+        low: 1.0 - error,
+        high: 1.0 + error,
+    })
 }
 
 /// Does the state follow from the interval of the slowdown?
 #[test]
 fn the_state_follows_from_the_interval() {
-    let state = |cycles: f64, error: f64| state_after(&[cycles; 5], solo_estimate(error), true, Vec::new()).state;
+    let state = |cycles: f64, error: f64| {
+        state_after(&[cycles; 5], solo_estimate(error), true, Vec::new()).state
+    };
     assert_eq!(state(1.02, 0.01), PromiseState::Kept);
     assert_eq!(state(1.04, 0.03), PromiseState::Likely);
     assert_eq!(state(1.06, 0.03), PromiseState::AtRisk);
@@ -67,9 +99,18 @@ fn a_promise_without_evidence_is_unknown() {
         assert_eq!(report.state, PromiseState::Unknown);
         report.missing
     };
-    assert_eq!(missing_evidence(&[1.0; 5], None, true), Some(MissingPromiseEvidence::SoloSpeed));
-    assert_eq!(missing_evidence(&[1.0; 5], solo_estimate(0.01), false), Some(MissingPromiseEvidence::Counters));
-    assert_eq!(missing_evidence(&[1.0; 2], solo_estimate(0.01), true), Some(MissingPromiseEvidence::Windows));
+    assert_eq!(
+        missing_evidence(&[1.0; 5], None, true),
+        Some(MissingPromiseEvidence::SoloSpeed)
+    );
+    assert_eq!(
+        missing_evidence(&[1.0; 5], solo_estimate(0.01), false),
+        Some(MissingPromiseEvidence::Counters)
+    );
+    assert_eq!(
+        missing_evidence(&[1.0; 2], solo_estimate(0.01), true),
+        Some(MissingPromiseEvidence::Windows)
+    );
     assert_eq!(
         missing_evidence(&[0.9; 5], solo_estimate(0.01), true),
         Some(MissingPromiseEvidence::SoloSpeed),
@@ -85,13 +126,26 @@ fn a_promise_is_infeasible_only_until_it_is_measured_as_kept() {
         kind: ReasonKind::InfeasibleGoal,
         tasks: vec![TaskId(0), TaskId(7), TaskId(8)],
         text: String::new(),
-        numbers: vec![("must_leave".to_string(), 1.0), ("forecast_slowdown".to_string(), 0.12)],
+        numbers: vec![
+            ("must_leave".to_string(), 1.0),
+            ("forecast_slowdown".to_string(), 0.12),
+        ],
     };
     let report = state_after(&[1.17; 5], solo_estimate(0.01), true, vec![reason.clone()]);
-    assert_eq!((report.state, report.must_leave.clone()), (PromiseState::Infeasible, vec![TaskId(7)]));
+    assert_eq!(
+        (report.state, report.must_leave.clone()),
+        (PromiseState::Infeasible, vec![TaskId(7)])
+    );
     let text = report.describe(|task| format!("p{}", task.0));
-    assert!(text.starts_with("infeasible: 17.0 % slower than alone") && text.contains("needs p7 to leave"), "{text}");
-    assert_eq!(state_after(&[1.01; 5], solo_estimate(0.01), true, vec![reason]).state, PromiseState::Kept);
+    assert!(
+        text.starts_with("infeasible: 17.0 % slower than alone")
+            && text.contains("needs p7 to leave"),
+        "{text}"
+    );
+    assert_eq!(
+        state_after(&[1.01; 5], solo_estimate(0.01), true, vec![reason]).state,
+        PromiseState::Kept
+    );
 }
 
 /// Does the time in which a program waits for a CPU count, and does a plan change restart the measurement?
@@ -99,20 +153,30 @@ fn a_promise_is_infeasible_only_until_it_is_measured_as_kept() {
 fn waiting_counts_and_a_plan_change_restarts_the_measurement() {
     let mut tracker = PromiseTracker::default();
     let mut changed_plan = idle_plan();
-    changed_plan.affinity.insert(TaskId(0), [0].into_iter().collect());
+    changed_plan
+        .affinity
+        .insert(TaskId(0), [0].into_iter().collect());
     let mut observe = |wait_ns: u64, new_plan: &Plan| {
         let mut observation = window_fixture(0, 1.0, true);
         observation.tasks[0].run_queue_wait_ns = Some(wait_ns);
         let decision = Decision::new(new_plan.clone(), Vec::new());
         tracker
-            .observe(&observation, &profiles_fixture(solo_estimate(0.01)), &sample_topology(), &idle_plan(), &decision)
+            .observe(
+                &observation,
+                &profiles_fixture(solo_estimate(0.01)),
+                &sample_topology(),
+                &idle_plan(),
+                &decision,
+            )
             .remove(0)
     };
     let mut report = observe(SECOND / 10, &idle_plan());
     for _ in 0..3 {
         report = observe(SECOND / 10, &idle_plan());
     }
-    assert!((report.measured.unwrap().value - 0.1).abs() < 1e-9 && report.state == PromiseState::Broken);
+    assert!(
+        (report.measured.unwrap().value - 0.1).abs() < 1e-9 && report.state == PromiseState::Broken
+    );
     observe(0, &changed_plan);
     assert_eq!(observe(0, &idle_plan()).state, PromiseState::Unknown);
 }
@@ -125,7 +189,13 @@ fn time_off_the_cpu_counts_by_its_length() {
     let mut observe = |observation: Observation| {
         let decision = Decision::new(idle_plan(), Vec::new());
         tracker
-            .observe(&observation, &profiles_fixture(solo_estimate(0.0)), &sample_topology(), &idle_plan(), &decision)
+            .observe(
+                &observation,
+                &profiles_fixture(solo_estimate(0.0)),
+                &sample_topology(),
+                &idle_plan(),
+                &decision,
+            )
             .remove(0)
     };
     for number in 0..4 {
@@ -136,8 +206,14 @@ fn time_off_the_cpu_counts_by_its_length() {
     waiting_window.tasks[0].on_cpu_ns.clear();
     waiting_window.tasks[0].run_queue_wait_ns = Some(SECOND / 2);
     let report = observe(waiting_window);
-    assert!((report.measured.unwrap().value - 0.125).abs() < 1e-9, "{report:?}");
-    assert!(report.state != PromiseState::Kept && report.windows == 5, "{report:?}");
+    assert!(
+        (report.measured.unwrap().value - 0.125).abs() < 1e-9,
+        "{report:?}"
+    );
+    assert!(
+        report.state != PromiseState::Kept && report.windows == 5,
+        "{report:?}"
+    );
 }
 
 /// Does the model remove memory waits that more cache would remove, and does its interval include the program's own
@@ -152,12 +228,21 @@ fn the_model_removes_memory_waits_that_more_cache_would_remove() {
         (CounterEvent::StallCycles(StallCause::LocalMemory), 800_000),
         (CounterEvent::StallCycles(StallCause::BusQueue), 200_000),
     ]);
-    let task = TaskSample { counts, ..TaskSample::new(TaskId(0), ProcessId(0)) };
-    let curve = vec![(1 << 19, Estimate::exact(10.0)), (1 << 20, Estimate::exact(5.0))];
+    let task = TaskSample {
+        counts,
+        ..TaskSample::new(TaskId(0), ProcessId(0))
+    };
+    let curve = vec![
+        (1 << 19, Estimate::exact(10.0)),
+        (1 << 20, Estimate::exact(5.0)),
+    ];
     let profile = Profile::default().with_misses(level, curve, FactSource::MissTrace);
     let solo = solo_cycles(&task, &profile, Some((level, 1 << 20))).unwrap();
     assert_eq!(solo.basis, SoloBasis::Model);
     let Estimate { value, low, high } = solo.cycles_per_instr;
     assert!((value - (2.0 - 0.4 - 0.1)).abs() < 1e-9, "{value}");
-    assert!((low - (2.0 - 0.6 - 0.2)).abs() < 1e-9 && (high - (2.0 - 0.24 - 0.1)).abs() < 1e-9, "{low} {high}");
+    assert!(
+        (low - (2.0 - 0.6 - 0.2)).abs() < 1e-9 && (high - (2.0 - 0.24 - 0.1)).abs() < 1e-9,
+        "{low} {high}"
+    );
 }

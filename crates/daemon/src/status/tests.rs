@@ -7,5 +7,9 @@ fn the_level_of_evidence_is_one_sentence() {
         describe_evidence_level(2, true),
         "evidence level 2 (1 is best, 3 is least): no counters: programs are measured by probes on neighboring CPUs"
     );
-    assert!([1, 2, 3].iter().all(|&level| !describe_evidence_level(level, false).contains("best")));
+    assert!(
+        [1, 2, 3]
+            .iter()
+            .all(|&level| !describe_evidence_level(level, false).contains("best"))
+    );
 }

@@ -18,13 +18,19 @@ impl IntervalEngine {
     pub(super) fn advance_cache(&mut self, model_index: usize) {
         let change = self.advance_model(model_index);
         let has_new_phase = self.advance_phases(model_index);
-        let first_step_turnovers = std::mem::replace(&mut self.first_step_turnovers[model_index], 0.0);
-        let growth = if first_step_turnovers > 0.0 || has_new_phase { 0.0 } else { step_growth(change) };
+        let first_step_turnovers =
+            std::mem::replace(&mut self.first_step_turnovers[model_index], 0.0);
+        let growth = if first_step_turnovers > 0.0 || has_new_phase {
+            0.0
+        } else {
+            step_growth(change)
+        };
         self.compute_demand(model_index, 0.5 * growth.min(2.0) as f32);
         let node = self.node_of_model[model_index];
         let old_traffic = self.traffic[model_index];
         let controller = &mut self.memory.controllers[node];
-        let new_traffic = memory_traffic(&self.occupancy_models[model_index], &self.slots, controller);
+        let new_traffic =
+            memory_traffic(&self.occupancy_models[model_index], &self.slots, controller);
         self.traffic[model_index] = new_traffic;
         let load_shift = (new_traffic - old_traffic) * controller.cycles_per_line;
         controller.load = (controller.load + load_shift).clamp(0.0, 1.0);
@@ -47,11 +53,18 @@ impl IntervalEngine {
         if growth > 0.0 {
             self.step_length[model_index] *= growth;
         } else {
-            let turnover = self.occupancy_models[model_index].turnover_cycles(&self.curves).min(max_step_cycles);
-            self.step_length[model_index] =
-                turnover * if first_step_turnovers > 0.0 { first_step_turnovers } else { FIRST_STEP };
+            let turnover = self.occupancy_models[model_index]
+                .turnover_cycles(&self.curves)
+                .min(max_step_cycles);
+            self.step_length[model_index] = turnover
+                * if first_step_turnovers > 0.0 {
+                    first_step_turnovers
+                } else {
+                    FIRST_STEP
+                };
         }
-        self.step_length[model_index] = self.step_length[model_index].clamp(MIN_STEP_CYCLES, max_step_cycles);
+        self.step_length[model_index] =
+            self.step_length[model_index].clamp(MIN_STEP_CYCLES, max_step_cycles);
         self.next_step_at[model_index] = self.now + self.step_length[model_index];
         self.step_count += 1;
     }
@@ -67,7 +80,10 @@ impl IntervalEngine {
             let slot = self.occupancy_models[model_index].task[entry] as usize;
             if self.slots.work_left_instr[slot] < 0.5 && !self.slots.is_finished[slot] {
                 self.slots.is_finished[slot] = true;
-                (self.slots.phase_left_instr[slot], self.slots.work_left_instr[slot]) = (f64::INFINITY, f64::INFINITY);
+                (
+                    self.slots.phase_left_instr[slot],
+                    self.slots.work_left_instr[slot],
+                ) = (f64::INFINITY, f64::INFINITY);
                 self.ended_slots.push(slot as u32);
             }
             while self.slots.phase_left_instr[slot] < 0.5 && !self.slots.is_finished[slot] {
@@ -84,7 +100,9 @@ impl IntervalEngine {
                     self.ended_slots.push(slot as u32);
                     break;
                 };
-                let length = compiled_program.program.phases[next_phase as usize].instructions.unwrap_or(f64::INFINITY);
+                let length = compiled_program.program.phases[next_phase as usize]
+                    .instructions
+                    .unwrap_or(f64::INFINITY);
                 let curve = compiled_program.first_curve + next_phase;
                 self.slots.phase[slot] = next_phase;
                 self.slots.phase_left_instr[slot] += length;
@@ -104,7 +122,8 @@ impl IntervalEngine {
         let occupancy_model = &mut self.occupancy_models[model_index];
         for entry in 0..occupancy_model.len() {
             let lines = occupancy_model.lines[entry];
-            let middle_lines = (lines + steps_ahead * (lines - occupancy_model.previous_lines[entry])).max(0.0);
+            let middle_lines =
+                (lines + steps_ahead * (lines - occupancy_model.previous_lines[entry])).max(0.0);
             occupancy_model.previous_lines[entry] = lines;
             if !occupancy_model.is_running[entry] {
                 continue;
@@ -118,22 +137,34 @@ impl IntervalEngine {
             let dropped_share = slots.dropped_prefetch_share[slot];
             // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
             slots.starts_from_empty_cache[slot] &= occupancy_model.has_all_lines(entry);
-            let size =
-                if slots.starts_from_empty_cache[slot] { occupancy_model.max_lines(entry) } else { middle_lines };
-            let rates = self.curves.rates_at(occupancy_model.curve[entry], size, dropped_share);
+            let size = if slots.starts_from_empty_cache[slot] {
+                occupancy_model.max_lines(entry)
+            } else {
+                middle_lines
+            };
+            let rates = self
+                .curves
+                .rates_at(occupancy_model.curve[entry], size, dropped_share);
             let demand = &mut slots.memory_demand[slot];
             demand.cycles = rates.cycles_per_instr + slots.extra_cycles_per_instr[slot];
-            let demand_stall = self.curves.demand_stall_per_instr(occupancy_model.curve[entry], &rates);
+            let demand_stall = self
+                .curves
+                .demand_stall_per_instr(occupancy_model.curve[entry], &rates);
             demand.serial_misses = demand_stall / self.memory.latency_cycles;
-            demand.serial_late_lines = (rates.stall_per_instr - demand_stall) / self.memory.latency_cycles;
+            demand.serial_late_lines =
+                (rates.stall_per_instr - demand_stall) / self.memory.latency_cycles;
             demand.lines = rates.fills_per_instr + rates.writebacks_per_instr;
-            (demand.demand_lines, demand.written_lines) = (rates.demand_per_instr, rates.writebacks_per_instr);
+            (demand.demand_lines, demand.written_lines) =
+                (rates.demand_per_instr, rates.writebacks_per_instr);
             demand.burst_lines = self.memory.burst_lines(demand);
             demand.stall_cycles = rates.stall_per_instr;
             if slots.external_rate[slot] > 0.0 {
-                demand.cpu_share = slots.external_rate[slot] as f32 * (demand.cycles + demand.queued_cycles);
+                demand.cpu_share =
+                    slots.external_rate[slot] as f32 * (demand.cycles + demand.queued_cycles);
             }
-            let prefetch = match self.memory.can_throttle_prefetch() && demand.serial_late_lines > 0.0 {
+            let prefetch = match self.memory.can_throttle_prefetch()
+                && demand.serial_late_lines > 0.0
+            {
                 true => self.curves.prefetch_benefit(
                     occupancy_model.curve[entry],
                     size,
@@ -142,20 +173,24 @@ impl IntervalEngine {
                 false => Prefetch::default(),
             };
             let new_dropped_share = self.memory.dropped_share(node, package, demand, &prefetch);
-            slots.dropped_prefetch_share[slot] = dropped_share + 0.5 * (new_dropped_share - dropped_share);
+            slots.dropped_prefetch_share[slot] =
+                dropped_share + 0.5 * (new_dropped_share - dropped_share);
             let counts_per_instr = &mut slots.counts_per_instr[slot];
             counts_per_instr[DEMAND] = rates.demand_per_instr;
             counts_per_instr[FILLS] = rates.fills_per_instr;
             counts_per_instr[WRITEBACKS] = rates.writebacks_per_instr;
             counts_per_instr[STALL_CYCLES] = rates.stall_per_instr;
-            counts_per_instr[SOLO_CYCLES] = self.curves.solo_cycles_per_instr(occupancy_model.curve[entry]);
+            counts_per_instr[SOLO_CYCLES] = self
+                .curves
+                .solo_cycles_per_instr(occupancy_model.curve[entry]);
         }
         if self.contexts_per_core > 1 {
             self.compute_core_waits(model_index);
         }
         for entry in 0..self.occupancy_models[model_index].len() {
             let slot = self.occupancy_models[model_index].task[entry] as usize;
-            if self.occupancy_models[model_index].is_running[entry] && !self.slots.is_off_cpu(slot) {
+            if self.occupancy_models[model_index].is_running[entry] && !self.slots.is_off_cpu(slot)
+            {
                 self.update_core_stalls(model_index, slot);
             }
         }
@@ -172,11 +207,15 @@ impl IntervalEngine {
             && let Some(cpu) = self.run_queues.tasks[slot].cpu
         {
             extra_cycles += self.core_wait_share[cpu as usize];
-            let half_private_cycles = compiled_program.program.phases[phase].half_private_extra_cycles_per_instr as f32;
+            let half_private_cycles =
+                compiled_program.program.phases[phase].half_private_extra_cycles_per_instr as f32;
             if half_private_cycles > 0.0 {
                 let core = cpu / self.contexts_per_core * self.contexts_per_core;
-                let siblings = (core..core + self.contexts_per_core).filter(|sibling| *sibling != cpu);
-                let sibling_load: f32 = siblings.map(|sibling| cpu_load(&self.run_queues, &self.slots, sibling)).sum();
+                let siblings =
+                    (core..core + self.contexts_per_core).filter(|sibling| *sibling != cpu);
+                let sibling_load: f32 = siblings
+                    .map(|sibling| cpu_load(&self.run_queues, &self.slots, sibling))
+                    .sum();
                 extra_cycles += half_private_cycles * sibling_load.min(1.0);
             }
         }
@@ -184,18 +223,24 @@ impl IntervalEngine {
         for &(region, reads, writes) in &compiled_program.regions[phase] {
             let package = self.package_of_model[model_index];
             let is_same_package = |cache: usize| self.package_of_model[cache] == package;
-            let remote_transfers = self.shared_regions.remote_transfers(region, model_index, is_same_package);
+            let remote_transfers =
+                self.shared_regions
+                    .remote_transfers(region, model_index, is_same_package);
             let transfers = reads * remote_transfers.per_read + writes * remote_transfers.per_write;
             let near_share = remote_transfers.same_package_share;
             hits += transfers;
-            cycles +=
-                transfers * (near_share * self.same_package_cycles + (1.0 - near_share) * self.other_package_cycles);
+            cycles += transfers
+                * (near_share * self.same_package_cycles
+                    + (1.0 - near_share) * self.other_package_cycles);
         }
-        (self.slots.counts_per_instr[slot][REMOTE_HITS], self.slots.counts_per_instr[slot][REMOTE_CYCLES]) =
-            (hits as f32, cycles as f32);
+        (
+            self.slots.counts_per_instr[slot][REMOTE_HITS],
+            self.slots.counts_per_instr[slot][REMOTE_CYCLES],
+        ) = (hits as f32, cycles as f32);
         extra_cycles += cycles as f32;
         extra_cycles += self.add_far_memory_cycles(model_index, slot);
-        self.slots.memory_demand[slot].cycles += extra_cycles - self.slots.extra_cycles_per_instr[slot];
+        self.slots.memory_demand[slot].cycles +=
+            extra_cycles - self.slots.extra_cycles_per_instr[slot];
         self.slots.extra_cycles_per_instr[slot] = extra_cycles;
     }
 
@@ -205,11 +250,19 @@ impl IntervalEngine {
         let slots = &mut self.slots;
         let is_local = self.memory_nodes[slots.memory_index[slot] as usize]
             .is_none_or(|node| node == self.node_of_model[model_index]);
-        let latencies = slots.memory_demand[slot].serial_misses + slots.memory_demand[slot].serial_late_lines;
-        let far_cycles = if is_local { 0.0 } else { latencies * self.memory.remote_extra_cycles };
+        let latencies =
+            slots.memory_demand[slot].serial_misses + slots.memory_demand[slot].serial_late_lines;
+        let far_cycles = if is_local {
+            0.0
+        } else {
+            latencies * self.memory.remote_extra_cycles
+        };
         slots.counts_per_instr[slot][STALL_CYCLES] += far_cycles;
-        slots.counts_per_instr[slot][FAR_CYCLES] =
-            if is_local { 0.0 } else { slots.counts_per_instr[slot][STALL_CYCLES] };
+        slots.counts_per_instr[slot][FAR_CYCLES] = if is_local {
+            0.0
+        } else {
+            slots.counts_per_instr[slot][STALL_CYCLES]
+        };
         far_cycles
     }
 
@@ -225,8 +278,8 @@ impl IntervalEngine {
                 let (mut share, mut speed) = (0.0, 0.0);
                 for &slot in self.run_queues.queued_tasks(cpu) {
                     let demand = &self.slots.memory_demand[slot as usize];
-                    let own_cycles =
-                        demand.cycles + demand.queued_cycles - self.slots.extra_cycles_per_instr[slot as usize];
+                    let own_cycles = demand.cycles + demand.queued_cycles
+                        - self.slots.extra_cycles_per_instr[slot as usize];
                     share += demand.cpu_share;
                     speed += if demand.cycles > 0.0 {
                         demand.cpu_share / own_cycles.max(self.issue_slot_cycles)
@@ -239,12 +292,19 @@ impl IntervalEngine {
                     count += 1;
                 }
             }
-            smt::compute_slot_waits(self.issue_slot_cycles, &contexts[..count], &mut waits[..count]);
+            smt::compute_slot_waits(
+                self.issue_slot_cycles,
+                &contexts[..count],
+                &mut waits[..count],
+            );
             let mut next_wait = waits[..count].iter();
             for cpu in core..core + contexts_per_core {
                 let is_busy = cpu_load(&self.run_queues, &self.slots, cpu) > 0.0;
-                self.core_wait_share[cpu as usize] =
-                    if is_busy { next_wait.next().copied().unwrap_or(0.0) } else { 0.0 };
+                self.core_wait_share[cpu as usize] = if is_busy {
+                    next_wait.next().copied().unwrap_or(0.0)
+                } else {
+                    0.0
+                };
             }
         }
     }
@@ -256,7 +316,8 @@ impl IntervalEngine {
         for entry in 0..occupancy_model.len() {
             let slot = occupancy_model.task[entry] as usize;
             if occupancy_model.is_running[entry] && !self.slots.is_off_cpu(slot) {
-                self.memory.update_queue_wait(node, package, &mut self.slots.memory_demand[slot]);
+                self.memory
+                    .update_queue_wait(node, package, &mut self.slots.memory_demand[slot]);
             }
         }
     }
@@ -289,19 +350,24 @@ impl IntervalEngine {
             }
         });
         let utilization = self.memory.controllers[node].load;
-        let is_large_change = (utilization - self.reported_load[node]).abs() > 10.0 * MIN_REPORTED_LOAD_CHANGE;
+        let is_large_change =
+            (utilization - self.reported_load[node]).abs() > 10.0 * MIN_REPORTED_LOAD_CHANGE;
         self.reported_load[node] = utilization;
         for neighbor_index in 0..self.occupancy_models.len() {
             if self.node_of_model[neighbor_index] != node {
                 continue;
             }
-            self.traffic[neighbor_index] =
-                memory_traffic(&self.occupancy_models[neighbor_index], &self.slots, &self.memory.controllers[node]);
+            self.traffic[neighbor_index] = memory_traffic(
+                &self.occupancy_models[neighbor_index],
+                &self.slots,
+                &self.memory.controllers[node],
+            );
             if neighbor_index != excluded_index {
                 self.set_speeds(neighbor_index);
                 if is_large_change {
                     let middle_of_step = self.now + 0.5 * self.step_length[neighbor_index];
-                    self.next_step_at[neighbor_index] = self.next_step_at[neighbor_index].min(middle_of_step);
+                    self.next_step_at[neighbor_index] =
+                        self.next_step_at[neighbor_index].min(middle_of_step);
                 }
             }
         }
@@ -325,11 +391,16 @@ impl IntervalEngine {
                 f64::from(demand.cpu_share) * f64::from(demand.speed())
             };
             // A task that has never run has no speed yet.
-            let rate = if is_finished || self.slots.is_off_cpu(slot) { 0.0 } else { rate };
+            let rate = if is_finished || self.slots.is_off_cpu(slot) {
+                0.0
+            } else {
+                rate
+            };
             occupancy_model.rate[entry] = rate;
             self.slots.counts_per_instr[slot][QUEUE_CYCLES] = demand.queued_cycles;
             if rate > 0.0 {
-                let remaining_instr = self.slots.phase_left_instr[slot].min(self.slots.work_left_instr[slot]);
+                let remaining_instr =
+                    self.slots.phase_left_instr[slot].min(self.slots.work_left_instr[slot]);
                 phase_end = phase_end.min(self.now + remaining_instr.max(0.0) / rate);
             }
         }
@@ -352,7 +423,9 @@ impl IntervalEngine {
         let compiled_program = &self.programs[self.slots.program[slot] as usize];
         let phase = self.slots.phase[slot] as usize;
         if self.slots.registered_phase[slot] != phase as u32 {
-            for &(region, reads, writes) in &compiled_program.regions[self.slots.registered_phase[slot] as usize] {
+            for &(region, reads, writes) in
+                &compiled_program.regions[self.slots.registered_phase[slot] as usize]
+            {
                 self.shared_regions.add(
                     region,
                     model_index,
@@ -365,7 +438,12 @@ impl IntervalEngine {
         }
         let rate_change = rate - self.slots.registered_rate[slot];
         for &(region, reads, writes) in &compiled_program.regions[phase] {
-            self.shared_regions.add(region, model_index, rate_change * reads, rate_change * writes);
+            self.shared_regions.add(
+                region,
+                model_index,
+                rate_change * reads,
+                rate_change * writes,
+            );
         }
         self.slots.registered_rate[slot] = rate;
     }
@@ -379,11 +457,19 @@ impl IntervalEngine {
 }
 
 fn cpu_load(run_queues: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
-    run_queues.queued_tasks(cpu).iter().map(|&slot| slots.memory_demand[slot as usize].cpu_share).sum()
+    run_queues
+        .queued_tasks(cpu)
+        .iter()
+        .map(|&slot| slots.memory_demand[slot as usize].cpu_share)
+        .sum()
 }
 
 /// Returns the lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
-fn memory_traffic(occupancy_model: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
+fn memory_traffic(
+    occupancy_model: &OccupancyModel,
+    slots: &Slots,
+    controller: &QueueServer,
+) -> f32 {
     let mut sum = 0.0;
     for entry in 0..occupancy_model.len() {
         if occupancy_model.is_running[entry] {

@@ -5,15 +5,32 @@ pub(crate) use cachemate_core::test_support::cache_spec as cache;
 use cachemate_core::test_support::{machine_spec, memory_spec};
 use cachemate_core::{CacheLevel, CoherenceSpec, MemorySpec};
 
-pub(crate) fn sample_machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) -> MachineSpec {
+pub(crate) fn sample_machine(
+    packages: u32,
+    cores: u32,
+    shared_by: u32,
+    contexts: u32,
+) -> MachineSpec {
     MachineSpec {
         hertz: 2_000_000_000,
         packages,
         cores_per_package: cores,
         contexts_per_core: contexts,
-        pipeline: CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: false },
-        coherence: CoherenceSpec { same_package_cycles: Some(60), other_package_cycles: Some(240) },
-        memory: MemorySpec { nodes: packages, remote_latency_cycles: 300, ..memory_spec(1 << 30, 200, 4.0) },
+        pipeline: CoreModel::OutOfOrder {
+            issue_width: 2,
+            window: 64,
+            mshrs: 8,
+            loads_pass: false,
+        },
+        coherence: CoherenceSpec {
+            same_package_cycles: Some(60),
+            other_package_cycles: Some(240),
+        },
+        memory: MemorySpec {
+            nodes: packages,
+            remote_latency_cycles: 300,
+            ..memory_spec(1 << 30, 200, 4.0)
+        },
         ..machine_spec(vec![
             cache(CacheLevel::L1Instruction, 32 << 10, 8, 1),
             cache(CacheLevel::L1Data, 32 << 10, 8, 1),
@@ -50,9 +67,16 @@ fn a_program_alone_runs_as_its_profile_states() {
     let totals = engine.task_totals(slot);
     let instructions = totals.instructions - earlier.instructions;
     let cycles = 4e9 / instructions;
-    assert!((cycles / last.cycles_per_instr - 1.0).abs() < 2e-3, "{cycles} {}", last.cycles_per_instr);
+    assert!(
+        (cycles / last.cycles_per_instr - 1.0).abs() < 2e-3,
+        "{cycles} {}",
+        last.cycles_per_instr
+    );
     let misses = (totals.counts[DEMAND] - earlier.counts[DEMAND]) / instructions;
-    assert!((misses / last.demand_fills_per_instr - 1.0).abs() < 2e-3, "{misses}");
+    assert!(
+        (misses / last.demand_fills_per_instr - 1.0).abs() < 2e-3,
+        "{misses}"
+    );
     assert!((engine.occupied_bytes(slot, 0) / (LINES * 64.0) - 1.0).abs() < 1e-3);
 }
 
@@ -61,24 +85,42 @@ fn a_program_alone_runs_as_its_profile_states() {
 fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
         let mut engine = sample_engine(false);
-        let program = engine.add_program(PhasedProgram::endless_program("fits", uniform_phase(50_000.0, 0.02)));
-        let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start_task(program, cpu_set(&[cpu]))).collect();
+        let program = engine.add_program(PhasedProgram::endless_program(
+            "fits",
+            uniform_phase(50_000.0, 0.02),
+        ));
+        let slots: Vec<u32> = cpus
+            .iter()
+            .map(|&cpu| engine.start_task(program, cpu_set(&[cpu])))
+            .collect();
         engine.run(4e9);
         let instr_before = engine.task_totals(slots[0]).instructions;
         engine.run(8e9);
         engine.task_totals(slots[0]).instructions - instr_before
     };
     let (solo_instr, split_instr, shared_instr) = (speed(&[0]), speed(&[0, 2]), speed(&[0, 1]));
-    assert!((split_instr / solo_instr - 1.0).abs() < 0.01, "{split_instr} {solo_instr}");
-    assert!(shared_instr < 0.8 * solo_instr, "{shared_instr} {solo_instr}");
+    assert!(
+        (split_instr / solo_instr - 1.0).abs() < 0.01,
+        "{split_instr} {solo_instr}"
+    );
+    assert!(
+        shared_instr < 0.8 * solo_instr,
+        "{shared_instr} {solo_instr}"
+    );
 }
 
 /// Do phases change at the stated instructions, and does an endless program repeat?
 #[test]
 fn phases_change_at_the_stated_instructions() {
     let mut engine = sample_engine(false);
-    let fast = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
-    let slow = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01) };
+    let fast = ProgramPhase {
+        instructions: Some(1e9),
+        ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0)
+    };
+    let slow = ProgramPhase {
+        instructions: Some(1e9),
+        ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01)
+    };
     let mut program = PhasedProgram {
         phases: vec![fast, slow],
         ..PhasedProgram::endless_program("two", uniform_phase(1000.0, 0.01))
@@ -99,7 +141,10 @@ fn phases_change_at_the_stated_instructions() {
 #[test]
 fn a_task_that_returns_to_old_lines_is_in_its_present_phase() {
     let mut engine = sample_engine(false);
-    let slow = ProgramPhase { instructions: Some(2e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01) };
+    let slow = ProgramPhase {
+        instructions: Some(2e9),
+        ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01)
+    };
     let fast = closed_form::build_phase(64.0, LINES, 4, |_| 0.0);
     let number = engine.add_program(PhasedProgram {
         phases: vec![slow, fast],
@@ -118,21 +163,33 @@ fn a_task_that_returns_to_old_lines_is_in_its_present_phase() {
     let speed_there = speed(&mut engine);
     engine.run_queues.set_allowed_cpus(slot, cpu_set(&[0]));
     let speed_back = speed(&mut engine);
-    assert!((speed_back / speed_there - 1.0).abs() < 1e-3, "{speed_back} after {speed_there}");
+    assert!(
+        (speed_back / speed_there - 1.0).abs() < 1e-3,
+        "{speed_back} after {speed_there}"
+    );
 }
 
 /// Is the end of a program reported at its cycle, and is its slot then free again?
 #[test]
 fn ended_programs_are_reported_and_their_slots_freed() {
     let mut engine = sample_engine(false);
-    let phase = ProgramPhase { instructions: Some(2e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
-    let program =
-        PhasedProgram { phases: vec![phase], ..PhasedProgram::endless_program("ends", uniform_phase(1000.0, 0.01)) };
+    let phase = ProgramPhase {
+        instructions: Some(2e9),
+        ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0)
+    };
+    let program = PhasedProgram {
+        phases: vec![phase],
+        ..PhasedProgram::endless_program("ends", uniform_phase(1000.0, 0.01))
+    };
     let number = engine.add_program(program);
     let slot = engine.start_task(number, cpu_set(&[0, 1]));
     engine.run(1e10);
     assert_eq!(std::mem::take(&mut engine.ended_slots), [slot]);
-    assert!((engine.now_cycles() / 2e9 - 1.0).abs() < 1e-3, "{}", engine.now_cycles());
+    assert!(
+        (engine.now_cycles() / 2e9 - 1.0).abs() < 1e-3,
+        "{}",
+        engine.now_cycles()
+    );
     engine.remove_task(slot);
     assert_eq!(engine.start_task(number, cpu_set(&[3])), slot);
 }
@@ -145,11 +202,18 @@ fn streams_in_different_caches_share_a_nodes_bandwidth() {
     phase.points[0].cycles_per_instr = 1.0;
     phase.points[0].memory_stall_cycles_per_instr = 0.2;
     let program = engine.add_program(PhasedProgram::endless_program("stream", phase));
-    let slots: Vec<u32> = (0..4).map(|cpu| engine.start_task(program, cpu_set(&[cpu]))).collect();
+    let slots: Vec<u32> = (0..4)
+        .map(|cpu| engine.start_task(program, cpu_set(&[cpu])))
+        .collect();
     engine.run(4e9);
-    let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
+    let instr_before: Vec<f64> = slots
+        .iter()
+        .map(|&slot| engine.task_totals(slot).instructions)
+        .collect();
     engine.run(8e9);
-    let lines = |(slot, earlier): (&u32, &f64)| 0.05 * (engine.task_totals(*slot).instructions - earlier) / 4e9;
+    let lines = |(slot, earlier): (&u32, &f64)| {
+        0.05 * (engine.task_totals(*slot).instructions - earlier) / 4e9
+    };
     let bytes: f64 = slots.iter().zip(&instr_before).map(lines).sum::<f64>() * 64.0;
     assert!((3.6..=4.02).contains(&bytes), "{bytes} bytes a cycle of 4");
 }
@@ -161,12 +225,23 @@ fn averaged_and_explicit_turns_agree_if_turns_are_short() {
         let mut spec = sample_machine(1, 4, 2, 1);
         spec.os.time_slice_ns = 1_000_000;
         let mut engine = IntervalEngine::new(&spec, explicit).unwrap();
-        let a = engine.add_program(PhasedProgram::endless_program("a", uniform_phase(50_000.0, 0.01)));
-        let b = engine.add_program(PhasedProgram::endless_program("b", uniform_phase(90_000.0, 0.005)));
-        let slots: Vec<u32> =
-            [a, b, a, b, a].iter().map(|&program| engine.start_task(program, cpu_set(&[0, 1]))).collect();
+        let a = engine.add_program(PhasedProgram::endless_program(
+            "a",
+            uniform_phase(50_000.0, 0.01),
+        ));
+        let b = engine.add_program(PhasedProgram::endless_program(
+            "b",
+            uniform_phase(90_000.0, 0.005),
+        ));
+        let slots: Vec<u32> = [a, b, a, b, a]
+            .iter()
+            .map(|&program| engine.start_task(program, cpu_set(&[0, 1])))
+            .collect();
         engine.run(2e9);
-        let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
+        let instr_before: Vec<f64> = slots
+            .iter()
+            .map(|&slot| engine.task_totals(slot).instructions)
+            .collect();
         engine.run(6e9);
         let total: f64 = slots
             .iter()
@@ -176,14 +251,20 @@ fn averaged_and_explicit_turns_agree_if_turns_are_short() {
         total
     };
     let (explicit, averaged) = (run(true), run(false));
-    assert!((explicit / averaged - 1.0).abs() < 0.03, "{explicit} {averaged}");
+    assert!(
+        (explicit / averaged - 1.0).abs() < 0.03,
+        "{explicit} {averaged}"
+    );
 }
 
 /// Does a newcomer refill a cache in the time that its growth implies, while the earlier task slows down?
 #[test]
 fn a_migration_costs_the_refill_and_nothing_else() {
     let mut engine = sample_engine(false);
-    let program = engine.add_program(PhasedProgram::endless_program("mover", uniform_phase(40_000.0, 0.02)));
+    let program = engine.add_program(PhasedProgram::endless_program(
+        "mover",
+        uniform_phase(40_000.0, 0.02),
+    ));
     let slot = engine.start_task(program, cpu_set(&[0]));
     engine.run(2e9);
     let instr_before = engine.task_totals(slot).instructions;
@@ -196,8 +277,14 @@ fn a_migration_costs_the_refill_and_nothing_else() {
     // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much work.
     let expected = 40_000.0 * 100.0 * speed;
     assert!(engine.step_count < 300, "{} steps", engine.step_count);
-    assert!((lost_instr / expected - 1.0).abs() < 0.08, "{lost_instr} {expected}");
-    assert!(engine.occupied_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
+    assert!(
+        (lost_instr / expected - 1.0).abs() < 0.08,
+        "{lost_instr} {expected}"
+    );
+    assert!(
+        engine.occupied_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0,
+        "its old lines stay while nobody needs the room"
+    );
 }
 
 /// Do writers of a region slow each other down if they run in different caches, but not if they share one cache?
@@ -206,11 +293,19 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
     let run = |cpus: [u32; 2]| {
         let mut engine = sample_engine(false);
         let mut phase = uniform_phase(1000.0, 0.01);
-        phase.sharing = vec![RegionUse { region: 3, bytes: 4096.0, reads_per_instr: 0.01, writes_per_instr: 0.005 }];
+        phase.sharing = vec![RegionUse {
+            region: 3,
+            bytes: 4096.0,
+            reads_per_instr: 0.01,
+            writes_per_instr: 0.005,
+        }];
         let program = engine.add_program(PhasedProgram::endless_program("talks", phase));
         let slots = cpus.map(|cpu| engine.start_task(program, cpu_set(&[cpu])));
         engine.run(2e9);
-        (engine.task_totals(slots[0]).instructions, engine.task_totals(slots[0]).counts[REMOTE_HITS])
+        (
+            engine.task_totals(slots[0]).instructions,
+            engine.task_totals(slots[0]).counts[REMOTE_HITS],
+        )
     };
     let (shared_counts, split_counts) = (run([0, 1]), run([0, 2]));
     assert_eq!(shared_counts.1, 0.0);
@@ -230,8 +325,10 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
 fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
     let cycles = |from_empty_cache: bool| {
         let mut engine = sample_engine(false);
-        let program =
-            PhasedProgram { from_empty_cache, ..PhasedProgram::endless_program("a", uniform_phase(40_000.0, 0.02)) };
+        let program = PhasedProgram {
+            from_empty_cache,
+            ..PhasedProgram::endless_program("a", uniform_phase(40_000.0, 0.02))
+        };
         let program = engine.add_program(program);
         let slot = engine.start_task(program, cpu_set(&[0]));
         engine.run(2e6);
@@ -248,16 +345,27 @@ fn contexts_of_one_core_share_its_slots() {
         let mut engine = IntervalEngine::new(&sample_machine(1, 2, 2, 2), false).unwrap();
         let quick = closed_form::build_phase(64.0, LINES, 4, |_| 0.0);
         let mut quick = quick;
-        quick.points.iter_mut().for_each(|point| point.cycles_per_instr = 0.6);
+        quick
+            .points
+            .iter_mut()
+            .for_each(|point| point.cycles_per_instr = 0.6);
         let program = engine.add_program(PhasedProgram::endless_program("quick", quick));
-        let slots: Vec<u32> = (0..count).map(|cpu| engine.start_task(program, cpu_set(&[cpu]))).collect();
+        let slots: Vec<u32> = (0..count)
+            .map(|cpu| engine.start_task(program, cpu_set(&[cpu])))
+            .collect();
         engine.run(1e9);
-        let total: f64 = slots.iter().map(|&slot| engine.task_totals(slot).instructions).sum();
+        let total: f64 = slots
+            .iter()
+            .map(|&slot| engine.task_totals(slot).instructions)
+            .sum();
         total / 1e9
     };
     let (one, two) = (run(1), run(2));
     assert!((one - 1.0 / 0.6).abs() < 1e-3, "{one}");
-    assert!((1.85..=2.001).contains(&two), "a core issues two a cycle: {two}");
+    assert!(
+        (1.85..=2.001).contains(&two),
+        "a core issues two a cycle: {two}"
+    );
 }
 
 /// Do the same calls give the same bits?
@@ -265,10 +373,18 @@ fn contexts_of_one_core_share_its_slots() {
 fn the_same_calls_give_the_same_bits() {
     let run = || {
         let mut engine = sample_engine(true);
-        let program = engine.add_program(PhasedProgram::endless_program("a", uniform_phase(90_000.0, 0.02)));
-        let slots: Vec<u32> = (0..6).map(|_| engine.start_task(program, cpu_set(&[0, 1, 2, 3]))).collect();
+        let program = engine.add_program(PhasedProgram::endless_program(
+            "a",
+            uniform_phase(90_000.0, 0.02),
+        ));
+        let slots: Vec<u32> = (0..6)
+            .map(|_| engine.start_task(program, cpu_set(&[0, 1, 2, 3])))
+            .collect();
         engine.run(3e9);
-        slots.iter().map(|&slot| engine.task_totals(slot).instructions.to_bits()).collect::<Vec<_>>()
+        slots
+            .iter()
+            .map(|&slot| engine.task_totals(slot).instructions.to_bits())
+            .collect::<Vec<_>>()
     };
     assert_eq!(run(), run());
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    ActiveShare, ActuationLimits, AppliedPlan, CacheId, Change, ChangeKind, ColorAssignment, CpuId, CpuSet,
-    GangSchedule, IndexSet, MachineState, PageMigration, PendingItem, Plan, PlanItem, ProcessId, RefusalReason,
-    RefusedItem, ShareMember, TaskId, TaskState, TrackedObject, Units, derive_changes, refused_items, run,
+    ActiveShare, ActuationLimits, AppliedPlan, CacheId, Change, ChangeKind, ColorAssignment, CpuId,
+    CpuSet, GangSchedule, IndexSet, MachineState, PageMigration, PendingItem, Plan, PlanItem,
+    ProcessId, RefusalReason, RefusedItem, ShareMember, TaskId, TaskState, TrackedObject, Units,
+    derive_changes, refused_items, run,
 };
 
 use super::{IntervalMachine, IntervalTask, cache_parts};
@@ -40,12 +41,17 @@ fn migrating_share(old_colors: &IndexSet, allowed_colors: &IndexSet) -> f64 {
 impl IntervalMachine {
     /// Applies the plan as far as possible.
     pub(super) fn apply_plan(&mut self, plan: &Plan) -> AppliedPlan {
-        let derived_changes = derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
+        let derived_changes =
+            derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
         let outcomes = run(&derived_changes.changes, |change| self.apply_change(change));
         let mut refusals = derived_changes.refused_items;
         refusals.extend(refused_items(&derived_changes.changes, &outcomes));
-        let changes_gangs =
-            |change: &Change| matches!(change.kind, ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. });
+        let changes_gangs = |change: &Change| {
+            matches!(
+                change.kind,
+                ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. }
+            )
+        };
         // While a probe holds CPUs, gangs wait until the probe has ended.
         if derived_changes.changes.iter().any(changes_gangs) && !self.has_probe_with_cpus() {
             self.pass_gangs_to_queues();
@@ -55,7 +61,11 @@ impl IntervalMachine {
         }
         if !plan.penalties.is_empty() {
             let message = "time sharing is averaged, so no task is picked individually".to_string();
-            refusals.push(RefusedItem { item: PlanItem::Penalties, reason: RefusalReason::NotSupported, message });
+            refusals.push(RefusedItem {
+                item: PlanItem::Penalties,
+                reason: RefusalReason::NotSupported,
+                message,
+            });
         }
         self.plan = plan.clone();
         self.divide_caches();
@@ -66,7 +76,9 @@ impl IntervalMachine {
     }
 
     fn live_tasks(&self) -> impl Iterator<Item = &IntervalTask> {
-        self.tasks.iter().filter(|interval_task| !interval_task.exited)
+        self.tasks
+            .iter()
+            .filter(|interval_task| !interval_task.exited)
     }
 
     /// Returns the state of the machine from which changes are derived.
@@ -80,8 +92,14 @@ impl IntervalMachine {
                 name: self.jobs[interval_task.job].job.name.clone(),
                 movable: !interval_task.is_pinned,
                 group: None,
-                affinity: Some(TrackedObject { current: queue_entry.allowed_cpus.clone(), original: all_cpus.clone() }),
-                weight: Some(TrackedObject { current: queue_entry.weight, original: 1.0 }),
+                affinity: Some(TrackedObject {
+                    current: queue_entry.allowed_cpus.clone(),
+                    original: all_cpus.clone(),
+                }),
+                weight: Some(TrackedObject {
+                    current: queue_entry.weight,
+                    original: 1.0,
+                }),
                 class: interval_task.class,
                 class_owner: None,
                 no_idle_turns: None,
@@ -89,16 +107,29 @@ impl IntervalMachine {
         };
         let process_colors = |interval_task: &IntervalTask| {
             let current_assignment = self.colors.get(&interval_task.process).cloned();
-            (interval_task.process, TrackedObject { current: current_assignment, original: None })
+            (
+                interval_task.process,
+                TrackedObject {
+                    current: current_assignment,
+                    original: None,
+                },
+            )
         };
         let has_colors = self.spec.pages.colors.is_some();
         MachineState {
             tasks: self.live_tasks().map(task_state).collect(),
             classes: self.classes.clone(),
-            colors: if has_colors { self.live_tasks().map(process_colors).collect() } else { BTreeMap::new() },
+            colors: if has_colors {
+                self.live_tasks().map(process_colors).collect()
+            } else {
+                BTreeMap::new()
+            },
             gangs: self.gangs.clone(),
             // Class 0 of the hardware is the default class of all tasks.
-            limits: ActuationLimits { max_classes: Some(self.spec.class_count() - 1), ..ActuationLimits::default() },
+            limits: ActuationLimits {
+                max_classes: Some(self.spec.class_count() - 1),
+                ..ActuationLimits::default()
+            },
             ..MachineState::default()
         }
     }
@@ -114,26 +145,42 @@ impl IntervalMachine {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
                 self.engine.run_queues.set_weight(slot, *to);
             }
-            ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
+            ChangeKind::CreateClass { class, masks }
+            | ChangeKind::Schemata {
+                class, to: masks, ..
+            } => {
                 self.classes.insert(*class, masks.clone());
             }
             ChangeKind::RemoveClass { class, .. } => {
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
-                let index = self.tasks.iter().position(|interval_task| interval_task.task == *task);
+                let index = self
+                    .tasks
+                    .iter()
+                    .position(|interval_task| interval_task.task == *task);
                 self.tasks[index.ok_or_else(refuse_exited)?].class = *to;
             }
-            ChangeKind::Colors { process, from, to: Some(to) } => {
+            ChangeKind::Colors {
+                process,
+                from,
+                to: Some(to),
+            } => {
                 self.start_page_move(*process, from.as_ref(), to);
                 self.colors.insert(*process, to.clone());
             }
-            ChangeKind::Colors { process, to: None, .. } => {
+            ChangeKind::Colors {
+                process, to: None, ..
+            } => {
                 self.colors.remove(process);
             }
-            ChangeKind::StopGangs { schedule } => self.gangs.retain(|active_schedule| active_schedule != schedule),
+            ChangeKind::StopGangs { schedule } => self
+                .gangs
+                .retain(|active_schedule| active_schedule != schedule),
             ChangeKind::StartGangs { schedule } => {
-                let index = self.gangs.partition_point(|active_schedule| active_schedule.cpus < schedule.cpus);
+                let index = self
+                    .gangs
+                    .partition_point(|active_schedule| active_schedule.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
             }
             ChangeKind::Cpuset { .. } => return Err(change.failed("this machine has no groups")),
@@ -144,12 +191,21 @@ impl IntervalMachine {
     /// Passes the gangs in force to the run queues.
     pub(super) fn pass_gangs_to_queues(&mut self) {
         let build_rotation = |schedule: &GangSchedule| {
-            let slot_and_cpu =
-                |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
-            let gang_slots =
-                |gang: &cachemate_core::Gang| (gang.members.iter().filter_map(slot_and_cpu).collect(), gang.slices);
+            let slot_and_cpu = |&(task, cpu): &(TaskId, Option<CpuId>)| {
+                Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)))
+            };
+            let gang_slots = |gang: &cachemate_core::Gang| {
+                (
+                    gang.members.iter().filter_map(slot_and_cpu).collect(),
+                    gang.slices,
+                )
+            };
             let gangs = schedule.gangs.iter().map(gang_slots).collect();
-            QueueRotation::new(schedule.cpus.clone(), self.cycles_of(schedule.slice_ns), gangs)
+            QueueRotation::new(
+                schedule.cpus.clone(),
+                self.cycles_of(schedule.slice_ns),
+                gangs,
+            )
         };
         let rotations = self.gangs.iter().map(build_rotation).collect();
         self.engine.run_queues.set_rotations(rotations);
@@ -163,67 +219,123 @@ impl IntervalMachine {
         old_assignment: Option<&ColorAssignment>,
         new_assignment: &ColorAssignment,
     ) {
-        let Some(colors) = self.spec.pages.colors else { return };
-        let old_colors = old_assignment.map_or_else(|| (0..colors).collect(), |assignment| assignment.allowed.clone());
+        let Some(colors) = self.spec.pages.colors else {
+            return;
+        };
+        let old_colors = old_assignment.map_or_else(
+            || (0..colors).collect(),
+            |assignment| assignment.allowed.clone(),
+        );
         let share = migrating_share(&old_colors, &new_assignment.allowed);
-        let process_tasks = self.tasks.iter().filter(|interval_task| interval_task.process == process);
-        let slots: Vec<u32> = process_tasks.map(|interval_task| interval_task.slot).collect();
+        let process_tasks = self
+            .tasks
+            .iter()
+            .filter(|interval_task| interval_task.process == process);
+        let slots: Vec<u32> = process_tasks
+            .map(|interval_task| interval_task.slot)
+            .collect();
         let pages = (share * slots.first().map_or(0.0, |&slot| self.program_pages(slot))) as u64;
         if new_assignment.migration == PageMigration::Never || pages == 0 {
             return;
         }
-        let cost_ns = pages as f64 * self.spec.pages.migration_cycles as f64 * 1e9 / self.spec.hertz as f64;
+        let cost_ns =
+            pages as f64 * self.spec.pages.migration_cycles as f64 * 1e9 / self.spec.hertz as f64;
         self.cost_ns += cost_ns;
         let end_ns = self.now_ns + (cost_ns / COPYING_SHARE) as u64 + 1;
         for &slot in &slots {
             self.engine.drop_lines(slot, share);
         }
-        self.page_moves.retain(|page_move| page_move.process != process);
-        self.page_moves.push(PageMove { process, pages, start_ns: self.now_ns, end_ns });
+        self.page_moves
+            .retain(|page_move| page_move.process != process);
+        self.page_moves.push(PageMove {
+            process,
+            pages,
+            start_ns: self.now_ns,
+            end_ns,
+        });
         self.charge_process(process);
     }
 
     /// Charges a task for copying its pages and for the interrupts of a log while either is in progress.
     pub(super) fn charge_overhead(&mut self, task: TaskId) {
-        let Some(interval_task) = self.task(task).filter(|interval_task| !interval_task.exited) else { return };
-        let is_copying = self.page_moves.iter().any(|page_move| page_move.process == interval_task.process);
+        let Some(interval_task) = self
+            .task(task)
+            .filter(|interval_task| !interval_task.exited)
+        else {
+            return;
+        };
+        let is_copying = self
+            .page_moves
+            .iter()
+            .any(|page_move| page_move.process == interval_task.process);
         let copying_share = if is_copying { COPYING_SHARE } else { 0.0 };
-        self.engine
-            .take_processor_time(interval_task.slot, 1.0 - (1.0 - copying_share) * (1.0 - self.logging_share(task)));
+        self.engine.take_processor_time(
+            interval_task.slot,
+            1.0 - (1.0 - copying_share) * (1.0 - self.logging_share(task)),
+        );
     }
 
     fn charge_process(&mut self, process: ProcessId) {
-        let process_tasks = self.tasks.iter().filter(|interval_task| interval_task.process == process);
-        let tasks: Vec<TaskId> = process_tasks.map(|interval_task| interval_task.task).collect();
-        tasks.into_iter().for_each(|task| self.charge_overhead(task));
+        let process_tasks = self
+            .tasks
+            .iter()
+            .filter(|interval_task| interval_task.process == process);
+        let tasks: Vec<TaskId> = process_tasks
+            .map(|interval_task| interval_task.task)
+            .collect();
+        tasks
+            .into_iter()
+            .for_each(|task| self.charge_overhead(task));
     }
 
     pub(super) fn next_move_end_ns(&self) -> u64 {
-        self.page_moves.iter().map(|moving| moving.end_ns).min().unwrap_or(u64::MAX)
+        self.page_moves
+            .iter()
+            .map(|moving| moving.end_ns)
+            .min()
+            .unwrap_or(u64::MAX)
     }
 
     pub(super) fn finish_moves(&mut self) {
         let now_ns = self.now_ns;
         let (finished_moves, unfinished_moves): (Vec<PageMove>, Vec<PageMove>) =
-            std::mem::take(&mut self.page_moves).into_iter().partition(|moving| moving.end_ns <= now_ns);
+            std::mem::take(&mut self.page_moves)
+                .into_iter()
+                .partition(|moving| moving.end_ns <= now_ns);
         self.page_moves = unfinished_moves;
-        finished_moves.iter().for_each(|page_move| self.charge_process(page_move.process));
+        finished_moves
+            .iter()
+            .for_each(|page_move| self.charge_process(page_move.process));
     }
 
     /// Divides every contended cache as classes, colors and events require.
     pub(super) fn divide_caches(&mut self) {
-        let contended_caches: Vec<CacheId> =
-            self.topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.id).collect();
+        let contended_caches: Vec<CacheId> = self
+            .topology
+            .caches
+            .iter()
+            .filter(|cache| cache.last_level)
+            .map(|cache| cache.id)
+            .collect();
         let level_ways = self.spec.last_level_cache().map_or(1, |cache| cache.ways);
         for (cache_index, cache) in contended_caches.iter().enumerate() {
             let mut masks: Vec<IndexSet> = Vec::new();
             let mut members: Vec<(u32, usize)> = Vec::new();
             let mut units = level_ways;
             for interval_task in self.live_tasks() {
-                let class_ways = || Some((self.classes.get(&interval_task.class?)?.get(cache)?.clone(), level_ways));
+                let class_ways = || {
+                    Some((
+                        self.classes.get(&interval_task.class?)?.get(cache)?.clone(),
+                        level_ways,
+                    ))
+                };
                 // A frame has the same color in every cache.
-                let colors =
-                    || Some((self.colors.get(&interval_task.process)?.allowed.clone(), self.spec.pages.colors?));
+                let colors = || {
+                    Some((
+                        self.colors.get(&interval_task.process)?.allowed.clone(),
+                        self.spec.pages.colors?,
+                    ))
+                };
                 let assigned_units = class_ways().or_else(colors);
                 if let Some((mask, unit_count)) = assigned_units {
                     units = unit_count;
@@ -232,25 +344,43 @@ impl IntervalMachine {
                 }
             }
             let live_count = self.live_tasks().count();
-            let is_partly_shared =
-                members.len() < live_count || self.external_slots.contains_key(&(cache_index as u32));
+            let is_partly_shared = members.len() < live_count
+                || self.external_slots.contains_key(&(cache_index as u32));
             let division = cache_parts::divide_cache(units, &masks, is_partly_shared);
-            let remaining_share = self.remaining_shares.get(&(cache_index as u32)).copied().unwrap_or(1.0);
-            let lines_of_share =
-                |share: f64| (f64::from(self.engine.capacity_lines()) * share * remaining_share) as f32;
-            let domains: Vec<(f32, u8)> =
-                division.parts.iter().map(|&(share, group)| (lines_of_share(share), group)).collect();
-            let groups: Vec<f32> = division.groups.iter().map(|&share| lines_of_share(share)).collect();
-            let slot_domains: Vec<(u32, u8)> =
-                members.iter().map(|&(slot, mask)| (slot, division.part_of_mask[mask])).collect();
-            self.engine.divide_if_changed(cache_index, &domains, &groups, &slot_domains);
+            let remaining_share = self
+                .remaining_shares
+                .get(&(cache_index as u32))
+                .copied()
+                .unwrap_or(1.0);
+            let lines_of_share = |share: f64| {
+                (f64::from(self.engine.capacity_lines()) * share * remaining_share) as f32
+            };
+            let domains: Vec<(f32, u8)> = division
+                .parts
+                .iter()
+                .map(|&(share, group)| (lines_of_share(share), group))
+                .collect();
+            let groups: Vec<f32> = division
+                .groups
+                .iter()
+                .map(|&share| lines_of_share(share))
+                .collect();
+            let slot_domains: Vec<(u32, u8)> = members
+                .iter()
+                .map(|&(slot, mask)| (slot, division.part_of_mask[mask]))
+                .collect();
+            self.engine
+                .divide_if_changed(cache_index, &domains, &groups, &slot_domains);
         }
     }
 
     /// Reads the state in force from the machine.
     pub(super) fn read_back(&self) -> AppliedPlan {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
-        let mut applied_plan = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
+        let mut applied_plan = AppliedPlan {
+            gangs: self.gangs.clone(),
+            ..AppliedPlan::default()
+        };
         for interval_task in self.live_tasks() {
             let queue_entry = &self.engine.run_queues.tasks[interval_task.slot as usize];
             let (cpus, weight) = (&queue_entry.allowed_cpus, queue_entry.weight);
@@ -259,16 +389,24 @@ impl IntervalMachine {
         applied_plan.probes = self.probes.iter().map(|active| active.probe.id).collect();
         for share in &self.plan.shares {
             let has_colors = matches!(share.units, Units::Colors { .. });
-            let page_move =
-                self.page_moves.iter().find(|moving| share.members.contains(&ShareMember::Process(moving.process)));
+            let page_move = self.page_moves.iter().find(|moving| {
+                share
+                    .members
+                    .contains(&ShareMember::Process(moving.process))
+            });
             let progress = |moving: &PageMove, total: f64| {
-                total * (self.now_ns - moving.start_ns) as f64 / (moving.end_ns - moving.start_ns).max(1) as f64
+                total * (self.now_ns - moving.start_ns) as f64
+                    / (moving.end_ns - moving.start_ns).max(1) as f64
             };
             let moved_share = page_move.map_or(1.0, |moving| progress(moving, 1.0));
             if let Some(moving) = page_move.filter(|_| has_colors) {
                 let item = PlanItem::Share(share.group, share.cache);
                 let done = (progress(moving, moving.pages as f64) as u64).min(moving.pages);
-                applied_plan.pending.push(PendingItem { item, done, total: Some(moving.pages) });
+                applied_plan.pending.push(PendingItem {
+                    item,
+                    done,
+                    total: Some(moving.pages),
+                });
             }
             applied_plan.shares.push(ActiveShare {
                 share: share.clone(),
@@ -282,15 +420,29 @@ impl IntervalMachine {
     }
 
     fn share_occupancy(&self, share: &cachemate_core::CacheShare) -> Option<u64> {
-        let has_monitoring = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+        let has_monitoring = self
+            .spec
+            .caches
+            .iter()
+            .any(|cache| cache.way_partitions.is_some());
         let contended_caches = self.topology.caches.iter().filter(|cache| cache.last_level);
-        let index =
-            contended_caches.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| has_monitoring)?;
+        let index = contended_caches
+            .map(|cache| cache.id)
+            .position(|id| id == share.cache)
+            .filter(|_| has_monitoring)?;
         let members = self.tasks.iter().filter(|interval_task| {
-            share.members.contains(&ShareMember::Task(interval_task.task))
-                || share.members.contains(&ShareMember::Process(interval_task.process))
+            share
+                .members
+                .contains(&ShareMember::Task(interval_task.task))
+                || share
+                    .members
+                    .contains(&ShareMember::Process(interval_task.process))
         });
-        Some(members.map(|interval_task| self.engine.occupied_bytes(interval_task.slot, index)).sum::<f64>() as u64)
+        Some(
+            members
+                .map(|interval_task| self.engine.occupied_bytes(interval_task.slot, index))
+                .sum::<f64>() as u64,
+        )
     }
 }
 

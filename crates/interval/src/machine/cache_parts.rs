@@ -22,10 +22,13 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
     let mut part_of_mask = Vec::new();
     for mask in masks {
         let mask = mask.intersection(&all_units);
-        let index = distinct_masks.iter().position(|earlier_mask| *earlier_mask == mask).unwrap_or_else(|| {
-            distinct_masks.push(mask.clone());
-            distinct_masks.len() - 1
-        });
+        let index = distinct_masks
+            .iter()
+            .position(|earlier_mask| *earlier_mask == mask)
+            .unwrap_or_else(|| {
+                distinct_masks.push(mask.clone());
+                distinct_masks.len() - 1
+            });
         part_of_mask.push(index.min(crate::occupancy::MAX_DOMAINS - 1) as u8);
     }
     distinct_masks.truncate(crate::occupancy::MAX_DOMAINS);
@@ -37,7 +40,10 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
         for b in a + 1..distinct_masks.len() {
             if is_counted(a) && is_counted(b) && distinct_masks[a].intersects(&distinct_masks[b]) {
                 let (old_group, new_group) = (group_by_mask[b], group_by_mask[a]);
-                group_by_mask.iter_mut().filter(|group| **group == old_group).for_each(|group| *group = new_group);
+                group_by_mask
+                    .iter_mut()
+                    .filter(|group| **group == old_group)
+                    .for_each(|group| *group = new_group);
             }
         }
     }
@@ -45,14 +51,20 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
     group_numbers.sort_unstable();
     group_numbers.dedup();
     let group_index = |mask_index: usize| {
-        group_numbers.iter().position(|group_number| *group_number == group_by_mask[mask_index]).unwrap_or(0) as u8
+        group_numbers
+            .iter()
+            .position(|group_number| *group_number == group_by_mask[mask_index])
+            .unwrap_or(0) as u8
     };
     let share_of_units = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
     let group_share = |number: u8| {
         let members = (0..distinct_masks.len())
             .filter(|&index| self::is_same_group(&group_numbers, group_by_mask[index], number));
         share_of_units(
-            &members.map(|index| distinct_masks[index].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default(),
+            &members
+                .map(|index| distinct_masks[index].clone())
+                .reduce(|a, b| a.union(&b))
+                .unwrap_or_default(),
         )
     };
     CacheDivision {

@@ -20,22 +20,29 @@ pub struct NoiseState {
 
 impl NoiseState {
     pub fn new(seed: u64, task: u32) -> Self {
-        let mut generator = SplitMix64::new(seed ^ (u64::from(task) + 1).wrapping_mul(0xd1b5_4a32_d192_ed03));
+        let mut generator =
+            SplitMix64::new(seed ^ (u64::from(task) + 1).wrapping_mul(0xd1b5_4a32_d192_ed03));
         let slow_component = generator.draw_normal();
-        NoiseState { generator, slow_component }
+        NoiseState {
+            generator,
+            slow_component,
+        }
     }
 
     /// Advances the noise by one window.
     fn advance(&mut self, autocorrelation: f64) -> f64 {
         let innovation = self.generator.draw_normal();
-        self.slow_component =
-            autocorrelation * self.slow_component + libm::sqrt(1.0 - autocorrelation * autocorrelation) * innovation;
+        self.slow_component = autocorrelation * self.slow_component
+            + libm::sqrt(1.0 - autocorrelation * autocorrelation) * innovation;
         self.slow_component
     }
 }
 
 fn has_fixed_counter(event: CounterEvent) -> bool {
-    matches!(event, CounterEvent::Instructions | CounterEvent::Cycles | CounterEvent::ContextSwitches)
+    matches!(
+        event,
+        CounterEvent::Instructions | CounterEvent::Cycles | CounterEvent::ContextSwitches
+    )
 }
 
 /// Returns the readings of one window, given the true counts.
@@ -46,8 +53,13 @@ pub fn draw_readings(
     errors: CounterNoise,
     noise: &mut NoiseState,
 ) -> EventCounts {
-    let multiplexed_events = true_counts.iter().filter(|(event, _)| !has_fixed_counter(*event)).count();
-    let group_count = multiplexed_events.div_ceil((counter_count.max(3) - 2) as usize).max(1) as f64;
+    let multiplexed_events = true_counts
+        .iter()
+        .filter(|(event, _)| !has_fixed_counter(*event))
+        .count();
+    let group_count = multiplexed_events
+        .div_ceil((counter_count.max(3) - 2) as usize)
+        .max(1) as f64;
     let turns_per_group = (window_ns / TURN_NS / group_count).max(1.0);
     let slow_error = noise.advance(errors.autocorrelation) * errors.noise;
     let mut readings = Vec::with_capacity(true_counts.len());
@@ -59,13 +71,26 @@ pub fn draw_readings(
             let turn_error = if is_always_counted {
                 0.0
             } else {
-                errors.multiplexing_noise / libm::sqrt(turns_per_group) * noise.generator.draw_normal()
+                errors.multiplexing_noise / libm::sqrt(turns_per_group)
+                    * noise.generator.draw_normal()
             };
-            let share = if is_always_counted { 1.0 } else { 1.0 / group_count };
+            let share = if is_always_counted {
+                1.0
+            } else {
+                1.0 / group_count
+            };
             count * share * (1.0 + slow_error + turn_error).max(0.0)
         };
-        let counted_share = if is_always_counted { 1.0 } else { 1.0 / group_count };
-        readings.push(EventCount { event, count: noisy_count.round() as u64, enabled_share: counted_share });
+        let counted_share = if is_always_counted {
+            1.0
+        } else {
+            1.0 / group_count
+        };
+        readings.push(EventCount {
+            event,
+            count: noisy_count.round() as u64,
+            enabled_share: counted_share,
+        });
     }
     readings.sort_by_key(|reading| reading.event);
     EventCounts(readings)
@@ -101,15 +126,31 @@ mod tests {
     /// Are scaled readings unbiased, and is their noise of the stated size and correlation?
     #[test]
     fn noise_has_its_stated_size_and_autocorrelation() {
-        let defects = CounterNoise { noise: 0.05, autocorrelation: 0.7, multiplexing_noise: 0.0, skew: 0.0 };
+        let defects = CounterNoise {
+            noise: 0.05,
+            autocorrelation: 0.7,
+            multiplexing_noise: 0.0,
+            skew: 0.0,
+        };
         for at_once in [4, 64] {
             let values = draw_miss_readings(defects, at_once);
             let mean = values.iter().sum::<f64>() / values.len() as f64;
-            let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
-            let lagged = values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>();
+            let variance = values
+                .iter()
+                .map(|value| (value - mean).powi(2))
+                .sum::<f64>()
+                / values.len() as f64;
+            let lagged = values
+                .windows(2)
+                .map(|pair| (pair[0] - mean) * (pair[1] - mean))
+                .sum::<f64>();
             let correlation = lagged / values.len() as f64 / variance;
             assert!((mean - 1.0).abs() < 0.01, "{mean}");
-            assert!((variance.sqrt() / 0.05 - 1.0).abs() < 0.1, "{}", variance.sqrt());
+            assert!(
+                (variance.sqrt() / 0.05 - 1.0).abs() < 0.1,
+                "{}",
+                variance.sqrt()
+            );
             assert!((correlation - 0.7).abs() < 0.05, "{correlation}");
         }
     }

@@ -19,9 +19,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    AppliedPlan, CacheResize, Capabilities, ColorAssignment, CounterNoise, CpuSet, ExternalTraffic, FieldError,
-    GangSchedule, Goal, Machine, MachineError, MachineEvent, MachineSpec, MachineSpecError, Observation, Plan, ProbeId,
-    ProcessId, ServiceClassId, TaskId, Topology, WayMasks, WindowEnd, WindowLength,
+    AppliedPlan, CacheResize, Capabilities, ColorAssignment, CounterNoise, CpuSet, ExternalTraffic,
+    FieldError, GangSchedule, Goal, Machine, MachineError, MachineEvent, MachineSpec,
+    MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId, Topology,
+    WayMasks, WindowEnd, WindowLength,
 };
 
 pub use results::{IntervalResults, JobResults};
@@ -187,18 +188,30 @@ impl IntervalMachine {
     ///
     /// # Errors
     /// An invalid machine, program or event.
-    pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<IntervalJob>) -> Result<Self, IntervalMachineError> {
+    pub fn new(
+        spec: &MachineSpec,
+        options: Options,
+        jobs: Vec<IntervalJob>,
+    ) -> Result<Self, IntervalMachineError> {
         spec.check()?;
         let no_cache = || IntervalMachineError::NoCache(spec.name.clone());
-        let spare_count = options.events.iter().filter(|event| event.split_cpus.is_some()).count();
-        let mut engine =
-            IntervalEngine::with_spares(spec, options.has_explicit_turns, spare_count).ok_or_else(no_cache)?;
+        let spare_count = options
+            .events
+            .iter()
+            .filter(|event| event.split_cpus.is_some())
+            .count();
+        let mut engine = IntervalEngine::with_spares(spec, options.has_explicit_turns, spare_count)
+            .ok_or_else(no_cache)?;
         for (index, event) in options.events.iter().enumerate() {
-            event.check(spec).map_err(|error| error.with_path_prefix(&format!("events[{index}]")))?;
+            event
+                .check(spec)
+                .map_err(|error| error.with_path_prefix(&format!("events[{index}]")))?;
         }
         let mut running_jobs: Vec<RunningJob> = Vec::new();
         for job in jobs {
-            let earlier_job = running_jobs.iter().find(|earlier| Arc::ptr_eq(&earlier.job.program, &job.program));
+            let earlier_job = running_jobs
+                .iter()
+                .find(|earlier| Arc::ptr_eq(&earlier.job.program, &job.program));
             let program = match earlier_job {
                 Some(earlier) => earlier.program,
                 None => {
@@ -264,7 +277,9 @@ impl IntervalMachine {
         &self.engine
     }
     fn task(&self, task: TaskId) -> Option<&IntervalTask> {
-        self.tasks.iter().find(|interval_task| interval_task.task == task)
+        self.tasks
+            .iter()
+            .find(|interval_task| interval_task.task == task)
     }
     /// Returns the engine's slot of a task; `None` if the task has been reported as exited.
     pub fn slot_of(&self, task: TaskId) -> Option<u32> {
@@ -293,17 +308,26 @@ impl IntervalMachine {
 
     /// Applies the events and starts the threads that are due. Returns whether tasks arrived.
     fn start_due_jobs(&mut self) -> bool {
-        while self.events.first().is_some_and(|event| event.at_ns <= self.now_ns) {
+        while self
+            .events
+            .first()
+            .is_some_and(|event| event.at_ns <= self.now_ns)
+        {
             let event = self.events.remove(0);
             self.apply_event(&event);
         }
-        let is_due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
+        let is_due = |at: &usize| {
+            self.jobs[*at]
+                .arrives_ns
+                .is_some_and(|arrives| arrives <= self.now_ns)
+        };
         let due_jobs: Vec<usize> = (0..self.jobs.len()).filter(is_due).collect();
         due_jobs.iter().for_each(|&index| self.start_job(index));
         let mut has_arrivals = !due_jobs.is_empty();
         for index in 0..self.jobs.len() {
-            if let Some((process, count, _)) =
-                self.jobs[index].late_threads.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns)
+            if let Some((process, count, _)) = self.jobs[index]
+                .late_threads
+                .take_if(|(_, _, at_ns)| *at_ns <= self.now_ns)
             {
                 self.start_threads(index, process, count);
                 has_arrivals = true;
@@ -320,8 +344,12 @@ impl IntervalMachine {
         job.arrives_ns = None;
         job.live_threads = job.job.threads.max(1);
         job.totals.tasks += u64::from(job.live_threads);
-        let late_threads = job.job.late_threads.map(|(count, by_ns)| (count.min(job.live_threads - 1), by_ns));
-        job.late_threads = late_threads.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
+        let late_threads = job
+            .job
+            .late_threads
+            .map(|(count, by_ns)| (count.min(job.live_threads - 1), by_ns));
+        job.late_threads =
+            late_threads.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
         let punctual_count = job.live_threads - late_threads.map_or(0, |(count, _)| count);
         self.start_threads(index, process, punctual_count);
     }
@@ -329,14 +357,24 @@ impl IntervalMachine {
     fn start_threads(&mut self, index: usize, process: ProcessId, count: u32) {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let job = &self.jobs[index];
-        let pinned = job.job.pinned.clone().map(|cpus| cpus.intersection(&all_cpus)).filter(|cpus| !cpus.is_empty());
+        let pinned = job
+            .job
+            .pinned
+            .clone()
+            .map(|cpus| cpus.intersection(&all_cpus))
+            .filter(|cpus| !cpus.is_empty());
         for _ in 0..count {
-            let slot = self.engine.start_task(job.program, pinned.clone().unwrap_or_else(|| all_cpus.clone()));
+            let slot = self.engine.start_task(
+                job.program,
+                pinned.clone().unwrap_or_else(|| all_cpus.clone()),
+            );
             if let Some(instructions) = job.job.instructions {
                 self.engine.set_work(slot, instructions);
             }
-            if let Some(sibling) =
-                self.tasks.iter().find(|interval_task| interval_task.process == process && !interval_task.exited)
+            if let Some(sibling) = self
+                .tasks
+                .iter()
+                .find(|interval_task| interval_task.process == process && !interval_task.exited)
             {
                 self.engine.share_memory(slot, sibling.slot);
             }
@@ -363,20 +401,36 @@ impl IntervalMachine {
         for (cpu, is_online) in [(event.offline, false), (event.online, true)] {
             let Some(cpu) = cpu else { continue };
             self.engine.run_queues.set_online(cpu, is_online);
-            if let Some(cpu) = self.topology.cpus.iter_mut().find(|described| described.id.0 == cpu) {
+            if let Some(cpu) = self
+                .topology
+                .cpus
+                .iter_mut()
+                .find(|described| described.id.0 == cpu)
+            {
                 cpu.online = is_online;
             }
         }
-        if let Some(ExternalTraffic { cache, lines_per_second }) = event.external_traffic {
+        if let Some(ExternalTraffic {
+            cache,
+            lines_per_second,
+        }) = event.external_traffic
+        {
             if let Some(slot) = self.external_slots.remove(&cache) {
                 self.engine.remove_task(slot);
             }
             if lines_per_second > 0.0 {
-                let (line_bytes, capacity_lines) = (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
+                let (line_bytes, capacity_lines) = (
+                    self.engine.line_bytes(),
+                    f64::from(self.engine.capacity_lines()),
+                );
                 let stream = crate::closed_form::stream_phase(line_bytes, capacity_lines, 1.0);
-                let program = self.engine.add_program(PhasedProgram::endless_program("outside", stream));
+                let program = self
+                    .engine
+                    .add_program(PhasedProgram::endless_program("outside", stream));
                 let lines_per_cycle = lines_per_second / self.spec.hertz as f64;
-                let slot = self.engine.start_external(program, cache as usize, lines_per_cycle);
+                let slot = self
+                    .engine
+                    .start_external(program, cache as usize, lines_per_cycle);
                 self.external_slots.insert(cache, slot);
             }
         }
@@ -392,7 +446,9 @@ impl IntervalMachine {
     fn window_ns(&self) -> u64 {
         match self.plan.window {
             WindowLength::Time { ns } => ns.max(1),
-            WindowLength::Cycles { cycles } => (cycles as f64 * 1e9 / self.spec.hertz as f64) as u64 + 1,
+            WindowLength::Cycles { cycles } => {
+                (cycles as f64 * 1e9 / self.spec.hertz as f64) as u64 + 1
+            }
         }
     }
 
@@ -404,13 +460,21 @@ impl IntervalMachine {
         }
         loop {
             let late_arrival_ns = |job: &RunningJob| job.late_threads.map(|(_, _, at_ns)| at_ns);
-            let arrivals = self.jobs.iter().flat_map(|job| [job.arrives_ns, late_arrival_ns(job)]);
+            let arrivals = self
+                .jobs
+                .iter()
+                .flat_map(|job| [job.arrives_ns, late_arrival_ns(job)]);
             let next_arrival_ns = arrivals.flatten().min().unwrap_or(u64::MAX);
             let next_event_ns = self.events.first().map_or(u64::MAX, |event| event.at_ns);
-            let earliest_ns =
-                [window_end, next_arrival_ns, next_event_ns, self.next_move_end_ns(), self.next_probe_ns()]
-                    .into_iter()
-                    .min();
+            let earliest_ns = [
+                window_end,
+                next_arrival_ns,
+                next_event_ns,
+                self.next_move_end_ns(),
+                self.next_probe_ns(),
+            ]
+            .into_iter()
+            .min();
             let due_ns = earliest_ns.unwrap_or(window_end).max(self.now_ns);
             self.engine.run(self.cycles_of(due_ns));
             self.now_ns = (self.engine.now_cycles() * 1e9 / self.spec.hertz as f64).round() as u64;
@@ -438,8 +502,11 @@ impl IntervalMachine {
 
     fn record_exit(&mut self, slot: u32) {
         let now_ns = self.now_ns;
-        let is_ending = |interval_task: &&mut IntervalTask| interval_task.slot == slot && !interval_task.exited;
-        let Some(interval_task) = self.tasks.iter_mut().find(is_ending) else { return };
+        let is_ending =
+            |interval_task: &&mut IntervalTask| interval_task.slot == slot && !interval_task.exited;
+        let Some(interval_task) = self.tasks.iter_mut().find(is_ending) else {
+            return;
+        };
         interval_task.exited = true;
         let job = &mut self.jobs[interval_task.job];
         job.live_threads -= 1;
@@ -452,8 +519,14 @@ impl IntervalMachine {
     }
 
     fn is_over(&self) -> bool {
-        let has_reached_length = self.options.length_ns.is_some_and(|length| self.now_ns >= length);
-        let has_work = self.jobs.iter().any(|job| job.live_threads > 0 || job.arrives_ns.is_some());
+        let has_reached_length = self
+            .options
+            .length_ns
+            .is_some_and(|length| self.now_ns >= length);
+        let has_work = self
+            .jobs
+            .iter()
+            .any(|job| job.live_threads > 0 || job.arrives_ns.is_some());
         has_reached_length || !has_work
     }
 }

@@ -4,7 +4,9 @@ use serde::Serialize;
 
 use super::IntervalMachine;
 use super::observe::subtract_totals;
-use crate::engine::{DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, SOLO_CYCLES, TaskTotals, WRITEBACKS};
+use crate::engine::{
+    DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, SOLO_CYCLES, TaskTotals, WRITEBACKS,
+};
 
 /// The totals of one job since the start of the measurement, over all its threads and runs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -66,13 +68,22 @@ impl JobTotals {
         sums.instructions += addend.instructions;
         sums.cycles += addend.cycles;
         sums.wait_cycles += addend.wait_cycles;
-        sums.counts.iter_mut().zip(&addend.counts).for_each(|(sum, count)| *sum += count);
+        sums.counts
+            .iter_mut()
+            .zip(&addend.counts)
+            .for_each(|(sum, count)| *sum += count);
         self.demanded_cycles += addend.cycles + addend.wait_cycles;
     }
 
     fn build_job_results(&self, name: &str, hertz: f64, line_bytes: f64) -> JobResults {
-        let TaskTotals { instructions, cycles, counts, .. } = self.totals;
-        let per_instr = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
+        let TaskTotals {
+            instructions,
+            cycles,
+            counts,
+            ..
+        } = self.totals;
+        let per_instr =
+            |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
         let solo_cycles = counts[SOLO_CYCLES];
         JobResults {
             name: name.to_string(),
@@ -96,7 +107,10 @@ impl IntervalMachine {
     /// Starts the measurement; earlier work is not counted.
     pub fn begin_measuring(&mut self) {
         for job in &mut self.jobs {
-            job.totals = JobTotals { tasks: u64::from(job.live_threads), ..JobTotals::default() };
+            job.totals = JobTotals {
+                tasks: u64::from(job.live_threads),
+                ..JobTotals::default()
+            };
         }
         for interval_task in &mut self.tasks {
             interval_task.totals_at_start = *self.engine.task_totals(interval_task.slot);
@@ -108,14 +122,18 @@ impl IntervalMachine {
     /// Returns the results up to the end of the last window.
     pub fn results(&self) -> IntervalResults {
         let (hertz, line_bytes) = (self.spec.hertz as f64, self.engine.line_bytes());
-        let mut job_totals: Vec<JobTotals> = self.jobs.iter().map(|running| running.totals).collect();
+        let mut job_totals: Vec<JobTotals> =
+            self.jobs.iter().map(|running| running.totals).collect();
         for interval_task in &self.tasks {
-            job_totals[interval_task.job]
-                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.totals_at_start));
+            job_totals[interval_task.job].add(&subtract_totals(
+                self.engine.task_totals(interval_task.slot),
+                &interval_task.totals_at_start,
+            ));
         }
         let seconds = (self.now_ns - self.measurement_start_ns) as f64 / 1e9;
         let bytes_per_second = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
-        let bytes_per_second_by_node: Vec<f64> = self.node_bytes.iter().map(bytes_per_second).collect();
+        let bytes_per_second_by_node: Vec<f64> =
+            self.node_bytes.iter().map(bytes_per_second).collect();
         let max_bytes = self.spec.memory.bytes_per_cycle * hertz;
         IntervalResults {
             seconds,
@@ -125,7 +143,10 @@ impl IntervalMachine {
                 .zip(&job_totals)
                 .map(|(job, totals)| totals.build_job_results(&job.job.name, hertz, line_bytes))
                 .collect(),
-            memory_busy_share: bytes_per_second_by_node.iter().map(|bytes| bytes / max_bytes).collect(),
+            memory_busy_share: bytes_per_second_by_node
+                .iter()
+                .map(|bytes| bytes / max_bytes)
+                .collect(),
             memory_bytes_per_second: bytes_per_second_by_node,
         }
     }
@@ -134,6 +155,11 @@ impl IntervalMachine {
     /// solo cycles. `None` if the task ran no instruction.
     pub(super) fn slowdown_of(totals: &TaskTotals) -> Option<(f64, f64)> {
         let solo_cycles = totals.counts[SOLO_CYCLES];
-        (solo_cycles > 0.0).then(|| ((totals.cycles + totals.wait_cycles) / solo_cycles, totals.cycles / solo_cycles))
+        (solo_cycles > 0.0).then(|| {
+            (
+                (totals.cycles + totals.wait_cycles) / solo_cycles,
+                totals.cycles / solo_cycles,
+            )
+        })
     }
 }

@@ -14,18 +14,33 @@ fn sample_memory(bytes_per_cycle: f64, bus: Option<f64>) -> MemorySystem {
 }
 
 fn slot_server(slots: f32) -> QueueServer {
-    QueueServer { slots, cycles_per_line: 200.0 / slots, burst: 1.0, busy_share: 1.0, ..QueueServer::default() }
+    QueueServer {
+        slots,
+        cycles_per_line: 200.0 / slots,
+        burst: 1.0,
+        busy_share: 1.0,
+        ..QueueServer::default()
+    }
 }
 
 /// Solves repeatedly until the loads have settled, as the machine does over its steps.
 fn settle_demands(memory: &mut MemorySystem, demands: &mut [MemoryDemand]) {
     for _ in 0..60 {
-        memory.solve_node(0, &mut |visit| demands.iter_mut().for_each(|demand| visit(0, demand)));
+        memory.solve_node(0, &mut |visit| {
+            demands.iter_mut().for_each(|demand| visit(0, demand))
+        });
     }
 }
 
 fn stream_demand(cycles: f32, waits: f32, lines: f32) -> MemoryDemand {
-    MemoryDemand { cycles, serial_misses: waits, lines, burst_lines: 1.0, cpu_share: 1.0, ..MemoryDemand::default() }
+    MemoryDemand {
+        cycles,
+        serial_misses: waits,
+        lines,
+        burst_lines: 1.0,
+        cpu_share: 1.0,
+        ..MemoryDemand::default()
+    }
 }
 
 /// Is a task alone as fast as in its profile, however busy it keeps memory?
@@ -47,13 +62,27 @@ fn streams_beyond_the_bandwidth_share_it() {
         let mut memory = sample_memory(2.0, None);
         let mut demands = vec![stream_demand(1.0, 0.01, 0.025); count];
         settle_demands(&mut memory, &mut demands);
-        let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
+        let lines: f32 = demands
+            .iter()
+            .map(|demand| demand.lines * demand.speed())
+            .sum();
         let max_lines = 2.0 / 64.0;
-        assert!(lines <= max_lines * 1.001, "{count}: {lines} of {max_lines}");
+        assert!(
+            lines <= max_lines * 1.001,
+            "{count}: {lines} of {max_lines}"
+        );
         let demanded = 0.025 * count as f32;
-        assert!(lines > 0.9 * max_lines.min(demanded), "{count}: {lines} of {max_lines}");
+        assert!(
+            lines > 0.9 * max_lines.min(demanded),
+            "{count}: {lines} of {max_lines}"
+        );
         let speeds: Vec<f32> = demands.iter().map(MemoryDemand::speed).collect();
-        assert!(speeds.iter().all(|speed| (speed / speeds[0] - 1.0).abs() < 1e-3), "{speeds:?}");
+        assert!(
+            speeds
+                .iter()
+                .all(|speed| (speed / speeds[0] - 1.0).abs() < 1e-3),
+            "{speeds:?}"
+        );
     }
 }
 
@@ -61,11 +90,18 @@ fn streams_beyond_the_bandwidth_share_it() {
 #[test]
 fn a_lightly_loaded_wait_equals_the_closed_form() {
     let mut memory = sample_memory(2.0, None);
-    let mut demands = [stream_demand(1.0, 0.001, 0.000_01), stream_demand(1.0, 0.0, 0.015)];
+    let mut demands = [
+        stream_demand(1.0, 0.001, 0.000_01),
+        stream_demand(1.0, 0.0, 0.015),
+    ];
     settle_demands(&mut memory, &mut demands);
     let busy = 0.015 * 32.0 + 0.000_32;
     let expected = 0.001 * 32.0 * busy / (2.0 * (1.0 - busy));
-    assert!((demands[0].queued_cycles / expected - 1.0).abs() < 0.02, "{} {expected}", demands[0].queued_cycles);
+    assert!(
+        (demands[0].queued_cycles / expected - 1.0).abs() < 0.02,
+        "{} {expected}",
+        demands[0].queued_cycles
+    );
     assert!(demands[1].queued_cycles == 0.0);
 }
 
@@ -76,8 +112,15 @@ fn the_slower_of_bus_and_controller_limits_traffic() {
         let mut memory = sample_memory(controller, Some(bus));
         let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
         settle_demands(&mut memory, &mut demands);
-        let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
-        assert!((lines * 64.0 - 1.0).abs() < 0.05, "{controller} {bus}: {}", lines * 64.0);
+        let lines: f32 = demands
+            .iter()
+            .map(|demand| demand.lines * demand.speed())
+            .sum();
+        assert!(
+            (lines * 64.0 - 1.0).abs() < 0.05,
+            "{controller} {bus}: {}",
+            lines * 64.0
+        );
     }
 }
 
@@ -87,7 +130,10 @@ fn prefetches_are_dropped_only_if_others_crowd_memory() {
     let mut memory = sample_memory(2.0, None);
     let demand = stream_demand(1.0, 0.001, 0.01);
     memory.controllers[0].load = 0.32;
-    assert_eq!(memory.dropped_share(0, 0, &demand, &Prefetch::default()), 0.0);
+    assert_eq!(
+        memory.dropped_share(0, 0, &demand, &Prefetch::default()),
+        0.0
+    );
     memory.controllers[0].load = 0.97;
     assert!(memory.dropped_share(0, 0, &demand, &Prefetch::default()) > 0.3);
 }
@@ -98,40 +144,81 @@ fn prefetches_are_dropped_only_if_others_crowd_memory() {
 fn demand_misses_wait_as_cobhams_formula_predicts() {
     let mut memory = sample_memory(2.0, None);
     memory.controllers[0].has_demand_priority = true;
-    let (demand, background) =
-        (MemoryDemand { demand_lines: 0.01, ..stream_demand(1.0, 0.0, 0.01) }, stream_demand(1.0, 0.0, 0.009));
-    let light = MemoryDemand { serial_late_lines: 0.001, ..stream_demand(1.0, 0.001, 1e-6) };
+    let (demand, background) = (
+        MemoryDemand {
+            demand_lines: 0.01,
+            ..stream_demand(1.0, 0.0, 0.01)
+        },
+        stream_demand(1.0, 0.0, 0.009),
+    );
+    let light = MemoryDemand {
+        serial_late_lines: 0.001,
+        ..stream_demand(1.0, 0.001, 1e-6)
+    };
     let mut demands = [
         demand,
         background,
-        MemoryDemand { serial_late_lines: 0.0, ..light },
-        MemoryDemand { serial_misses: 0.0, ..light },
+        MemoryDemand {
+            serial_late_lines: 0.0,
+            ..light
+        },
+        MemoryDemand {
+            serial_misses: 0.0,
+            ..light
+        },
     ];
     settle_demands(&mut memory, &mut demands);
     let (first, busy) = (0.01 * 32.0, 0.019 * 32.0);
     let cobham = 0.001 * 32.0 * busy / 2.0 / (1.0 - first);
-    assert!((demands[2].queued_cycles / cobham - 1.0).abs() < 0.02, "{} {cobham}", demands[2].queued_cycles);
+    assert!(
+        (demands[2].queued_cycles / cobham - 1.0).abs() < 0.02,
+        "{} {cobham}",
+        demands[2].queued_cycles
+    );
     let behind_all = 0.001 * 32.0 * busy / 2.0 / (1.0 - busy);
-    assert!((demands[3].queued_cycles / behind_all - 1.0).abs() < 0.02, "{} {behind_all}", demands[3].queued_cycles);
+    assert!(
+        (demands[3].queued_cycles / behind_all - 1.0).abs() < 0.02,
+        "{} {behind_all}",
+        demands[3].queued_cycles
+    );
     // A prefetch that would wait longer than the mean wait is dropped.
     memory.controllers[0].max_prefetch_wait = 1000.0 * behind_all;
     settle_demands(&mut memory, &mut demands);
     let below = behind_all * (1.0 - 1.0 / (std::f32::consts::E - 1.0));
-    assert!((demands[3].queued_cycles / below - 1.0).abs() < 0.02, "{} {below}", demands[3].queued_cycles);
+    assert!(
+        (demands[3].queued_cycles / below - 1.0).abs() < 0.02,
+        "{} {below}",
+        demands[3].queued_cycles
+    );
 }
 
 /// Do lines that arrive eight at once make others wait eight times as long, as in theory for batch arrivals?
 #[test]
 fn lines_that_arrive_eight_at_once_make_others_wait_eightfold() {
     let mut memory = sample_memory(2.0, None);
-    let mut demands =
-        [stream_demand(1.0, 0.001, 1e-6), MemoryDemand { burst_lines: 8.0, ..stream_demand(1.0, 0.0, 0.015) }];
+    let mut demands = [
+        stream_demand(1.0, 0.001, 1e-6),
+        MemoryDemand {
+            burst_lines: 8.0,
+            ..stream_demand(1.0, 0.0, 0.015)
+        },
+    ];
     settle_demands(&mut memory, &mut demands);
     let busy = 0.015 * 32.0;
     let expected = 0.001 * 8.0 * 32.0 * busy / (2.0 * (1.0 - busy));
-    assert!((demands[0].queued_cycles / expected - 1.0).abs() < 0.02, "{} {expected}", demands[0].queued_cycles);
-    let demand = MemoryDemand { demand_lines: 0.01, ..stream_demand(1.0, 0.002, 0.02) };
-    assert!((memory.burst_lines(&demand) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
+    assert!(
+        (demands[0].queued_cycles / expected - 1.0).abs() < 0.02,
+        "{} {expected}",
+        demands[0].queued_cycles
+    );
+    let demand = MemoryDemand {
+        demand_lines: 0.01,
+        ..stream_demand(1.0, 0.002, 0.02)
+    };
+    assert!(
+        (memory.burst_lines(&demand) - (1.0 + 4.0 * 0.5)).abs() < 1e-5,
+        "half of the lines come five at once"
+    );
     memory.read_slots = vec![QueueServer::default()];
     assert_eq!(memory.burst_lines(&demand), 1.0);
 }
@@ -144,16 +231,29 @@ fn slots_limit_the_number_of_reads_per_latency() {
         memory.read_slots = vec![slot_server(slots)];
         let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
         settle_demands(&mut memory, &mut demands);
-        let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
+        let lines: f32 = demands
+            .iter()
+            .map(|demand| demand.lines * demand.speed())
+            .sum();
         let max_lines = slots / 200.0;
-        assert!(lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09), "{slots}: {lines} of {max_lines}");
+        assert!(
+            lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09),
+            "{slots}: {lines} of {max_lines}"
+        );
     }
     let mut memory = sample_memory(64.0, None);
     memory.read_slots = vec![slot_server(1.0)];
-    let mut demands = [stream_demand(1.0, 0.001, 1e-6), stream_demand(1.0, 0.0, 0.002)];
+    let mut demands = [
+        stream_demand(1.0, 0.001, 1e-6),
+        stream_demand(1.0, 0.0, 0.002),
+    ];
     settle_demands(&mut memory, &mut demands);
     let expected = 0.001 * 200.0 * 0.4 / (2.0 * 0.6);
-    assert!((demands[0].queued_cycles / expected - 1.0).abs() < 0.03, "{} {expected}", demands[0].queued_cycles);
+    assert!(
+        (demands[0].queued_cycles / expected - 1.0).abs() < 0.03,
+        "{} {expected}",
+        demands[0].queued_cycles
+    );
 }
 
 /// Does a stream whose prefetches start later slow down in proportion to its shorter distance, and a stream with
@@ -165,7 +265,11 @@ fn a_streams_speed_follows_its_prefetch_distance() {
     memory.prefetch_distance_lines = Some(8.0);
     // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
     let demand = stream_demand(40.0, 0.0, 1.0);
-    let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
+    let prefetch = Prefetch {
+        aided_cycles: 40.0,
+        unaided_cycles: 200.0,
+        late_share: 1.0,
+    };
     memory.read_slots[0].load = memory.read_slots[0].unqueued_load(&demand);
     assert_eq!(memory.dropped_share(0, 0, &demand, &prefetch), 0.0, "alone");
     memory.read_slots[0].load = 0.7;
@@ -174,8 +278,15 @@ fn a_streams_speed_follows_its_prefetch_distance() {
     let expected = (200.0 / lines_ahead - 40.0) / 160.0;
     let found = memory.late_prefetch_loss(0, 0, &demand, &prefetch, 8.0);
     assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
-    let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };
-    assert_eq!(memory.late_prefetch_loss(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
+    let slow = Prefetch {
+        aided_cycles: 400.0,
+        unaided_cycles: 500.0,
+        ..prefetch
+    };
+    assert_eq!(
+        memory.late_prefetch_loss(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow, 8.0),
+        0.0
+    );
     let without_room = memory.dropped_share(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow);
     assert!(without_room > 0.1, "{without_room}");
 }
@@ -187,11 +298,21 @@ fn programs_that_always_wait_keep_every_slot_busy() {
     let mut memory = sample_memory(64.0, None);
     memory.read_slots = vec![slot_server(12.0)];
     // Eight overlapping misses of 200 cycles each, and nothing else.
-    let chase = MemoryDemand { stall_cycles: 24.5, ..stream_demand(25.0, 0.125, 1.0) };
+    let chase = MemoryDemand {
+        stall_cycles: 24.5,
+        ..stream_demand(25.0, 0.125, 1.0)
+    };
     let mut demands = [chase; 2];
     settle_demands(&mut memory, &mut demands);
-    let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
-    assert!(lines > 0.97 * 12.0 / 200.0 && lines <= 12.0 / 200.0, "{lines} of {}", 12.0 / 200.0);
+    let lines: f32 = demands
+        .iter()
+        .map(|demand| demand.lines * demand.speed())
+        .sum();
+    assert!(
+        lines > 0.97 * 12.0 / 200.0 && lines <= 12.0 / 200.0,
+        "{lines} of {}",
+        12.0 / 200.0
+    );
     let wait = demands[0].queued_cycles / 0.125;
     let expected = 4.0 * 200.0 / 12.0;
     assert!((wait / expected - 1.0).abs() < 0.15, "{wait} {expected}");
@@ -199,7 +320,11 @@ fn programs_that_always_wait_keep_every_slot_busy() {
 
 /// Returns the lines per cycle of tasks that each keep a number of misses in flight. A miss takes its turn at the server and
 /// then the latency; the next one follows after a random time.
-fn simulate_closed_network(tasks: &[(u32, f64)], service_cycles: f64, latency_cycles: f64) -> Vec<f64> {
+fn simulate_closed_network(
+    tasks: &[(u32, f64)],
+    service_cycles: f64,
+    latency_cycles: f64,
+) -> Vec<f64> {
     let mut generator = cachemate_core::SplitMix64::new(5);
     let mut arrivals: Vec<(f64, usize)> = Vec::new();
     for (task, &(misses, _)) in tasks.iter().enumerate() {
@@ -207,7 +332,9 @@ fn simulate_closed_network(tasks: &[(u32, f64)], service_cycles: f64, latency_cy
     }
     let (mut free_at, mut now, mut lines) = (0.0f64, 0.0, vec![0.0; tasks.len()]);
     for _ in 0..40_000 {
-        let Some(next) = arrivals.iter_mut().min_by(|a, b| a.0.total_cmp(&b.0)) else { break };
+        let Some(next) = arrivals.iter_mut().min_by(|a, b| a.0.total_cmp(&b.0)) else {
+            break;
+        };
         now = next.0;
         free_at = free_at.max(now) + service_cycles;
         lines[next.1] += 1.0;
@@ -222,8 +349,14 @@ fn simulate_closed_network(tasks: &[(u32, f64)], service_cycles: f64, latency_cy
 #[test]
 fn tasks_that_wait_for_memory_form_a_closed_network() {
     let (service_cycles, latency_cycles) = (64.0 / 5.3, 200.0);
-    for tasks in [[(8, 8.0), (8, 8.0)], [(8, 8.0), (8, 60.0)], [(8, 8.0), (4, 100.0)], [(8, 8.0), (2, 100.0)]] {
-        let solo_rates = tasks.map(|task| simulate_closed_network(&[task], service_cycles, latency_cycles)[0]);
+    for tasks in [
+        [(8, 8.0), (8, 8.0)],
+        [(8, 8.0), (8, 60.0)],
+        [(8, 8.0), (4, 100.0)],
+        [(8, 8.0), (2, 100.0)],
+    ] {
+        let solo_rates =
+            tasks.map(|task| simulate_closed_network(&[task], service_cycles, latency_cycles)[0]);
         let joint_rates = simulate_closed_network(&tasks, service_cycles, latency_cycles);
         let mut demands = [0, 1].map(|index| {
             let (misses, think_cycles) = tasks[index];
@@ -239,7 +372,10 @@ fn tasks_that_wait_for_memory_form_a_closed_network() {
         for (index, demand) in demands.iter().enumerate() {
             let slowdown = f64::from(demand.queued_cycles) * solo_rates[index];
             let expected = solo_rates[index] / joint_rates[index] - 1.0;
-            assert!((slowdown - expected).abs() < 0.06, "{tasks:?}: {slowdown} {expected}");
+            assert!(
+                (slowdown - expected).abs() < 0.06,
+                "{tasks:?}: {slowdown} {expected}"
+            );
         }
     }
 }

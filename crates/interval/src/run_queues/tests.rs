@@ -6,7 +6,13 @@ fn all_cpus(cpus: u32) -> CpuSet {
 
 fn sample_run_queues(cpus: u32, explicit: bool) -> RunQueues {
     let cache_of = |cpu: u32| cpu / 2;
-    RunQueues::new(1000.0, 0.0, explicit, (0..cpus).map(cache_of).collect(), (0..cpus).collect())
+    RunQueues::new(
+        1000.0,
+        0.0,
+        explicit,
+        (0..cpus).map(cache_of).collect(),
+        (0..cpus).collect(),
+    )
 }
 
 /// Are arrivals spread evenly, and does each task of a queue get the same time?
@@ -32,7 +38,10 @@ fn weights_divide_a_queues_time_up_to_the_demand() {
     turns.set_weight(1, 2.0);
     turns.update(0.0);
     let shares: Vec<f32> = turns.tasks.iter().map(|task| task.share).collect();
-    assert!((shares[2] - 0.1).abs() < 1e-6 && (shares[0] - 0.3).abs() < 1e-6, "{shares:?}");
+    assert!(
+        (shares[2] - 0.1).abs() < 1e-6 && (shares[0] - 0.3).abs() < 1e-6,
+        "{shares:?}"
+    );
     assert!((shares[1] - 0.6).abs() < 1e-6, "{shares:?}");
 }
 
@@ -41,7 +50,14 @@ fn weights_divide_a_queues_time_up_to_the_demand() {
 fn explicit_turns_add_up_to_the_averages() {
     let run = |explicit: bool| {
         let mut turns = sample_run_queues(2, explicit);
-        (0..5).for_each(|slot| turns.add(slot, all_cpus(2), if slot == 3 { 0.25 } else { 1.0 }, 7_000.0));
+        (0..5).for_each(|slot| {
+            turns.add(
+                slot,
+                all_cpus(2),
+                if slot == 3 { 0.25 } else { 1.0 },
+                7_000.0,
+            )
+        });
         turns.set_weight(1, 3.0);
         let (mut now, mut shares) = (0.0, [0.0f64; 5]);
         while now < 2e6 {
@@ -65,13 +81,19 @@ fn explicit_turns_add_up_to_the_averages() {
 fn gangs_have_exclusive_turns_in_proportion_to_their_slices() {
     let mut turns = sample_run_queues(2, false);
     (0..4).for_each(|slot| turns.add(slot, all_cpus(2), 1.0, 1e6));
-    let gangs = vec![(vec![(0, Some(0)), (1, Some(1))], 1), (vec![(2, None), (3, None)], 3)];
+    let gangs = vec![
+        (vec![(0, Some(0)), (1, Some(1))], 1),
+        (vec![(2, None), (3, None)], 3),
+    ];
     turns.set_rotations(vec![QueueRotation::new(all_cpus(2), 1000.0, gangs)]);
     let (mut now, mut shares) = (0.0, [0.0f64; 4]);
     while now < 4e5 {
         turns.update(now);
         let is_running: Vec<bool> = turns.tasks.iter().map(|task| task.share > 0.0).collect();
-        assert!(is_running == [true, true, false, false] || is_running == [false, false, true, true], "{is_running:?}");
+        assert!(
+            is_running == [true, true, false, false] || is_running == [false, false, true, true],
+            "{is_running:?}"
+        );
         let next = turns.next_event();
         shares
             .iter_mut()
@@ -79,7 +101,10 @@ fn gangs_have_exclusive_turns_in_proportion_to_their_slices() {
             .for_each(|(share, task)| *share += f64::from(task.share) * (next - now) / 4e5);
         now = next;
     }
-    assert!((shares[0] - 0.25).abs() < 0.02 && (shares[3] - 0.75).abs() < 0.02, "{shares:?}");
+    assert!(
+        (shares[0] - 0.25).abs() < 0.02 && (shares[3] - 0.75).abs() < 0.02,
+        "{shares:?}"
+    );
 }
 
 /// Does a task without a gang run beside gangs if some CPU has a turn for it, whether it arrived before the gangs,
@@ -87,13 +112,20 @@ fn gangs_have_exclusive_turns_in_proportion_to_their_slices() {
 #[test]
 fn a_task_without_a_gang_runs_where_a_cpu_has_a_turn() {
     let mut turns = sample_run_queues(3, false);
-    let (gang_cpus, open_cpus): (CpuSet, CpuSet) = ([0, 1].into_iter().collect(), [2].into_iter().collect());
+    let (gang_cpus, open_cpus): (CpuSet, CpuSet) =
+        ([0, 1].into_iter().collect(), [2].into_iter().collect());
     (0..4).for_each(|slot| turns.add(slot, gang_cpus.clone(), 1.0, 1e6));
     (4..8).for_each(|slot| turns.add(slot, open_cpus.clone(), 1.0, 1e6));
     turns.add(8, all_cpus(3), 1.0, 1e6);
     turns.add(9, gang_cpus.clone(), 1.0, 1e6);
-    assert!(turns.tasks[8].cpu.is_some_and(|cpu| cpu < 2), "the shorter queues are there");
-    let gangs = vec![(vec![(0, None), (1, None)], 1), (vec![(2, None), (3, None)], 1)];
+    assert!(
+        turns.tasks[8].cpu.is_some_and(|cpu| cpu < 2),
+        "the shorter queues are there"
+    );
+    let gangs = vec![
+        (vec![(0, None), (1, None)], 1),
+        (vec![(2, None), (3, None)], 1),
+    ];
     turns.set_rotations(vec![QueueRotation::new(gang_cpus, 1000.0, gangs)]);
     turns.balance();
     turns.add(10, all_cpus(3), 1.0, 1e6);
@@ -114,7 +146,10 @@ fn tasks_of_an_offline_cpu_move_to_others() {
     turns.add(2, [1].into_iter().collect(), 1.0, 1e6);
     turns.set_online(1, false);
     turns.update(0.0);
-    assert_eq!((turns.queued_tasks(0).len(), turns.queued_tasks(1).len()), (2, 0));
+    assert_eq!(
+        (turns.queued_tasks(0).len(), turns.queued_tasks(1).len()),
+        (2, 0)
+    );
     assert_eq!((turns.tasks[2].cpu, turns.tasks[2].share), (None, 0.0));
     turns.set_online(1, true);
     turns.set_allowed_cpus(2, all_cpus(2));

@@ -16,9 +16,13 @@ use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::guardian::{Guardian, GuardianStatus};
-use crate::safety::journal::{IntendedChange, Journal, JournalEntry, JournalError, JournalObject, ObjectState};
+use crate::safety::journal::{
+    IntendedChange, Journal, JournalEntry, JournalError, JournalObject, ObjectState,
+};
 use crate::safety::object_state::{check_thread, read_state, write_state};
-use crate::safety::restore::{RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original};
+use crate::safety::restore::{
+    RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original,
+};
 use crate::sense::tasks::ManagedThread;
 
 /// Outcome of a list of changes.
@@ -62,7 +66,11 @@ impl Actuator {
     /// An actuator whose journal will be in `state_dir`. The journal is begun and the guardian started before the first
     /// change, not here.
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
-        Actuator { state_dir: state_dir.to_path_buf(), guardian_command, ..Actuator::default() }
+        Actuator {
+            state_dir: state_dir.to_path_buf(),
+            guardian_command,
+            ..Actuator::default()
+        }
     }
 
     /// Takes over the right to act; the guardian keeps it until it has restored the host.
@@ -72,13 +80,20 @@ impl Actuator {
 
     /// Originals of all changed objects.
     pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
-        let entries = self.journal_and_guardian.iter().flat_map(|(journal, _)| journal.entries());
-        entries.map(|(object, entry)| (object.clone(), entry.original.clone())).collect()
+        let entries = self
+            .journal_and_guardian
+            .iter()
+            .flat_map(|(journal, _)| journal.entries());
+        entries
+            .map(|(object, entry)| (object.clone(), entry.original.clone()))
+            .collect()
     }
 
     /// The journal's entry of an object that was changed or is about to be changed.
     pub(crate) fn journal_entry(&self, object: &JournalObject) -> Option<&JournalEntry> {
-        self.journal_and_guardian.as_ref().and_then(|(journal, _)| journal.entries().get(object))
+        self.journal_and_guardian
+            .as_ref()
+            .and_then(|(journal, _)| journal.entries().get(object))
     }
 
     /// The object's state when it was last read back.
@@ -96,21 +111,41 @@ impl Actuator {
     ///
     /// # Errors
     /// There is no journal or no guardian, so nothing may be changed.
-    pub fn journal_changes(&mut self, kernel: &dyn Kernel, changes: &[IntendedChange]) -> Result<(), JournalError> {
-        if changes.is_empty() { Ok(()) } else { self.arm_guardian(kernel)?.journal_changes(changes) }
+    pub fn journal_changes(
+        &mut self,
+        kernel: &dyn Kernel,
+        changes: &[IntendedChange],
+    ) -> Result<(), JournalError> {
+        if changes.is_empty() {
+            Ok(())
+        } else {
+            self.arm_guardian(kernel)?.journal_changes(changes)
+        }
     }
 
     /// Process id of the guardian; `None` if it has not been started.
     pub fn guardian_pid(&self) -> Option<u32> {
-        self.journal_and_guardian.as_ref().map(|(_, guardian)| guardian.pid())
+        self.journal_and_guardian
+            .as_ref()
+            .map(|(_, guardian)| guardian.pid())
     }
 
     fn arm_guardian(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
         let io_error = JournalError::io_error_at(&self.state_dir);
-        let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
+        let args: Vec<&str> = self
+            .guardian_command
+            .args
+            .iter()
+            .map(String::as_str)
+            .collect();
         let start_guardian = || {
-            let lock_descriptors: Vec<_> = self.actuation_lock.iter().flat_map(|acting| acting.descriptors()).collect();
-            let guardian = Guardian::start(&self.guardian_command.program, &args, &lock_descriptors)?;
+            let lock_descriptors: Vec<_> = self
+                .actuation_lock
+                .iter()
+                .flat_map(|acting| acting.descriptors())
+                .collect();
+            let guardian =
+                Guardian::start(&self.guardian_command.program, &args, &lock_descriptors)?;
             kernel.set_fence(Some(guardian.fence().clone()));
             Ok(guardian)
         };
@@ -123,7 +158,11 @@ impl Actuator {
             None => {
                 // If the time cannot be read, every thread counts as created after the journal was begun.
                 let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
-                let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io_error)?, since_ticks)?;
+                let journal = Journal::create(
+                    &self.state_dir,
+                    &kernel.boot_id().map_err(io_error)?,
+                    since_ticks,
+                )?;
                 match start_guardian() {
                     Ok(guardian) => self.journal_and_guardian = Some((journal, guardian)),
                     Err(source) => {
@@ -150,11 +189,15 @@ impl Actuator {
         desired_state: &ObjectState,
     ) -> Result<(ObjectState, bool), RefusedItem> {
         match read_state(kernel, object) {
-            Ok(current_state) if current_state == *desired_state => return Ok((current_state, false)),
+            Ok(current_state) if current_state == *desired_state => {
+                return Ok((current_state, false));
+            }
             _ => {}
         }
         let write_result = self.write(kernel, object, desired_state);
-        write_result.map(|now| (now, true)).map_err(|error| refusal(kernel, item, object, &error))
+        write_result
+            .map(|now| (now, true))
+            .map_err(|error| refusal(kernel, item, object, &error))
     }
 
     /// Writes an object that is already in the journal, and reads it back.
@@ -173,8 +216,13 @@ impl Actuator {
         }
         let current_state = read_state(kernel, object)?;
         // A thread that follows its cpuset again has its original state, even if the cpuset has changed meanwhile.
-        let restores_cpuset_mask = |entry: &JournalEntry| entry.follows_cpuset && entry.original == *desired_state;
-        Ok(if entry.is_some_and(restores_cpuset_mask) { desired_state.clone() } else { current_state })
+        let restores_cpuset_mask =
+            |entry: &JournalEntry| entry.follows_cpuset && entry.original == *desired_state;
+        Ok(if entry.is_some_and(restores_cpuset_mask) {
+            desired_state.clone()
+        } else {
+            current_state
+        })
     }
 
     /// Journals the originals of objects that another component (the gangs' runner, a probe) is about to change
@@ -194,7 +242,10 @@ impl Actuator {
                 Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
                 Err(source) => {
-                    return Err(JournalError::Original { object: format!("{:?}", desired_state.object), source });
+                    return Err(JournalError::Original {
+                        object: format!("{:?}", desired_state.object),
+                        source,
+                    });
                 }
             }
         }
@@ -224,7 +275,9 @@ impl Actuator {
     /// Has the guardian restored the host because this process sent no heartbeat? If so, nothing can be changed
     /// before [`Actuator::rejoin`].
     pub fn is_fenced(&mut self) -> bool {
-        self.journal_and_guardian.as_mut().is_some_and(|(_, guardian)| guardian.status() == GuardianStatus::TakenOver)
+        self.journal_and_guardian
+            .as_mut()
+            .is_some_and(|(_, guardian)| guardian.status() == GuardianStatus::TakenOver)
     }
 
     /// Rejoins after a missed heartbeat: waits until the guardian has exited, and restores the object that this
@@ -235,7 +288,9 @@ impl Actuator {
     /// fenced.
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         const MAX_WAIT: Duration = Duration::from_secs(10);
-        let Some((mut journal, mut guardian)) = self.journal_and_guardian.take() else { return Ok(()) };
+        let Some((mut journal, mut guardian)) = self.journal_and_guardian.take() else {
+            return Ok(());
+        };
         if !guardian.wait_for_exit(MAX_WAIT) {
             self.journal_and_guardian = Some((journal, guardian));
             return Err(JournalError::Fenced);
@@ -263,10 +318,14 @@ impl Actuator {
         threads: &BTreeSet<ThreadKey>,
         is_released_file: &dyn Fn(&Path) -> bool,
     ) -> Result<Vec<RestoredObject>, JournalError> {
-        let Some((journal, _)) = &mut self.journal_and_guardian else { return Ok(Vec::new()) };
+        let Some((journal, _)) = &mut self.journal_and_guardian else {
+            return Ok(Vec::new());
+        };
         let is_released = |object: &JournalObject| match object {
             JournalObject::File { path } => is_released_file(path),
-            other => other.thread().is_some_and(|thread| threads.contains(&thread)),
+            other => other
+                .thread()
+                .is_some_and(|thread| threads.contains(&thread)),
         };
         let entries: BTreeMap<_, _> = journal
             .entries()
@@ -294,27 +353,40 @@ impl Actuator {
         new_threads: &[&ManagedThread],
         unmanaged_processes: &[(i32, i32)],
     ) -> Result<(), JournalError> {
-        self.unread_threads.retain(|thread| new_threads.iter().all(|task| task.thread != *thread));
-        let Some((journal, _)) = &mut self.journal_and_guardian else { return Ok(()) };
+        self.unread_threads
+            .retain(|thread| new_threads.iter().all(|task| task.thread != *thread));
+        let Some((journal, _)) = &mut self.journal_and_guardian else {
+            return Ok(());
+        };
         if new_threads.is_empty() && unmanaged_processes.is_empty() {
             return Ok(());
         }
-        let mut inherited_states: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
+        let mut inherited_states: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> =
+            BTreeMap::new();
         for (ancestor, entry) in journal.entries() {
             if let Some((pid, _)) = ancestor.owner() {
-                inherited_states.entry(pid).or_default().push((ancestor.clone(), entry.clone()));
+                inherited_states
+                    .entry(pid)
+                    .or_default()
+                    .push((ancestor.clone(), entry.clone()));
             }
         }
         let inherited_entries = |pids: [i32; 2]| {
-            pids.into_iter().flat_map(|pid| inherited_states.get(&pid).into_iter().flatten()).collect::<Vec<_>>()
+            pids.into_iter()
+                .flat_map(|pid| inherited_states.get(&pid).into_iter().flatten())
+                .collect::<Vec<_>>()
         };
         for task in new_threads {
             for (ancestor_object, entry) in inherited_entries([task.pid, task.parent]) {
                 let object = ancestor_object.for_thread(task.pid, task.thread);
-                if journal.entries().contains_key(&object) || !entry.may_be_inherited_by(task.thread) {
+                if journal.entries().contains_key(&object)
+                    || !entry.may_be_inherited_by(task.thread)
+                {
                     continue;
                 }
-                let is_inherited = |now: &ObjectState| entry.applied_states.contains(now) && entry.original != *now;
+                let is_inherited = |now: &ObjectState| {
+                    entry.applied_states.contains(now) && entry.original != *now
+                };
                 let current_state = match read_state(kernel, &object) {
                     Ok(now) if is_inherited(&now) => now,
                     Err(error) if !is_gone(&error) => {
@@ -324,8 +396,12 @@ impl Actuator {
                     _ => continue,
                 };
                 let (original, follows_cpuset) = (entry.original.clone(), entry.follows_cpuset);
-                let change =
-                    IntendedChange { object: object.clone(), current: original, target: current_state, follows_cpuset };
+                let change = IntendedChange {
+                    object: object.clone(),
+                    current: original,
+                    target: current_state,
+                    follows_cpuset,
+                };
                 if journal.journal_changes(&[change]).is_err() {
                     // The disk is full: an object whose original cannot be journaled is not changed, and is read again
                     // in the next window.
@@ -365,7 +441,10 @@ impl Actuator {
         object: &JournalObject,
         desired_state: &ObjectState,
     ) -> io::Result<IntendedChange> {
-        if object.thread().is_some_and(|thread| self.has_unread_settings(thread)) {
+        if object
+            .thread()
+            .is_some_and(|thread| self.has_unread_settings(thread))
+        {
             return Err(io::Error::other("it cannot be read yet what it inherited"));
         }
         check_thread(kernel, object)?;
@@ -399,7 +478,9 @@ impl Actuator {
         kernel: &dyn Kernel,
         is_live: &dyn Fn(ThreadKey) -> bool,
     ) -> Result<(), JournalError> {
-        let Some((journal, _)) = &mut self.journal_and_guardian else { return Ok(()) };
+        let Some((journal, _)) = &mut self.journal_and_guardian else {
+            return Ok(());
+        };
         // If it is unknown whether a thread lives, its original is kept.
         let may_be_alive = |thread| is_live(thread) || kernel.is_alive(thread).unwrap_or(true);
         journal.retain(|object| object.thread().is_none_or(may_be_alive))
@@ -410,14 +491,22 @@ impl Actuator {
     ///
     /// # Errors
     /// The journal could not be removed. It stays with the guardian, as above.
-    pub fn restore_all(&mut self, kernel: &dyn Kernel) -> Result<Vec<RestoredObject>, JournalError> {
+    pub fn restore_all(
+        &mut self,
+        kernel: &dyn Kernel,
+    ) -> Result<Vec<RestoredObject>, JournalError> {
         if self.is_fenced() {
             return self.rejoin(kernel).map(|()| Vec::new());
         }
-        let Some((journal, guardian)) = self.journal_and_guardian.take() else { return Ok(Vec::new()) };
+        let Some((journal, guardian)) = self.journal_and_guardian.take() else {
+            return Ok(Vec::new());
+        };
         let restored_objects = restore(kernel, journal.entries());
         self.last_states.clear();
-        if restored_objects.iter().any(|restored| restored.has_failed()) {
+        if restored_objects
+            .iter()
+            .any(|restored| restored.has_failed())
+        {
             self.journal_and_guardian = Some((journal, guardian));
             return Ok(restored_objects);
         }
@@ -433,7 +522,11 @@ impl Actuator {
 }
 
 fn failed_objects(restored_objects: &[RestoredObject]) -> Vec<&JournalObject> {
-    restored_objects.iter().filter(|restored| restored.has_failed()).map(|restored| &restored.object).collect()
+    restored_objects
+        .iter()
+        .filter(|restored| restored.has_failed())
+        .map(|restored| &restored.object)
+        .collect()
 }
 
 #[cfg(test)]

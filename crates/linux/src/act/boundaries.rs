@@ -26,8 +26,13 @@ pub(crate) fn clip_plan_to_boundaries(
     actuator: &Actuator,
 ) -> Vec<RefusedItem> {
     let mut refused_items = Vec::new();
-    for task in tasks.iter().filter(|task| !task.has_exited && !task.is_fixed) {
-        let Some(planned_cpus) = plan.affinity.get(&task.task) else { continue };
+    for task in tasks
+        .iter()
+        .filter(|task| !task.has_exited && !task.is_fixed)
+    {
+        let Some(planned_cpus) = plan.affinity.get(&task.task) else {
+            continue;
+        };
         let bounded_cpus = match clip_to_boundaries(kernel, task, planned_cpus, actuator) {
             Ok(None) => continue,
             Ok(Some(cut)) => cut,
@@ -57,7 +62,11 @@ pub(crate) fn clip_plan_to_boundaries(
 }
 
 fn refusal(task: &ManagedThread, reason: RefusalReason, message: String) -> RefusedItem {
-    RefusedItem { item: PlanItem::Affinity(task.task), reason, message }
+    RefusedItem {
+        item: PlanItem::Affinity(task.task),
+        reason,
+        message,
+    }
 }
 
 /// The CPUs that remain of a plan within a thread's boundary, with the boundary and its owner.
@@ -78,8 +87,15 @@ fn clip_to_boundaries(
         return Ok(None);
     }
     let mut boundaries = Vec::new();
-    if let Some(owner) = task.service.as_ref().and_then(|service| service_kind_owner(service.kind)) {
-        let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
+    if let Some(owner) = task
+        .service
+        .as_ref()
+        .and_then(|service| service_kind_owner(service.kind))
+    {
+        let object = JournalObject::Affinity {
+            pid: task.pid,
+            thread: task.thread,
+        };
         let mask = match actuator.journal_entry(&object) {
             // The mask follows the cpuset, so the cpuset is its only boundary.
             Some(entry) if entry.follows_cpuset => None,
@@ -91,10 +107,16 @@ fn clip_to_boundaries(
     boundaries.extend(effective_cpus(kernel, task.thread.tid)?.map(|cpus| (cpus, "its cpuset")));
     let mut bounded_cpus: Option<BoundedCpus> = None;
     for (boundary, owner) in boundaries {
-        let cpus_before = bounded_cpus.as_ref().map_or(planned_cpus, |bounded| &bounded.cpus);
+        let cpus_before = bounded_cpus
+            .as_ref()
+            .map_or(planned_cpus, |bounded| &bounded.cpus);
         let cpus = cpus_before.intersection(&boundary);
         if cpus != *cpus_before {
-            bounded_cpus = Some(BoundedCpus { cpus, boundary, owner });
+            bounded_cpus = Some(BoundedCpus {
+                cpus,
+                boundary,
+                owner,
+            });
         }
     }
     Ok(bounded_cpus)
@@ -112,7 +134,10 @@ mod tests {
     /// The CPUs that are left of a plan for one thread, and the refusal.
     fn cut_plan(host: &FakeHost, cgroup: &str, wanted: &str) -> (Option<String>, Option<String>) {
         host.set_file("/proc/5/cgroup", &format!("0::{cgroup}\n"));
-        let rules = [ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }];
+        let rules = [ManageRule {
+            action: ManageAction::Manage(None),
+            ..ManageRule::default()
+        }];
         let mut tasks = TaskTable::default();
         tasks.refresh(host, &rules, 0).unwrap();
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });

@@ -48,10 +48,13 @@ pub fn read_groups(
     originals: &BTreeMap<JournalObject, ObjectState>,
 ) -> CpusetGroups {
     let mut cpuset_groups = CpusetGroups::default();
-    let is_cpuset_file =
-        |object: &&JournalObject| matches!(object, JournalObject::File { path } if path.ends_with(CPUSET_FILE));
+    let is_cpuset_file = |object: &&JournalObject| matches!(object, JournalObject::File { path } if path.ends_with(CPUSET_FILE));
     let changed_objects: Vec<&JournalObject> = originals.keys().filter(is_cpuset_file).collect();
-    let hierarchy = if groups.is_empty() && changed_objects.is_empty() { None } else { find_hierarchy(kernel) };
+    let hierarchy = if groups.is_empty() && changed_objects.is_empty() {
+        None
+    } else {
+        find_hierarchy(kernel)
+    };
     let mut outermost_first: Vec<&CpusetGroup> = groups.iter().collect();
     outermost_first.sort_by_key(|group| group.cgroup.trim_matches('/').split('/').count());
     for group in outermost_first {
@@ -78,15 +81,28 @@ pub fn read_groups(
         }
     }
     for object in changed_objects {
-        let JournalObject::File { path } = object else { continue };
+        let JournalObject::File { path } = object else {
+            continue;
+        };
         // A group that its owner has turned into a partition is restored once it is a member again.
-        if cpuset_groups.files.values().any(|file| file == path) || !matches!(partition_kind(kernel, path), Ok(None)) {
+        if cpuset_groups.files.values().any(|file| file == path)
+            || !matches!(partition_kind(kernel, path), Ok(None))
+        {
             continue;
         }
-        let mount = hierarchy.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
+        let mount = hierarchy
+            .as_ref()
+            .map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
         let dir = path.parent().unwrap_or(Path::new("/"));
-        let group_path = mount.and_then(|mount| dir.strip_prefix(mount).ok()).unwrap_or(dir);
-        cpuset_groups.try_add(kernel, format!("/{}", group_path.display()), path.clone(), originals);
+        let group_path = mount
+            .and_then(|mount| dir.strip_prefix(mount).ok())
+            .unwrap_or(dir);
+        cpuset_groups.try_add(
+            kernel,
+            format!("/{}", group_path.display()),
+            path.clone(),
+            originals,
+        );
     }
     cpuset_groups
 }
@@ -122,12 +138,22 @@ impl CpusetGroups {
             Ok(Some(now)) => now,
             Ok(None) => return false,
             Err(error) => {
-                self.refused_items.push(refusal(kernel, &PlanItem::Plan, &object, error));
+                self.refused_items
+                    .push(refusal(kernel, &PlanItem::Plan, &object, error));
                 return false;
             }
         };
-        let original = originals.get(&object).and_then(cpus_in_state).unwrap_or_else(|| current_cpus.clone());
-        self.cpus.insert(name.clone(), TrackedObject { current: current_cpus, original });
+        let original = originals
+            .get(&object)
+            .and_then(cpus_in_state)
+            .unwrap_or_else(|| current_cpus.clone());
+        self.cpus.insert(
+            name.clone(),
+            TrackedObject {
+                current: current_cpus,
+                original,
+            },
+        );
         self.files.insert(name, file);
         true
     }
@@ -144,13 +170,16 @@ impl CpusetGroups {
         let dir = file.parent().unwrap_or(Path::new("/")).to_path_buf();
         let read_cpus = |file: &Path| -> io::Result<Option<CpuSet>> {
             let text = none_if_missing(kernel.read(file))?;
-            Ok(text.and_then(|text| text.trim().parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty()))
+            Ok(text
+                .and_then(|text| text.trim().parse().ok())
+                .filter(|cpus: &CpuSet| !cpus.is_empty()))
         };
         let current_cpus = match read_cpus(&file)? {
             Some(cpus) => Some(cpus),
-            None => {
-                dir.ancestors().find_map(|dir| read_cpus(&dir.join("cpuset.cpus.effective")).transpose()).transpose()?
-            }
+            None => dir
+                .ancestors()
+                .find_map(|dir| read_cpus(&dir.join("cpuset.cpus.effective")).transpose())
+                .transpose()?,
         };
         let is_first_change = !originals.contains_key(&JournalObject::File { path: file.clone() });
         let threads = list_all_members(kernel, &dir)?;
@@ -161,8 +190,12 @@ impl CpusetGroups {
             }
         }
         if self.try_add(kernel, name.clone(), file, originals) {
-            self.confined_groups.push(CpusetGroup { cgroup: name.clone(), cpus: group.cpus.clone() });
-            self.threads.extend(threads.into_iter().map(|tid| (tid, name.clone())));
+            self.confined_groups.push(CpusetGroup {
+                cgroup: name.clone(),
+                cpus: group.cpus.clone(),
+            });
+            self.threads
+                .extend(threads.into_iter().map(|tid| (tid, name.clone())));
             self.pending_states.insert(name, pending_states);
         }
         Ok(())
@@ -170,9 +203,21 @@ impl CpusetGroups {
 }
 
 /// The states that the kernel may give a thread whose affinity is narrower than its group, if the group's CPUs change.
-fn possible_states(kernel: &dyn Kernel, tid: i32, possible_cpus: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
-    let read_thread = || Ok((kernel.stat(tid)?.key, read_process_id(kernel, tid)?, kernel.affinity(tid)?));
-    let Some((thread, pid, cpus)) = none_if_missing(read_thread())? else { return Ok(Vec::new()) };
+fn possible_states(
+    kernel: &dyn Kernel,
+    tid: i32,
+    possible_cpus: [&CpuSet; 2],
+) -> io::Result<Vec<DesiredState>> {
+    let read_thread = || {
+        Ok((
+            kernel.stat(tid)?.key,
+            read_process_id(kernel, tid)?,
+            kernel.affinity(tid)?,
+        ))
+    };
+    let Some((thread, pid, cpus)) = none_if_missing(read_thread())? else {
+        return Ok(Vec::new());
+    };
     if cpus == *possible_cpus[1] {
         return Ok(Vec::new());
     }
@@ -183,13 +228,19 @@ fn possible_states(kernel: &dyn Kernel, tid: i32, possible_cpus: [&CpuSet; 2]) -
     };
     // If a parent and a child group both change, a group first gets the union of its old and its new CPUs.
     let union_cpus = possible_cpus[0].union(possible_cpus[1]);
-    Ok(possible_cpus.into_iter().chain([&union_cpus]).map(desired_state).collect())
+    Ok(possible_cpus
+        .into_iter()
+        .chain([&union_cpus])
+        .map(desired_state)
+        .collect())
 }
 
 /// Process of a thread.
 fn read_process_id(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
     let status = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
-    let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    let tgid = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
     Ok(tgid.unwrap_or(tid))
 }
 
@@ -222,14 +273,21 @@ pub fn find_hierarchy(kernel: &dyn Kernel) -> Option<Cpusets> {
 /// # Errors
 /// One of the files exists and cannot be read.
 pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
-    let Some(cpusets) = try_find_hierarchy(kernel)? else { return Ok(None) };
-    let Some(group) = cpuset_group(kernel, tid, &cpusets)? else { return Ok(None) };
+    let Some(cpusets) = try_find_hierarchy(kernel)? else {
+        return Ok(None);
+    };
+    let Some(group) = cpuset_group(kernel, tid, &cpusets)? else {
+        return Ok(None);
+    };
     let (mount, file) = match &cpusets {
         Cpusets::V1(mount) => (mount, "cpuset.effective_cpus"),
         Cpusets::V2(mount) => (mount, "cpuset.cpus.effective"),
     };
     let group_path = PathBuf::from(group.trim().trim_matches('/'));
-    if group_path.components().any(|component| component == Component::ParentDir) {
+    if group_path
+        .components()
+        .any(|component| component == Component::ParentDir)
+    {
         return Ok(None); // beyond this namespace's root
     }
     // In v2 the controller may be disabled below an ancestor of the group.
@@ -243,15 +301,20 @@ pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option
 
 /// The group of a thread in the hierarchy with the controller. Kernels without cgroup v1 have no `/proc/PID/cpuset`.
 fn cpuset_group(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<Option<String>> {
-    if let Some(group) = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? {
+    if let Some(group) =
+        none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))?
+    {
         return Ok(Some(group));
     }
-    let groups = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{tid}/cgroup"))))?.unwrap_or_default();
+    let groups = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{tid}/cgroup"))))?
+        .unwrap_or_default();
     let group = groups.lines().find_map(|line| {
         let (number, controllers_and_group) = line.split_once(':')?;
         let (controllers, group) = controllers_and_group.split_once(':')?;
         let has_cpusets = match cpusets {
-            Cpusets::V1(_) => controllers.split(',').any(|controller| controller == "cpuset"),
+            Cpusets::V1(_) => controllers
+                .split(',')
+                .any(|controller| controller == "cpuset"),
             Cpusets::V2(_) => number == "0",
         };
         has_cpusets.then(|| group.to_string())
@@ -260,19 +323,25 @@ fn cpuset_group(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<
 }
 
 fn try_find_hierarchy(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
-    let Some(mounts) = none_if_missing(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
+    let Some(mounts) = none_if_missing(kernel.read(Path::new("/proc/mounts")))? else {
+        return Ok(None);
+    };
     let mut v1_cpusets = None;
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let (Some(&mount), Some(&filesystem_type), Some(&options)) = (fields.get(1), fields.get(2), fields.get(3))
+        let (Some(&mount), Some(&filesystem_type), Some(&options)) =
+            (fields.get(1), fields.get(2), fields.get(3))
         else {
             continue;
         };
         let mount = PathBuf::from(mount);
         if filesystem_type == "cgroup2" {
             let lists_cpuset = |file: &str| -> io::Result<bool> {
-                let controllers = none_if_missing(kernel.read(&mount.join(file)))?.unwrap_or_default();
-                Ok(controllers.split_ascii_whitespace().any(|controller| controller == "cpuset"))
+                let controllers =
+                    none_if_missing(kernel.read(&mount.join(file)))?.unwrap_or_default();
+                Ok(controllers
+                    .split_ascii_whitespace()
+                    .any(|controller| controller == "cpuset"))
             };
             // systemd enables the controller for the first unit that gets CPUs.
             if lists_cpuset("cgroup.subtree_control")?
@@ -280,7 +349,8 @@ fn try_find_hierarchy(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
             {
                 return Ok(Some(Cpusets::V2(mount)));
             }
-        } else if filesystem_type == "cgroup" && options.split(',').any(|option| option == "cpuset") {
+        } else if filesystem_type == "cgroup" && options.split(',').any(|option| option == "cpuset")
+        {
             v1_cpusets = Some(Cpusets::V1(mount));
         }
     }
@@ -294,8 +364,14 @@ impl Cpusets {
     /// The root group, or a path that leaves the hierarchy.
     pub fn control_file(&self, group: &str) -> Result<PathBuf, String> {
         let relative_path = group.trim_matches('/');
-        if relative_path.is_empty() || relative_path.split('/').any(|component| component == ".." || component == ".") {
-            return Err(format!("found group '{group}', expected a path below the root of the hierarchy"));
+        if relative_path.is_empty()
+            || relative_path
+                .split('/')
+                .any(|component| component == ".." || component == ".")
+        {
+            return Err(format!(
+                "found group '{group}', expected a path below the root of the hierarchy"
+            ));
         }
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = self;
         Ok(mount.join(relative_path).join(CPUSET_FILE))
@@ -314,7 +390,13 @@ mod tests {
 
     fn host_with_files(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, LinuxHost) {
         let dir = tempfile::tempdir().unwrap();
-        write_tree(dir.path(), [("proc/mounts", mounts), ("proc/sys/kernel/random/boot_id", "boot\n")]);
+        write_tree(
+            dir.path(),
+            [
+                ("proc/mounts", mounts),
+                ("proc/sys/kernel/random/boot_id", "boot\n"),
+            ],
+        );
         write_tree(dir.path(), files.iter().copied());
         let host = LinuxHost::new(dir.path());
         (dir, host)
@@ -327,14 +409,23 @@ mod tests {
     #[test]
     fn the_hierarchy_with_the_controller_is_found() {
         let enabled = [("sys/fs/cgroup/cgroup.subtree_control", "cpu cpuset io\n")];
-        assert_eq!(find_hierarchy(&host_with_files(V1, &[]).1), Some(Cpusets::V1("/sys/fs/cgroup/cpuset".into())));
+        assert_eq!(
+            find_hierarchy(&host_with_files(V1, &[]).1),
+            Some(Cpusets::V1("/sys/fs/cgroup/cpuset".into()))
+        );
         assert_eq!(find_hierarchy(&host_with_files(V2, &[]).1), None);
-        assert_eq!(find_hierarchy(&host_with_files(V2, &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
+        assert_eq!(
+            find_hierarchy(&host_with_files(V2, &enabled).1),
+            Some(Cpusets::V2("/sys/fs/cgroup".into()))
+        );
         assert_eq!(
             find_hierarchy(&host_with_files(&format!("{V1}{V2}"), &enabled).1),
             Some(Cpusets::V2("/sys/fs/cgroup".into()))
         );
-        assert_eq!(find_hierarchy(&host_with_files("proc /proc proc rw 0 0\n", &[]).1), None);
+        assert_eq!(
+            find_hierarchy(&host_with_files("proc /proc proc rw 0 0\n", &[]).1),
+            None
+        );
     }
 
     /// Are narrower threads journaled with their group, and is a dropped group still read?
@@ -343,51 +434,97 @@ mod tests {
         let host = crate::fake_tests::FakeHost::default();
         host.set_file("/proc/mounts", V1);
         let base = "/sys/fs/cgroup/cpuset";
-        for (file, text) in
-            [("a/cpuset.cpus", "0-7\n"), ("a/tasks", "5\n"), ("a/b/cpuset.cpus", "0-7\n"), ("a/b/tasks", "6\n7\n")]
-        {
+        for (file, text) in [
+            ("a/cpuset.cpus", "0-7\n"),
+            ("a/tasks", "5\n"),
+            ("a/b/cpuset.cpus", "0-7\n"),
+            ("a/b/tasks", "6\n7\n"),
+        ] {
             host.set_file(&format!("{base}/{file}"), text);
         }
         let narrow = host.add_thread(6, 6, 1, "3");
         host.add_thread(5, 5, 1, "0-7");
         host.add_thread(7, 7, 1, "0-7");
-        let group = |path: &str, cpus: &str| CpusetGroup { cgroup: path.into(), cpus: cpus.parse().unwrap() };
+        let group = |path: &str, cpus: &str| CpusetGroup {
+            cgroup: path.into(),
+            cpus: cpus.parse().unwrap(),
+        };
         let both = [group("/a/b/", "0-1"), group("a", "0-3")];
         let cpusets = read_groups(&host, &both, &BTreeMap::new());
         let all: CpuSet = (0..8).collect();
-        assert_eq!(cpusets.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), TrackedObject::new(all.clone()))).into());
-        let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
+        assert_eq!(
+            cpusets.cpus,
+            ["/a", "/a/b"]
+                .map(|name| (name.to_string(), TrackedObject::new(all.clone())))
+                .into()
+        );
+        let threads =
+            [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
         assert_eq!(cpusets.threads, threads.into());
         for name in ["/a", "/a/b"] {
             let to_come = &cpusets.pending_states[name];
-            assert!(to_come.len() == 3 && to_come.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
+            assert!(
+                to_come.len() == 3
+                    && to_come
+                        .iter()
+                        .all(|want| want.object.thread() == Some(narrow)),
+                "{name}"
+            );
         }
-        let file = |path: &str| JournalObject::File { path: format!("{base}/{path}").into() };
-        let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), ObjectState::Text("0-5".into()))]);
+        let file = |path: &str| JournalObject::File {
+            path: format!("{base}/{path}").into(),
+        };
+        let originals =
+            BTreeMap::from([(file("a/b/cpuset.cpus"), ObjectState::Text("0-5".into()))]);
         let dropped = read_groups(&host, &both[1..], &originals);
         let original: CpuSet = (0..6).collect();
-        assert_eq!(dropped.cpus["/a/b"], TrackedObject { current: all, original });
+        assert_eq!(
+            dropped.cpus["/a/b"],
+            TrackedObject {
+                current: all,
+                original
+            }
+        );
         assert_eq!(dropped.confined_groups.len(), 1);
         assert!(read_groups(&host, &[], &BTreeMap::new()).cpus.is_empty());
-        let nowhere = read_groups(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
+        let nowhere = read_groups(
+            &crate::fake_tests::FakeHost::default(),
+            &both,
+            &BTreeMap::new(),
+        );
         assert_eq!((nowhere.refused_items.len(), nowhere.cpus.len()), (2, 0));
     }
 
     /// Are the CPUs of a thread's cpuset found with and without `/proc/PID/cpuset`, also above its group?
     #[test]
     fn the_cpuset_of_a_thread_is_found() {
-        let cpus = |host: &dyn Kernel| effective_cpus(host, 7).unwrap().map(|cpus| cpus.to_string());
-        for (of_thread, text) in [("cpuset", "/a/b\n"), ("cgroup", "0::/a/b\n"), ("cgroup", "9:cpu:/x\n0::/a/b\n")] {
+        let cpus = |host: &dyn Kernel| {
+            effective_cpus(host, 7)
+                .unwrap()
+                .map(|cpus| cpus.to_string())
+        };
+        for (of_thread, text) in [
+            ("cpuset", "/a/b\n"),
+            ("cgroup", "0::/a/b\n"),
+            ("cgroup", "9:cpu:/x\n0::/a/b\n"),
+        ] {
             let host = crate::fake_tests::FakeHost::default();
             host.set_file("/proc/mounts", V2);
             host.set_file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
             host.set_file(&format!("/proc/7/{of_thread}"), text);
             assert_eq!(cpus(&host), None);
             host.set_file("/sys/fs/cgroup/cpuset.cpus.effective", "0-7\n");
-            assert_eq!(cpus(&host).as_deref(), Some("0-7"), "{text}: the root's, as the group has no controller");
+            assert_eq!(
+                cpus(&host).as_deref(),
+                Some("0-7"),
+                "{text}: the root's, as the group has no controller"
+            );
             host.set_file("/sys/fs/cgroup/a/b/cpuset.cpus.effective", "2-3\n");
             assert_eq!(cpus(&host).as_deref(), Some("2-3"), "{text}");
-            host.set_file(&format!("/proc/7/{of_thread}"), &text.replace("/a/b", "/../other"));
+            host.set_file(
+                &format!("/proc/7/{of_thread}"),
+                &text.replace("/a/b", "/../other"),
+            );
             assert_eq!(cpus(&host), None, "outside this namespace");
         }
         let host = crate::fake_tests::FakeHost::default();
@@ -400,10 +537,19 @@ mod tests {
     /// Is a partition refused by its name and kind, valid or not, and a member confined?
     #[test]
     fn a_partition_is_refused_by_name_and_kind() {
-        let (base, group) = ("/sys/fs/cgroup", CpusetGroup { cgroup: "/part".into(), cpus: "0-1".parse().unwrap() });
-        for (kind, is_confined) in
-            [("member\n", true), ("root\n", false), ("isolated\n", false), ("root invalid (Cpu list in use)\n", false)]
-        {
+        let (base, group) = (
+            "/sys/fs/cgroup",
+            CpusetGroup {
+                cgroup: "/part".into(),
+                cpus: "0-1".parse().unwrap(),
+            },
+        );
+        for (kind, is_confined) in [
+            ("member\n", true),
+            ("root\n", false),
+            ("isolated\n", false),
+            ("root invalid (Cpu list in use)\n", false),
+        ] {
             let host = crate::fake_tests::FakeHost::default();
             host.set_file("/proc/mounts", V2);
             host.set_file(&format!("{base}/cgroup.subtree_control"), "cpuset\n");
@@ -412,10 +558,22 @@ mod tests {
             host.set_file(&format!("{base}/part/cgroup.threads"), "");
             host.set_file(&format!("{base}/part/cpuset.cpus.partition"), kind);
             let cpusets = read_groups(&host, std::slice::from_ref(&group), &BTreeMap::new());
-            assert_eq!(cpusets.confined_groups.len() == 1, is_confined, "{kind}: {:?}", cpusets.refused_items);
-            let message = cpusets.refused_items.first().map(|refused| refused.message.clone()).unwrap_or_default();
             assert_eq!(
-                message.contains(&format!("'/part': found a cpuset partition ({})", kind.trim())),
+                cpusets.confined_groups.len() == 1,
+                is_confined,
+                "{kind}: {:?}",
+                cpusets.refused_items
+            );
+            let message = cpusets
+                .refused_items
+                .first()
+                .map(|refused| refused.message.clone())
+                .unwrap_or_default();
+            assert_eq!(
+                message.contains(&format!(
+                    "'/part': found a cpuset partition ({})",
+                    kind.trim()
+                )),
                 !is_confined,
                 "{message}"
             );
@@ -430,7 +588,10 @@ mod tests {
         let path = dir.path().join("sys/fs/cgroup/cpuset/db/cpuset.cpus");
         let state = tempfile::tempdir().unwrap();
         let mut actuator = Actuator::new(state.path(), waiting_guardian());
-        let groups = [CpusetGroup { cgroup: "/db".to_string(), cpus: "2-3".parse().unwrap() }];
+        let groups = [CpusetGroup {
+            cgroup: "/db".to_string(),
+            cpus: "2-3".parse().unwrap(),
+        }];
         let (tasks, capabilities) = (TaskTable::default(), fixture::sample_capabilities());
         let bench = ApplyFixture {
             host: &host,
@@ -450,6 +611,9 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap().trim_end(), original);
         let cpusets = Cpusets::V1("/x".into());
         assert!(cpusets.control_file("/").is_err() && cpusets.control_file("/a/../..").is_err());
-        assert_eq!(cpusets.control_file("/a/b").unwrap(), Path::new("/x/a/b/cpuset.cpus"));
+        assert_eq!(
+            cpusets.control_file("/a/b").unwrap(),
+            Path::new("/x/a/b/cpuset.cpus")
+        );
     }
 }

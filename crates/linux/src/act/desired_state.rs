@@ -19,7 +19,12 @@ pub struct DesiredState {
     pub state: ObjectState,
 }
 
-pub(crate) fn refusal(kernel: &dyn Kernel, item: &PlanItem, object: &JournalObject, error: &io::Error) -> RefusedItem {
+pub(crate) fn refusal(
+    kernel: &dyn Kernel,
+    item: &PlanItem,
+    object: &JournalObject,
+    error: &io::Error,
+) -> RefusedItem {
     let reason = match error.raw_os_error() {
         Some(libc::ESRCH) | Some(libc::ENOENT) => RefusalReason::NotFound,
         Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusalReason::NoPermission,

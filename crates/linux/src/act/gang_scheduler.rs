@@ -42,7 +42,9 @@ pub struct SchedulerClient {
 impl SchedulerClient {
     /// A client that has sent no request yet.
     pub fn new(socket: &Path) -> Self {
-        SchedulerClient { socket: socket.to_path_buf() }
+        SchedulerClient {
+            socket: socket.to_path_buf(),
+        }
     }
 
     /// The plan in force, as the scheduler reads it back from the kernel.
@@ -52,7 +54,10 @@ impl SchedulerClient {
     pub fn query_state(&self) -> io::Result<SchedulerState> {
         match self.query(&SchedulerRequest::State {})? {
             SchedulerReply::State(state) => Ok(*state),
-            other => Err(io::Error::other(format!("{}: found {other:?}, expected its state", self.socket.display()))),
+            other => Err(io::Error::other(format!(
+                "{}: found {other:?}, expected its state",
+                self.socket.display()
+            ))),
         }
     }
 
@@ -62,28 +67,45 @@ impl SchedulerClient {
         match self.query(&SchedulerRequest::Plan(message))? {
             SchedulerReply::Taken { generation, .. } if generation != expected => {
                 let socket = self.socket.display();
-                Err(io::Error::other(format!("{socket}: found an answer to plan {generation}, expected to {expected}")))
+                Err(io::Error::other(format!(
+                    "{socket}: found an answer to plan {generation}, expected to {expected}"
+                )))
             }
-            SchedulerReply::Taken { complaints, attached: true, .. } => Ok(complaints),
-            SchedulerReply::Taken { .. } => Err(io::Error::other("the gang scheduler is not attached just now")),
-            SchedulerReply::Error { error } => Err(io::Error::other(format!("the gang scheduler refuses: {error}"))),
-            other @ SchedulerReply::State(_) => {
-                Err(io::Error::other(format!("found {other:?}, expected an answer to a plan")))
-            }
+            SchedulerReply::Taken {
+                complaints,
+                attached: true,
+                ..
+            } => Ok(complaints),
+            SchedulerReply::Taken { .. } => Err(io::Error::other(
+                "the gang scheduler is not attached just now",
+            )),
+            SchedulerReply::Error { error } => Err(io::Error::other(format!(
+                "the gang scheduler refuses: {error}"
+            ))),
+            other @ SchedulerReply::State(_) => Err(io::Error::other(format!(
+                "found {other:?}, expected an answer to a plan"
+            ))),
         }
     }
 
     fn query(&self, request: &SchedulerRequest) -> io::Result<SchedulerReply> {
-        let add_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
+        let add_path = |error: io::Error| {
+            io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()))
+        };
         let stream = UnixStream::connect(&self.socket).map_err(add_path)?;
-        stream.set_write_timeout(Some(MAX_REPLY_WAIT)).map_err(add_path)?;
+        stream
+            .set_write_timeout(Some(MAX_REPLY_WAIT))
+            .map_err(add_path)?;
         let mut line = serde_json::to_string(request).map_err(io::Error::other)?;
         line.push('\n');
         (&stream).write_all(line.as_bytes()).map_err(add_path)?;
         let reply_line = read_line(&stream, Instant::now() + MAX_REPLY_WAIT).map_err(add_path)?;
         serde_json::from_str(&reply_line).map_err(|error| {
             let prefix: String = reply_line.chars().take(80).collect();
-            io::Error::other(format!("{}: found '{prefix}', expected an answer: {error}", self.socket.display()))
+            io::Error::other(format!(
+                "{}: found '{prefix}', expected an answer: {error}",
+                self.socket.display()
+            ))
         })
     }
 }
@@ -98,7 +120,14 @@ fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
         }
         stream.set_read_timeout(Some(remaining))?;
         let count = match stream.read(&mut bytes) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => continue,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                continue;
+            }
             count => count?,
         };
         line.extend_from_slice(&bytes[..count]);
@@ -106,7 +135,9 @@ fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
             break;
         }
         if line.len() as u64 > MAX_REPLY_BYTES {
-            return Err(io::Error::other(format!("found more than {MAX_REPLY_BYTES} bytes, expected one line")));
+            return Err(io::Error::other(format!(
+                "found more than {MAX_REPLY_BYTES} bytes, expected one line"
+            )));
         }
     }
     let first_line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -142,19 +173,25 @@ pub(crate) struct KernelGangScheduler {
 
 impl KernelGangScheduler {
     pub fn new(socket: &Path) -> Self {
-        KernelGangScheduler { client: SchedulerClient::new(socket), ..Self::default() }
+        KernelGangScheduler {
+            client: SchedulerClient::new(socket),
+            ..Self::default()
+        }
     }
 
     /// Checks whether the scheduler still runs and keeps the plan that it was sent. If not, cachemate no longer has
     /// threads in it, and a message is returned.
     pub fn poll(&mut self) -> Option<String> {
-        let scheduler_state =
-            self.client.query_state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
+        let scheduler_state = self
+            .client
+            .query_state()
+            .map_err(|error| format!("the gang scheduler does not answer ({error})"));
         let reported_generation = scheduler_state.as_ref().ok().map(|state| state.generation);
         let attached_state = scheduler_state.and_then(|state| {
             self.check_state(&state)?;
-            let caches =
-                state.caches().map_err(|error| format!("the gang scheduler's state cannot be read: {error}"))?;
+            let caches = state
+                .caches()
+                .map_err(|error| format!("the gang scheduler's state cannot be read: {error}"))?;
             Ok((caches, state.generation))
         });
         match attached_state {
@@ -163,12 +200,22 @@ impl KernelGangScheduler {
                 None
             }
             Err(lost_message) => {
-                let own_generation = self.submitted_plan.as_ref().map(|submitted| submitted.generation);
-                if let Some(generation) = reported_generation.filter(|_| reported_generation == own_generation) {
+                let own_generation = self
+                    .submitted_plan
+                    .as_ref()
+                    .map(|submitted| submitted.generation);
+                if let Some(generation) =
+                    reported_generation.filter(|_| reported_generation == own_generation)
+                {
                     // The scheduler may attach again on its own, and must not schedule our threads when it does. If
                     // this message fails, the next plan replaces the scheduler's current one.
-                    let _ =
-                        self.client.send_plan(plan_message(generation + 1, &[], None, &self.weights, &self.clashes));
+                    let _ = self.client.send_plan(plan_message(
+                        generation + 1,
+                        &[],
+                        None,
+                        &self.weights,
+                        &self.clashes,
+                    ));
                 }
                 self.clear_requests();
                 self.submitted_plan.is_some().then_some(lost_message)
@@ -186,13 +233,19 @@ impl KernelGangScheduler {
     /// Checks that the plan that was sent is in force, by the state that the scheduler reads back from the kernel.
     fn check_state(&self, state: &SchedulerState) -> Result<(), String> {
         if state.kernel != "enabled" {
-            let detach_reason = state.guarded.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            let detach_reason = state
+                .guarded
+                .as_ref()
+                .map(|reason| format!(" ({reason})"))
+                .unwrap_or_default();
             return Err(format!("the gang scheduler is detached{detach_reason}"));
         }
         let Some(submitted_plan) = &self.submitted_plan else {
             return match state.held {
                 0 => Ok(()),
-                held => Err(format!("another process has given {held} threads to the gang scheduler")),
+                held => Err(format!(
+                    "another process has given {held} threads to the gang scheduler"
+                )),
             };
         };
         if state.generation != submitted_plan.generation {
@@ -219,7 +272,11 @@ impl KernelGangScheduler {
 
     /// Sets the plan's weights and clashes, which apply to members of gangs from the next
     /// [`KernelGangScheduler::submit`] on.
-    pub fn set_advice(&mut self, weights: BTreeMap<ThreadKey, f64>, clashes: Vec<(ThreadKey, ThreadKey)>) {
+    pub fn set_advice(
+        &mut self,
+        weights: BTreeMap<ThreadKey, f64>,
+        clashes: Vec<(ThreadKey, ThreadKey)>,
+    ) {
         self.is_dirty |= self.weights != weights || self.clashes != clashes;
         (self.weights, self.clashes) = (weights, clashes);
     }
@@ -232,18 +289,29 @@ impl KernelGangScheduler {
     }
 
     pub fn schedules(&self) -> impl Iterator<Item = &GangSchedule> {
-        self.requested_schedules.iter().map(|(schedule, _)| schedule)
+        self.requested_schedules
+            .iter()
+            .map(|(schedule, _)| schedule)
     }
 
     /// Adds a schedule if the scheduler can keep it; it is in force after [`KernelGangScheduler::submit`].
     ///
     /// # Errors
     /// The reason why idle turns must be used instead.
-    pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
-        let used_caches: Vec<u32> =
-            self.requested_schedules.iter().map(|(_, cache_schedule)| cache_schedule.cache).collect();
-        let cache_schedule = compose::build_cache_schedule(schedule, rotation, &self.caches, &used_caches)?;
-        self.requested_schedules.push((schedule.clone(), cache_schedule));
+    pub fn start(
+        &mut self,
+        schedule: &GangSchedule,
+        rotation: &ThreadRotation,
+    ) -> Result<(), String> {
+        let used_caches: Vec<u32> = self
+            .requested_schedules
+            .iter()
+            .map(|(_, cache_schedule)| cache_schedule.cache)
+            .collect();
+        let cache_schedule =
+            compose::build_cache_schedule(schedule, rotation, &self.caches, &used_caches)?;
+        self.requested_schedules
+            .push((schedule.clone(), cache_schedule));
         self.is_dirty = true;
         Ok(())
     }
@@ -251,7 +319,8 @@ impl KernelGangScheduler {
     /// Removes a schedule. Returns false if the schedule was not submitted here.
     pub fn stop(&mut self, schedule: &GangSchedule) -> bool {
         let previous_count = self.requested_schedules.len();
-        self.requested_schedules.retain(|(running_schedule, _)| running_schedule != schedule);
+        self.requested_schedules
+            .retain(|(running_schedule, _)| running_schedule != schedule);
         self.is_dirty |= self.requested_schedules.len() != previous_count;
         self.requested_schedules.len() != previous_count
     }
@@ -264,26 +333,40 @@ impl KernelGangScheduler {
         if !self.is_running() || !std::mem::take(&mut self.is_dirty) {
             return Ok(());
         }
-        let cache_schedules: Vec<&CacheSchedule> =
-            self.requested_schedules.iter().map(|(_, cache_schedule)| cache_schedule).collect();
+        let cache_schedules: Vec<&CacheSchedule> = self
+            .requested_schedules
+            .iter()
+            .map(|(_, cache_schedule)| cache_schedule)
+            .collect();
         let generation = self.generation + 1;
-        let message =
-            plan_message(generation, &cache_schedules, self.advisory_gangs.as_ref(), &self.weights, &self.clashes);
+        let message = plan_message(
+            generation,
+            &cache_schedules,
+            self.advisory_gangs.as_ref(),
+            &self.weights,
+            &self.clashes,
+        );
         let threads = cache_schedules
             .iter()
             .flat_map(|cache_schedule| cache_schedule.members())
             .chain(self.advisory_gangs.iter().flat_map(AdvisoryGangs::members));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
         // Threads of the previous plan are ours until they have been restored.
-        threads.extend(
-            self.submitted_plan
+        threads.extend(self.submitted_plan.iter().flat_map(|submitted| {
+            submitted
+                .threads
                 .iter()
-                .flat_map(|submitted| submitted.threads.iter().map(|(key, original)| (*key, *original))),
-        );
-        self.submitted_plan = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
+                .map(|(key, original)| (*key, *original))
+        }));
+        self.submitted_plan = Some(SubmittedPlan {
+            generation,
+            turns: message.turns_by_cache(),
+            threads,
+        });
         let outcome = self.client.send_plan(message).and_then(|complaints| {
             self.complaints = complaints;
-            self.check_state(&self.client.query_state()?).map_err(io::Error::other)
+            self.check_state(&self.client.query_state()?)
+                .map_err(io::Error::other)
         });
         match outcome {
             Ok(()) => self.generation = generation,
@@ -319,19 +402,27 @@ impl KernelGangScheduler {
     /// Restores threads that still have the scheduler's policy although the scheduler no longer keeps them. Its loader
     /// does this as well, unless it was killed. A thread that has chosen another policy meanwhile keeps it.
     pub fn restore_released<K: Kernel>(&mut self, kernel: &K) {
-        let scheduled_threads =
-            self.requested_schedules.iter().flat_map(|(_, cache_schedule)| cache_schedule.members());
+        let scheduled_threads = self
+            .requested_schedules
+            .iter()
+            .flat_map(|(_, cache_schedule)| cache_schedule.members());
         let scheduled_members: BTreeSet<ThreadKey> = scheduled_threads
             .chain(self.advisory_gangs.iter().flat_map(AdvisoryGangs::members))
             .map(|(thread, _)| thread)
             .collect();
-        let Some(submitted_plan) = &mut self.submitted_plan else { return };
+        let Some(submitted_plan) = &mut self.submitted_plan else {
+            return;
+        };
         submitted_plan.threads.retain(|thread, original| {
             if scheduled_members.contains(thread) {
                 return true;
             }
-            let has_scheduler_policy = kernel.stat(thread.tid).is_ok_and(|stat| stat.key == *thread)
-                && kernel.scheduling(thread.tid).is_ok_and(|now| now.policy == EXT);
+            let has_scheduler_policy = kernel
+                .stat(thread.tid)
+                .is_ok_and(|stat| stat.key == *thread)
+                && kernel
+                    .scheduling(thread.tid)
+                    .is_ok_and(|now| now.policy == EXT);
             // A failure is retried in the next window, and the original stays in the journal.
             has_scheduler_policy && kernel.set_scheduling(thread.tid, original).is_err()
         });

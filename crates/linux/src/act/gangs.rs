@@ -56,12 +56,23 @@ impl RotationRunner {
     where
         K: Kernel + Send + 'static,
     {
-        let (stop_flag, counters) = (Arc::new(AtomicBool::new(false)), Arc::new(TurnCounters::default()));
-        let (thread_stop, thread_counters, thread_rotations) = (stop_flag.clone(), counters.clone(), rotations.clone());
+        let (stop_flag, counters) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(TurnCounters::default()),
+        );
+        let (thread_stop, thread_counters, thread_rotations) =
+            (stop_flag.clone(), counters.clone(), rotations.clone());
         let thread = std::thread::Builder::new()
             .name("cachemate-gangs".to_string())
-            .spawn(move || take_turns(&kernel, &thread_rotations, &thread_stop, &thread_counters))?;
-        Ok(RotationRunner { stop_flag, counters, thread: Some(thread), rotations })
+            .spawn(move || {
+                take_turns(&kernel, &thread_rotations, &thread_stop, &thread_counters)
+            })?;
+        Ok(RotationRunner {
+            stop_flag,
+            counters,
+            thread: Some(thread),
+            rotations,
+        })
     }
 }
 
@@ -76,12 +87,24 @@ pub(crate) struct GangRunners<K> {
 impl<K: Kernel + Send + 'static> GangRunners<K> {
     /// Runners for this kernel. `scheduler` is the socket of the gang scheduler, which need not be running.
     pub fn new(kernel: Arc<Mutex<K>>, scheduler: Option<&Path>) -> Self {
-        GangRunners { kernel, runners: Vec::new(), scheduler: scheduler.map(KernelGangScheduler::new) }
+        GangRunners {
+            kernel,
+            runners: Vec::new(),
+            scheduler: scheduler.map(KernelGangScheduler::new),
+        }
     }
 
     pub fn schedules(&self) -> Vec<GangSchedule> {
-        let schedules = self.scheduler.iter().flat_map(KernelGangScheduler::schedules);
-        self.runners.iter().map(|(schedule, _)| schedule).chain(schedules).cloned().collect()
+        let schedules = self
+            .scheduler
+            .iter()
+            .flat_map(KernelGangScheduler::schedules);
+        self.runners
+            .iter()
+            .map(|(schedule, _)| schedule)
+            .chain(schedules)
+            .cloned()
+            .collect()
     }
 
     /// Queries the gang scheduler for the state in force. If it no longer keeps its plan, its threads are restored, its
@@ -102,7 +125,9 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
 
     /// Did the gang scheduler run at the last poll?
     pub fn is_scheduler_running(&self) -> bool {
-        self.scheduler.as_ref().is_some_and(KernelGangScheduler::is_running)
+        self.scheduler
+            .as_ref()
+            .is_some_and(KernelGangScheduler::is_running)
     }
 
     /// Sets the weights and the pairs that should not run together, for the gang scheduler. If the plan has no
@@ -122,12 +147,17 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
 
     /// Does the gang scheduler keep clashing tasks apart, in gangs of a schedule or in advisory ones?
     pub fn can_separate_clashes(&self) -> bool {
-        self.scheduler.as_ref().is_some_and(KernelGangScheduler::is_separating_clashes)
+        self.scheduler
+            .as_ref()
+            .is_some_and(KernelGangScheduler::is_separating_clashes)
     }
 
     /// Threads that the gang scheduler has reported since the last call.
     pub fn take_complaints(&mut self) -> Vec<String> {
-        self.scheduler.as_mut().map(KernelGangScheduler::take_complaints).unwrap_or_default()
+        self.scheduler
+            .as_mut()
+            .map(KernelGangScheduler::take_complaints)
+            .unwrap_or_default()
     }
 
     /// Stops all gangs and restores their members.
@@ -141,7 +171,11 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
 
 impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
     fn start(&mut self, schedule: &GangSchedule, rotation: ThreadRotation) -> std::io::Result<()> {
-        if let Some(scheduler) = self.scheduler.as_mut().filter(|scheduler| scheduler.is_running()) {
+        if let Some(scheduler) = self
+            .scheduler
+            .as_mut()
+            .filter(|scheduler| scheduler.is_running())
+        {
             if scheduler.start(schedule, &rotation).is_ok() {
                 return Ok(());
             }
@@ -154,13 +188,20 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
     }
 
     fn stop(&mut self, schedule: &GangSchedule) {
-        if !self.scheduler.as_mut().is_some_and(|scheduler| scheduler.stop(schedule)) {
-            self.runners.retain(|(running_schedule, _)| running_schedule != schedule);
+        if !self
+            .scheduler
+            .as_mut()
+            .is_some_and(|scheduler| scheduler.stop(schedule))
+        {
+            self.runners
+                .retain(|(running_schedule, _)| running_schedule != schedule);
         }
     }
 
     fn commit_gangs(&mut self) -> std::io::Result<()> {
-        let Some(scheduler) = &mut self.scheduler else { return Ok(()) };
+        let Some(scheduler) = &mut self.scheduler else {
+            return Ok(());
+        };
         let submit_result = scheduler.submit();
         scheduler.restore_released(&*lock(&self.kernel));
         submit_result
@@ -192,15 +233,31 @@ fn take_turns<K: Kernel>(
     counters: &TurnCounters,
 ) {
     let now = Instant::now();
-    let mut cursors: Vec<RotationCursor> =
-        rotations.iter().map(|_| RotationCursor { gang: usize::MAX, slices_left: 0, due: now }).collect();
+    let mut cursors: Vec<RotationCursor> = rotations
+        .iter()
+        .map(|_| RotationCursor {
+            gang: usize::MAX,
+            slices_left: 0,
+            due: now,
+        })
+        .collect();
     while !stop_flag.load(Ordering::Relaxed) {
         let now = Instant::now();
-        for (rotation, cursor) in rotations.iter().zip(&mut cursors).filter(|(_, hand)| hand.due <= now) {
+        for (rotation, cursor) in rotations
+            .iter()
+            .zip(&mut cursors)
+            .filter(|(_, hand)| hand.due <= now)
+        {
             let late_ns = (now - cursor.due).as_nanos() as u64;
-            counters.max_overrun_ns.fetch_max(late_ns, Ordering::Relaxed);
+            counters
+                .max_overrun_ns
+                .fetch_max(late_ns, Ordering::Relaxed);
             if cursor.slices_left == 0 {
-                let next_gang = if cursor.gang == usize::MAX { 0 } else { (cursor.gang + 1) % rotation.gangs.len() };
+                let next_gang = if cursor.gang == usize::MAX {
+                    0
+                } else {
+                    (cursor.gang + 1) % rotation.gangs.len()
+                };
                 start_turn(kernel, rotation, next_gang, counters);
                 cursor.gang = next_gang;
                 cursor.slices_left = rotation.gangs[next_gang].1;
@@ -211,9 +268,9 @@ fn take_turns<K: Kernel>(
             cursor.due = now + rotation.slice;
         }
         let next_due = cursors.iter().map(|hand| hand.due).min();
-        std::thread::park_timeout(
-            next_due.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)),
-        );
+        std::thread::park_timeout(next_due.map_or(Duration::from_millis(100), |due| {
+            due.saturating_duration_since(now)
+        }));
     }
     for rotation in rotations {
         for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {
@@ -224,12 +281,19 @@ fn take_turns<K: Kernel>(
 
 /// Raises the gang's members first and lowers the others afterwards, so that a CPU always has a task that may use it
 /// fully.
-fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usize, counters: &TurnCounters) {
+fn start_turn<K: Kernel>(
+    kernel: &Mutex<K>,
+    rotation: &ThreadRotation,
+    gang: usize,
+    counters: &TurnCounters,
+) {
     let (current_members, _) = &rotation.gangs[gang];
-    current_members.iter().for_each(|(member, original)| set_member_policy(kernel, *member, original, false, counters));
+    current_members.iter().for_each(|(member, original)| {
+        set_member_policy(kernel, *member, original, false, counters)
+    });
     let other_members = rotation.gangs.iter().flat_map(|(members, _)| members);
-    for (member, original) in
-        other_members.filter(|(member, _)| current_members.iter().all(|(thread, _)| thread != member))
+    for (member, original) in other_members
+        .filter(|(member, _)| current_members.iter().all(|(thread, _)| thread != member))
     {
         set_member_policy(kernel, *member, original, true, counters);
     }
@@ -256,8 +320,14 @@ mod tests {
 
     fn rotation(host: &FakeHost, slices: [u32; 2]) -> ThreadRotation {
         let member = |tid| (host.add_thread(tid, tid, 1, "0-3"), SchedParams::default());
-        let gangs = vec![(vec![member(5), member(6)], slices[0]), (vec![member(7), member(8)], slices[1])];
-        ThreadRotation { slice: Duration::from_millis(2), gangs }
+        let gangs = vec![
+            (vec![member(5), member(6)], slices[0]),
+            (vec![member(7), member(8)], slices[1]),
+        ];
+        ThreadRotation {
+            slice: Duration::from_millis(2),
+            gangs,
+        }
     }
 
     /// Does exactly one gang have its turn at any time, and are all members restored afterwards?
@@ -273,13 +343,24 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(runner);
-        let policies = || host.lock().unwrap().threads.borrow().values().map(|t| t.policy).collect::<Vec<_>>();
+        let policies = || {
+            host.lock()
+                .unwrap()
+                .threads
+                .borrow()
+                .values()
+                .map(|t| t.policy)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(policies(), [0, 0, 0, 0]);
         for gang in 0..2 {
             start_turn(&host, &rotation, gang, &turns);
             visited.insert(policies());
         }
-        assert_eq!(visited.into_iter().collect::<Vec<_>>(), [vec![0, 0, 5, 5], vec![5, 5, 0, 0]]);
+        assert_eq!(
+            visited.into_iter().collect::<Vec<_>>(),
+            [vec![0, 0, 5, 5], vec![5, 5, 0, 0]]
+        );
     }
 
     /// Is a member that has exited, or whose id was reused, left unchanged and counted?

@@ -71,17 +71,26 @@ impl GroupOverrides {
         now_ns: u64,
     ) -> bool {
         let name = &group.cgroup;
-        let (Some(tracked_cpus), Some(file)) = (groups.cpus.get(name), groups.files.get(name)) else { return false };
+        let (Some(tracked_cpus), Some(file)) = (groups.cpus.get(name), groups.files.get(name))
+        else {
+            return false;
+        };
         if tracked_cpus.current == group.cpus {
             self.overrides.remove(name);
             return false;
         }
         if let Some(group_override) = self.overrides.get_mut(name) {
-            group_override.current_cpus.clone_from(&tracked_cpus.current);
+            group_override
+                .current_cpus
+                .clone_from(&tracked_cpus.current);
             return true;
         }
-        let last_cpus = actuator.last_state(&JournalObject::File { path: file.clone() }).and_then(cpus_in_state);
-        let Some(last) = last_cpus.filter(|last| *last != tracked_cpus.current) else { return false };
+        let last_cpus = actuator
+            .last_state(&JournalObject::File { path: file.clone() })
+            .and_then(cpus_in_state);
+        let Some(last) = last_cpus.filter(|last| *last != tracked_cpus.current) else {
+            return false;
+        };
         if tracked_cpus.current == tracked_cpus.original && last == group.cpus {
             let change_times_ns = self.change_times_ns.entry(name.clone()).or_default();
             change_times_ns.retain(|change_ns| now_ns.saturating_sub(*change_ns) < PERIOD_NS);
@@ -137,8 +146,17 @@ mod tests {
 
     fn groups(current: &str) -> CpusetGroups {
         let mut groups = CpusetGroups::default();
-        groups.confined_groups.push(CpusetGroup { cgroup: NAME.into(), cpus: cpus("0") });
-        groups.cpus.insert(NAME.into(), TrackedObject { current: cpus(current), original: cpus("0-3") });
+        groups.confined_groups.push(CpusetGroup {
+            cgroup: NAME.into(),
+            cpus: cpus("0"),
+        });
+        groups.cpus.insert(
+            NAME.into(),
+            TrackedObject {
+                current: cpus(current),
+                original: cpus("0-3"),
+            },
+        );
         groups.files.insert(NAME.into(), FILE.into());
         groups
     }
@@ -161,11 +179,21 @@ mod tests {
             (groups.confined_groups.len(), groups.cpus.len())
         };
         assert_eq!(confined(&mut overrides, "0", 0), (1, 1));
-        assert_eq!(confined(&mut overrides, "1", 1), (0, 0), "neither confined nor restored");
+        assert_eq!(
+            confined(&mut overrides, "1", 1),
+            (0, 0),
+            "neither confined nor restored"
+        );
         let entry = overrides.changed_groups().next().unwrap().clone();
-        assert_eq!((entry.owner, entry.current_cpus), (Some("systemd"), cpus("1")));
+        assert_eq!(
+            (entry.owner, entry.current_cpus),
+            (Some("systemd"), cpus("1"))
+        );
         assert_eq!(confined(&mut overrides, "2", 2), (0, 0));
-        assert_eq!(overrides.changed_groups().next().unwrap().current_cpus, cpus("2"));
+        assert_eq!(
+            overrides.changed_groups().next().unwrap().current_cpus,
+            cpus("2")
+        );
         assert_eq!(confined(&mut overrides, "0", 3), (1, 1), "as wanted again");
         assert_eq!(confined(&mut overrides, "1", 4), (0, 0));
         overrides.clear();
@@ -182,7 +210,10 @@ mod tests {
             overrides.observe(&mut groups, &actuator, now_s * 1_000_000_000);
             groups.confined_groups.len()
         };
-        assert_eq!([confined(1), confined(2), confined(3), confined(30)], [1, 1, 0, 0]);
+        assert_eq!(
+            [confined(1), confined(2), confined(3), confined(30)],
+            [1, 1, 0, 0]
+        );
         assert_eq!(cgroup_owner("/fleet/redis"), None);
         assert_eq!(cgroup_owner("/kubepods"), Some("kubelet"));
     }

@@ -37,13 +37,19 @@ pub struct GroupOwners {
 impl GroupOwners {
     /// The owners, extended by a container runtime whose containers the directory lists.
     pub fn with_runtime(directory: ServiceDirectory, updates: ContainerUpdates) -> Self {
-        GroupOwners { runtime: Some((directory, updates)) }
+        GroupOwners {
+            runtime: Some((directory, updates)),
+        }
     }
 
     /// The container of this group, if its runtime accepts requests.
     fn find_container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
-        let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
-        let container_id = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
+        let (directory, updates) = self
+            .runtime
+            .as_ref()
+            .filter(|(_, updates)| updates.is_connected())?;
+        let container_id =
+            cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
         let known_id = container_id.filter(|id| directory.find_by_id(id).is_some());
         let id = known_id.or_else(|| directory.find_id_by_cgroup(group))?;
         Some((id, updates))
@@ -52,19 +58,29 @@ impl GroupOwners {
 
 impl GroupOwner for GroupOwners {
     fn set_cpus(&self, host: &LinuxHost, file: &Path, cpus: &str) -> io::Result<bool> {
-        let Some(hierarchy) = cpusets::find_hierarchy(host) else { return Ok(false) };
+        let Some(hierarchy) = cpusets::find_hierarchy(host) else {
+            return Ok(false);
+        };
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = &hierarchy;
-        let Some(group) = file.parent().and_then(|dir| dir.strip_prefix(mount).ok()) else { return Ok(false) };
+        let Some(group) = file.parent().and_then(|dir| dir.strip_prefix(mount).ok()) else {
+            return Ok(false);
+        };
         let group = format!("/{}", group.display());
         if let Some((id, updates)) = self.find_container(&group) {
             // A runtime cannot be asked to use the CPUs of the parent.
-            let cpus = if cpus.is_empty() { parent_cpus(host, file)? } else { cpus.to_string() };
+            let cpus = if cpus.is_empty() {
+                parent_cpus(host, file)?
+            } else {
+                cpus.to_string()
+            };
             updates.set_cpus(&id, &cpus)?;
             await_cpus(host, file, &cpus)?;
             return Ok(true);
         }
         let unit = systemd_unit(&group).filter(|_| matches!(hierarchy, Cpusets::V2(_)));
-        let Some(unit) = unit.filter(|_| is_run_by_systemd(host)) else { return Ok(false) };
+        let Some(unit) = unit.filter(|_| is_run_by_systemd(host)) else {
+            return Ok(false);
+        };
         set_unit_cpus(&host.path_below(Path::new(SYSTEMCTL)), unit, cpus)?;
         if !cpus.is_empty() {
             await_cpus(host, file, cpus)?;
@@ -77,8 +93,15 @@ impl GroupOwner for GroupOwners {
 fn set_unit_cpus(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
     let mut command = Command::new(systemctl);
     command.args(["--no-ask-password", "set-property", "--runtime", "--", unit]);
-    command.arg(format!("AllowedCPUs={cpus}")).env_clear().env("LC_ALL", "C");
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    command
+        .arg(format!("AllowedCPUs={cpus}"))
+        .env_clear()
+        .env("LC_ALL", "C");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
     let deadline = Instant::now() + MAX_ANSWER_WAIT;
     let status = loop {
         match child.try_wait()? {
@@ -87,7 +110,10 @@ fn set_unit_cpus(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
             None => {
                 child.kill()?;
                 child.wait()?;
-                let message = format!("no answer from systemd within {} s", MAX_ANSWER_WAIT.as_secs());
+                let message = format!(
+                    "no answer from systemd within {} s",
+                    MAX_ANSWER_WAIT.as_secs()
+                );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
         }
@@ -97,9 +123,14 @@ fn set_unit_cpus(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
     }
     let mut message = String::new();
     if let Some(stderr) = child.stderr.take() {
-        stderr.take(MAX_MESSAGE_BYTES).read_to_string(&mut message)?;
+        stderr
+            .take(MAX_MESSAGE_BYTES)
+            .read_to_string(&mut message)?;
     }
-    Err(io::Error::other(format!("systemd refuses AllowedCPUs={cpus} of {unit}: {}", message.trim())))
+    Err(io::Error::other(format!(
+        "systemd refuses AllowedCPUs={cpus} of {unit}: {}",
+        message.trim()
+    )))
 }
 
 /// Waits until the owner has made the change that it agreed to.
@@ -108,7 +139,9 @@ fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> 
     let requested_cpus: Option<CpuSet> = cpus_text.parse().ok();
     loop {
         let read_result = host.read(file);
-        if read_result.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == requested_cpus)
+        if read_result
+            .as_ref()
+            .is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == requested_cpus)
             || Instant::now() >= deadline
         {
             // The caller reads the result back.
@@ -119,8 +152,15 @@ fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> 
 }
 
 fn parent_cpus(host: &LinuxHost, file: &Path) -> io::Result<String> {
-    let parent: PathBuf = file.parent().and_then(Path::parent).unwrap_or(Path::new("/")).into();
-    Ok(host.read(&parent.join("cpuset.cpus.effective"))?.trim().to_string())
+    let parent: PathBuf = file
+        .parent()
+        .and_then(Path::parent)
+        .unwrap_or(Path::new("/"))
+        .into();
+    Ok(host
+        .read(&parent.join("cpuset.cpus.effective"))?
+        .trim()
+        .to_string())
 }
 
 #[cfg(test)]
@@ -145,7 +185,10 @@ mod tests {
             ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu\n"),
             ("sys/fs/cgroup/cgroup.subtree_control", "memory pids\n"),
             ("sys/fs/cgroup/cpuset.cpus.effective", "0-3\n"),
-            ("sys/fs/cgroup/system.slice/cgroup.controllers", "memory pids\n"),
+            (
+                "sys/fs/cgroup/system.slice/cgroup.controllers",
+                "memory pids\n",
+            ),
             (&format!("{unit}/cgroup.controllers"), "memory pids\n"),
             (&format!("{unit}/cgroup.procs"), ""),
             (&format!("{unit}/cgroup.threads"), ""),
@@ -173,10 +216,17 @@ mod tests {
             ways: None,
             tasks: &TaskTable::default(),
             capabilities: &sample_capabilities(),
-            groups: &[CpusetGroup { cgroup: UNIT.into(), cpus: [1].into_iter().collect() }],
+            groups: &[CpusetGroup {
+                cgroup: UNIT.into(),
+                cpus: [1].into_iter().collect(),
+            }],
         };
         let (applied, _) = fixture.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
-        let refused = applied.refused_items.iter().map(|refused| refused.message.clone()).collect();
+        let refused = applied
+            .refused_items
+            .iter()
+            .map(|refused| refused.message.clone())
+            .collect();
         (actuator, refused)
     }
 
@@ -204,7 +254,10 @@ mod tests {
         std::fs::write(&file, "0-3\n").unwrap();
         let state = tempfile::tempdir().unwrap();
         let (_actuator, refused) = confine(&host, state.path());
-        assert!(refused.len() == 1 && refused[0].contains("refuses AllowedCPUs=1 of db.service: Unit is masked."));
+        assert!(
+            refused.len() == 1
+                && refused[0].contains("refuses AllowedCPUs=1 of db.service: Unit is masked.")
+        );
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "0-3\n");
     }
 }

@@ -66,8 +66,16 @@ pub struct RuleSubject<'a> {
 impl ManageRule {
     /// Whether the process meets all conditions.
     pub(crate) fn matches(&self, subject: &RuleSubject<'_>) -> bool {
-        let matches_command = self.command.as_ref().is_none_or(|pattern| matches_glob(pattern, subject.command));
-        let is_below = |above: &String| subject.cgroups.iter().any(|path| CgroupPattern(above).contains(path));
+        let matches_command = self
+            .command
+            .as_ref()
+            .is_none_or(|pattern| matches_glob(pattern, subject.command));
+        let is_below = |above: &String| {
+            subject
+                .cgroups
+                .iter()
+                .any(|path| CgroupPattern(above).contains(path))
+        };
         let matches_cgroup = self.cgroup.as_ref().is_none_or(is_below);
         let matches_pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
         let matches_user = self.user.is_none_or(|user| subject.user == Some(user));
@@ -80,31 +88,40 @@ impl ManageRule {
     }
 
     fn matches_service(&self, subject: &RuleSubject<'_>) -> bool {
-        let service_kind = subject.service.map_or(ServiceKind::Command, |service| service.kind);
+        let service_kind = subject
+            .service
+            .map_or(ServiceKind::Command, |service| service.kind);
         let is_named = |pattern: &String| match subject.service {
             Some(service) => matches_service_name(pattern, service),
             None => matches_service_name(pattern, &ServiceIdentity::command(subject.command)),
         };
-        let matches_container_field = |pattern: &str, select_field: fn(&ContainerRecord) -> &str| {
-            subject.container.is_some_and(|container| matches_glob(pattern, select_field(container)))
-        };
+        let matches_container_field =
+            |pattern: &str, select_field: fn(&ContainerRecord) -> &str| {
+                subject
+                    .container
+                    .is_some_and(|container| matches_glob(pattern, select_field(container)))
+            };
         let has_label = |(name, pattern): (&String, &String)| {
-            let label_value = subject.container.and_then(|container| container.labels.get(name));
+            let label_value = subject
+                .container
+                .and_then(|container| container.labels.get(name));
             label_value.is_some_and(|value| matches_glob(pattern, value))
         };
-        self.kind.is_none_or(|required_kind| required_kind == service_kind)
+        self.kind
+            .is_none_or(|required_kind| required_kind == service_kind)
             && self.service.as_ref().is_none_or(is_named)
-            && self
-                .namespace
-                .as_ref()
-                .is_none_or(|namespace| matches_container_field(namespace, |record| &record.namespace))
+            && self.namespace.as_ref().is_none_or(|namespace| {
+                matches_container_field(namespace, |record| &record.namespace)
+            })
             && self.labels.iter().all(has_label)
     }
 
     /// Whether the rule may match the program. A rule applies to the programs of a service, so it matches a helper of
     /// the runtime only if it names the command or the process.
     fn accepts_helper(&self, subject: &RuleSubject<'_>) -> bool {
-        !subject.is_helper || self.command.as_ref().is_some_and(|pattern| pattern != "*") || self.pid.is_some()
+        !subject.is_helper
+            || self.command.as_ref().is_some_and(|pattern| pattern != "*")
+            || self.pid.is_some()
     }
 }
 
@@ -117,7 +134,9 @@ pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
     let kind_and_name = service.to_string();
     let matches_components = |text: &str| {
         let mut names = text.split('/');
-        pattern.split('/').all(|part| names.next().is_some_and(|name| matches_glob(part, name)))
+        pattern
+            .split('/')
+            .all(|part| names.next().is_some_and(|name| matches_glob(part, name)))
             && names.next().is_none()
     };
     matches_components(&kind_and_name) || matches_components(&service.name)
@@ -126,11 +145,19 @@ pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
 /// The action of the first rule that matches; [`ManageAction::Ignore`] if none does. A rule without a limit leaves it to
 /// the pod's owner.
 pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
-    let action = rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Ignore, |rule| rule.action);
+    let action = rules
+        .iter()
+        .find(|rule| rule.matches(subject))
+        .map_or(ManageAction::Ignore, |rule| rule.action);
     let limit_of_pod = subject.container.and_then(ContainerRecord::max_slowdown);
     match (action, limit_of_pod) {
-        (ManageAction::Manage(goal), Some(limit)) if goal.is_none_or(|goal| goal.max_slowdown.is_none()) => {
-            ManageAction::Manage(Some(Goal { max_slowdown: Some(limit), ..goal.unwrap_or_default() }))
+        (ManageAction::Manage(goal), Some(limit))
+            if goal.is_none_or(|goal| goal.max_slowdown.is_none()) =>
+        {
+            ManageAction::Manage(Some(Goal {
+                max_slowdown: Some(limit),
+                ..goal.unwrap_or_default()
+            }))
         }
         _ => action,
     }
@@ -153,7 +180,8 @@ impl CgroupPattern<'_> {
 /// Whether `text` matches the pattern, in which `*` matches any number of characters and `?` one character. Backtracks
 /// only to the last star.
 fn matches_glob(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (pattern, text): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), text.chars().collect());
     let (mut pattern_index, mut text_index, mut last_star) = (0, 0, None);
     while text_index < text.len() {
         match pattern.get(pattern_index) {
@@ -185,7 +213,8 @@ mod tests {
     use super::*;
 
     fn subject(command: &'static str) -> RuleSubject<'static> {
-        static CGROUPS: LazyLock<Vec<String>> = LazyLock::new(|| vec!["/system.slice/db.service".to_string()]);
+        static CGROUPS: LazyLock<Vec<String>> =
+            LazyLock::new(|| vec!["/system.slice/db.service".to_string()]);
         RuleSubject {
             command,
             cgroups: &CGROUPS,
@@ -208,9 +237,19 @@ mod tests {
             ..ContainerRecord::default()
         };
         let base = subject("x");
-        let of_unit = RuleSubject { service: Some(&unit), ..base.clone() };
-        let of_pod = RuleSubject { service: Some(&pod), container: Some(&record), ..base.clone() };
-        let by_service = |pattern: &str| ManageRule { service: Some(pattern.into()), ..ManageRule::default() };
+        let of_unit = RuleSubject {
+            service: Some(&unit),
+            ..base.clone()
+        };
+        let of_pod = RuleSubject {
+            service: Some(&pod),
+            container: Some(&record),
+            ..base.clone()
+        };
+        let by_service = |pattern: &str| ManageRule {
+            service: Some(pattern.into()),
+            ..ManageRule::default()
+        };
         for (pattern, expected) in [
             ("db", [true, false, false]),
             ("unit/*", [true, false, false]),
@@ -221,15 +260,35 @@ mod tests {
             ("x", [false, false, true]),
             ("command/*", [false, false, true]),
         ] {
-            let found = [&of_unit, &of_pod, &base].map(|subject| by_service(pattern).matches(subject));
+            let found =
+                [&of_unit, &of_pod, &base].map(|subject| by_service(pattern).matches(subject));
             assert_eq!(found, expected, "{pattern}");
         }
-        let pods = ManageRule { kind: Some(ServiceKind::Pod), ..ManageRule::default() };
-        assert_eq!([&of_unit, &of_pod, &base].map(|subject| pods.matches(subject)), [false, true, false]);
-        let space = ManageRule { namespace: Some("sh*".into()), ..ManageRule::default() };
-        assert_eq!([&of_unit, &of_pod].map(|subject| space.matches(subject)), [false, true]);
-        let label = |value: &str| ManageRule { labels: [("app".into(), value.into())].into(), ..ManageRule::default() };
-        assert!(label("c*").matches(&of_pod) && !label("web").matches(&of_pod) && !label("*").matches(&of_unit));
+        let pods = ManageRule {
+            kind: Some(ServiceKind::Pod),
+            ..ManageRule::default()
+        };
+        assert_eq!(
+            [&of_unit, &of_pod, &base].map(|subject| pods.matches(subject)),
+            [false, true, false]
+        );
+        let space = ManageRule {
+            namespace: Some("sh*".into()),
+            ..ManageRule::default()
+        };
+        assert_eq!(
+            [&of_unit, &of_pod].map(|subject| space.matches(subject)),
+            [false, true]
+        );
+        let label = |value: &str| ManageRule {
+            labels: [("app".into(), value.into())].into(),
+            ..ManageRule::default()
+        };
+        assert!(
+            label("c*").matches(&of_pod)
+                && !label("web").matches(&of_pod)
+                && !label("*").matches(&of_unit)
+        );
     }
 
     /// Does a pod's own limit apply where its rule has none, and an invalid one nowhere?
@@ -237,28 +296,74 @@ mod tests {
     fn a_pods_limit_applies_where_its_rule_has_none() {
         let limit_of = |mark: &str, goal: Option<Goal>| {
             let labels = [("cachemate.io/max-slowdown".to_string(), mark.to_string())].into();
-            let record = ContainerRecord { labels, ..ContainerRecord::default() };
-            let of_pod = RuleSubject { container: Some(&record), ..subject("x") };
-            let rules = [ManageRule { action: ManageAction::Manage(goal), ..ManageRule::default() }];
+            let record = ContainerRecord {
+                labels,
+                ..ContainerRecord::default()
+            };
+            let of_pod = RuleSubject {
+                container: Some(&record),
+                ..subject("x")
+            };
+            let rules = [ManageRule {
+                action: ManageAction::Manage(goal),
+                ..ManageRule::default()
+            }];
             match decide(&rules, &of_pod) {
                 ManageAction::Manage(goal) => goal.map(|goal| (goal.priority, goal.max_slowdown)),
                 action => panic!("{action:?}"),
             }
         };
         assert_eq!(limit_of("10%", None), Some((1.0, Some(0.1))));
-        assert_eq!(limit_of("5", Some(Goal { priority: 3.0, ..Goal::default() })), Some((3.0, Some(0.05))));
-        assert_eq!(limit_of("5%", Some(Goal { max_slowdown: Some(0.2), ..Goal::default() })), Some((1.0, Some(0.2))));
-        assert_eq!([limit_of("-5%", None), limit_of("soon", None), limit_of("inf", None)], [None; 3]);
+        assert_eq!(
+            limit_of(
+                "5",
+                Some(Goal {
+                    priority: 3.0,
+                    ..Goal::default()
+                })
+            ),
+            Some((3.0, Some(0.05)))
+        );
+        assert_eq!(
+            limit_of(
+                "5%",
+                Some(Goal {
+                    max_slowdown: Some(0.2),
+                    ..Goal::default()
+                })
+            ),
+            Some((1.0, Some(0.2)))
+        );
+        assert_eq!(
+            [
+                limit_of("-5%", None),
+                limit_of("soon", None),
+                limit_of("inf", None)
+            ],
+            [None; 3]
+        );
     }
 
     /// Is a helper of a runtime matched only by a rule that names its command or its process?
     #[test]
     fn helpers_are_matched_by_name_only() {
-        let helper = RuleSubject { is_helper: true, ..subject("pause") };
-        let command = |pattern: &str| ManageRule { command: Some(pattern.into()), ..ManageRule::default() };
+        let helper = RuleSubject {
+            is_helper: true,
+            ..subject("pause")
+        };
+        let command = |pattern: &str| ManageRule {
+            command: Some(pattern.into()),
+            ..ManageRule::default()
+        };
         assert!(!ManageRule::default().matches(&helper) && !command("*").matches(&helper));
         assert!(command("pause").matches(&helper));
-        assert!(ManageRule { pid: Some(3), ..ManageRule::default() }.matches(&helper));
+        assert!(
+            ManageRule {
+                pid: Some(3),
+                ..ManageRule::default()
+            }
+            .matches(&helper)
+        );
     }
 
     /// Do stars and question marks match as in a shell?
@@ -282,8 +387,16 @@ mod tests {
     #[test]
     fn wildcards_of_cgroups_stay_in_their_component() {
         for (pattern, path, expected) in [
-            ("/kubepods.slice/*/*pod1234*", "/kubepods.slice/burstable/kubepods-pod1234.slice/cri", true),
-            ("/kubepods.slice/*pod1234*", "/kubepods.slice/burstable/pod1234", false),
+            (
+                "/kubepods.slice/*/*pod1234*",
+                "/kubepods.slice/burstable/kubepods-pod1234.slice/cri",
+                true,
+            ),
+            (
+                "/kubepods.slice/*pod1234*",
+                "/kubepods.slice/burstable/pod1234",
+                false,
+            ),
             ("/*/db.service", "/system.slice/db.service", true),
             ("/*", "/system.slice/db.service", true),
             ("/", "/system.slice", true),
@@ -291,15 +404,22 @@ mod tests {
             ("/system.slice/d", "/system.slice/db", false),
             ("/system.slice/db/x", "/system.slice/db", false),
         ] {
-            assert_eq!(CgroupPattern(pattern).contains(path), expected, "{pattern} {path}");
+            assert_eq!(
+                CgroupPattern(pattern).contains(path),
+                expected,
+                "{pattern} {path}"
+            );
         }
     }
 
     /// Does the first matching rule decide, must all its conditions hold, and is an unmatched program ignored?
     #[test]
     fn the_first_matching_rule_decides() {
-        let leave =
-            ManageRule { command: Some("mysql*".into()), action: ManageAction::Ignore, ..ManageRule::default() };
+        let leave = ManageRule {
+            command: Some("mysql*".into()),
+            action: ManageAction::Ignore,
+            ..ManageRule::default()
+        };
         let group = ManageRule {
             cgroup: Some("/system.slice".into()),
             action: ManageAction::Manage(None),
@@ -312,19 +432,29 @@ mod tests {
         };
         let rules = [leave, group.clone()];
         assert_eq!(decide(&rules, &subject("mysqld")), ManageAction::Ignore);
-        assert_eq!(decide(&rules, &subject("redis")), ManageAction::Manage(None));
+        assert_eq!(
+            decide(&rules, &subject("redis")),
+            ManageAction::Manage(None)
+        );
         assert_eq!(
             decide(&[other], &subject("redis")),
             ManageAction::Ignore,
             "a name that only begins alike is no parent"
         );
-        let parent = ManageRule { pid: Some(3), action: ManageAction::Observe, ..ManageRule::default() };
+        let parent = ManageRule {
+            pid: Some(3),
+            action: ManageAction::Observe,
+            ..ManageRule::default()
+        };
         assert_eq!(
             decide(&[parent], &subject("redis")),
             ManageAction::Observe,
             "children of a named process belong to it"
         );
-        let both = ManageRule { user: Some(0), ..group };
+        let both = ManageRule {
+            user: Some(0),
+            ..group
+        };
         assert_eq!(decide(&[both], &subject("redis")), ManageAction::Ignore);
     }
 }

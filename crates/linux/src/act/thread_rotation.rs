@@ -21,7 +21,11 @@ pub struct ThreadRotation {
 ///
 /// # Errors
 /// The thread has exited or its id was reused (`ESRCH`); or the kernel's error.
-pub(crate) fn set_affinity_checked(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
+pub(crate) fn set_affinity_checked(
+    kernel: &dyn Kernel,
+    thread: ThreadKey,
+    cpus: &CpuSet,
+) -> io::Result<()> {
     if kernel.stat(thread.tid)?.key != thread {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
@@ -43,9 +47,22 @@ pub(crate) fn set_turn_policy(
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     let current_params = kernel.scheduling(thread.tid)?;
-    let target_params = if is_waiting { original.to_waiting() } else { *original };
-    if !original.can_wait() || (current_params != *original && current_params != original.to_waiting()) {
-        return Err(io::Error::other(format!("thread {}: {current_params}: left alone", thread.tid)));
+    let target_params = if is_waiting {
+        original.to_waiting()
+    } else {
+        *original
+    };
+    if !original.can_wait()
+        || (current_params != *original && current_params != original.to_waiting())
+    {
+        return Err(io::Error::other(format!(
+            "thread {}: {current_params}: left alone",
+            thread.tid
+        )));
     }
-    if current_params == target_params { Ok(()) } else { kernel.set_scheduling(thread.tid, &target_params) }
+    if current_params == target_params {
+        Ok(())
+    } else {
+        kernel.set_scheduling(thread.tid, &target_params)
+    }
 }

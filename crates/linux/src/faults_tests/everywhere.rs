@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use cachemate_core::test_support::topology_fixture;
 use cachemate_core::{
-    CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Observation, Plan, ShareMember, TaskId, Units,
-    WindowLength,
+    CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Observation, Plan, ShareMember,
+    TaskId, Units, WindowLength,
 };
 
 use super::{apply_individually, host_states, machine_with, one_of_each, with_group};
@@ -28,7 +28,15 @@ use crate::safety::object_state::read_state;
 use crate::safety::restore::RestoredObject;
 
 /// Errors that a call may return for reasons unrelated to its object.
-const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
+const ERRORS: [i32; 7] = [
+    libc::EMFILE,
+    libc::ENOMEM,
+    libc::EIO,
+    libc::EROFS,
+    libc::ENOSPC,
+    libc::EPERM,
+    libc::EINTR,
+];
 
 /// A fault: a number of consecutive calls fail, from one position on.
 #[derive(Clone, Copy, Debug)]
@@ -47,12 +55,18 @@ struct FaultyKernel<K> {
 
 impl<K> FaultyKernel<K> {
     fn new(inner: K, fault: Option<Fault>) -> Self {
-        FaultyKernel { inner, calls: Cell::new(0), fault: Cell::new(fault) }
+        FaultyKernel {
+            inner,
+            calls: Cell::new(0),
+            fault: Cell::new(fault),
+        }
     }
     fn next_call(&self) -> io::Result<&K> {
         let call_index = self.calls.replace(self.calls.get() + 1);
         match self.fault.get() {
-            Some(Fault { from, calls, errno }) if call_index >= from && call_index - from < calls => {
+            Some(Fault { from, calls, errno })
+                if call_index >= from && call_index - from < calls =>
+            {
                 Err(io::Error::from_raw_os_error(errno))
             }
             _ => Ok(&self.inner),
@@ -104,9 +118,14 @@ fn check_life<K: Kernel, S: PartialEq + std::fmt::Debug>(
     states: impl Fn(&K) -> S,
     before: &S,
 ) -> u32 {
-    let (calls, case) = (kernel.calls.get(), format!("{:?}: {ended:?}", kernel.fault.get()));
+    let (calls, case) = (
+        kernel.calls.get(),
+        format!("{:?}: {ended:?}", kernel.fault.get()),
+    );
     let journal = dir.join(Journal::FILE_NAME);
-    let message = ended.as_ref().map_or(true, |account| account.iter().any(|line| line.has_failed()));
+    let message = ended
+        .as_ref()
+        .map_or(true, |account| account.iter().any(|line| line.has_failed()));
     if journal.exists() {
         assert!(message, "a journal stays unreported: {case}");
     } else {
@@ -126,7 +145,9 @@ fn run<K: Kernel + Send + 'static>(
     birth: impl Fn(&K),
 ) -> Result<(), MachineError> {
     for window in 0..4 {
-        let Some(Observation { tasks, .. }) = machine.observe()? else { return Ok(()) };
+        let Some(Observation { tasks, .. }) = machine.observe()? else {
+            return Ok(());
+        };
         let tasks: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
         machine.apply(&plan(window, &tasks))?;
         if window == 1 {
@@ -160,7 +181,11 @@ fn inject_at_every_call(life: impl Fn(Option<Fault>) -> u32 + Sync) {
         let tried = move |index: &usize| is_exhaustive || from as usize % ERRORS.len() == *index;
         (0..ERRORS.len()).filter(tried).map(move |index| {
             let calls = [1, 3, 40][(from as usize + index) % 3];
-            Fault { from, calls, errno: ERRORS[index] }
+            Fault {
+                from,
+                calls,
+                errno: ERRORS[index],
+            }
         })
     };
     let faults: Vec<Fault> = (0..calls).flat_map(faults_from).collect();
@@ -174,12 +199,17 @@ fn inject_at_every_call(life: impl Fn(Option<Fault>) -> u32 + Sync) {
             });
         }
     });
-    println!("{} lives of {calls} calls, none of which lost anything", faults.len());
+    println!(
+        "{} lives of {calls} calls, none of which lost anything",
+        faults.len()
+    );
 }
 
 /// A state directory in memory, because a life syncs its journal several times.
 fn state_dir() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
 }
 
 /// The case covers affinities, weights and a confined group, with a child born under them.
@@ -198,11 +228,18 @@ fn a_fault_at_any_call_loses_no_original() {
             all_states
         };
         let states_before = host_states(&host);
-        let mut machine = machine_with(FaultyKernel::new(host, fault), topology_fixture(4), None, dir.path());
+        let mut machine = machine_with(
+            FaultyKernel::new(host, fault),
+            topology_fixture(4),
+            None,
+            dir.path(),
+        );
         let plan = |window: u64, tasks: &[TaskId]| {
             let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
             let moved = tasks.iter().filter(|task| window != 2 || task.0 != 1);
-            plan.affinity = moved.map(|task| (*task, [(window % 2) as u32].into_iter().collect())).collect();
+            plan.affinity = moved
+                .map(|task| (*task, [(window % 2) as u32].into_iter().collect()))
+                .collect();
             plan.weights = tasks.iter().take(1).map(|task| (*task, 2.0)).collect();
             plan
         };
@@ -212,12 +249,17 @@ fn a_fault_at_any_call_loses_no_original() {
             host.change_thread(30, |thread| thread.nice = parent.nice);
         };
         let ended = all_of(&mut machine, plan, birth);
-        let calls = machine.with_kernel(|kernel| check_life(kernel, dir.path(), &ended, old, &states_before));
+        let calls = machine
+            .with_kernel(|kernel| check_life(kernel, dir.path(), &ended, old, &states_before));
         machine.with_kernel(|kernel| {
             let threads = kernel.inner.threads.borrow();
             if let Some(child) = threads.get(&30) {
                 let parent = &threads[&5];
-                assert_eq!((&child.cpus, child.nice), (&parent.cpus, parent.nice), "{fault:?}: {ended:?}");
+                assert_eq!(
+                    (&child.cpus, child.nice),
+                    (&parent.cpus, parent.nice),
+                    "{fault:?}: {ended:?}"
+                );
             }
         });
         calls
@@ -234,16 +276,28 @@ fn a_fault_at_any_call_leaves_no_group() {
         let resctrl = resctrl::find(&cat, &host).unwrap();
         let groups = |cat: &FakeCat| cat.groups.borrow().clone();
         let groups_before = groups(&cat);
-        let mut machine = machine_with(FaultyKernel::new(cat, fault), host.topology, Some(resctrl), dir.path());
+        let mut machine = machine_with(
+            FaultyKernel::new(cat, fault),
+            host.topology,
+            Some(resctrl),
+            dir.path(),
+        );
         let plan = |window: u64, tasks: &[TaskId]| {
             let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
             let share = |task: &TaskId| CacheShare {
                 group: GroupId(task.0),
                 members: vec![ShareMember::Task(*task)],
                 cache: CacheId(0),
-                units: Units::Ways { mask: (window as u32..window as u32 + 3).collect() },
+                units: Units::Ways {
+                    mask: (window as u32..window as u32 + 3).collect(),
+                },
             };
-            plan.shares = tasks.iter().skip(window as usize % 2).take(2).map(share).collect();
+            plan.shares = tasks
+                .iter()
+                .skip(window as usize % 2)
+                .take(2)
+                .map(share)
+                .collect();
             plan
         };
         let ended = all_of(&mut machine, plan, |cat| cat.fork_child(5, 30));
@@ -258,8 +312,9 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         let dir = state_dir();
         let (host, desired_states) = one_of_each();
         let read_states = |host: &FakeHost| -> BTreeMap<String, Option<ObjectState>> {
-            let state =
-                |desired_state: &crate::act::desired_state::DesiredState| read_state(host, &desired_state.object).ok();
+            let state = |desired_state: &crate::act::desired_state::DesiredState| {
+                read_state(host, &desired_state.object).ok()
+            };
             desired_states
                 .iter()
                 .map(|desired_state| (format!("{:?}", desired_state.object), state(desired_state)))
@@ -271,7 +326,9 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         for _ in 0..3 {
             apply_individually(&mut actuator, &host, &desired_states);
         }
-        let ended = actuator.restore_all(&host).map_err(|error| error.to_string());
+        let ended = actuator
+            .restore_all(&host)
+            .map_err(|error| error.to_string());
         check_life(&host, dir.path(), &ended, read_states, &states_before)
     });
 }

@@ -19,7 +19,9 @@ pub(crate) fn find_member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<
         Ok(Some(_)) => Ok(threads),
         Ok(None) => Ok(group.join("cgroup.procs")),
         // cgroup.threads cannot be read in a domain group, where whole processes are moved instead.
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(group.join("cgroup.procs")),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Ok(group.join("cgroup.procs"))
+        }
         Err(error) => Err(error),
     }
 }
@@ -30,7 +32,10 @@ pub(crate) fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
     };
-    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+    Ok(text
+        .lines()
+        .filter_map(|line| line.trim().parse().ok())
+        .collect())
 }
 
 /// Threads in a group and in all below it.
@@ -65,7 +70,11 @@ pub(crate) fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<
 /// programs. Returns whether it existed.
 pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<bool> {
     if let Err(error) = kernel.list(path) {
-        return if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) };
+        return if error.kind() == io::ErrorKind::NotFound {
+            Ok(false)
+        } else {
+            Err(error)
+        };
     }
     let parent = path.parent().unwrap_or(Path::new("/"));
     // Members may fork while they are moved, so several rounds are needed.

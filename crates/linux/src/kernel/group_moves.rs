@@ -38,7 +38,11 @@ impl GroupMoves {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let inotify_fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let mut moves = GroupMoves { inotify_fd, mounts, groups: BTreeMap::new() };
+        let mut moves = GroupMoves {
+            inotify_fd,
+            mounts,
+            groups: BTreeMap::new(),
+        };
         moves.watch_all_groups()?;
         Ok(moves)
     }
@@ -53,7 +57,8 @@ impl GroupMoves {
 
     /// Watches a group and its descendants. The watch is set before the listing, so that no group is missed.
     fn watch_group(&mut self, group: PathBuf) -> io::Result<()> {
-        let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        let flags =
+            WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
         let mut pending_groups = vec![group];
         while let Some(group) = pending_groups.pop() {
             match inotify::add_watch(&self.inotify_fd, &group, flags) {
@@ -62,7 +67,9 @@ impl GroupMoves {
                 Err(error) => return Err(error.into()),
             }
             if self.groups.len() > MAX_GROUPS {
-                return Err(io::Error::other(format!("there are more than {MAX_GROUPS} control groups")));
+                return Err(io::Error::other(format!(
+                    "there are more than {MAX_GROUPS} control groups"
+                )));
             }
             match cachemate_files::list_subdirs(&group) {
                 Ok(children) => pending_groups.extend(children),
@@ -95,7 +102,11 @@ impl GroupMoves {
                 self.groups.remove(&event.wd());
             } else if flags.contains(ReadFlags::ISDIR) {
                 has_moved = true;
-                let group = self.groups.get(&event.wd()).zip(name).map(|(parent, name)| parent.join(name));
+                let group = self
+                    .groups
+                    .get(&event.wd())
+                    .zip(name)
+                    .map(|(parent, name)| parent.join(name));
                 new_groups.extend(group);
             } else if flags.contains(ReadFlags::MODIFY) {
                 has_moved |= name.is_some_and(|name| MEMBER_FILES.contains(&name));
@@ -132,15 +143,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str| std::fs::write(dir.path().join(path), "1").unwrap();
         std::fs::create_dir(dir.path().join("a")).unwrap();
-        ["a/cgroup.procs", "a/cpuset.cpus"].into_iter().for_each(write);
+        ["a/cgroup.procs", "a/cpuset.cpus"]
+            .into_iter()
+            .for_each(write);
         let mut moves = GroupMoves::watch(vec![dir.path().to_path_buf()]).unwrap();
         assert!(!moves.poll_moves().unwrap());
         write("a/cpuset.cpus");
         assert!(!moves.poll_moves().unwrap());
         write("a/cgroup.procs");
-        assert_eq!([moves.poll_moves().unwrap(), moves.poll_moves().unwrap()], [true, false]);
+        assert_eq!(
+            [moves.poll_moves().unwrap(), moves.poll_moves().unwrap()],
+            [true, false]
+        );
         std::fs::create_dir_all(dir.path().join("b/c")).unwrap();
-        assert!(moves.poll_moves().unwrap(), "a new group may have members by now");
+        assert!(
+            moves.poll_moves().unwrap(),
+            "a new group may have members by now"
+        );
         write("b/c/tasks");
         assert!(moves.poll_moves().unwrap());
         std::fs::rename(dir.path().join("b"), dir.path().join("d")).unwrap();
@@ -158,18 +177,31 @@ mod tests {
     #[test]
     fn the_kernel_reports_moves() {
         let mounts = group_mounts(&std::fs::read_to_string("/proc/mounts").unwrap());
-        let group = mounts.iter().map(|mount| mount.join(format!("cachemate-test-{}", std::process::id())));
-        let Some(group) = group.into_iter().find(|group| std::fs::create_dir(group).is_ok()) else {
-            return crate::skip_test::report_unchecked("moves between control groups", "no group can be made here");
+        let group = mounts
+            .iter()
+            .map(|mount| mount.join(format!("cachemate-test-{}", std::process::id())));
+        let Some(group) = group
+            .into_iter()
+            .find(|group| std::fs::create_dir(group).is_ok())
+        else {
+            return crate::skip_test::report_unchecked(
+                "moves between control groups",
+                "no group can be made here",
+            );
         };
         let mut moves = GroupMoves::watch(mounts).unwrap();
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
         moves.poll_moves().unwrap();
         let outcome = std::fs::write(group.join("cgroup.procs"), child.id().to_string());
         let has_moved = moves.poll_moves().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        while std::fs::remove_dir(&group).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
+        while std::fs::remove_dir(&group)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+        {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(has_moved, outcome.is_ok());

@@ -22,7 +22,11 @@ impl MemoryMap {
     /// # Errors
     /// The kernel's error.
     pub(crate) fn of_file(file: &File, bytes: usize, is_writable: bool) -> io::Result<Self> {
-        let protection = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let protection = if is_writable {
+            libc::PROT_READ | libc::PROT_WRITE
+        } else {
+            libc::PROT_READ
+        };
         Self::map(bytes, protection, libc::MAP_SHARED, file.as_raw_fd())
     }
 
@@ -44,7 +48,10 @@ impl MemoryMap {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(MemoryMap { start: start.cast(), bytes })
+        Ok(MemoryMap {
+            start: start.cast(),
+            bytes,
+        })
     }
 
     /// Address of the first byte.

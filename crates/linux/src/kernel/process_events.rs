@@ -11,7 +11,8 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::netlink::{CONNECTOR, SocketAddrNetlink};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+    sockopt,
 };
 
 /// `CN_IDX_PROC` and `CN_VAL_PROC`: the connector's address, and its multicast group.
@@ -76,7 +77,12 @@ impl ProcessEventSubscription {
     /// The kernel has no connector, or this process may not listen.
     pub fn subscribe() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(CONNECTOR))?;
+        let socket = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::DGRAM,
+            flags,
+            Some(CONNECTOR),
+        )?;
         bind(&socket, &SocketAddrNetlink::new(0, PROCESS_CONNECTOR))?;
         sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)?;
         let events = ProcessEventSubscription { socket };
@@ -85,7 +91,9 @@ impl ProcessEventSubscription {
         let mut message = [0; MAX_MESSAGE_BYTES];
         match events.next_message(&mut message)? {
             Some(message) if is_acknowledgment(message) => Ok(events),
-            _ => Err(io::Error::other("the kernel does not acknowledge the request")),
+            _ => Err(io::Error::other(
+                "the kernel does not acknowledge the request",
+            )),
         }
     }
 
@@ -93,7 +101,18 @@ impl ProcessEventSubscription {
         let length = (NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES + 4) as u32;
         // Netlink: length, type "done" without flags, sequence, port. Connector: address, sequence, acknowledgment,
         // length of the rest without flags.
-        let words = [length, 3, 0, 0, PROCESS_CONNECTOR, PROCESS_CONNECTOR, 0, 0, 4, operation];
+        let words = [
+            length,
+            3,
+            0,
+            0,
+            PROCESS_CONNECTOR,
+            PROCESS_CONNECTOR,
+            0,
+            0,
+            4,
+            operation,
+        ];
         let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
         send(&self.socket, &bytes, SendFlags::empty())?;
         Ok(())
@@ -115,7 +134,9 @@ impl ProcessEventSubscription {
     pub fn deliver_events(&mut self, mut handle_event: impl FnMut(ProcessEvent)) -> io::Result<()> {
         let mut buffer = [0; MAX_MESSAGE_BYTES];
         while let Some(message) = self.next_message(&mut buffer)? {
-            parse_message(message).into_iter().for_each(&mut handle_event);
+            parse_message(message)
+                .into_iter()
+                .for_each(&mut handle_event);
         }
         Ok(())
     }
@@ -130,7 +151,9 @@ impl Drop for ProcessEventSubscription {
 
 fn read_word(message: &[u8], index: usize) -> Option<u32> {
     let offset = NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES + 4 * index;
-    Some(u32::from_ne_bytes(message.get(offset..offset + 4)?.try_into().ok()?))
+    Some(u32::from_ne_bytes(
+        message.get(offset..offset + 4)?.try_into().ok()?,
+    ))
 }
 
 fn is_acknowledgment(message: &[u8]) -> bool {
@@ -139,17 +162,25 @@ fn is_acknowledgment(message: &[u8]) -> bool {
 
 /// The event in a message; `None` if the message contains no event, or one that is not used here.
 pub fn parse_message(message: &[u8]) -> Option<ProcessEvent> {
-    let read_id = |index| Some(read_word(message, EVENT_HEADER_BYTES / 4 + index)? as i32).filter(|id| *id > 0);
+    let read_id = |index| {
+        Some(read_word(message, EVENT_HEADER_BYTES / 4 + index)? as i32).filter(|id| *id > 0)
+    };
     match read_word(message, 0)? {
         // Parent's thread and process, child's thread and process.
         1 => match (read_id(2)?, read_id(3)?) {
-            (tid, pid) if tid == pid => Some(ProcessEvent::ProcessStart { parent_pid: read_id(1)?, pid }),
+            (tid, pid) if tid == pid => Some(ProcessEvent::ProcessStart {
+                parent_pid: read_id(1)?,
+                pid,
+            }),
             (tid, pid) => Some(ProcessEvent::ThreadStart { pid, tid }),
         },
         // Thread and process: exec, name, user.
         2 | 0x200 => Some(ProcessEvent::ProgramChange { pid: read_id(1)? }),
         4 => Some(ProcessEvent::UserChange { pid: read_id(1)? }),
-        0x8000_0000 => Some(ProcessEvent::Exit { tid: read_id(0)?, pid: read_id(1)? }),
+        0x8000_0000 => Some(ProcessEvent::Exit {
+            tid: read_id(0)?,
+            pid: read_id(1)?,
+        }),
         _ => None,
     }
 }
@@ -171,16 +202,26 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
         child.wait().unwrap();
-        let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get()).join().unwrap();
+        let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get())
+            .join()
+            .unwrap();
         let mut received_events = Vec::new();
-        events.deliver_events(|event| received_events.push(event)).unwrap();
+        events
+            .deliver_events(|event| received_events.push(event))
+            .unwrap();
         for expected in [
-            ProcessEvent::ProcessStart { parent_pid: own_pid, pid },
+            ProcessEvent::ProcessStart {
+                parent_pid: own_pid,
+                pid,
+            },
             ProcessEvent::ProgramChange { pid },
             ProcessEvent::Exit { pid, tid: pid },
             ProcessEvent::ThreadStart { pid: own_pid, tid },
         ] {
-            assert!(received_events.contains(&expected), "{expected:?} in {received_events:?}");
+            assert!(
+                received_events.contains(&expected),
+                "{expected:?} in {received_events:?}"
+            );
         }
     }
 
@@ -191,9 +232,16 @@ mod tests {
         for word in [1u32, 0, 0, 0, 7, 7, 9, 9] {
             message.extend(word.to_ne_bytes());
         }
-        assert_eq!(parse_message(&message), Some(ProcessEvent::ProcessStart { parent_pid: 7, pid: 9 }));
-        let outcomes_by_length: BTreeSet<bool> =
-            (0..message.len()).map(|length| parse_message(&message[..length]).is_some()).collect();
+        assert_eq!(
+            parse_message(&message),
+            Some(ProcessEvent::ProcessStart {
+                parent_pid: 7,
+                pid: 9
+            })
+        );
+        let outcomes_by_length: BTreeSet<bool> = (0..message.len())
+            .map(|length| parse_message(&message[..length]).is_some())
+            .collect();
         assert_eq!(outcomes_by_length, BTreeSet::from([false]));
         message[NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES] = 0x40;
         assert_eq!(parse_message(&message), None);

@@ -53,7 +53,10 @@ pub struct SchedParams {
 impl SchedParams {
     /// A class without parameters or flags.
     pub fn from_policy(policy: u32) -> Self {
-        SchedParams { policy, ..Self::default() }
+        SchedParams {
+            policy,
+            ..Self::default()
+        }
     }
 
     /// Can it be an idle task for a while? Not if its class precedes the fair class, or another scheduler runs it.
@@ -64,7 +67,10 @@ impl SchedParams {
     /// The parameters of the same thread while it waits.
     #[must_use]
     pub fn to_waiting(&self) -> Self {
-        SchedParams { policy: IDLE, ..*self }
+        SchedParams {
+            policy: IDLE,
+            ..*self
+        }
     }
 }
 
@@ -76,7 +82,11 @@ impl fmt::Display for SchedParams {
             RR => write!(f, "SCHED_RR, priority {}", self.priority),
             BATCH => f.write_str("SCHED_BATCH"),
             IDLE => f.write_str("SCHED_IDLE"),
-            DEADLINE => write!(f, "SCHED_DEADLINE, {} ns every {} ns", self.runtime_ns, self.period_ns),
+            DEADLINE => write!(
+                f,
+                "SCHED_DEADLINE, {} ns every {} ns",
+                self.runtime_ns, self.period_ns
+            ),
             EXT => f.write_str("SCHED_EXT"),
             other => write!(f, "scheduling policy {other}"),
         }
@@ -102,19 +112,38 @@ pub(crate) fn read_params(tid: i32) -> io::Result<SchedParams> {
     let mut attributes = SchedAttr::default();
     // SAFETY: the kernel writes at most the stated size into a structure of that size.
     let status = unsafe {
-        libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attributes, size_of::<SchedAttr>() as u32, 0u32)
+        libc::syscall(
+            libc::SYS_sched_getattr,
+            tid,
+            &raw mut attributes,
+            size_of::<SchedAttr>() as u32,
+            0u32,
+        )
     };
     if status < 0 {
         return Err(io::Error::last_os_error());
     }
     let (flags, priority) = (attributes.flags & STORED_FLAGS, attributes.priority);
-    let params = SchedParams { flags, priority, ..SchedParams::from_policy(attributes.policy) };
+    let params = SchedParams {
+        flags,
+        priority,
+        ..SchedParams::from_policy(attributes.policy)
+    };
     // In other classes the run time is the slice, which is kept when the class changes.
     if attributes.policy != DEADLINE {
         return Ok(params);
     }
-    let (runtime_ns, deadline_ns, period_ns) = (attributes.runtime_ns, attributes.deadline_ns, attributes.period_ns);
-    Ok(SchedParams { runtime_ns, deadline_ns, period_ns, ..params })
+    let (runtime_ns, deadline_ns, period_ns) = (
+        attributes.runtime_ns,
+        attributes.deadline_ns,
+        attributes.period_ns,
+    );
+    Ok(SchedParams {
+        runtime_ns,
+        deadline_ns,
+        period_ns,
+        ..params
+    })
 }
 
 /// Writes by sched_setscheduler(2), which leaves the nice value unchanged; parameters that it lacks are written by
@@ -133,12 +162,27 @@ pub(crate) fn write_params(tid: i32, params: &SchedParams) -> io::Result<()> {
         // SAFETY: the kernel reads a structure of the size that its first field states.
         unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) }
     } else {
-        let reset_flag = if params.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };
-        let parameters = libc::sched_param { sched_priority: params.priority as libc::c_int };
+        let reset_flag = if params.flags & RESET_ON_FORK != 0 {
+            libc::SCHED_RESET_ON_FORK
+        } else {
+            0
+        };
+        let parameters = libc::sched_param {
+            sched_priority: params.priority as libc::c_int,
+        };
         // SAFETY: the kernel reads one sched_param that lives across the call.
-        let return_value =
-            unsafe { libc::sched_setscheduler(tid, params.policy as libc::c_int | reset_flag, &raw const parameters) };
+        let return_value = unsafe {
+            libc::sched_setscheduler(
+                tid,
+                params.policy as libc::c_int | reset_flag,
+                &raw const parameters,
+            )
+        };
         libc::c_long::from(return_value)
     };
-    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if status < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }

@@ -21,7 +21,9 @@ pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
 pub(crate) fn systemd_unit(group: &str) -> Option<&str> {
     let mut components = group.trim_matches('/').split('/');
     let unit = components.next_back()?;
-    let is_unit = UNIT_SUFFIXES.iter().any(|suffix| unit.len() > suffix.len() && unit.ends_with(suffix));
+    let is_unit = UNIT_SUFFIXES
+        .iter()
+        .any(|suffix| unit.len() > suffix.len() && unit.ends_with(suffix));
     // systemd puts an underscore before names that the kernel reserves.
     let unit = unit.strip_prefix('_').unwrap_or(unit);
     (is_unit && components.all(|slice| slice.ends_with(".slice"))).then_some(unit)
@@ -29,10 +31,18 @@ pub(crate) fn systemd_unit(group: &str) -> Option<&str> {
 
 /// Whether the group has no CPUs of its own only because systemd enables the controller for units that request it.
 pub(crate) fn has_latent_cpuset(kernel: &dyn Kernel, cpus_file: &Path) -> bool {
-    let is_v2 = |dir: &Path| kernel.exists(&dir.join("cgroup.controllers")).unwrap_or(false);
-    let Some(dir) = cpus_file.parent().filter(|dir| is_v2(dir)) else { return false };
+    let is_v2 = |dir: &Path| {
+        kernel
+            .exists(&dir.join("cgroup.controllers"))
+            .unwrap_or(false)
+    };
+    let Some(dir) = cpus_file.parent().filter(|dir| is_v2(dir)) else {
+        return false;
+    };
     let root = dir.ancestors().take_while(|dir| is_v2(dir)).last();
-    let group = root.and_then(|root| dir.strip_prefix(root).ok()).and_then(Path::to_str);
+    let group = root
+        .and_then(|root| dir.strip_prefix(root).ok())
+        .and_then(Path::to_str);
     group.is_some_and(|group| systemd_unit(group).is_some()) && is_run_by_systemd(kernel)
 }
 
@@ -49,7 +59,10 @@ mod tests {
             ("/machine.slice/libpod-1.scope", Some("libpod-1.scope")),
             ("/system.slice/_cpu.service", Some("cpu.service")),
             ("/system.slice/containerd.service/a.scope", None),
-            ("/user.slice/user-7.slice/user@7.service/app.slice/x.service", None),
+            (
+                "/user.slice/user-7.slice/user@7.service/app.slice/x.service",
+                None,
+            ),
             ("/kubepods/pod1/2", None),
             ("/.service", None),
             ("/", None),

@@ -71,7 +71,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         cpusets: Vec<CpusetGroup>,
         should_act: bool,
     ) -> Result<Vec<RestoredObject>, MachineError> {
-        let mut restored_objects = if should_act { Vec::new() } else { self.stop_and_restore()? };
+        let mut restored_objects = if should_act {
+            Vec::new()
+        } else {
+            self.stop_and_restore()?
+        };
         let kernel = self.kernel();
         let previous_selection = self.tasks.selection();
         let released_threads = self.tasks.reexamine(&*lock(&kernel), &rules);
@@ -90,7 +94,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Restores threads that the rules no longer allow cachemate to move.
-    pub(super) fn release(&mut self, released_threads: &[ManagedThread]) -> Result<Vec<RestoredObject>, MachineError> {
+    pub(super) fn release(
+        &mut self,
+        released_threads: &[ManagedThread],
+    ) -> Result<Vec<RestoredObject>, MachineError> {
         if released_threads.is_empty() {
             return Ok(Vec::new());
         }
@@ -99,20 +106,35 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // held here, because the runner needs it in order to end.
         self.gang_runners.stop_all();
         let kernel = lock(&kernel);
-        let threads: BTreeSet<ThreadKey> = released_threads.iter().map(|task| task.thread).collect();
-        let live_tasks = self.tasks.tasks().into_iter().filter(|task| !task.has_exited);
+        let threads: BTreeSet<ThreadKey> =
+            released_threads.iter().map(|task| task.thread).collect();
+        let live_tasks = self
+            .tasks
+            .tasks()
+            .into_iter()
+            .filter(|task| !task.has_exited);
         let managed_pids: BTreeSet<i32> = live_tasks.map(|task| task.pid).collect();
-        let pids: BTreeSet<i32> =
-            released_threads.iter().map(|task| task.pid).filter(|pid| !managed_pids.contains(pid)).collect();
-        let is_released_color_file = |path: &Path| pid_of_color_file(path).is_some_and(|pid| pids.contains(&pid));
-        self.actuator.release(&*kernel, &threads, &is_released_color_file).map_err(machine_error)
+        let pids: BTreeSet<i32> = released_threads
+            .iter()
+            .map(|task| task.pid)
+            .filter(|pid| !managed_pids.contains(pid))
+            .collect();
+        let is_released_color_file =
+            |path: &Path| pid_of_color_file(path).is_some_and(|pid| pids.contains(&pid));
+        self.actuator
+            .release(&*kernel, &threads, &is_released_color_file)
+            .map_err(machine_error)
     }
 
     /// Does root act, so that this daemon may not? Always false for root's own daemon.
     pub(super) fn is_overruled(&self) -> bool {
         let kernel = self.kernel();
         self.options.should_act
-            && self.options.actuation_lock.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)))
+            && self
+                .options
+                .actuation_lock
+                .as_ref()
+                .is_some_and(|acting| acting.is_overruled(&*lock(&kernel)))
     }
 
     /// Removes and returns the objects that were restored when root began to act.
@@ -126,14 +148,20 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         if self.actuator.is_fenced() {
             self.gang_runners.stop_all();
-            self.actuator.rejoin(&*lock(&kernel)).map_err(machine_error)?;
-            self.way_controller.iter_mut().for_each(WayController::forget);
+            self.actuator
+                .rejoin(&*lock(&kernel))
+                .map_err(machine_error)?;
+            self.way_controller
+                .iter_mut()
+                .for_each(WayController::forget);
             self.applied_plan = AppliedPlan::default();
         }
         if self.is_overruled() {
             self.options.should_act = false;
             self.overruled_objects = self.stop_and_restore()?;
         }
-        self.actuator.heartbeat(&*lock(&kernel), self.window).map_err(machine_error)
+        self.actuator
+            .heartbeat(&*lock(&kernel), self.window)
+            .map_err(machine_error)
     }
 }

@@ -33,9 +33,17 @@ struct ContainerSeries {
 
 impl ContainerSeries {
     fn new(service: &ServiceIdentity, image: Option<&str>) -> Option<Self> {
-        let namespace = service.pod.as_ref().and_then(|pod| pod.split_once('/')).map_or("", |(namespace, _)| namespace);
+        let namespace = service
+            .pod
+            .as_ref()
+            .and_then(|pod| pod.split_once('/'))
+            .map_or("", |(namespace, _)| namespace);
         let (namespace, name) = (namespace.to_string(), service.container.clone()?);
-        Some(ContainerSeries { namespace, name, image: image.map(str::to_string) })
+        Some(ContainerSeries {
+            namespace,
+            name,
+            image: image.map(str::to_string),
+        })
     }
 }
 
@@ -56,19 +64,37 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Records the current placement of the containers, for their next start.
     pub(super) fn record_placements(&mut self, report: &ApplyReport) {
         let mut placements: BTreeMap<ContainerSeries, StartPlacement> = BTreeMap::new();
-        for task in self.tasks.tasks().into_iter().filter(|task| !task.has_exited && !task.is_fixed) {
-            let Some(service) = &task.service else { continue };
-            let Some(series) = ContainerSeries::new(service, task.image.as_deref()) else { continue };
+        for task in self
+            .tasks
+            .tasks()
+            .into_iter()
+            .filter(|task| !task.has_exited && !task.is_fixed)
+        {
+            let Some(service) = &task.service else {
+                continue;
+            };
+            let Some(series) = ContainerSeries::new(service, task.image.as_deref()) else {
+                continue;
+            };
             let cpus = self.applied_plan.affinity.get(&task.task).cloned();
-            let membership_object =
-                self.way_controller.as_ref().map(|ways| ways.membership_object(task.pid, task.thread));
-            let group = membership_object.and_then(|object| report.read_back_states.get(&object).cloned());
+            let membership_object = self
+                .way_controller
+                .as_ref()
+                .map(|ways| ways.membership_object(task.pid, task.thread));
+            let group =
+                membership_object.and_then(|object| report.read_back_states.get(&object).cloned());
             placements
                 .entry(series)
                 .and_modify(|placement| {
-                    placement.cpus =
-                        placement.cpus.as_ref().zip(cpus.as_ref()).map(|(all_cpus, own_cpus)| all_cpus.union(own_cpus));
-                    placement.group = placement.group.take().filter(|joint_group| Some(joint_group) == group.as_ref());
+                    placement.cpus = placement
+                        .cpus
+                        .as_ref()
+                        .zip(cpus.as_ref())
+                        .map(|(all_cpus, own_cpus)| all_cpus.union(own_cpus));
+                    placement.group = placement
+                        .group
+                        .take()
+                        .filter(|joint_group| Some(joint_group) == group.as_ref());
                 })
                 .or_insert(StartPlacement { cpus, group });
         }
@@ -92,7 +118,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&kernel);
         let placement = match self.placements.0.get(&series) {
             Some(placement) => placement.clone(),
-            None => StartPlacement { cpus: self.prior_cpus(&*kernel, start.pid, series.image.as_deref()), group: None },
+            None => StartPlacement {
+                cpus: self.prior_cpus(&*kernel, start.pid, series.image.as_deref()),
+                group: None,
+            },
         };
         if placement == StartPlacement::default() {
             return None;
@@ -100,15 +129,33 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let mut desired_states = Vec::new();
         for tid in kernel.threads(start.pid).ok()? {
             // The runtime's own threads end when the program begins.
-            let Ok(thread) = kernel.stat(tid).map(|stat| stat.key) else { continue };
+            let Ok(thread) = kernel.stat(tid).map(|stat| stat.key) else {
+                continue;
+            };
             desired_states.extend(self.desired_states(&placement, start.pid, thread));
         }
-        self.actuator.journal_originals(&*kernel, &desired_states).ok()?;
-        let set_state =
-            |state: &DesiredState| self.actuator.set(&*kernel, &PlanItem::Plan, &state.object, &state.state);
-        let is_program = |state: &&DesiredState| state.object.thread().is_some_and(|thread| thread.tid == start.pid);
-        desired_states.iter().filter(|state| !is_program(state)).for_each(|state| _ = set_state(state));
-        desired_states.iter().filter(is_program).try_for_each(|state| set_state(state).map(drop)).ok()
+        self.actuator
+            .journal_originals(&*kernel, &desired_states)
+            .ok()?;
+        let set_state = |state: &DesiredState| {
+            self.actuator
+                .set(&*kernel, &PlanItem::Plan, &state.object, &state.state)
+        };
+        let is_program = |state: &&DesiredState| {
+            state
+                .object
+                .thread()
+                .is_some_and(|thread| thread.tid == start.pid)
+        };
+        desired_states
+            .iter()
+            .filter(|state| !is_program(state))
+            .for_each(|state| _ = set_state(state));
+        desired_states
+            .iter()
+            .filter(is_program)
+            .try_for_each(|state| set_state(state).map(drop))
+            .ok()
     }
 
     /// CPUs for a container that has never run; `None` if it is not to be managed, or the plan places no program.
@@ -117,19 +164,40 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return None;
         }
         let stored_profiles = self.options.learned_profiles.entries();
-        let image_profiles = stored_profiles.filter(|stored| image.is_some() && stored.key.image.as_deref() == image);
-        let intensity =
-            image_profiles.filter_map(|stored| Some(stored.profile.contention.intensity?.value)).reduce(f64::max);
+        let image_profiles = stored_profiles
+            .filter(|stored| image.is_some() && stored.key.image.as_deref() == image);
+        let intensity = image_profiles
+            .filter_map(|stored| Some(stored.profile.contention.intensity?.value))
+            .reduce(f64::max);
         let is_quiet = intensity.is_some_and(|intensity| intensity < MAX_QUIET_INTENSITY);
         let load = |cache: &Cache| {
-            let tasks = self.tasks.tasks().into_iter().filter(|task| !task.has_exited);
-            let cache_tasks = tasks.filter(|task| task.last_cpu.is_some_and(|cpu| cache.cpus.contains(cpu.0)));
-            let (promised, running): (Vec<bool>, Vec<bool>) =
-                cache_tasks.map(|task| (task.goal.is_some_and(|goal| goal.is_promised()), task.cpu.is_some())).unzip();
-            let running_threads = running.into_iter().filter(|is_running| *is_running).count() as f64;
-            (!is_quiet && promised.contains(&true), running_threads / f64::from(cache.cpus.count().max(1)))
+            let tasks = self
+                .tasks
+                .tasks()
+                .into_iter()
+                .filter(|task| !task.has_exited);
+            let cache_tasks =
+                tasks.filter(|task| task.last_cpu.is_some_and(|cpu| cache.cpus.contains(cpu.0)));
+            let (promised, running): (Vec<bool>, Vec<bool>) = cache_tasks
+                .map(|task| {
+                    (
+                        task.goal.is_some_and(|goal| goal.is_promised()),
+                        task.cpu.is_some(),
+                    )
+                })
+                .unzip();
+            let running_threads =
+                running.into_iter().filter(|is_running| *is_running).count() as f64;
+            (
+                !is_quiet && promised.contains(&true),
+                running_threads / f64::from(cache.cpus.count().max(1)),
+            )
         };
-        let caches: Vec<&Cache> = self.topology.last_level_caches().filter(|cache| !cache.cpus.is_empty()).collect();
+        let caches: Vec<&Cache> = self
+            .topology
+            .last_level_caches()
+            .filter(|cache| !cache.cpus.is_empty())
+            .collect();
         let least_loaded = caches
             .iter()
             .map(|cache| (load(cache), *cache))
@@ -141,20 +209,49 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn is_to_be_managed(&self, kernel: &K, pid: i32) -> bool {
         let own_service = read_own_service(kernel);
         let (rules, directory) = (self.options.rules.as_slice(), &self.options.directory);
-        let reader = PropertyReader { kernel, rules, directory, own_service: own_service.as_ref() };
-        let properties = kernel
-            .stat(pid)
-            .and_then(|stat| reader.read(&stat, &reader.open_cgroup_file(&stat), &KnownProperties::default()));
+        let reader = PropertyReader {
+            kernel,
+            rules,
+            directory,
+            own_service: own_service.as_ref(),
+        };
+        let properties = kernel.stat(pid).and_then(|stat| {
+            reader.read(
+                &stat,
+                &reader.open_cgroup_file(&stat),
+                &KnownProperties::default(),
+            )
+        });
         let action = properties.map(|properties| properties.of_unknown_program().decide(rules));
         matches!(action, Ok(ManageAction::Manage(_)))
     }
 
-    fn desired_states(&self, placement: &StartPlacement, pid: i32, thread: ThreadKey) -> Vec<DesiredState> {
-        let affinity_state =
-            placement.cpus.clone().map(|cpus| (JournalObject::Affinity { pid, thread }, ObjectState::Cpus(cpus)));
-        let membership_object = self.way_controller.as_ref().map(|ways| ways.membership_object(pid, thread));
-        let states = affinity_state.into_iter().chain(membership_object.zip(placement.group.clone()));
-        states.map(|(object, state)| DesiredState { item: PlanItem::Plan, object, state }).collect()
+    fn desired_states(
+        &self,
+        placement: &StartPlacement,
+        pid: i32,
+        thread: ThreadKey,
+    ) -> Vec<DesiredState> {
+        let affinity_state = placement.cpus.clone().map(|cpus| {
+            (
+                JournalObject::Affinity { pid, thread },
+                ObjectState::Cpus(cpus),
+            )
+        });
+        let membership_object = self
+            .way_controller
+            .as_ref()
+            .map(|ways| ways.membership_object(pid, thread));
+        let states = affinity_state
+            .into_iter()
+            .chain(membership_object.zip(placement.group.clone()));
+        states
+            .map(|(object, state)| DesiredState {
+                item: PlanItem::Plan,
+                object,
+                state,
+            })
+            .collect()
     }
 }
 
@@ -170,17 +267,26 @@ mod tests {
     use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
     use cachemate_core::test_support::{capabilities_fixture, last_level_caches};
     use cachemate_core::{
-        CacheLevel, Fact, FactSource, Goal, Machine, Plan, Profile, ProfileKey, ServiceProfiles, TaskId, WindowLength,
+        CacheLevel, Fact, FactSource, Goal, Machine, Plan, Profile, ProfileKey, ServiceProfiles,
+        TaskId, WindowLength,
     };
 
     /// A container of a pod, with its name and image.
     type ContainerFixture = (&'static str, &'static str, &'static str);
 
-    fn add_container(host: &FakeHost, directory: &ServiceDirectory, pid: i32, container: ContainerFixture) -> String {
+    fn add_container(
+        host: &FakeHost,
+        directory: &ServiceDirectory,
+        pid: i32,
+        container: ContainerFixture,
+    ) -> String {
         let (pod, name, image) = container;
         let id = format!("{pid:064x}");
         host.add_thread(pid, pid, 1, "0-3");
-        host.set_file(&format!("/proc/{pid}/cgroup"), &format!("0::/docker/{id}\n"));
+        host.set_file(
+            &format!("/proc/{pid}/cgroup"),
+            &format!("0::/docker/{id}\n"),
+        );
         let record = ContainerRecord {
             name: name.into(),
             namespace: "shop".into(),
@@ -194,19 +300,29 @@ mod tests {
 
     /// Starts a container beside `web`, which a plan has put on CPU 1, on a host with two caches of two CPUs. Returns the
     /// answer to the runtime, and the CPUs of the container then and after everything was restored.
-    fn start_beside_web(options: LiveOptions, container: ContainerFixture) -> (bool, String, String) {
+    fn start_beside_web(
+        options: LiveOptions,
+        container: ContainerFixture,
+    ) -> (bool, String, String) {
         let (host, directory) = (FakeHost::default(), options.directory.clone());
         add_container(&host, &directory, 5, ("cart-1", "web", "sha256:1"));
         let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 20);
         let starts = options.starts.clone();
-        let mut machine = LiveMachine::new(host, topology, capabilities_fixture(&[]), Vec::new(), options);
+        let mut machine = LiveMachine::new(
+            host,
+            topology,
+            capabilities_fixture(&[]),
+            Vec::new(),
+            options,
+        );
         machine.observe().unwrap();
         let mut plan = Plan::idle(WindowLength::Time { ns: 500_000_000 });
         plan.affinity.insert(TaskId(0), [1].into_iter().collect());
         machine.apply(&plan).unwrap();
         let id = machine.with_kernel(|host| add_container(host, &directory, 77, container));
         let is_placed = std::thread::scope(|scope| {
-            let runtime = scope.spawn(|| starts.request_placement(&id, 77, Duration::from_secs(60)));
+            let runtime =
+                scope.spawn(|| starts.request_placement(&id, 77, Duration::from_secs(60)));
             machine.observe().unwrap();
             // On a crowded host the request may arrive after the window.
             while !runtime.is_finished() {
@@ -226,9 +342,20 @@ mod tests {
     fn a_restarted_container_is_placed_before_it_runs() {
         for act in [true, false] {
             let dir = tempfile::tempdir().unwrap();
-            let options = LiveOptions { should_act: act, cpusets: Vec::new(), ..sample_options(dir.path()) };
+            let options = LiveOptions {
+                should_act: act,
+                cpusets: Vec::new(),
+                ..sample_options(dir.path())
+            };
             let outcome = start_beside_web(options, ("cart-2", "web", "sha256:1"));
-            assert_eq!(outcome, (act, if act { "1" } else { "0-3" }.to_string(), "0-3".to_string()));
+            assert_eq!(
+                outcome,
+                (
+                    act,
+                    if act { "1" } else { "0-3" }.to_string(),
+                    "0-3".to_string()
+                )
+            );
         }
     }
 
@@ -236,16 +363,27 @@ mod tests {
     /// that it is quiet, and where it is put by the kernel if no rule manages it?
     #[test]
     fn a_first_start_avoids_promised_programs() {
-        let rule =
-            |service: &str, action| ManageRule { service: Some(service.into()), action, ..ManageRule::default() };
-        let promised = Goal { max_slowdown: Some(0.05), ..Goal::default() };
+        let rule = |service: &str, action| ManageRule {
+            service: Some(service.into()),
+            action,
+            ..ManageRule::default()
+        };
+        let promised = Goal {
+            max_slowdown: Some(0.05),
+            ..Goal::default()
+        };
         let rules = vec![
             rule("pod/shop/*/web", ManageAction::Manage(Some(promised))),
             rule("pod/shop/*/batch", ManageAction::Manage(None)),
         ];
         let mut learned_profiles = ServiceProfiles::default();
         for (image, intensity) in [("sha256:2", 0.4), ("sha256:3", 0.01)] {
-            let key = ProfileKey::new(&ServiceIdentity::container("other"), "xz", Some(image), None);
+            let key = ProfileKey::new(
+                &ServiceIdentity::container("other"),
+                "xz",
+                Some(image),
+                None,
+            );
             let mut profile = Profile::default();
             profile.contention.intensity = Some(Fact::new(intensity, FactSource::PrimeProbe, 1));
             learned_profiles.learn(&key, &profile);
@@ -263,8 +401,13 @@ mod tests {
                 cpusets: Vec::new(),
                 ..sample_options(dir.path())
             };
-            let (is_placed, cpus, restored_cpus) = start_beside_web(options, ("cart-2", name, image));
-            assert_eq!((is_placed, cpus.as_str(), restored_cpus.as_str()), (expected.0, expected.1, "0-3"), "{image}");
+            let (is_placed, cpus, restored_cpus) =
+                start_beside_web(options, ("cart-2", name, image));
+            assert_eq!(
+                (is_placed, cpus.as_str(), restored_cpus.as_str()),
+                (expected.0, expected.1, "0-3"),
+                "{image}"
+            );
         }
     }
 }

@@ -107,15 +107,32 @@ impl NriThread {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(options: NriOptions, channels: NriChannels) -> std::io::Result<Self> {
-        let (state, stop) = (Arc::new(Mutex::new(NriState::default())), Arc::new(AtomicBool::new(false)));
-        let session = NriSession { options, state: state.clone(), stop: stop.clone(), channels };
-        let thread = std::thread::Builder::new().name("cachemate-nri".into()).spawn(move || session.run())?;
-        Ok(NriThread { state, stop, thread: Some(thread) })
+        let (state, stop) = (
+            Arc::new(Mutex::new(NriState::default())),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let session = NriSession {
+            options,
+            state: state.clone(),
+            stop: stop.clone(),
+            channels,
+        };
+        let thread = std::thread::Builder::new()
+            .name("cachemate-nri".into())
+            .spawn(move || session.run())?;
+        Ok(NriThread {
+            state,
+            stop,
+            thread: Some(thread),
+        })
     }
 
     /// The state now.
     pub fn state(&self) -> NriState {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -171,15 +188,21 @@ impl NriSession {
         let socket_path = self.options.socket.display();
         let connect_error = |error: std::io::Error| format!("{socket_path}: {error}");
         let mut socket = UnixStream::connect(&self.options.socket).map_err(connect_error)?;
-        let timeout_result =
-            socket.set_read_timeout(Some(POLL_PERIOD)).and_then(|()| socket.set_write_timeout(Some(MAX_WRITE_WAIT)));
+        let timeout_result = socket
+            .set_read_timeout(Some(POLL_PERIOD))
+            .and_then(|()| socket.set_write_timeout(Some(MAX_WRITE_WAIT)));
         timeout_result.map_err(connect_error)?;
         let payload = MessageBuilder::default()
             .with_bytes(1, PLUGIN_NAME.as_bytes())
             .with_bytes(2, format!("{:02}", self.options.index).as_bytes())
             .build();
-        socket.write_all(&runtime_call(1, "RegisterPlugin", &payload)).map_err(connect_error)?;
-        let (mut plugin, mut reader) = (NriPlugin::new(self.channels.directory.clone()), MessageReader::default());
+        socket
+            .write_all(&runtime_call(1, "RegisterPlugin", &payload))
+            .map_err(connect_error)?;
+        let (mut plugin, mut reader) = (
+            NriPlugin::new(self.channels.directory.clone()),
+            MessageReader::default(),
+        );
         let mut pending_calls: BTreeMap<u32, SyncSender<Result<(), String>>> = BTreeMap::new();
         let (mut bytes, mut call_number) = (vec![0; 64 << 10], 1);
         while !self.is_stopping() {
@@ -198,20 +221,31 @@ impl NriSession {
             let count = match socket.read(&mut bytes) {
                 Ok(0) => return Err(format!("{socket_path}: the runtime closed the connection")),
                 Ok(count) => count,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    continue;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {
                     return Err(format!("{socket_path}: the runtime closed the connection"));
                 }
                 Err(error) => return Err(connect_error(error)),
             };
-            let messages = reader.push(bytes.get(..count).unwrap_or_default()).map_err(|error| error.to_string())?;
+            let messages = reader
+                .push(bytes.get(..count).unwrap_or_default())
+                .map_err(|error| error.to_string())?;
             for message in messages {
-                match pending_calls.remove(&message.stream).filter(|_| message.kind == RESPONSE) {
+                match pending_calls
+                    .remove(&message.stream)
+                    .filter(|_| message.kind == RESPONSE)
+                {
                     // A caller that has stopped waiting needs no answer.
                     Some(call) => {
-                        _ = call
-                            .try_send(updates::check_update_response(&message.body).map_err(|error| error.to_string()))
+                        _ = call.try_send(
+                            updates::check_update_response(&message.body)
+                                .map_err(|error| error.to_string()),
+                        )
                     }
                     None => self.answer_message(&mut socket, &mut plugin, message)?,
                 }
@@ -223,10 +257,19 @@ impl NriSession {
     /// Waits for bytes from the runtime and for requests to it. Returns, for each of the two, whether any are waiting.
     fn wait_for_input(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
         let wakeup_fd = self.channels.updates.wakeup_fd();
-        let mut poll_fds = [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(wakeup_fd, PollFlags::IN)];
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL_PERIOD.subsec_nanos()) };
+        let mut poll_fds = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::from_borrowed_fd(wakeup_fd, PollFlags::IN),
+        ];
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(POLL_PERIOD.subsec_nanos()),
+        };
         match poll(&mut poll_fds, Some(&timeout)) {
-            Ok(_) => Ok((!poll_fds[0].revents().is_empty(), !poll_fds[1].revents().is_empty())),
+            Ok(_) => Ok((
+                !poll_fds[0].revents().is_empty(),
+                !poll_fds[1].revents().is_empty(),
+            )),
             Err(rustix::io::Errno::INTR) => Ok((false, false)),
             Err(error) => Err(error.into()),
         }
@@ -243,11 +286,17 @@ impl NriSession {
         let is_request = message.kind == REQUEST;
         let response_body = plugin.handle(&message).map_err(|error| error.to_string())?;
         let container_start = plugin.take_start();
-        let is_placed = container_start
-            .as_ref()
-            .is_some_and(|(id, pid)| self.channels.starts.request_placement(id, *pid, MAX_START_WAIT));
+        let is_placed = container_start.as_ref().is_some_and(|(id, pid)| {
+            self.channels
+                .starts
+                .request_placement(id, *pid, MAX_START_WAIT)
+        });
         if let Some(body) = response_body {
-            let response = WireMessage { kind: RESPONSE, body, ..message };
+            let response = WireMessage {
+                kind: RESPONSE,
+                body,
+                ..message
+            };
             let write_result = socket.write_all(&response.encode());
             write_result.map_err(|error| format!("{}: {error}", self.options.socket.display()))?;
         }
@@ -277,7 +326,13 @@ fn runtime_call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
         .with_bytes(2, method.as_bytes())
         .with_bytes(3, payload)
         .build();
-    WireMessage { connection: RUNTIME_CONNECTION, stream, kind: REQUEST, body }.encode()
+    WireMessage {
+        connection: RUNTIME_CONNECTION,
+        stream,
+        kind: REQUEST,
+        body,
+    }
+    .encode()
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::wire::{
-    FieldValue, MessageBuilder, PLUGIN_CONNECTION, REQUEST, RESPONSE, WireError, WireMessage, parse_fields,
+    FieldValue, MessageBuilder, PLUGIN_CONNECTION, REQUEST, RESPONSE, WireError, WireMessage,
+    parse_fields,
 };
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
@@ -48,7 +49,10 @@ struct ReportedContainer {
 impl NriPlugin {
     /// A plugin that keeps this directory.
     pub fn new(directory: ServiceDirectory) -> Self {
-        NriPlugin { directory, ..NriPlugin::default() }
+        NriPlugin {
+            directory,
+            ..NriPlugin::default()
+        }
     }
 
     /// The runtime and its version, once it has configured the plugin.
@@ -82,7 +86,11 @@ impl NriPlugin {
                     }
                 }
                 let response_payload = self.answer(&method, payload)?;
-                Ok(Some(MessageBuilder::default().with_bytes(2, &response_payload).build()))
+                Ok(Some(
+                    MessageBuilder::default()
+                        .with_bytes(2, &response_payload)
+                        .build(),
+                ))
             }
             (_, RESPONSE) => check_status(&message.body, "a registered plugin").map(|()| None),
             _ => Ok(None),
@@ -118,16 +126,20 @@ impl NriPlugin {
                 }
                 2 => {
                     let container = self.add_pod_fields(parse_container(value)?, None);
-                    self.synchronized_containers.insert(container.id, container.record);
+                    self.synchronized_containers
+                        .insert(container.id, container.record);
                 }
                 3 => more_messages = value.to_number(),
                 _ => {}
             }
         }
         if more_messages == 0 {
-            self.directory.replace(std::mem::take(&mut self.synchronized_containers));
+            self.directory
+                .replace(std::mem::take(&mut self.synchronized_containers));
         }
-        Ok(MessageBuilder::default().with_number(2, more_messages).build())
+        Ok(MessageBuilder::default()
+            .with_number(2, more_messages)
+            .build())
     }
 
     fn handle_state_change(&mut self, payload: &[u8]) -> Result<(), WireError> {
@@ -159,7 +171,11 @@ impl NriPlugin {
     }
 
     /// A container with the names and labels of its pod.
-    fn add_pod_fields(&self, mut container: ReportedContainer, pod: Option<&PodRecord>) -> ReportedContainer {
+    fn add_pod_fields(
+        &self,
+        mut container: ReportedContainer,
+        pod: Option<&PodRecord>,
+    ) -> ReportedContainer {
         if let Some(pod) = pod.or_else(|| self.pods.get(&container.pod)) {
             container.record.pod.clone_from(&pod.name);
             container.record.namespace.clone_from(&pod.namespace);
@@ -174,7 +190,10 @@ impl NriPlugin {
 /// # Errors
 /// The status is an error; the message contains its code and text.
 pub(super) fn check_status(body: &[u8], expected: &'static str) -> Result<(), WireError> {
-    for (_, status) in parse_fields(body)?.into_iter().filter(|(field, _)| *field == 1) {
+    for (_, status) in parse_fields(body)?
+        .into_iter()
+        .filter(|(field, _)| *field == 1)
+    {
         let mut code = 0;
         let mut message = String::new();
         for (field, value) in parse_fields(status.bytes())? {
@@ -185,14 +204,20 @@ pub(super) fn check_status(body: &[u8], expected: &'static str) -> Result<(), Wi
             }
         }
         if code != 0 {
-            return Err(WireError { found: format!("error {code}: {message}"), expected });
+            return Err(WireError {
+                found: format!("error {code}: {message}"),
+                expected,
+            });
         }
     }
     Ok(())
 }
 
 /// The texts of some fields; empty where there is none.
-fn text_fields<const N: usize>(payload: &[u8], field_numbers: [u64; N]) -> Result<[String; N], WireError> {
+fn text_fields<const N: usize>(
+    payload: &[u8],
+    field_numbers: [u64; N],
+) -> Result<[String; N], WireError> {
     let fields = parse_fields(payload)?;
     Ok(field_numbers.map(|number| {
         let value = fields.iter().rev().find(|(field, _)| *field == number);
@@ -207,18 +232,32 @@ fn parse_pod(message: FieldValue<'_>) -> Result<PodRecord, WireError> {
     let [id, name, namespace] = text_fields(message.bytes(), [1, 2, 4])?;
     let mut labels = BTreeMap::new();
     // Annotations follow the labels; those meant for cachemate may have values that labels cannot have.
-    for (field, entry) in parse_fields(message.bytes())?.into_iter().filter(|(field, _)| matches!(field, 5 | 6)) {
+    for (field, entry) in parse_fields(message.bytes())?
+        .into_iter()
+        .filter(|(field, _)| matches!(field, 5 | 6))
+    {
         let [key, value] = text_fields(entry.bytes(), [1, 2])?;
         if field == 5 || key.starts_with(ANNOTATION_PREFIX) {
             labels.insert(key, value);
         }
     }
-    Ok(PodRecord { id, name, namespace, labels })
+    Ok(PodRecord {
+        id,
+        name,
+        namespace,
+        labels,
+    })
 }
 
 fn parse_container(message: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
     let [id, pod, name] = text_fields(message.bytes(), [1, 2, 3])?;
-    let (mut record, mut pid) = (ContainerRecord { name, ..ContainerRecord::default() }, 0);
+    let (mut record, mut pid) = (
+        ContainerRecord {
+            name,
+            ..ContainerRecord::default()
+        },
+        0,
+    );
     for (field, value) in parse_fields(message.bytes())? {
         match field {
             12 => pid = i32::try_from(value.to_number()).unwrap_or(0),
@@ -231,5 +270,10 @@ fn parse_container(message: FieldValue<'_>) -> Result<ReportedContainer, WireErr
             _ => {}
         }
     }
-    Ok(ReportedContainer { id, pod, pid, record })
+    Ok(ReportedContainer {
+        id,
+        pod,
+        pid,
+        record,
+    })
 }

@@ -41,11 +41,19 @@ impl ContainerStarts {
     pub(crate) fn request_placement(&self, id: &str, pid: i32, max_wait: Duration) -> bool {
         let (answer_sender, answer_receiver) = sync_channel(1);
         {
-            let mut requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut requests = self
+                .0
+                .requests
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             if requests.len() >= MAX_WAITING_STARTS {
                 return false;
             }
-            requests.push_back(StartRequest { id: id.to_string(), pid, answer_sender });
+            requests.push_back(StartRequest {
+                id: id.to_string(),
+                pid,
+                answer_sender,
+            });
         }
         self.0.arrival.notify_one();
         answer_receiver.recv_timeout(max_wait).unwrap_or(false)
@@ -53,8 +61,18 @@ impl ContainerStarts {
 
     /// Waits for the next start, for at most `max_wait`.
     pub fn wait_for_start(&self, max_wait: Duration) -> Option<StartRequest> {
-        let requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait_result = self.0.arrival.wait_timeout_while(requests, max_wait, |requests| requests.is_empty());
-        wait_result.unwrap_or_else(PoisonError::into_inner).0.pop_front()
+        let requests = self
+            .0
+            .requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let wait_result = self
+            .0
+            .arrival
+            .wait_timeout_while(requests, max_wait, |requests| requests.is_empty());
+        wait_result
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .pop_front()
     }
 }

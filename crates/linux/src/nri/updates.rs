@@ -45,7 +45,10 @@ impl ContainerUpdates {
     /// No descriptor is left.
     pub fn new() -> io::Result<Self> {
         let wakeup_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(ContainerUpdates { queue: Arc::default(), wakeup_event: Arc::new(wakeup_event) })
+        Ok(ContainerUpdates {
+            queue: Arc::default(),
+            wakeup_event: Arc::new(wakeup_event),
+        })
     }
 
     /// Whether a runtime is connected that accepts requests.
@@ -62,21 +65,32 @@ impl ContainerUpdates {
         {
             let mut queue = self.lock_queue();
             if !queue.is_connected || queue.requests.len() >= MAX_WAITING_REQUESTS {
-                return Err(io::Error::new(ErrorKind::NotConnected, "the container runtime cannot be asked now"));
+                return Err(io::Error::new(
+                    ErrorKind::NotConnected,
+                    "the container runtime cannot be asked now",
+                ));
             }
             // The reader takes the request only after this lock is released, so a failed wakeup leaves none in the queue.
             rustix::io::write(&self.wakeup_event, &1u64.to_ne_bytes())?;
-            queue.requests.push(UpdateRequest { id: id.to_string(), cpus: cpus.to_string(), outcome_sender });
+            queue.requests.push(UpdateRequest {
+                id: id.to_string(),
+                cpus: cpus.to_string(),
+                outcome_sender,
+            });
         }
         match outcome_receiver.recv_timeout(MAX_ANSWER_WAIT) {
             Ok(outcome) => outcome.map_err(io::Error::other),
             Err(RecvTimeoutError::Timeout) => {
-                let message = format!("no answer from the container runtime within {} s", MAX_ANSWER_WAIT.as_secs());
+                let message = format!(
+                    "no answer from the container runtime within {} s",
+                    MAX_ANSWER_WAIT.as_secs()
+                );
                 Err(io::Error::new(ErrorKind::TimedOut, message))
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(io::Error::new(ErrorKind::NotConnected, "the container runtime ended the connection"))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(io::Error::new(
+                ErrorKind::NotConnected,
+                "the container runtime ended the connection",
+            )),
         }
     }
 
@@ -110,10 +124,15 @@ impl ContainerUpdates {
 impl UpdateRequest {
     /// The payload of `UpdateContainers`.
     pub(super) fn payload(&self) -> Vec<u8> {
-        let cpu = MessageBuilder::default().with_bytes(6, self.cpus.as_bytes()).build();
+        let cpu = MessageBuilder::default()
+            .with_bytes(6, self.cpus.as_bytes())
+            .build();
         let resources = MessageBuilder::default().with_bytes(2, &cpu).build();
         let linux = MessageBuilder::default().with_bytes(1, &resources).build();
-        let update = MessageBuilder::default().with_bytes(1, self.id.as_bytes()).with_bytes(2, &linux).build();
+        let update = MessageBuilder::default()
+            .with_bytes(1, self.id.as_bytes())
+            .with_bytes(2, &linux)
+            .build();
         MessageBuilder::default().with_bytes(1, &update).build()
     }
 }
@@ -121,9 +140,18 @@ impl UpdateRequest {
 /// Checks the runtime's response to `UpdateContainers`, which is an error or the list of updates that failed.
 pub(super) fn check_update_response(body: &[u8]) -> Result<(), WireError> {
     check_status(body, "an updated container")?;
-    for (_, payload) in parse_fields(body)?.into_iter().filter(|(field, _)| *field == 2) {
-        if parse_fields(payload.bytes())?.iter().any(|(field, _)| *field == 1) {
-            return Err(WireError { found: "a failed update".to_string(), expected: "an updated container" });
+    for (_, payload) in parse_fields(body)?
+        .into_iter()
+        .filter(|(field, _)| *field == 2)
+    {
+        if parse_fields(payload.bytes())?
+            .iter()
+            .any(|(field, _)| *field == 1)
+        {
+            return Err(WireError {
+                found: "a failed update".to_string(),
+                expected: "an updated container",
+            });
         }
     }
     Ok(())

@@ -33,7 +33,10 @@ pub struct WireError {
 }
 
 fn wire_error(found: impl Into<String>, expected: &'static str) -> WireError {
-    WireError { found: found.into(), expected }
+    WireError {
+        found: found.into(),
+        expected,
+    }
 }
 
 /// One ttrpc message.
@@ -52,7 +55,8 @@ pub struct WireMessage {
 impl WireMessage {
     /// The message as one frame for the socket.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + MESSAGE_HEADER_BYTES + self.body.len());
+        let mut bytes =
+            Vec::with_capacity(FRAME_HEADER_BYTES + MESSAGE_HEADER_BYTES + self.body.len());
         bytes.extend(self.connection.to_be_bytes());
         bytes.extend(((MESSAGE_HEADER_BYTES + self.body.len()) as u32).to_be_bytes());
         bytes.extend((self.body.len() as u32).to_be_bytes());
@@ -83,16 +87,25 @@ impl MessageReader {
             let connection = u32::from_be_bytes([c0, c1, c2, c3]);
             let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
             if !matches!(connection, PLUGIN_CONNECTION | RUNTIME_CONNECTION) {
-                return Err(wire_error(format!("a frame of connection {connection}"), "connection 1 or 2"));
+                return Err(wire_error(
+                    format!("a frame of connection {connection}"),
+                    "connection 1 or 2",
+                ));
             }
             if length > MAX_FRAME_BYTES {
-                return Err(wire_error(format!("a frame of {length} bytes"), "4 MiB or less"));
+                return Err(wire_error(
+                    format!("a frame of {length} bytes"),
+                    "4 MiB or less",
+                ));
             }
             if self.pending_bytes.len() < FRAME_HEADER_BYTES + length {
                 break;
             }
-            let frame: Vec<u8> =
-                self.pending_bytes.drain(..FRAME_HEADER_BYTES + length).skip(FRAME_HEADER_BYTES).collect();
+            let frame: Vec<u8> = self
+                .pending_bytes
+                .drain(..FRAME_HEADER_BYTES + length)
+                .skip(FRAME_HEADER_BYTES)
+                .collect();
             let buffer = self.stream_bytes.entry(connection).or_default();
             buffer.extend(frame);
             take_messages(connection, buffer, &mut messages)?;
@@ -101,18 +114,33 @@ impl MessageReader {
     }
 }
 
-fn take_messages(connection: u32, buffer: &mut Vec<u8>, messages: &mut Vec<WireMessage>) -> Result<(), WireError> {
+fn take_messages(
+    connection: u32,
+    buffer: &mut Vec<u8>,
+    messages: &mut Vec<WireMessage>,
+) -> Result<(), WireError> {
     while let Some(head) = buffer.first_chunk::<MESSAGE_HEADER_BYTES>() {
         let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *head;
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         if length > MAX_MESSAGE_BYTES {
-            return Err(wire_error(format!("a message of {length} bytes"), "4 MiB or less"));
+            return Err(wire_error(
+                format!("a message of {length} bytes"),
+                "4 MiB or less",
+            ));
         }
         if buffer.len() < MESSAGE_HEADER_BYTES + length {
             break;
         }
-        let body = buffer.drain(..MESSAGE_HEADER_BYTES + length).skip(MESSAGE_HEADER_BYTES).collect();
-        messages.push(WireMessage { connection, stream: u32::from_be_bytes([s0, s1, s2, s3]), kind, body });
+        let body = buffer
+            .drain(..MESSAGE_HEADER_BYTES + length)
+            .skip(MESSAGE_HEADER_BYTES)
+            .collect();
+        messages.push(WireMessage {
+            connection,
+            stream: u32::from_be_bytes([s0, s1, s2, s3]),
+            kind,
+            body,
+        });
     }
     Ok(())
 }
@@ -163,14 +191,24 @@ pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, Wire
             5 => FieldValue::Number(u64::from(u32::from_le_bytes(take_chunk(&mut bytes)?))),
             2 => {
                 let length = parse_varint(&mut bytes)?;
-                let split = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
+                let split = usize::try_from(length)
+                    .ok()
+                    .and_then(|length| bytes.split_at_checked(length));
                 let Some((value, remaining_bytes)) = split else {
-                    return Err(wire_error(format!("a field of {length} bytes in {}", bytes.len()), "a whole field"));
+                    return Err(wire_error(
+                        format!("a field of {length} bytes in {}", bytes.len()),
+                        "a whole field",
+                    ));
                 };
                 bytes = remaining_bytes;
                 FieldValue::Bytes(value)
             }
-            kind => return Err(wire_error(format!("a field of kind {kind}"), "kind 0, 1, 2 or 5")),
+            kind => {
+                return Err(wire_error(
+                    format!("a field of kind {kind}"),
+                    "kind 0, 1, 2 or 5",
+                ));
+            }
         };
         fields.push((key >> 3, value));
     }
@@ -179,7 +217,9 @@ pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, Wire
 
 fn take_chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
     let truncation_error = || wire_error(format!("{} bytes", bytes.len()), "a whole number");
-    let (chunk, remaining_bytes) = bytes.split_first_chunk::<N>().ok_or_else(truncation_error)?;
+    let (chunk, remaining_bytes) = bytes
+        .split_first_chunk::<N>()
+        .ok_or_else(truncation_error)?;
     let number = *chunk;
     *bytes = remaining_bytes;
     Ok(number)
@@ -250,37 +290,71 @@ mod tests {
         let bytes: Vec<u8> = all.iter().flat_map(WireMessage::encode).collect();
         for step in [1, 3, 10, bytes.len()] {
             let mut reader = MessageReader::default();
-            let read: Vec<WireMessage> = bytes.chunks(step).flat_map(|part| reader.push(part).unwrap()).collect();
+            let read: Vec<WireMessage> = bytes
+                .chunks(step)
+                .flat_map(|part| reader.push(part).unwrap())
+                .collect();
             assert_eq!(read, all, "{step}");
         }
         let encoded = message(1, b"split").encode();
-        let frame =
-            |part: &[u8]| [&PLUGIN_CONNECTION.to_be_bytes()[..], &(part.len() as u32).to_be_bytes(), part].concat();
+        let frame = |part: &[u8]| {
+            [
+                &PLUGIN_CONNECTION.to_be_bytes()[..],
+                &(part.len() as u32).to_be_bytes(),
+                part,
+            ]
+            .concat()
+        };
         let mut reader = MessageReader::default();
         assert_eq!(reader.push(&frame(&encoded[8..14])).unwrap(), []);
-        assert_eq!(reader.push(&frame(&encoded[14..])).unwrap(), [message(1, b"split")]);
+        assert_eq!(
+            reader.push(&frame(&encoded[14..])).unwrap(),
+            [message(1, b"split")]
+        );
     }
 
     /// Are lengths beyond the limit refused before anything is allocated?
     #[test]
     fn messages_beyond_the_limit_are_refused_before_allocation() {
-        let head = |connection: u32, length: u32| [connection.to_be_bytes(), length.to_be_bytes()].concat();
+        let head = |connection: u32, length: u32| {
+            [connection.to_be_bytes(), length.to_be_bytes()].concat()
+        };
         for (bytes, expected) in [
             (head(1, u32::MAX), "4 MiB or less"),
             (head(9, 4), "connection 1 or 2"),
-            ([head(1, 10), head(u32::MAX, 1), vec![1, 0]].concat(), "4 MiB or less"),
+            (
+                [head(1, 10), head(u32::MAX, 1), vec![1, 0]].concat(),
+                "4 MiB or less",
+            ),
         ] {
-            assert_eq!(MessageReader::default().push(&bytes).unwrap_err().expected, expected);
+            assert_eq!(
+                MessageReader::default().push(&bytes).unwrap_err().expected,
+                expected
+            );
         }
     }
 
     /// Does every field come back, and is a broken message refused?
     #[test]
     fn every_field_is_read_back_and_broken_messages_refused() {
-        let bytes = MessageBuilder::default().with_bytes(1, b"name").with_number(2, 300).with_bytes(22, &[]).build();
+        let bytes = MessageBuilder::default()
+            .with_bytes(1, b"name")
+            .with_number(2, 300)
+            .with_bytes(22, &[])
+            .build();
         let read = parse_fields(&bytes).unwrap();
-        assert_eq!(read, [(1, FieldValue::Bytes(b"name")), (2, FieldValue::Number(300)), (22, FieldValue::Bytes(b""))]);
-        assert_eq!(parse_fields(&[0x0d, 1, 0, 0, 0]).unwrap(), [(1, FieldValue::Number(1))]);
+        assert_eq!(
+            read,
+            [
+                (1, FieldValue::Bytes(b"name")),
+                (2, FieldValue::Number(300)),
+                (22, FieldValue::Bytes(b""))
+            ]
+        );
+        assert_eq!(
+            parse_fields(&[0x0d, 1, 0, 0, 0]).unwrap(),
+            [(1, FieldValue::Number(1))]
+        );
         for broken in [&[0x0a, 5, 1][..], &[0x0b], &[0xff; 12], &[0x09, 1], &[0x80]] {
             assert!(parse_fields(broken).is_err(), "{broken:?}");
         }

@@ -52,7 +52,13 @@ impl ActuationLock {
     ) -> Result<Option<Self>, JournalError> {
         let io_error = JournalError::io_error_at(&paths.lock);
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&paths.lock).map_err(io_error)?;
         check_ownership(&paths.lock, &file.metadata().map_err(io_error)?)?;
         let deadline = Instant::now() + timeout;
@@ -67,27 +73,44 @@ impl ActuationLock {
             }
         }
         let mut previous_path_bytes = Vec::new();
-        (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut previous_path_bytes).map_err(io_error)?;
+        (&mut file)
+            .take(libc::PATH_MAX as u64)
+            .read_to_end(&mut previous_path_bytes)
+            .map_err(io_error)?;
         let previous_state_dir = PathBuf::from(std::ffi::OsString::from_vec(previous_path_bytes));
         let state_path = std::path::absolute(state_dir).map_err(io_error)?;
         if previous_state_dir.is_absolute()
             && previous_state_dir != state_path
             && cachemate_files::path_exists(&previous_state_dir.join(Journal::FILE_NAME))
         {
-            return Err(JournalError::LeftElsewhere { path: previous_state_dir });
+            return Err(JournalError::LeftElsewhere {
+                path: previous_state_dir,
+            });
         }
-        file.set_len(0).and_then(|()| file.rewind()).map_err(io_error)?;
-        file.write_all(state_path.as_os_str().as_bytes()).map_err(io_error)?;
+        file.set_len(0)
+            .and_then(|()| file.rewind())
+            .map_err(io_error)?;
+        file.write_all(state_path.as_os_str().as_bytes())
+            .map_err(io_error)?;
         let is_root = rustix::process::geteuid().is_root();
         let root_announcement = (!is_root).then(|| paths.root_announcement.clone());
-        let mut actuation_lock = ActuationLock { file, announcement: None, overruling_announcement: root_announcement };
+        let mut actuation_lock = ActuationLock {
+            file,
+            announcement: None,
+            overruling_announcement: root_announcement,
+        };
         if actuation_lock.is_overruled(kernel) {
             return Ok(None);
         }
         if is_root {
-            let own_key = kernel.stat(std::process::id() as i32).map_err(io_error)?.key;
-            actuation_lock.announcement =
-                Some((paths.root_announcement.clone(), announce(&paths.root_announcement, own_key)?));
+            let own_key = kernel
+                .stat(std::process::id() as i32)
+                .map_err(io_error)?
+                .key;
+            actuation_lock.announcement = Some((
+                paths.root_announcement.clone(),
+                announce(&paths.root_announcement, own_key)?,
+            ));
         }
         Ok(Some(actuation_lock))
     }
@@ -95,23 +118,37 @@ impl ActuationLock {
     /// The lock of a user whom root may overrule.
     #[cfg(test)]
     pub(crate) fn below_root(kernel: &dyn Kernel, dir: &Path) -> Self {
-        let places = LockPaths { lock: dir.join("acting.lock"), root_announcement: dir.join("own-word") };
-        let mut actuation_lock =
-            Self::acquire(kernel, &places, dir, Duration::from_secs(2)).expect("taken").expect("free");
+        let places = LockPaths {
+            lock: dir.join("acting.lock"),
+            root_announcement: dir.join("own-word"),
+        };
+        let mut actuation_lock = Self::acquire(kernel, &places, dir, Duration::from_secs(2))
+            .expect("taken")
+            .expect("free");
         actuation_lock.overruling_announcement = Some(dir.join("root-acts"));
         actuation_lock
     }
 
     /// The descriptors that hold the locks. A guardian keeps them open until it has restored the host.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        [&self.file].into_iter().chain(self.announcement.iter().map(|(_, file)| file)).map(AsFd::as_fd).collect()
+        [&self.file]
+            .into_iter()
+            .chain(self.announcement.iter().map(|(_, file)| file))
+            .map(AsFd::as_fd)
+            .collect()
     }
 
     /// Does root act now? Returns true if the announcement exists but cannot be read.
     pub fn is_overruled(&self, kernel: &dyn Kernel) -> bool {
-        let Some(path) = &self.overruling_announcement else { return false };
+        let Some(path) = &self.overruling_announcement else {
+            return false;
+        };
         let mut options = OpenOptions::new();
-        let file = match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        let file = match options
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path)
+        {
             Ok(file) => file,
             Err(error) => return error.kind() != io::ErrorKind::NotFound,
         };
@@ -119,12 +156,23 @@ impl ActuationLock {
             return true;
         }
         let mut text = String::new();
-        if (&file).take(MAX_ANNOUNCEMENT_BYTES).read_to_string(&mut text).is_err() {
+        if (&file)
+            .take(MAX_ANNOUNCEMENT_BYTES)
+            .read_to_string(&mut text)
+            .is_err()
+        {
             return true;
         }
         let mut words = text.split_ascii_whitespace().map(str::parse::<u64>);
-        let (Some(Ok(pid)), Some(Ok(start_ticks))) = (words.next(), words.next()) else { return true };
-        kernel.is_alive(ThreadKey { tid: pid as i32, start_ticks }).unwrap_or(true)
+        let (Some(Ok(pid)), Some(Ok(start_ticks))) = (words.next(), words.next()) else {
+            return true;
+        };
+        kernel
+            .is_alive(ThreadKey {
+                tid: pid as i32,
+                start_ticks,
+            })
+            .unwrap_or(true)
     }
 }
 
@@ -137,7 +185,12 @@ fn announce(path: &Path, own_key: ThreadKey) -> Result<File, JournalError> {
     let io_error = JournalError::io_error_at(path);
     let new_path = path.with_extension("new");
     let _ = std::fs::remove_file(&new_path);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new_path).map_err(io_error)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&new_path)
+        .map_err(io_error)?;
     writeln!(file, "{} {}", own_key.tid, own_key.start_ticks).map_err(io_error)?;
     let lock = whole_file_lock(libc::F_WRLCK);
     // SAFETY: the kernel reads a live structure of the size that this command expects.
@@ -145,7 +198,8 @@ fn announce(path: &Path, own_key: ThreadKey) -> Result<File, JournalError> {
         return Err(io_error(io::Error::last_os_error()));
     }
     // Set explicitly, because a service's umask may deny other users read access.
-    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644)).map_err(|error| io_error(error.into()))?;
+    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644))
+        .map_err(|error| io_error(error.into()))?;
     std::fs::rename(&new_path, path).map_err(io_error)?;
     Ok(file)
 }
@@ -180,13 +234,21 @@ mod tests {
     use crate::kernel::LinuxHost;
 
     fn lock_paths(dir: &Path) -> LockPaths {
-        LockPaths { lock: dir.join("acting.lock"), root_announcement: dir.join("root-acts") }
+        LockPaths {
+            lock: dir.join("acting.lock"),
+            root_announcement: dir.join("root-acts"),
+        }
     }
 
     /// Acquires the lock with some patience, because a program that another test starts holds every descriptor until
     /// its exec.
     fn acquire(dir: &Path, state: &str) -> Result<Option<ActuationLock>, JournalError> {
-        ActuationLock::acquire(&LinuxHost::new("/"), &lock_paths(dir), &dir.join(state), Duration::from_secs(2))
+        ActuationLock::acquire(
+            &LinuxHost::new("/"),
+            &lock_paths(dir),
+            &dir.join(state),
+            Duration::from_secs(2),
+        )
     }
 
     /// Is there one owner at a time, whatever the state directories; and if one died with a journal, is the next one
@@ -200,8 +262,14 @@ mod tests {
         std::fs::write(dir.path().join("a").join(Journal::FILE_NAME), "").unwrap();
         drop(first);
         let error = acquire(dir.path(), "b").unwrap_err();
-        assert!(matches!(error, JournalError::LeftElsewhere { ref path } if path.ends_with("a")), "{error}");
-        assert!(acquire(dir.path(), "a").unwrap().is_some(), "it restores from its own journal itself");
+        assert!(
+            matches!(error, JournalError::LeftElsewhere { ref path } if path.ends_with("a")),
+            "{error}"
+        );
+        assert!(
+            acquire(dir.path(), "a").unwrap().is_some(),
+            "it restores from its own journal itself"
+        );
         std::fs::remove_file(dir.path().join("a").join(Journal::FILE_NAME)).unwrap();
         assert!(acquire(dir.path(), "b").unwrap().is_some());
     }
@@ -217,9 +285,15 @@ mod tests {
         let word = dir.path().join("root-acts");
         drop(announce(&word, own_key).unwrap());
         assert!(other_lock.is_overruled(&host));
-        let reused = ThreadKey { start_ticks: own_key.start_ticks + 1, ..own_key };
+        let reused = ThreadKey {
+            start_ticks: own_key.start_ticks + 1,
+            ..own_key
+        };
         let locked = announce(&word, reused).unwrap();
-        assert!(other_lock.is_overruled(&host), "a process that cannot be seen, but holds the lock");
+        assert!(
+            other_lock.is_overruled(&host),
+            "a process that cannot be seen, but holds the lock"
+        );
         drop(locked);
         // Another test's child may hold every descriptor until its exec.
         let deadline = Instant::now() + Duration::from_secs(2);
@@ -233,7 +307,10 @@ mod tests {
             return;
         }
         std::os::unix::fs::chown(dir.path().join("acting.lock"), Some(65_534), None).unwrap();
-        assert!(matches!(acquire(dir.path(), "a"), Err(JournalError::NotOurs { .. })));
+        assert!(matches!(
+            acquire(dir.path(), "a"),
+            Err(JournalError::NotOurs { .. })
+        ));
     }
 
     /// If `/proc` hides root's processes from a user (`hidepid=2`): does that user's daemon still yield to root's, and
@@ -245,20 +322,48 @@ mod tests {
         let root = acquire(dir.path(), "a").unwrap().unwrap();
         let word = dir.path().join("root-acts");
         let hide = || {
-            let mount = |source: &std::ffi::CStr, target: &std::ffi::CStr, flags, data: *const libc::c_void| {
+            let mount = |source: &std::ffi::CStr,
+                         target: &std::ffi::CStr,
+                         flags,
+                         data: *const libc::c_void| {
                 // SAFETY: all strings end with a NUL and live through the call.
-                unsafe { libc::mount(source.as_ptr(), target.as_ptr(), source.as_ptr(), flags, data) }
+                unsafe {
+                    libc::mount(
+                        source.as_ptr(),
+                        target.as_ptr(),
+                        source.as_ptr(),
+                        flags,
+                        data,
+                    )
+                }
             };
             // SAFETY: no memory is passed.
             let is_mounted = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0
-                && mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()) == 0
+                && mount(
+                    c"none",
+                    c"/",
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
                 && mount(c"proc", c"/proc", 0, c"hidepid=2".as_ptr().cast()) == 0;
-            if is_mounted { Ok(()) } else { Err(io::Error::last_os_error()) }
+            if is_mounted {
+                Ok(())
+            } else {
+                Err(io::Error::last_os_error())
+            }
         };
         let part = |acts: &str| {
             let pid = std::process::id().to_string();
-            let variables = [("WORD", word.to_str().unwrap()), ("ROOT_PID", &pid), ("ROOT_ACTS", acts)];
-            crate::stranger_tests::run("safety::actuation_lock::tests::part_of_a_user_below_root", &variables, hide)
+            let variables = [
+                ("WORD", word.to_str().unwrap()),
+                ("ROOT_PID", &pid),
+                ("ROOT_ACTS", acts),
+            ];
+            crate::stranger_tests::run(
+                "safety::actuation_lock::tests::part_of_a_user_below_root",
+                &variables,
+                hide,
+            )
         };
         if !part("yes") {
             return;
@@ -270,15 +375,24 @@ mod tests {
     #[test]
     #[ignore = "run by the test above, as nobody"]
     fn part_of_a_user_below_root() {
-        let Some(word) = std::env::var_os("WORD").map(PathBuf::from) else { return };
+        let Some(word) = std::env::var_os("WORD").map(PathBuf::from) else {
+            return;
+        };
         let pid = std::env::var("ROOT_PID").unwrap().parse().unwrap();
         let host = LinuxHost::new("/");
         assert!(host.stat(pid).is_err(), "root's process is hidden");
         let dir = tempfile::tempdir().unwrap();
-        let places = LockPaths { lock: dir.path().join("acting.lock"), root_announcement: word.clone() };
-        let actuation_lock = ActuationLock::acquire(&host, &places, dir.path(), Duration::from_secs(2)).unwrap();
+        let places = LockPaths {
+            lock: dir.path().join("acting.lock"),
+            root_announcement: word.clone(),
+        };
+        let actuation_lock =
+            ActuationLock::acquire(&host, &places, dir.path(), Duration::from_secs(2)).unwrap();
         let root_acts = std::env::var("ROOT_ACTS").unwrap() == "yes";
         assert_eq!(actuation_lock.is_none(), root_acts);
-        assert!(!root_acts || OpenOptions::new().write(true).open(&word).is_err(), "not for a stranger to lock");
+        assert!(
+            !root_acts || OpenOptions::new().write(true).open(&word).is_err(),
+            "not for a stranger to lock"
+        );
     }
 }

@@ -26,7 +26,10 @@ impl Fence {
     /// # Errors
     /// No descriptor or memory is left.
     pub fn new() -> io::Result<Self> {
-        let page = File::from(rustix::fs::memfd_create("cachemate-fence", rustix::fs::MemfdFlags::CLOEXEC)?);
+        let page = File::from(rustix::fs::memfd_create(
+            "cachemate-fence",
+            rustix::fs::MemfdFlags::CLOEXEC,
+        )?);
         page.write_all_at(&[0], 0)?;
         Ok(Fence { page })
     }
@@ -36,16 +39,27 @@ impl Fence {
     /// # Errors
     /// The variable does not name a daemon's page of memory.
     pub fn inherit() -> io::Result<Option<Self>> {
-        let Some(text) = std::env::var_os(ENVIRONMENT_VARIABLE) else { return Ok(None) };
-        let invalid_variable =
-            || io::Error::new(io::ErrorKind::InvalidInput, format!("{ENVIRONMENT_VARIABLE}: found {text:?}"));
-        let fd: RawFd =
-            text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(invalid_variable)?;
+        let Some(text) = std::env::var_os(ENVIRONMENT_VARIABLE) else {
+            return Ok(None);
+        };
+        let invalid_variable = || {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{ENVIRONMENT_VARIABLE}: found {text:?}"),
+            )
+        };
+        let fd: RawFd = text
+            .to_str()
+            .and_then(|text| text.parse().ok())
+            .filter(|fd| *fd > 2)
+            .ok_or_else(invalid_variable)?;
         // SAFETY: the descriptor is borrowed only to check whether it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::fs::fcntl_get_seals(descriptor).map_err(|_| invalid_variable())?;
         // SAFETY: the daemon left the descriptor open for this process, which takes it once, at its start.
-        Ok(Some(Fence { page: File::from(unsafe { OwnedFd::from_raw_fd(fd) }) }))
+        Ok(Some(Fence {
+            page: File::from(unsafe { OwnedFd::from_raw_fd(fd) }),
+        }))
     }
 
     /// Raises the fence, so that the daemon makes no more changes.

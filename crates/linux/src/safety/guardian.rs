@@ -64,16 +64,31 @@ impl Guardian {
     pub fn start(program: &Path, args: &[&str], held_fds: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let fence = Arc::new(Fence::new()?);
         let mut command = Command::new(program);
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.env(fence::ENVIRONMENT_VARIABLE, fence.as_fd().as_raw_fd().to_string());
-        let inherited_fds: Vec<RawFd> = held_fds.iter().chain([&fence.as_fd()]).map(AsRawFd::as_raw_fd).collect();
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        command.env(
+            fence::ENVIRONMENT_VARIABLE,
+            fence.as_fd().as_raw_fd().to_string(),
+        );
+        let inherited_fds: Vec<RawFd> = held_fds
+            .iter()
+            .chain([&fence.as_fd()])
+            .map(AsRawFd::as_raw_fd)
+            .collect();
         // SAFETY: setsid(2) and fcntl(2) are async-signal-safe and touch no memory of ours; the descriptors are open.
         unsafe {
             command.pre_exec(move || {
                 for &fd in &inherited_fds {
-                    rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
+                    rustix::io::fcntl_setfd(
+                        BorrowedFd::borrow_raw(fd),
+                        rustix::io::FdFlags::empty(),
+                    )?;
                 }
-                rustix::process::setsid().map(|_| ()).map_err(io::Error::from)
+                rustix::process::setsid()
+                    .map(|_| ())
+                    .map_err(io::Error::from)
             });
         }
         let mut child = command.spawn()?;
@@ -89,7 +104,10 @@ impl Guardian {
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(io::Error::other(format!("{}: the guardian did not report ready", program.display())))
+                Err(io::Error::other(format!(
+                    "{}: the guardian did not report ready",
+                    program.display()
+                )))
             }
         }
     }
@@ -109,7 +127,9 @@ impl Guardian {
         match self.child.try_wait() {
             Ok(None) if self.fence.is_raised() => GuardianStatus::TakenOver,
             Ok(None) => GuardianStatus::Alive,
-            Ok(Some(status)) if status.signal().is_some() && !self.fence.is_raised() => GuardianStatus::Killed,
+            Ok(Some(status)) if status.signal().is_some() && !self.fence.is_raised() => {
+                GuardianStatus::Killed
+            }
             _ => GuardianStatus::TakenOver,
         }
     }
@@ -127,7 +147,9 @@ impl Guardian {
         let deadline = Instant::now() + max_wait;
         loop {
             match self.child.try_wait() {
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5))
+                }
                 Ok(None) => return false,
                 _ => return true,
             }
@@ -139,10 +161,18 @@ impl Guardian {
     /// # Errors
     /// The guardian had exited already, or does not exit. In both cases it has nothing left to do.
     pub fn dismiss(mut self) -> io::Result<()> {
-        let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
+        let mut pipe = self
+            .child
+            .stdin
+            .take()
+            .expect("standard input was piped, and is taken only here");
         let write_result = pipe.write_all(ALL_RESTORED_MESSAGE);
         drop(pipe);
-        if self.wait_for_exit(MAX_EXIT_WAIT) { write_result } else { Err(io::ErrorKind::TimedOut.into()) }
+        if self.wait_for_exit(MAX_EXIT_WAIT) {
+            write_result
+        } else {
+            Err(io::ErrorKind::TimedOut.into())
+        }
     }
 }
 
@@ -159,11 +189,17 @@ enum DaemonOutcome {
 
 /// Reads the daemon's messages until it reports a complete restoration, closes the pipe, or is silent for too long.
 fn wait_for_daemon_end(pipe: impl AsFd, min_silence: Duration) -> DaemonOutcome {
-    let (mut max_silence, mut last_message_time, mut received_bytes) = (min_silence, Instant::now(), Vec::new());
+    let (mut max_silence, mut last_message_time, mut received_bytes) =
+        (min_silence, Instant::now(), Vec::new());
     loop {
         let poll_start = Instant::now();
-        let remaining = max_silence.saturating_sub(last_message_time.elapsed()).min(Duration::from_secs(1));
-        let timeout = Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: i64::from(remaining.subsec_nanos()) };
+        let remaining = max_silence
+            .saturating_sub(last_message_time.elapsed())
+            .min(Duration::from_secs(1));
+        let timeout = Timespec {
+            tv_sec: remaining.as_secs() as i64,
+            tv_nsec: i64::from(remaining.subsec_nanos()),
+        };
         let mut poll_fds = [PollFd::new(&pipe, PollFlags::IN)];
         let ready_count = match poll(&mut poll_fds, Some(&timeout)) {
             Ok(ready) => ready,
@@ -183,8 +219,10 @@ fn wait_for_daemon_end(pipe: impl AsFd, min_silence: Duration) -> DaemonOutcome 
                                 return DaemonOutcome::AllRestored;
                             }
                             Ok(ms) => {
-                                max_silence =
-                                    min_silence.max(MIN_SILENT_WINDOWS * Duration::from_millis(ms.min(MAX_WINDOW_MS)))
+                                max_silence = min_silence.max(
+                                    MIN_SILENT_WINDOWS
+                                        * Duration::from_millis(ms.min(MAX_WINDOW_MS)),
+                                )
                             }
                             Err(_) => {}
                         }
@@ -207,9 +245,15 @@ const MAX_WINDOW_MS: u64 = 3_600_000;
 
 /// Removes and returns the complete lines of the bytes read so far.
 fn drain_complete_lines(received_bytes: &mut Vec<u8>) -> Vec<String> {
-    let end = received_bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    let end = received_bytes
+        .iter()
+        .rposition(|&byte| byte == b'\n')
+        .map_or(0, |last| last + 1);
     let complete_bytes: Vec<u8> = received_bytes.drain(..end).collect();
-    String::from_utf8_lossy(&complete_bytes).lines().map(str::to_string).collect()
+    String::from_utf8_lossy(&complete_bytes)
+        .lines()
+        .map(str::to_string)
+        .collect()
 }
 
 /// Runs the guardian: reports ready, waits for the daemon's end or silence, and restores the host if the daemon did
@@ -237,10 +281,15 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
         DaemonOutcome::AllRestored => return Ok(RecoveryReport::default()),
         DaemonOutcome::Silent(silence) => {
             // The daemon holds the lock, but the raised fence keeps it from changing anything.
-            let Some(fence) = fence else { return Ok(RecoveryReport::default()) };
+            let Some(fence) = fence else {
+                return Ok(RecoveryReport::default());
+            };
             fence.raise().map_err(io_error)?;
             let recovery = restore_left_behind(kernel, state_dir)?;
-            return Ok(RecoveryReport { silence: Some(silence), ..recovery });
+            return Ok(RecoveryReport {
+                silence: Some(silence),
+                ..recovery
+            });
         }
         DaemonOutcome::Exited => {}
     }
@@ -256,7 +305,13 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
 }
 
 fn ignore_terminal_signals() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {
+    for signal in [
+        libc::SIGINT,
+        libc::SIGTERM,
+        libc::SIGHUP,
+        libc::SIGQUIT,
+        libc::SIGPIPE,
+    ] {
         // SAFETY: SIG_IGN installs no handler; the calls cannot fail for these signals.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
@@ -278,11 +333,15 @@ impl DaemonLock {
         let dir = std::fs::metadata(state_dir).map_err(JournalError::io_error_at(&path))?;
         journal::check_ownership(state_dir, &dir)?;
         let file = Self::open(&path)?;
-        let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        let lock =
+            || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         match rustix::io::retry_on_intr(lock) {
             Ok(()) => Ok(Some(DaemonLock { _file: file })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(JournalError::Io { path, source: error.into() }),
+            Err(error) => Err(JournalError::Io {
+                path,
+                source: error.into(),
+            }),
         }
     }
 
@@ -290,7 +349,10 @@ impl DaemonLock {
     ///
     /// # Errors
     /// The file cannot be opened or locked.
-    pub fn acquire_within(state_dir: &Path, max_wait: Duration) -> Result<Option<Self>, JournalError> {
+    pub fn acquire_within(
+        state_dir: &Path,
+        max_wait: Duration,
+    ) -> Result<Option<Self>, JournalError> {
         let deadline = Instant::now() + max_wait;
         loop {
             let lock = Self::acquire(state_dir)?;
@@ -307,12 +369,17 @@ impl DaemonLock {
         use rustix::fs::{Mode, OFlags, open};
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match open(path, flags | OFlags::CREATE, Mode::RUSR | Mode::WUSR) {
-            Err(rustix::io::Errno::ROFS) => {
-                open(path.parent().unwrap_or(path), flags | OFlags::DIRECTORY, Mode::empty())
-            }
+            Err(rustix::io::Errno::ROFS) => open(
+                path.parent().unwrap_or(path),
+                flags | OFlags::DIRECTORY,
+                Mode::empty(),
+            ),
             other => other,
         };
-        file.map_err(|error| JournalError::Io { path: path.to_path_buf(), source: error.into() })
+        file.map_err(|error| JournalError::Io {
+            path: path.to_path_buf(),
+            source: error.into(),
+        })
     }
 }
 
@@ -358,12 +425,16 @@ impl std::fmt::Display for JournalDamage {
 ///
 /// # Errors
 /// The journal cannot be read, or was written in another PID namespace.
-pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
+pub fn restore_left_behind(
+    kernel: &dyn Kernel,
+    state_dir: &Path,
+) -> Result<RecoveryReport, JournalError> {
     let Some(recovered_journal) = journal::read_left_behind(state_dir)? else {
         return Ok(RecoveryReport::default());
     };
     let mut report = RecoveryReport::default();
-    if let (Some(journal_boot_id), Ok(current_boot_id)) = (&recovered_journal.boot_id, kernel.boot_id())
+    if let (Some(journal_boot_id), Ok(current_boot_id)) =
+        (&recovered_journal.boot_id, kernel.boot_id())
         && *journal_boot_id != current_boot_id
     {
         report.removal_error = journal::remove_left_behind(state_dir).err();
@@ -371,17 +442,26 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
     }
     // In this namespace the journal's thread ids name no threads or other ones, so a live program would count as
     // exited.
-    if let (Some(found), Some(expected)) = (recovered_journal.pid_namespace, kernel::pid_namespace())
+    if let (Some(found), Some(expected)) =
+        (recovered_journal.pid_namespace, kernel::pid_namespace())
         && found != expected
     {
         let path = state_dir.join(Journal::FILE_NAME);
-        return Err(JournalError::OtherPidNamespace { path, found, expected });
+        return Err(JournalError::OtherPidNamespace {
+            path,
+            found,
+            expected,
+        });
     }
     let damaged_lines = recovered_journal.damaged_lines.clone();
-    let (allowed_entries, refused_objects) = limits::split_entries(kernel, recovered_journal.entries.clone());
+    let (allowed_entries, refused_objects) =
+        limits::split_entries(kernel, recovered_journal.entries.clone());
     report.restored_objects = restore(kernel, &allowed_entries);
     report.restored_objects.extend(refused_objects);
-    let has_failure = report.restored_objects.iter().any(|restored| restored.has_failed());
+    let has_failure = report
+        .restored_objects
+        .iter()
+        .any(|restored| restored.has_failed());
     if !damaged_lines.is_empty() {
         let mut journal_path = state_dir.join(Journal::FILE_NAME);
         if !has_failure {
@@ -390,7 +470,10 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
                 Err(error) => report.removal_error = Some(error),
             }
         }
-        report.damage = Some(JournalDamage { line_numbers: damaged_lines, journal_path });
+        report.damage = Some(JournalDamage {
+            line_numbers: damaged_lines,
+            journal_path,
+        });
     } else if has_failure {
         // If that fails, as on a disk that became read-only, the whole journal remains.
         let _ = journal::retain_left_behind(state_dir, recovered_journal, |object| {
@@ -406,11 +489,20 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
 /// group), and for every property of a thread if the restoration of any thread failed.
 fn must_retain(restored_objects: &[RestoredObject], object: &JournalObject) -> bool {
     let is_failed = |restored: &&RestoredObject| restored.has_failed();
-    let mut restorations = restored_objects.iter().filter(|restored| restored.object == *object).peekable();
+    let mut restorations = restored_objects
+        .iter()
+        .filter(|restored| restored.object == *object)
+        .peekable();
     let is_untried = restorations.peek().is_none();
-    let has_failed_thread =
-        || restored_objects.iter().filter(is_failed).any(|restored| restored.object.thread().is_some());
-    is_untried || restorations.any(|restored| is_failed(&restored)) || object.thread().is_some() && has_failed_thread()
+    let has_failed_thread = || {
+        restored_objects
+            .iter()
+            .filter(is_failed)
+            .any(|restored| restored.object.thread().is_some())
+    };
+    is_untried
+        || restorations.any(|restored| is_failed(&restored))
+        || object.thread().is_some() && has_failed_thread()
 }
 
 #[cfg(test)]

@@ -86,7 +86,9 @@ impl JournalObject {
             | JournalObject::Nice { pid, thread }
             | JournalObject::Policy { pid, thread }
             | JournalObject::Membership { pid, thread, .. } => Some((pid, thread)),
-            JournalObject::File { .. } | JournalObject::Schemata { .. } | JournalObject::Directory { .. } => None,
+            JournalObject::File { .. }
+            | JournalObject::Schemata { .. }
+            | JournalObject::Directory { .. } => None,
         }
     }
 
@@ -101,12 +103,14 @@ impl JournalObject {
             JournalObject::Affinity { .. } => JournalObject::Affinity { pid, thread },
             JournalObject::Nice { .. } => JournalObject::Nice { pid, thread },
             JournalObject::Policy { .. } => JournalObject::Policy { pid, thread },
-            JournalObject::Membership { hierarchy, .. } => {
-                JournalObject::Membership { hierarchy: hierarchy.clone(), pid, thread }
-            }
-            JournalObject::File { .. } | JournalObject::Schemata { .. } | JournalObject::Directory { .. } => {
-                self.clone()
-            }
+            JournalObject::Membership { hierarchy, .. } => JournalObject::Membership {
+                hierarchy: hierarchy.clone(),
+                pid,
+                thread,
+            },
+            JournalObject::File { .. }
+            | JournalObject::Schemata { .. }
+            | JournalObject::Directory { .. } => self.clone(),
         }
     }
 }
@@ -136,14 +140,22 @@ pub enum ObjectState {
 impl From<SchedParams> for ObjectState {
     fn from(scheduling: SchedParams) -> Self {
         let is_default = scheduling == SchedParams::from_policy(scheduling.policy);
-        if is_default { ObjectState::Policy(scheduling.policy) } else { ObjectState::Scheduling(scheduling) }
+        if is_default {
+            ObjectState::Policy(scheduling.policy)
+        } else {
+            ObjectState::Scheduling(scheduling)
+        }
     }
 }
 
 impl ObjectState {
     /// The CPUs, if it is the state of an affinity.
     pub(crate) fn cpus(&self) -> Option<&CpuSet> {
-        if let ObjectState::Cpus(cpus) = self { Some(cpus) } else { None }
+        if let ObjectState::Cpus(cpus) = self {
+            Some(cpus)
+        } else {
+            None
+        }
     }
     /// The class of a thread, if this state is one.
     pub fn scheduling(&self) -> Option<SchedParams> {
@@ -209,7 +221,10 @@ enum JournalRecord {
         follows: bool,
     },
     #[serde(alias = "again")]
-    Update { object: JournalObject, ours: ObjectState },
+    Update {
+        object: JournalObject,
+        ours: ObjectState,
+    },
     /// The previous line is a fragment of a failed batch, none of whose changes was made.
     Torn {},
 }
@@ -251,7 +266,9 @@ pub enum JournalError {
         expected: String,
     },
     /// The last owner of the right to act has left a journal.
-    #[error("{path}: contains the journal of a crashed run; run cachemate restore --state-dir {path} first")]
+    #[error(
+        "{path}: contains the journal of a crashed run; run cachemate restore --state-dir {path} first"
+    )]
     LeftElsewhere {
         /// The state directory that contains it.
         path: PathBuf,
@@ -288,7 +305,10 @@ pub enum JournalError {
 impl JournalError {
     /// Returns a function that converts an error of the file system at this path.
     pub(crate) fn io_error_at(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
-        move |source| JournalError::Io { path: path.to_path_buf(), source }
+        move |source| JournalError::Io {
+            path: path.to_path_buf(),
+            source,
+        }
     }
 }
 
@@ -383,9 +403,17 @@ impl Journal {
     pub fn create(state_dir: &Path, boot_id: &str, since_ticks: u64) -> Result<Self, JournalError> {
         let path = state_dir.join(Self::FILE_NAME);
         let io_error = JournalError::io_error_at(&path);
-        let open_new = || OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+        let open_new = || {
+            OpenOptions::new()
+                .append(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)
+        };
         let file = match open_new() {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_journal(state_dir) => {
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists && is_empty_journal(state_dir) =>
+            {
                 remove(&path)?;
                 open_new()
             }
@@ -402,8 +430,9 @@ impl Journal {
             since_ticks,
             entries: BTreeMap::new(),
         };
-        let outcome =
-            journal.append(&[journal.header_record()], true).and_then(|()| sync_dir(state_dir).map_err(io_error));
+        let outcome = journal
+            .append(&[journal.header_record()], true)
+            .and_then(|()| sync_dir(state_dir).map_err(io_error));
         if let Err(error) = outcome {
             // If even this fails, the next try finds a journal without objects.
             let _ = fs::remove_file(&path);
@@ -414,7 +443,12 @@ impl Journal {
 
     fn header_record(&self) -> JournalRecord {
         let (boot_id, pid_namespace) = (self.boot_id.clone(), self.pid_namespace);
-        JournalRecord::Header { format: FORMAT, boot_id, since_ticks: self.since_ticks, pid_namespace }
+        JournalRecord::Header {
+            format: FORMAT,
+            boot_id,
+            since_ticks: self.since_ticks,
+            pid_namespace,
+        }
     }
 
     /// Must be called, and succeed, before any of `changes` is made. Originals of new objects are synced to disk
@@ -427,12 +461,18 @@ impl Journal {
         let mut has_new_object = false;
         let mut next_entries: BTreeMap<JournalObject, JournalEntry> = BTreeMap::new();
         for change in changes {
-            let known_entry = next_entries.get(&change.object).or_else(|| self.entries.get(&change.object)).cloned();
+            let known_entry = next_entries
+                .get(&change.object)
+                .or_else(|| self.entries.get(&change.object))
+                .cloned();
             let entry = match known_entry {
                 Some(entry) if entry.applied_states.contains(&change.target) => continue,
                 Some(mut entry) => {
                     entry.applied_states.push(change.target.clone());
-                    records.push(JournalRecord::Update { object: change.object.clone(), ours: change.target.clone() });
+                    records.push(JournalRecord::Update {
+                        object: change.object.clone(),
+                        ours: change.target.clone(),
+                    });
                     entry
                 }
                 None => {
@@ -445,7 +485,12 @@ impl Journal {
                         ours: applied_states.clone(),
                         follows,
                     });
-                    JournalEntry { original, applied_states, since_ticks: self.since_ticks, follows_cpuset: follows }
+                    JournalEntry {
+                        original,
+                        applied_states,
+                        since_ticks: self.since_ticks,
+                        follows_cpuset: follows,
+                    }
                 }
             };
             next_entries.insert(change.object.clone(), entry);
@@ -470,7 +515,11 @@ impl Journal {
     pub fn retain(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
         self.entries.retain(|object, _| is_kept(object));
         let is_compaction_due = self.valid_bytes > COMPACT_FROM_BYTES.max(2 * self.compacted_bytes);
-        if is_compaction_due { self.compact() } else { Ok(()) }
+        if is_compaction_due {
+            self.compact()
+        } else {
+            Ok(())
+        }
     }
 
     fn compact(&mut self) -> Result<(), JournalError> {
@@ -478,19 +527,36 @@ impl Journal {
         let mut encoded_lines = Vec::new();
         append_line(&mut encoded_lines, &self.header_record());
         for (object, entry) in &self.entries {
-            let (object, original, ours) = (object.clone(), entry.original.clone(), entry.applied_states.clone());
+            let (object, original, ours) = (
+                object.clone(),
+                entry.original.clone(),
+                entry.applied_states.clone(),
+            );
             append_line(
                 &mut encoded_lines,
-                &JournalRecord::Original { object, original, ours, follows: entry.follows_cpuset },
+                &JournalRecord::Original {
+                    object,
+                    original,
+                    ours,
+                    follows: entry.follows_cpuset,
+                },
             );
         }
         let new_path = self.path.with_extension("journal.new");
         // The remains of a crash are not a journal. The file stays open under its new name, because opening it again
         // could fail.
         let _ = fs::remove_file(&new_path);
-        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new_path).map_err(io_error)?;
+        let file = OpenOptions::new()
+            .append(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&new_path)
+            .map_err(io_error)?;
         let mut new_file = JournalFile::new(file);
-        new_file.append(&encoded_lines).and_then(|()| new_file.sync()).map_err(io_error)?;
+        new_file
+            .append(&encoded_lines)
+            .and_then(|()| new_file.sync())
+            .map_err(io_error)?;
         fs::rename(&new_path, &self.path).map_err(io_error)?;
         self.file = new_file;
         (self.valid_bytes, self.is_torn) = (encoded_lines.len() as u64, false);
@@ -505,8 +571,13 @@ impl Journal {
             append_line(&mut encoded_lines, &JournalRecord::Torn {});
         }
         self.is_torn = false;
-        records.iter().for_each(|line| append_line(&mut encoded_lines, line));
-        let outcome = self.file.append(&encoded_lines).and_then(|()| if must_sync { self.file.sync() } else { Ok(()) });
+        records
+            .iter()
+            .for_each(|line| append_line(&mut encoded_lines, line));
+        let outcome = self
+            .file
+            .append(&encoded_lines)
+            .and_then(|()| if must_sync { self.file.sync() } else { Ok(()) });
         match outcome.and_then(|()| self.file.size_bytes()) {
             Ok(bytes) => {
                 self.valid_bytes = bytes;
@@ -514,7 +585,10 @@ impl Journal {
             }
             Err(source) => {
                 self.is_torn = self.file.truncate(self.valid_bytes).is_err();
-                Err(JournalError::Io { path: self.path.clone(), source })
+                Err(JournalError::Io {
+                    path: self.path.clone(),
+                    source,
+                })
             }
         }
     }
@@ -523,7 +597,10 @@ impl Journal {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn rewrite(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
+    pub fn rewrite(
+        &mut self,
+        is_kept: impl Fn(&JournalObject) -> bool,
+    ) -> Result<(), JournalError> {
         self.entries.retain(|object, _| is_kept(object));
         self.compact()
     }
@@ -550,8 +627,15 @@ fn open_trusted(path: &Path) -> Result<Option<File>, JournalError> {
     let metadata = file.metadata().map_err(io_error)?;
     check_ownership(path, &metadata)?;
     if !metadata.is_file() {
-        let (found, expected) = (format!("{:?}", metadata.file_type()), "a plain file".to_string());
-        return Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected });
+        let (found, expected) = (
+            format!("{:?}", metadata.file_type()),
+            "a plain file".to_string(),
+        );
+        return Err(JournalError::NotOurs {
+            path: path.to_path_buf(),
+            found,
+            expected,
+        });
     }
     Ok(Some(file))
 }
@@ -564,12 +648,17 @@ pub(crate) fn check_ownership(path: &Path, metadata: &fs::Metadata) -> Result<()
     let own_user = rustix::process::geteuid().as_raw();
     let (found, expected) = match (metadata.uid(), metadata.mode() & 0o7777) {
         (owner, _) if owner != own_user => (format!("owner {owner}"), format!("owner {own_user}")),
-        (_, mode) if mode & 0o022 != 0 => {
-            (format!("mode {mode:o}"), "one that only its owner may write to".to_string())
-        }
+        (_, mode) if mode & 0o022 != 0 => (
+            format!("mode {mode:o}"),
+            "one that only its owner may write to".to_string(),
+        ),
         _ => return Ok(()),
     };
-    Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected })
+    Err(JournalError::NotOurs {
+        path: path.to_path_buf(),
+        found,
+        expected,
+    })
 }
 
 /// Reads a journal left behind; `None` if there is none.
@@ -578,12 +667,23 @@ pub(crate) fn check_ownership(path: &Path, metadata: &fs::Metadata) -> Result<()
 /// The file cannot be read, belongs to another user, or has a newer format.
 pub fn read_left_behind(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let Some(file) = open_trusted(&path)? else { return Ok(None) };
+    let Some(file) = open_trusted(&path)? else {
+        return Ok(None);
+    };
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(JournalError::io_error_at(&path))?;
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(JournalError::io_error_at(&path))?;
     if bytes.len() as u64 > MAX_BYTES {
-        let (found, expected) = (format!("more than {MAX_BYTES} bytes"), "a journal".to_string());
-        return Err(JournalError::NotOurs { path, found, expected });
+        let (found, expected) = (
+            format!("more than {MAX_BYTES} bytes"),
+            "a journal".to_string(),
+        );
+        return Err(JournalError::NotOurs {
+            path,
+            found,
+            expected,
+        });
     }
     parse(&path, &bytes).map(Some)
 }
@@ -597,22 +697,46 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError
     let mut header_since_ticks = 0;
     for (index, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
         let has_newline = line.ends_with(b"\n");
-        let record = if has_newline { parse_line(line) } else { parse_last_line(line) };
+        let record = if has_newline {
+            parse_line(line)
+        } else {
+            parse_last_line(line)
+        };
         match record {
             None if has_newline => recovered_journal.damaged_lines.push(index + 1),
             None => recovered_journal.is_torn = true,
             Some(JournalRecord::Header { format, .. }) if format != FORMAT => {
                 let problem = format!("found format {format}, expected {FORMAT}");
-                return Err(JournalError::Damaged { path: path.to_path_buf(), line: index + 1, what: problem });
+                return Err(JournalError::Damaged {
+                    path: path.to_path_buf(),
+                    line: index + 1,
+                    what: problem,
+                });
             }
-            Some(JournalRecord::Header { boot_id, since_ticks, pid_namespace, .. }) => {
+            Some(JournalRecord::Header {
+                boot_id,
+                since_ticks,
+                pid_namespace,
+                ..
+            }) => {
                 (recovered_journal.boot_id, header_since_ticks) = (Some(boot_id), since_ticks);
                 recovered_journal.pid_namespace = pid_namespace;
             }
             // A second original: the first one was in a failed batch, or its object was dropped since.
-            Some(JournalRecord::Original { object, original, ours, follows }) => {
-                let (since_ticks, applied_states, follows_cpuset) = (header_since_ticks, ours, follows);
-                let entry = JournalEntry { original, applied_states, since_ticks, follows_cpuset };
+            Some(JournalRecord::Original {
+                object,
+                original,
+                ours,
+                follows,
+            }) => {
+                let (since_ticks, applied_states, follows_cpuset) =
+                    (header_since_ticks, ours, follows);
+                let entry = JournalEntry {
+                    original,
+                    applied_states,
+                    since_ticks,
+                    follows_cpuset,
+                };
                 recovered_journal.entries.insert(object, entry);
             }
             Some(JournalRecord::Update { object, ours }) => {
@@ -621,7 +745,9 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError
                 }
             }
             Some(JournalRecord::Torn {}) => {
-                recovered_journal.damaged_lines.pop_if(|line| *line == index);
+                recovered_journal
+                    .damaged_lines
+                    .pop_if(|line| *line == index);
             }
         }
     }
@@ -631,7 +757,8 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError
 /// Does this journal name no object, so that nothing was changed after it was begun?
 fn is_empty_journal(state_dir: &Path) -> bool {
     read_left_behind(state_dir).is_ok_and(|journal| {
-        journal.is_some_and(|journal| journal.entries.is_empty() && journal.damaged_lines.is_empty())
+        journal
+            .is_some_and(|journal| journal.entries.is_empty() && journal.damaged_lines.is_empty())
     })
 }
 
@@ -663,7 +790,8 @@ fn append_line(encoded_lines: &mut Vec<u8>, record: &JournalRecord) {
 fn parse_line(line: &[u8]) -> Option<JournalRecord> {
     let text = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
     let (sum, json) = text.split_once(' ')?;
-    (u64::from_str_radix(sum, 16).ok()? == xxhash_rust::xxh3::xxh3_64(json.as_bytes())).then_some(())?;
+    (u64::from_str_radix(sum, 16).ok()? == xxhash_rust::xxh3::xxh3_64(json.as_bytes()))
+        .then_some(())?;
     serde_json::from_str(json).ok()
 }
 

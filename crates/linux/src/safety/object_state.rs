@@ -4,7 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::act::resctrl::{Schemata, groups};
-use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, find_member_file, read_members, remove_group};
+use crate::kernel::group_dirs::{
+    CPUSET_FILE, child_groups, find_member_file, read_members, remove_group,
+};
 use crate::kernel::systemd_units::has_latent_cpuset;
 use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -18,9 +20,9 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
         JournalObject::Affinity { thread, .. } => ObjectState::Cpus(kernel.affinity(thread.tid)?),
         JournalObject::Nice { thread, .. } => ObjectState::Nice(kernel.stat(thread.tid)?.nice),
         JournalObject::Policy { thread, .. } => kernel.scheduling(thread.tid)?.into(),
-        JournalObject::Membership { hierarchy, thread, .. } => {
-            ObjectState::Group(find_group(kernel, hierarchy, *thread)?)
-        }
+        JournalObject::Membership {
+            hierarchy, thread, ..
+        } => ObjectState::Group(find_group(kernel, hierarchy, *thread)?),
         JournalObject::File { path } => match kernel.read(path) {
             Err(error) if is_gone(&error) && is_cpuset(path) && has_latent_cpuset(kernel, path) => {
                 ObjectState::Text(String::new())
@@ -29,8 +31,12 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
         },
         JournalObject::Schemata { path } => {
             let parse_result = Schemata::parse(&kernel.read(path)?);
-            let invalid_data =
-                |problem| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()));
+            let invalid_data = |problem| {
+                io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("{}: {problem}", path.display()),
+                )
+            };
             ObjectState::Text(parse_result.map_err(invalid_data)?.to_string())
         }
         JournalObject::Directory { path } => match kernel.list(path) {
@@ -45,33 +51,62 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
 ///
 /// # Errors
 /// The kernel's error; `InvalidInput` if the state is not of the object's kind.
-pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectState) -> io::Result<()> {
+pub fn write_state(
+    kernel: &dyn Kernel,
+    object: &JournalObject,
+    state: &ObjectState,
+) -> io::Result<()> {
     match (object, state) {
-        (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
-        (JournalObject::Nice { thread, .. }, ObjectState::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
-        (JournalObject::Policy { thread, .. }, ObjectState::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
+        (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(cpus)) => {
+            kernel.set_affinity(thread.tid, cpus)
+        }
+        (JournalObject::Nice { thread, .. }, ObjectState::Nice(nice)) => {
+            kernel.set_nice(thread.tid, *nice)
+        }
+        (JournalObject::Policy { thread, .. }, ObjectState::Policy(policy)) => {
+            kernel.set_policy(thread.tid, *policy)
+        }
         (JournalObject::Policy { thread, .. }, ObjectState::Scheduling(params)) => {
             kernel.set_scheduling(thread.tid, params)
         }
-        (JournalObject::Membership { hierarchy, thread, .. }, ObjectState::Group(group)) => {
+        (
+            JournalObject::Membership {
+                hierarchy, thread, ..
+            },
+            ObjectState::Group(group),
+        ) => {
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
             kernel.write(&find_member_file(kernel, &group)?, &thread.tid.to_string())
         }
         (JournalObject::File { path }, ObjectState::Text(text)) if is_cpuset(path) => {
-            if kernel.set_cpus_by_owner(path, text)? { Ok(()) } else { write_cpuset(kernel, path, text) }
+            if kernel.set_cpus_by_owner(path, text)? {
+                Ok(())
+            } else {
+                write_cpuset(kernel, path, text)
+            }
         }
-        (JournalObject::File { path } | JournalObject::Schemata { path }, ObjectState::Text(text)) => {
-            kernel.write(path, &format!("{text}\n"))
-        }
+        (
+            JournalObject::File { path } | JournalObject::Schemata { path },
+            ObjectState::Text(text),
+        ) => kernel.write(path, &format!("{text}\n")),
         (JournalObject::Directory { path }, ObjectState::Present) => kernel.make_dir(path),
-        (JournalObject::Directory { path }, ObjectState::Absent) => remove_group(kernel, path).map(drop),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
+        (JournalObject::Directory { path }, ObjectState::Absent) => {
+            remove_group(kernel, path).map(drop)
+        }
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{object:?} cannot be {state:?}"),
+        )),
     }
 }
 
 /// Sets the CPUs of a group through its file, whether or not the group has an owner.
 pub(crate) fn write_cpuset(kernel: &dyn Kernel, path: &Path, text: &str) -> io::Result<()> {
-    if text.is_empty() { restore_empty_cpuset(kernel, path) } else { kernel.write(path, &format!("{text}\n")) }
+    if text.is_empty() {
+        restore_empty_cpuset(kernel, path)
+    } else {
+        kernel.write(path, &format!("{text}\n"))
+    }
 }
 
 /// Restores an empty cpuset (cgroup v2), which has its parent's CPUs. The kernel refuses to empty a cpuset with
@@ -115,13 +150,20 @@ pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::R
 }
 
 /// The error as a sentence, with resctrl's own message if there is one.
-pub(crate) fn describe_failure(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> String {
+pub(crate) fn describe_failure(
+    kernel: &dyn Kernel,
+    object: &JournalObject,
+    error: &io::Error,
+) -> String {
     if let JournalObject::File { path } = object
         && is_cpuset(path)
         && let Some(parent) = path.parent().and_then(Path::parent)
         && let Ok(cpus) = kernel.read(&parent.join(CPUSET_FILE))
     {
-        return format!("{error}; its parent has CPUs '{}', beyond which it cannot be widened", cpus.trim());
+        return format!(
+            "{error}; its parent has CPUs '{}', beyond which it cannot be widened",
+            cpus.trim()
+        );
     }
     let resctrl_mount = match object {
         JournalObject::Schemata { path } => path.parent().and_then(Path::parent),

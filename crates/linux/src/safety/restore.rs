@@ -20,7 +20,9 @@ use crate::act::resctrl::mount_point;
 use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
-use crate::safety::object_state::{describe_failure, is_cpuset, partition_kind, read_state, write_cpuset, write_state};
+use crate::safety::object_state::{
+    describe_failure, is_cpuset, partition_kind, read_state, write_cpuset, write_state,
+};
 
 /// Maximum time that a restore waits for resctrl's lock.
 const MAX_RESCTRL_WAIT: Duration = Duration::from_secs(2);
@@ -57,19 +59,29 @@ impl RestoredObject {
 }
 
 /// Restores everything. Objects that failed may be retried; all others are finished.
-pub fn restore(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
+pub fn restore(
+    kernel: &dyn Kernel,
+    entries: &BTreeMap<JournalObject, JournalEntry>,
+) -> Vec<RestoredObject> {
     let mut restored_objects = Vec::new();
     // If another process holds resctrl's lock for longer than this, the host is restored without the lock.
-    let mount = mount_point(kernel).ok().filter(|mount| entries.keys().any(|object| is_in_resctrl(object, mount)));
+    let mount = mount_point(kernel)
+        .ok()
+        .filter(|mount| entries.keys().any(|object| is_in_resctrl(object, mount)));
     let _lock = mount.map(|mount| kernel.lock_dir(&mount, MAX_RESCTRL_WAIT));
     for stage in 0..6 {
-        let mut objects: Vec<_> = entries.iter().filter(|(object, _)| restore_stage(object) == stage).collect();
+        let mut objects: Vec<_> = entries
+            .iter()
+            .filter(|(object, _)| restore_stage(object) == stage)
+            .collect();
         if stage == 5 {
             objects.reverse(); // deepest directories first: a parent's path sorts before its children's
         }
         for (object, entry) in objects {
-            restored_objects
-                .push(RestoredObject { object: object.clone(), outcome: restore_object(kernel, object, entry) });
+            restored_objects.push(RestoredObject {
+                object: object.clone(),
+                outcome: restore_object(kernel, object, entry),
+            });
         }
         if stage == 2 {
             restored_objects.extend(restore_inherited_until_stable(kernel, entries));
@@ -93,7 +105,9 @@ fn restore_inherited_until_stable(
         let pass_outcomes = restore_inherited(kernel, entries);
         // Every pass retries the failed objects, so only the failures of the last pass are reported.
         restored_objects.retain(|inheritor: &RestoredObject| !inheritor.has_failed());
-        let is_clean = pass_outcomes.iter().all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
+        let is_clean = pass_outcomes
+            .iter()
+            .all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
         restored_objects.extend(pass_outcomes);
         clean_passes = if is_clean { clean_passes + 1 } else { 0 };
         if clean_passes == 2 || entries.is_empty() {
@@ -113,7 +127,9 @@ fn restore_stage(object: &JournalObject) -> u32 {
         JournalObject::Schemata { .. } => u32::MAX,
         JournalObject::File { path } if is_freezer(path) => 0,
         JournalObject::File { path } if is_cpuset(path) => 1,
-        JournalObject::Affinity { .. } | JournalObject::Nice { .. } | JournalObject::Policy { .. } => 2,
+        JournalObject::Affinity { .. }
+        | JournalObject::Nice { .. }
+        | JournalObject::Policy { .. } => 2,
         JournalObject::Membership { .. } => 3,
         JournalObject::File { .. } => 4,
         JournalObject::Directory { .. } => 5,
@@ -121,12 +137,17 @@ fn restore_stage(object: &JournalObject) -> u32 {
 }
 
 fn is_freezer(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
+    path.file_name()
+        .is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
 }
 
 /// Restores one object. If a thread is exiting or being moved, calls report "no such process" although `/proc` still
 /// lists it. Its existence is checked again, and a thread that still exists counts as not restored.
-fn restore_object(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> RestoreOutcome {
+fn restore_object(
+    kernel: &dyn Kernel,
+    object: &JournalObject,
+    entry: &JournalEntry,
+) -> RestoreOutcome {
     const MAX_TRIES: u32 = 5;
     const RETRY_PAUSE: Duration = Duration::from_millis(4);
     let mut try_count = 0;
@@ -134,8 +155,12 @@ fn restore_object(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEn
         try_count += 1;
         match restore_one(kernel, object, entry) {
             Ok(outcome) => return outcome,
-            Err(error) if is_gone(&error) && !may_still_exist(kernel, object, &error) => return RestoreOutcome::Gone,
-            Err(error) if is_gone(&error) && try_count < MAX_TRIES => std::thread::sleep(RETRY_PAUSE),
+            Err(error) if is_gone(&error) && !may_still_exist(kernel, object, &error) => {
+                return RestoreOutcome::Gone;
+            }
+            Err(error) if is_gone(&error) && try_count < MAX_TRIES => {
+                std::thread::sleep(RETRY_PAUSE)
+            }
             Err(error) => return RestoreOutcome::Failed(describe_failure(kernel, object, &error)),
         }
     }
@@ -148,7 +173,11 @@ fn may_still_exist(kernel: &dyn Kernel, object: &JournalObject, error: &io::Erro
     error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(may_be_alive)
 }
 
-fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> io::Result<RestoreOutcome> {
+fn restore_one(
+    kernel: &dyn Kernel,
+    object: &JournalObject,
+    entry: &JournalEntry,
+) -> io::Result<RestoreOutcome> {
     if let Some(thread) = object.thread()
         && !kernel.is_alive(thread)?
     {
@@ -156,33 +185,50 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry
     }
     if let JournalObject::Directory { path } = object {
         let has_existed = remove_group(kernel, path)?;
-        return Ok(if has_existed { RestoreOutcome::Restored } else { RestoreOutcome::Unchanged });
+        return Ok(if has_existed {
+            RestoreOutcome::Restored
+        } else {
+            RestoreOutcome::Unchanged
+        });
     }
     if let JournalObject::File { path } = object
         && is_cpuset(path)
         && let Some(kind) = partition_kind(kernel, path)?
     {
-        return Ok(RestoreOutcome::ChangedByOther(format!("a cpuset partition ({kind})")));
+        return Ok(RestoreOutcome::ChangedByOther(format!(
+            "a cpuset partition ({kind})"
+        )));
     }
     let current_state = read_state(kernel, object)?;
-    let has_original_state =
-        current_state == entry.original || entry.follows_cpuset && spans_cpuset(kernel, object, &current_state)?;
+    let has_original_state = current_state == entry.original
+        || entry.follows_cpuset && spans_cpuset(kernel, object, &current_state)?;
     if has_original_state && !entry.follows_cpuset {
         return Ok(RestoreOutcome::Unchanged);
     }
-    if !has_original_state && !is_our_state(kernel, object, &current_state, &entry.applied_states)? {
+    if !has_original_state && !is_our_state(kernel, object, &current_state, &entry.applied_states)?
+    {
         return Ok(RestoreOutcome::ChangedByOther(format!("{current_state:?}")));
     }
     write_original(kernel, object, entry)?;
-    Ok(if has_original_state { RestoreOutcome::Unchanged } else { RestoreOutcome::Restored })
+    Ok(if has_original_state {
+        RestoreOutcome::Unchanged
+    } else {
+        RestoreOutcome::Restored
+    })
 }
 
 /// Is the object's state a mask as wide as the thread's cpuset?
 ///
 /// # Errors
 /// The cpuset exists and cannot be read.
-pub(crate) fn spans_cpuset(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectState) -> io::Result<bool> {
-    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, state) else { return Ok(false) };
+pub(crate) fn spans_cpuset(
+    kernel: &dyn Kernel,
+    object: &JournalObject,
+    state: &ObjectState,
+) -> io::Result<bool> {
+    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, state) else {
+        return Ok(false);
+    };
     Ok(effective_cpus(kernel, thread.tid)?.as_ref() == Some(now))
 }
 
@@ -201,12 +247,14 @@ fn is_our_state(
     if applied_states.iter().any(equals_current) {
         return Ok(true);
     }
-    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, current_state) else {
+    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, current_state)
+    else {
         return Ok(false);
     };
-    let Some(cpuset) = effective_cpus(kernel, thread.tid)? else { return Ok(false) };
-    let is_clipped =
-        |state: &ObjectState| matches!(state, ObjectState::Cpus(our_cpus) if our_cpus.intersection(&cpuset) == *now);
+    let Some(cpuset) = effective_cpus(kernel, thread.tid)? else {
+        return Ok(false);
+    };
+    let is_clipped = |state: &ObjectState| matches!(state, ObjectState::Cpus(our_cpus) if our_cpus.intersection(&cpuset) == *now);
     Ok(applied_states.iter().any(is_clipped))
 }
 
@@ -215,14 +263,20 @@ fn is_our_state(
 ///
 /// # Errors
 /// The errors of [`write_state`].
-pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> io::Result<()> {
+pub(crate) fn write_original(
+    kernel: &dyn Kernel,
+    object: &JournalObject,
+    entry: &JournalEntry,
+) -> io::Result<()> {
     match object {
         JournalObject::Affinity { thread, .. } if entry.follows_cpuset => {
             kernel.set_affinity(thread.tid, &(0..MAX_CPUS).collect())
         }
         // If the owner does not answer, the host is restored all the same.
         JournalObject::File { path } if is_cpuset(path) => match &entry.original {
-            ObjectState::Text(text) if !matches!(kernel.set_cpus_by_owner(path, text), Ok(true)) => {
+            ObjectState::Text(text)
+                if !matches!(kernel.set_cpus_by_owner(path, text), Ok(true)) =>
+            {
                 write_cpuset(kernel, path, text)
             }
             _ => Ok(()),
@@ -236,7 +290,9 @@ const MAX_CPUS: u32 = 8192;
 
 fn is_in_resctrl(object: &JournalObject, mount: &Path) -> bool {
     match object {
-        JournalObject::Schemata { path } | JournalObject::Directory { path } => path.starts_with(mount),
+        JournalObject::Schemata { path } | JournalObject::Directory { path } => {
+            path.starts_with(mount)
+        }
         JournalObject::Membership { hierarchy, .. } => hierarchy == mount,
         _ => false,
     }
@@ -255,7 +311,9 @@ fn collect_inherited<'a>(
 ) -> InheritedObjects<'a> {
     let mut inherited_objects: InheritedObjects<'a> = BTreeMap::new();
     for (object, entry) in entries {
-        let Some((pid, thread)) = object.owner() else { continue };
+        let Some((pid, thread)) = object.owner() else {
+            continue;
+        };
         // A process id may have been reused: it is still the journaled process only if a journaled thread is alive.
         match kernel.is_alive(thread) {
             Ok(true) => {}
@@ -271,7 +329,9 @@ fn collect_inherited<'a>(
             other.0.thread().map(for_first_thread).as_ref() == Some(other.0)
         };
         match inherited_entries.iter_mut().find(is_same_object) {
-            Some((_, first)) => first.applied_states.extend(entry.applied_states.iter().cloned()),
+            Some((_, first)) => first
+                .applied_states
+                .extend(entry.applied_states.iter().cloned()),
             None => inherited_entries.push((object, entry.clone())),
         }
     }
@@ -280,9 +340,13 @@ fn collect_inherited<'a>(
 
 /// The outcome for an object whose inheriting threads could not be listed.
 fn inheritance_failure(ancestor: &JournalObject, error: &io::Error) -> RestoredObject {
-    let outcome =
-        RestoreOutcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
-    RestoredObject { object: ancestor.clone(), outcome }
+    let outcome = RestoreOutcome::Failed(format!(
+        "threads and children that may have inherited it cannot be seen: {error}"
+    ));
+    RestoredObject {
+        object: ancestor.clone(),
+        outcome,
+    }
 }
 
 /// Restores later threads of a journaled process or its descendants that inherited a mask, nice value or policy of
@@ -293,7 +357,9 @@ pub(crate) fn restore_inherited(
 ) -> Vec<RestoredObject> {
     let mut restored_objects = Vec::new();
     let inherited_objects = collect_inherited(kernel, entries, &mut restored_objects);
-    let Some((first_object, _)) = inherited_objects.values().flatten().next() else { return restored_objects };
+    let Some((first_object, _)) = inherited_objects.values().flatten().next() else {
+        return restored_objects;
+    };
     let parents = match read_parents(kernel) {
         Ok(parents) => parents,
         Err(error) => {
@@ -304,16 +370,25 @@ pub(crate) fn restore_inherited(
     for &pid in parents.keys() {
         // From the nearest ancestor on, because an ancestor may have passed on properties that are not journaled for
         // the processes in between.
-        let ancestor_objects: Vec<&(&JournalObject, JournalEntry)> =
-            ancestors_of(pid, &parents).iter().filter_map(|pid| inherited_objects.get(pid)).flatten().collect();
-        let Some((nearest_object, _)) = ancestor_objects.first() else { continue };
+        let ancestor_objects: Vec<&(&JournalObject, JournalEntry)> = ancestors_of(pid, &parents)
+            .iter()
+            .filter_map(|pid| inherited_objects.get(pid))
+            .flatten()
+            .collect();
+        let Some((nearest_object, _)) = ancestor_objects.first() else {
+            continue;
+        };
         match list_threads(kernel, pid) {
             Ok(threads) => {
                 for thread in threads {
                     for (ancestor, ancestor_entry) in &ancestor_objects {
                         let object = ancestor.for_thread(pid, thread);
                         if !entries.contains_key(&object) {
-                            restored_objects.extend(restore_if_inherited(kernel, object, ancestor_entry));
+                            restored_objects.extend(restore_if_inherited(
+                                kernel,
+                                object,
+                                ancestor_entry,
+                            ));
                         }
                     }
                 }
@@ -327,8 +402,9 @@ pub(crate) fn restore_inherited(
 /// All processes, with their parents. Processes that are hidden from a user (`hidepid=1` of proc(5)) belong to others,
 /// and the user cannot have changed them.
 fn read_parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
-    let is_hidden =
-        |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
+    let is_hidden = |error: &io::Error| {
+        error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root()
+    };
     let mut parents = BTreeMap::new();
     for pid in kernel.processes()? {
         match none_if_missing(kernel.stat(pid)) {
@@ -356,12 +432,16 @@ pub(crate) fn restore_if_inherited(
     object: JournalObject,
     entry: &JournalEntry,
 ) -> Option<RestoredObject> {
-    object.thread().filter(|thread| entry.may_be_inherited_by(*thread))?;
+    object
+        .thread()
+        .filter(|thread| entry.may_be_inherited_by(*thread))?;
     let outcome = match read_state(kernel, &object) {
         Ok(now) if now == entry.original || !entry.applied_states.contains(&now) => return None,
         Ok(_) => match write_original(kernel, &object, entry) {
             Ok(()) => RestoreOutcome::Restored,
-            Err(error) if is_gone(&error) && !may_still_exist(kernel, &object, &error) => RestoreOutcome::Gone,
+            Err(error) if is_gone(&error) && !may_still_exist(kernel, &object, &error) => {
+                RestoreOutcome::Gone
+            }
             Err(error) => RestoreOutcome::Failed(error.to_string()),
         },
         Err(error) if is_gone(&error) => return None,
@@ -374,7 +454,9 @@ pub(crate) fn restore_if_inherited(
 fn ancestors_of(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
     let parent_of = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
     // A chain of parents is short; the bound protects against a tree that changes while it is read.
-    std::iter::successors(Some(pid), parent_of).take(1_000).collect()
+    std::iter::successors(Some(pid), parent_of)
+        .take(1_000)
+        .collect()
 }
 
 #[cfg(test)]

@@ -39,31 +39,58 @@ pub(crate) fn sample_accesses(
     let (start, mut contents) = (Instant::now(), RingContents::default());
     while start.elapsed() < SAMPLING_TIME {
         std::thread::sleep(READ_INTERVAL);
-        samplers.iter_mut().for_each(|sampler| sampler.drain(&mut contents));
+        samplers
+            .iter_mut()
+            .for_each(|sampler| sampler.drain(&mut contents));
     }
     samplers.iter().for_each(PerfSampler::stop);
-    samplers.iter_mut().for_each(|sampler| sampler.drain(&mut contents));
+    samplers
+        .iter_mut()
+        .for_each(|sampler| sampler.drain(&mut contents));
     // Sampling by CPU covers all threads; events of unmanaged threads are dropped.
-    let subject_samples: Vec<RawSample> =
-        contents.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
+    let subject_samples: Vec<RawSample> = contents
+        .samples
+        .into_iter()
+        .filter(|raw| subjects.threads.contains_key(&raw.tid))
+        .collect();
     let event_count = subject_samples.iter().map(|raw| raw.period).sum();
-    let samples = subject_samples.iter().filter_map(|raw| subjects.resolve_sample(raw));
-    Ok((samples.filter(|sample| !remote_only || sample.source == DataSource::RemoteCache).collect(), event_count))
+    let samples = subject_samples
+        .iter()
+        .filter_map(|raw| subjects.resolve_sample(raw));
+    Ok((
+        samples
+            .filter(|sample| !remote_only || sample.source == DataSource::RemoteCache)
+            .collect(),
+        event_count,
+    ))
 }
 
-fn open_samplers(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::Result<Vec<PerfSampler>> {
+fn open_samplers(
+    facility: &Facility,
+    subjects: &SampledThreads<'_>,
+    period: u64,
+) -> io::Result<Vec<PerfSampler>> {
     if subjects.threads.len() <= MAX_THREADS {
-        let sampler_results =
-            subjects.threads.keys().map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
+        let sampler_results = subjects
+            .threads
+            .keys()
+            .map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
         // Threads that have exited meanwhile make no accesses.
-        let live_samplers =
-            sampler_results.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
+        let live_samplers = sampler_results.filter(|sampler| {
+            !sampler
+                .as_ref()
+                .is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH))
+        });
         match live_samplers.collect::<io::Result<Vec<_>>>() {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             other => return other,
         }
     }
-    subjects.online.iter().map(|cpu| PerfSampler::open(facility, SamplingTarget::Cpu(CpuId(cpu)), period)).collect()
+    subjects
+        .online
+        .iter()
+        .map(|cpu| PerfSampler::open(facility, SamplingTarget::Cpu(CpuId(cpu)), period))
+        .collect()
 }
 
 impl SampledThreads<'_> {
@@ -73,7 +100,9 @@ impl SampledThreads<'_> {
             virtual_line: raw.address / u64::from(self.line_bytes.max(1)),
             physical_line: None,
             source: decode_source(raw.data_source),
-            latency_cycles: u32::try_from(raw.latency_cycles).ok().filter(|cycles| *cycles > 0),
+            latency_cycles: u32::try_from(raw.latency_cycles)
+                .ok()
+                .filter(|cycles| *cycles > 0),
             at_ns: raw.time_ns.saturating_sub(self.origin_ns),
         })
     }
@@ -90,7 +119,12 @@ mod tests {
     fn samples_are_assigned_to_the_task_that_made_them() {
         let threads = BTreeMap::from([(41, TaskId(3))]);
         let online = CpuSet::default();
-        let subjects = SampledThreads { threads: &threads, online: &online, line_bytes: 64, origin_ns: 400 };
+        let subjects = SampledThreads {
+            threads: &threads,
+            online: &online,
+            line_bytes: 64,
+            origin_ns: 400,
+        };
         let raw = RawSample {
             tid: 41,
             time_ns: 1_000,
@@ -100,8 +134,14 @@ mod tests {
             data_source: 0x6810_0442,
         };
         let sample = subjects.resolve_sample(&raw).unwrap();
-        assert_eq!((sample.task, sample.virtual_line, sample.at_ns), (TaskId(3), 0x41, 600));
-        assert_eq!((sample.source, sample.latency_cycles), (DataSource::Cache(CacheLevel::L2), None));
+        assert_eq!(
+            (sample.task, sample.virtual_line, sample.at_ns),
+            (TaskId(3), 0x41, 600)
+        );
+        assert_eq!(
+            (sample.source, sample.latency_cycles),
+            (DataSource::Cache(CacheLevel::L2), None)
+        );
         assert_eq!(subjects.resolve_sample(&RawSample { tid: 5, ..raw }), None);
     }
 }

@@ -52,26 +52,43 @@ impl BirthLedger {
     /// Records an event.
     pub fn record(&mut self, event: ProcessEvent) {
         match event {
-            ProcessEvent::ProcessStart { parent_pid: parent, pid } => {
+            ProcessEvent::ProcessStart {
+                parent_pid: parent,
+                pid,
+            } => {
                 let (ancestor, has_ancestors_user) = match self.unread_processes.get(&parent) {
                     Some(parent) => (parent.ancestor, parent.has_ancestors_user),
                     None => (parent, true),
                 };
-                self.unread_processes
-                    .insert(pid, UnreadProcess { ancestor, live_threads: 1, has_ancestors_user, is_deferred: false });
+                self.unread_processes.insert(
+                    pid,
+                    UnreadProcess {
+                        ancestor,
+                        live_threads: 1,
+                        has_ancestors_user,
+                        is_deferred: false,
+                    },
+                );
             }
             ProcessEvent::ThreadStart { pid, tid } => match self.unread_processes.get_mut(&pid) {
                 Some(process) => process.live_threads += 1,
                 None => {
                     self.thread_change_count += 1;
-                    self.thread_changes_by_pid.entry(pid).or_default().started_tids.insert(tid);
+                    self.thread_changes_by_pid
+                        .entry(pid)
+                        .or_default()
+                        .started_tids
+                        .insert(tid);
                 }
             },
             ProcessEvent::ProgramChange { pid } => _ = self.changed_pids.insert(pid),
             ProcessEvent::UserChange { pid } => {
                 self.changed_pids.insert(pid);
                 self.user_changed_pids.insert(pid);
-                self.unread_processes.get_mut(&pid).into_iter().for_each(|process| process.has_ancestors_user = false);
+                self.unread_processes
+                    .get_mut(&pid)
+                    .into_iter()
+                    .for_each(|process| process.has_ancestors_user = false);
             }
             ProcessEvent::Exit { pid, tid } => match self.unread_processes.get_mut(&pid) {
                 Some(process) if process.live_threads > 1 => process.live_threads -= 1,
@@ -92,7 +109,8 @@ impl BirthLedger {
             + self.user_changed_pids.len()
             + self.thread_change_count
             + self.ended_leader_pids.len();
-        if self.unread_processes.len() + self.ended_unread_counts.len() + change_count > MAX_ENTRIES {
+        if self.unread_processes.len() + self.ended_unread_counts.len() + change_count > MAX_ENTRIES
+        {
             self.forget();
         }
     }
@@ -101,7 +119,10 @@ impl BirthLedger {
     pub fn count_ended(&mut self, pid: i32) {
         self.changed_pids.remove(&pid);
         if let Some(process) = self.unread_processes.remove(&pid) {
-            *self.ended_unread_counts.entry(process.ancestor).or_default() += 1;
+            *self
+                .ended_unread_counts
+                .entry(process.ancestor)
+                .or_default() += 1;
         }
     }
 
@@ -119,8 +140,12 @@ impl BirthLedger {
     /// ones.
     pub fn add_listed(&mut self, pids: impl IntoIterator<Item = i32>, has_events: bool) {
         for pid in pids {
-            let unread_process =
-                UnreadProcess { ancestor: 0, live_threads: 1, has_ancestors_user: false, is_deferred: true };
+            let unread_process = UnreadProcess {
+                ancestor: 0,
+                live_threads: 1,
+                has_ancestors_user: false,
+                is_deferred: true,
+            };
             self.unread_processes.entry(pid).or_insert(unread_process);
         }
         self.is_complete = has_events;
@@ -134,13 +159,18 @@ impl BirthLedger {
     /// Leaves a process that was born since the last refresh to the next one, so that short programs that hardly run are only
     /// counted. It has the affinity and the control groups of its parent until then. Returns false if its turn has come.
     pub fn defer(&mut self, pid: i32) -> bool {
-        self.unread_processes.get_mut(&pid).is_some_and(|process| !std::mem::replace(&mut process.is_deferred, true))
+        self.unread_processes
+            .get_mut(&pid)
+            .is_some_and(|process| !std::mem::replace(&mut process.is_deferred, true))
     }
 
     /// Whether events show that an unread process has a single thread.
     pub fn has_one_thread(&self, pid: i32) -> bool {
         self.is_complete
-            && self.unread_processes.get(&pid).is_some_and(|process| process.ancestor > 0 && process.live_threads == 1)
+            && self
+                .unread_processes
+                .get(&pid)
+                .is_some_and(|process| process.ancestor > 0 && process.live_threads == 1)
     }
 
     /// Removes a process that was read, or that must not be read, from the unread processes.
@@ -161,7 +191,10 @@ impl BirthLedger {
     /// The ancestor whose user, as read by the last refresh, is also the user of this unread process; `None` if
     /// unknown.
     pub fn ancestor_with_user(&self, pid: i32) -> Option<i32> {
-        let process = self.unread_processes.get(&pid).filter(|process| process.has_ancestors_user)?;
+        let process = self
+            .unread_processes
+            .get(&pid)
+            .filter(|process| process.has_ancestors_user)?;
         (!self.may_have_new_user(process.ancestor)).then_some(process.ancestor)
     }
 
@@ -172,7 +205,12 @@ impl BirthLedger {
 
     /// The threads of a process that began and ended since the last refresh; `None` if unknown.
     pub fn thread_changes(&self, pid: i32) -> Option<ThreadChanges> {
-        self.is_complete.then(|| self.thread_changes_by_pid.get(&pid).cloned().unwrap_or_default())
+        self.is_complete.then(|| {
+            self.thread_changes_by_pid
+                .get(&pid)
+                .cloned()
+                .unwrap_or_default()
+        })
     }
 
     /// Takes the processes whose first thread has ended; their other threads may still be alive.
@@ -202,7 +240,10 @@ mod tests {
     use super::*;
 
     fn birth_event(parent: i32, pid: i32) -> ProcessEvent {
-        ProcessEvent::ProcessStart { parent_pid: parent, pid }
+        ProcessEvent::ProcessStart {
+            parent_pid: parent,
+            pid,
+        }
     }
 
     fn exit_event(pid: i32, tid: i32) -> ProcessEvent {
@@ -235,15 +276,21 @@ mod tests {
     /// Does a child have its ancestor's user, unless one of them, or a process between them, has changed its user?
     #[test]
     fn a_child_has_its_ancestors_user() {
-        let mut ledger =
-            ledger_after(&[birth_event(5, 10), birth_event(10, 11), birth_event(6, 12), birth_event(7, 14)]);
+        let mut ledger = ledger_after(&[
+            birth_event(5, 10),
+            birth_event(10, 11),
+            birth_event(6, 12),
+            birth_event(7, 14),
+        ]);
         ledger.record(ProcessEvent::UserChange { pid: 10 });
         for event in [birth_event(10, 13), ProcessEvent::UserChange { pid: 7 }] {
             ledger.record(event);
         }
         let users = [10, 11, 12, 13, 14].map(|pid| ledger.ancestor_with_user(pid));
         assert_eq!(users, [None, Some(5), Some(6), None, None]);
-        assert!(ledger.is_changed(10) && ledger.may_have_new_user(7) && !ledger.may_have_new_user(6));
+        assert!(
+            ledger.is_changed(10) && ledger.may_have_new_user(7) && !ledger.may_have_new_user(6)
+        );
         ledger.finish_refresh();
         assert!(!ledger.may_have_new_user(7));
     }
@@ -252,25 +299,44 @@ mod tests {
     /// ancestor took on before the child was read?
     #[test]
     fn a_newborn_process_is_deferred_once() {
-        let mut ledger = ledger_after(&[birth_event(5, 10), birth_event(7, 11), ProcessEvent::UserChange { pid: 7 }]);
+        let mut ledger = ledger_after(&[
+            birth_event(5, 10),
+            birth_event(7, 11),
+            ProcessEvent::UserChange { pid: 7 },
+        ]);
         ledger.add_listed([12], true);
-        assert_eq!([10, 11, 12].map(|pid| ledger.defer(pid)), [true, true, false]);
+        assert_eq!(
+            [10, 11, 12].map(|pid| ledger.defer(pid)),
+            [true, true, false]
+        );
         ledger.finish_refresh();
-        assert_eq!([10, 11].map(|pid| ledger.ancestor_with_user(pid)), [Some(5), None]);
+        assert_eq!(
+            [10, 11].map(|pid| ledger.ancestor_with_user(pid)),
+            [Some(5), None]
+        );
         assert_eq!([10, 11].map(|pid| ledger.defer(pid)), [false, false]);
         assert_eq!(ledger.unread_pids(), [10, 11, 12]);
         ledger.record(ProcessEvent::ThreadStart { pid: 11, tid: 13 });
-        assert_eq!([10, 11, 12].map(|pid| ledger.has_one_thread(pid)), [true, false, false]);
+        assert_eq!(
+            [10, 11, 12].map(|pid| ledger.has_one_thread(pid)),
+            [true, false, false]
+        );
     }
 
     /// Does a process live until its last thread ends, and can another process then reuse its pid?
     #[test]
     fn a_process_lives_until_its_last_thread_ends() {
-        let mut ledger =
-            ledger_after(&[birth_event(5, 10), ProcessEvent::ThreadStart { pid: 10, tid: 11 }, exit_event(10, 10)]);
+        let mut ledger = ledger_after(&[
+            birth_event(5, 10),
+            ProcessEvent::ThreadStart { pid: 10, tid: 11 },
+            exit_event(10, 10),
+        ]);
         assert_eq!(ledger.unread_pids(), [10]);
         ledger.record(exit_event(10, 11));
-        assert_eq!((ledger.unread_pids(), ledger.take_ended_leaders()), (Vec::new(), BTreeSet::new()));
+        assert_eq!(
+            (ledger.unread_pids(), ledger.take_ended_leaders()),
+            (Vec::new(), BTreeSet::new())
+        );
         ledger.record(birth_event(5, 10));
         assert_eq!(ledger.unread_pids(), [10]);
         ledger.remove_unread(10);
@@ -284,7 +350,11 @@ mod tests {
     fn events_beyond_the_bound_require_a_new_listing() {
         let mut ledger = ledger_after(&[]);
         (1..=MAX_ENTRIES as i32 + 1).for_each(|pid| ledger.record(birth_event(1, pid)));
-        assert!(!ledger.is_complete() && ledger.unread_pids().is_empty() && ledger.may_have_new_threads(5));
+        assert!(
+            !ledger.is_complete()
+                && ledger.unread_pids().is_empty()
+                && ledger.may_have_new_threads(5)
+        );
         ledger.add_listed([7], true);
         assert!(ledger.is_complete() && ledger.unread_pids() == [7]);
     }

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use cachemate_core::{Ability, Cache, CacheId, Capabilities, CpuSet, PartitionSupport, Support, Topology};
+use cachemate_core::{
+    Ability, Cache, CacheId, Capabilities, CpuSet, PartitionSupport, Support, Topology,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::act::resctrl::{MonitoredEvents, Resctrl, ResctrlUnavailable};
@@ -53,9 +55,19 @@ fn build_check(
     outcome: Result<String, (String, Option<String>)>,
     consequence: &str,
 ) -> CapabilityCheck {
-    let (works, (detail, remedy)) = (outcome.is_ok(), outcome.map_or_else(|absence| absence, |detail| (detail, None)));
+    let (works, (detail, remedy)) = (
+        outcome.is_ok(),
+        outcome.map_or_else(|absence| absence, |detail| (detail, None)),
+    );
     let (name, consequence) = (name.to_string(), consequence.to_string());
-    CapabilityCheck { name, works, detail, remedy, consequence, abilities }
+    CapabilityCheck {
+        name,
+        works,
+        detail,
+        remedy,
+        consequence,
+        abilities,
+    }
 }
 
 /// Tests every capability. With `must_calibrate`, the intensity probe is calibrated too, which takes a few hundred
@@ -67,7 +79,10 @@ pub fn survey_capabilities(
     events: &[EventSurvey],
     with_calibration: bool,
 ) -> CapabilitySurvey {
-    let (counters, probe) = (check_counters(events), check_intensity_probe(topology, with_calibration));
+    let (counters, probe) = (
+        check_counters(events),
+        check_intensity_probe(topology, with_calibration),
+    );
     let level = match (counters.works, probe.works) {
         (true, _) => 1,
         (false, true) => 2,
@@ -90,24 +105,43 @@ pub fn survey_capabilities(
         check_page_colors(topology),
         check_gang_scheduler(kernel, Path::new(gang_scheduler::SOCKET)),
     ];
-    CapabilitySurvey { measures, enforces, level }
+    CapabilitySurvey {
+        measures,
+        enforces,
+        level,
+    }
 }
 
 fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
-    let (working_events, absent_events): (Vec<_>, Vec<_>) =
-        events.iter().partition(|event| event.absence_reason.is_none());
-    let event_names = |events: &[&EventSurvey]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
+    let (working_events, absent_events): (Vec<_>, Vec<_>) = events
+        .iter()
+        .partition(|event| event.absence_reason.is_none());
+    let event_names = |events: &[&EventSurvey]| {
+        events
+            .iter()
+            .map(|event| event.name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let outcome = if working_events.is_empty() {
-        let absence = absent_events.first().and_then(|event| event.absence_reason.as_ref());
+        let absence = absent_events
+            .first()
+            .and_then(|event| event.absence_reason.as_ref());
         let remedy = match absence {
             Some(EventUnavailable::NotPermitted) => {
                 "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
             }
             _ => "bare metal, or a hypervisor that exposes the PMU (vPMU)",
         };
-        Err((absence.map(EventUnavailable::to_string).unwrap_or_default(), Some(remedy.to_string())))
+        Err((
+            absence.map(EventUnavailable::to_string).unwrap_or_default(),
+            Some(remedy.to_string()),
+        ))
     } else if absent_events.is_empty() {
-        Ok(format!("all counted in a loop that must miss: {}", event_names(&working_events)))
+        Ok(format!(
+            "all counted in a loop that must miss: {}",
+            event_names(&working_events)
+        ))
     } else {
         Ok(format!(
             "counted in a loop that must miss: {}; absent: {}",
@@ -125,10 +159,22 @@ fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
 
 fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = crate::sense::sampling::find_facility(kernel)
-        .map_err(|reason| (reason, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
+        .map_err(|reason| {
+            (
+                reason,
+                Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string()),
+            )
+        })
         .and_then(|facility| match facility.check_usable() {
-            Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, describe_processor(kernel))),
-            Err(error) => Err((format!("{}: {error}", facility.name), Some(facility_remedy(&error)))),
+            Ok(()) => Ok(format!(
+                "{}{}, opened on this thread or its CPU",
+                facility.name,
+                describe_processor(kernel)
+            )),
+            Err(error) => Err((
+                format!("{}: {error}", facility.name),
+                Some(facility_remedy(&error)),
+            )),
         });
     build_check(
         "data-address sampling",
@@ -141,7 +187,9 @@ fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
 /// The remedy for a sampling facility that exists but cannot be used.
 fn facility_remedy(error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM) => "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid",
+        Some(libc::EACCES | libc::EPERM) => {
+            "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
+        }
         _ => "bare metal: the hypervisor shows the facility and does not pass it on",
     };
     remedy.to_string()
@@ -149,14 +197,22 @@ fn facility_remedy(error: &io::Error) -> String {
 
 fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityCheck {
     let outcome = find_tracer(kernel, events)
-        .map_err(|reason| (reason, Some("bare metal with an Intel server of Haswell or later".to_string())))
+        .map_err(|reason| {
+            (
+                reason,
+                Some("bare metal with an Intel server of Haswell or later".to_string()),
+            )
+        })
         .and_then(|tracer| match tracer.check_usable() {
             Ok((recorded, fetched)) => Ok(format!(
                 "{}{}: {recorded} of {fetched} lines of a loop that must miss were recorded",
                 tracer.name,
                 describe_processor(kernel)
             )),
-            Err(error) => Err((format!("{}: {error}", tracer.name), Some(facility_remedy(&error)))),
+            Err(error) => Err((
+                format!("{}: {error}", tracer.name),
+                Some(facility_remedy(&error)),
+            )),
         });
     build_check(
         "traces of misses",
@@ -169,8 +225,11 @@ fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityC
 /// The processor's name, which shows whether the processor is emulated.
 fn describe_processor(kernel: &dyn Kernel) -> String {
     let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map(|(_, name)| format!(" of '{}'", name.trim())).unwrap_or_default()
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map(|(_, name)| format!(" of '{}'", name.trim()))
+        .unwrap_or_default()
 }
 
 fn check_resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
@@ -179,19 +238,35 @@ fn check_resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> Ca
         Ok(Resctrl {
             mount,
             counted_events:
-                MonitoredEvents { has_occupancy: occupancy, has_total_bytes: total_bytes, has_local_bytes: local_bytes },
+                MonitoredEvents {
+                    has_occupancy: occupancy,
+                    has_total_bytes: total_bytes,
+                    has_local_bytes: local_bytes,
+                },
             monitored_caches: monitored,
             ..
         }) => {
-            let monitored_kinds =
-                [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
-            let offered_kinds: Vec<&str> =
-                monitored_kinds.into_iter().filter(|(_, is_offered)| **is_offered).map(|(name, _)| name).collect();
+            let monitored_kinds = [
+                ("occupancy", occupancy),
+                ("traffic", total_bytes),
+                ("traffic of the own node", local_bytes),
+            ];
+            let offered_kinds: Vec<&str> = monitored_kinds
+                .into_iter()
+                .filter(|(_, is_offered)| **is_offered)
+                .map(|(name, _)| name)
+                .collect();
             match offered_kinds.is_empty() || monitored.is_empty() {
-                true => Err((format!("{}: nothing is counted", mount.display()), Some("Intel CMT and MBM".into()))),
-                false => {
-                    Ok(format!("at {}: {} of {} caches", mount.display(), offered_kinds.join(", "), monitored.len()))
-                }
+                true => Err((
+                    format!("{}: nothing is counted", mount.display()),
+                    Some("Intel CMT and MBM".into()),
+                )),
+                false => Ok(format!(
+                    "at {}: {} of {} caches",
+                    mount.display(),
+                    offered_kinds.join(", "),
+                    monitored.len()
+                )),
             }
         }
     };
@@ -204,9 +279,17 @@ fn check_resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> Ca
 }
 
 fn check_ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
-    let ways_description = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
+    let ways_description = resctrl
+        .as_ref()
+        .map_err(ResctrlUnavailable::clone)
+        .and_then(Resctrl::describe_ways);
     let outcome = ways_description.map_err(|absence| (absence.reason, absence.remedy));
-    build_check("way masks (resctrl)", &[Ability::Ways], outcome, "caches are divided by colors or not at all")
+    build_check(
+        "way masks (resctrl)",
+        &[Ability::Ways],
+        outcome,
+        "caches are divided by colors or not at all",
+    )
 }
 
 /// Tests page colors with the rights that a daemon would have, which may be fewer than those of the user of `doctor`.
@@ -215,7 +298,12 @@ fn check_page_colors(topology: &Topology) -> CapabilityCheck {
         Ok(divided_caches) => Ok(colors::describe_partitions(&divided_caches)),
         Err(absence) => Err((absence.reason, Some(absence.remedy))),
     };
-    build_check("page colors", &[], outcome, "caches are divided by ways or not at all")
+    build_check(
+        "page colors",
+        &[],
+        outcome,
+        "caches are divided by ways or not at all",
+    )
 }
 
 /// Largest cache for which [`can_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of its
@@ -225,12 +313,19 @@ const MAX_CALIBRATED_CACHE_BYTES: u64 = 32 << 20;
 /// Whether the intensity probe can tell a hit from a miss on this host. Unlike the survey's calibration, this does not find
 /// the size of the buffer that fits the cache.
 pub fn can_probe(topology: &Topology) -> bool {
-    let bounded_size = |cache: &Cache| cache.size_bytes.map(|bytes| bytes.min(MAX_CALIBRATED_CACHE_BYTES));
+    let bounded_size = |cache: &Cache| {
+        cache
+            .size_bytes
+            .map(|bytes| bytes.min(MAX_CALIBRATED_CACHE_BYTES))
+    };
     shared_cache(topology).is_some_and(|cache| calibrate_prober(bounded_size(cache)).is_ok())
 }
 
 fn shared_cache(topology: &Topology) -> Option<&Cache> {
-    topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1)
+    topology
+        .caches
+        .iter()
+        .find(|cache| cache.last_level && cache.cpus.count() > 1)
 }
 
 fn check_intensity_probe(topology: &Topology, must_calibrate: bool) -> CapabilityCheck {
@@ -286,9 +381,17 @@ fn check_pressure(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = if pressure.cpu.is_some() {
         Ok("cpu, memory, io".to_string())
     } else {
-        Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
+        Err((
+            "no /proc/pressure".into(),
+            Some("a kernel with CONFIG_PSI, booted without psi=0".to_string()),
+        ))
     };
-    build_check("pressure-stall information", &[], outcome, "waiting is seen per thread only")
+    build_check(
+        "pressure-stall information",
+        &[],
+        outcome,
+        "waiting is seen per thread only",
+    )
 }
 
 fn check_affinity(kernel: &dyn Kernel) -> CapabilityCheck {
@@ -302,24 +405,42 @@ fn check_affinity(kernel: &dyn Kernel) -> CapabilityCheck {
         .map_err(|error| (error.to_string(), None))
         .and_then(|is_kept| match is_kept {
             true => Ok("read and set on this process".to_string()),
-            false => Err(("the kernel accepted a mask and kept another".to_string(), None)),
+            false => Err((
+                "the kernel accepted a mask and kept another".to_string(),
+                None,
+            )),
         });
-    build_check("affinity per thread", &[Ability::Affinity], outcome, "nothing can be placed")
+    build_check(
+        "affinity per thread",
+        &[Ability::Affinity],
+        outcome,
+        "nothing can be placed",
+    )
 }
 
 fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
     // SAFETY: no memory is passed.
     let is_root = unsafe { libc::geteuid() } == 0;
-    let limits = kernel.read(Path::new("/proc/self/limits")).unwrap_or_default();
-    let nice_line = limits.lines().find(|line| line.starts_with("Max nice priority"));
+    let limits = kernel
+        .read(Path::new("/proc/self/limits"))
+        .unwrap_or_default();
+    let nice_line = limits
+        .lines()
+        .find(|line| line.starts_with("Max nice priority"));
     // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one again.
-    let nice_limit = nice_line.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
+    let nice_limit =
+        nice_line.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
     let may_raise_priority = is_root || nice_limit.is_some_and(|limit| limit >= 20);
     let outcome = if may_raise_priority {
         Ok("nice both ways; gangs by idle turns".to_string())
     } else {
-        let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
-        Err(("nice values can only be lowered, never restored".into(), Some(remedy)))
+        let remedy =
+            "root or CAP_SYS_NICE: without it a lowered priority could not be raised again"
+                .to_string();
+        Err((
+            "nice values can only be lowered, never restored".into(),
+            Some(remedy),
+        ))
     };
     build_check(
         "weights and gangs",
@@ -336,24 +457,42 @@ fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     /// The loader uses the interface of this release and later ones.
     const FIRST_SUPPORTED: (u32, u32) = (6, 18);
     let path_exists = |path: &str| kernel.list(Path::new(path)).is_ok();
-    let release = kernel.read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
+    let release = kernel
+        .read(Path::new("/proc/sys/kernel/osrelease"))
+        .unwrap_or_default();
     let release = release.trim();
-    let mut numbers = release.split(['.', '-', '+']).map_while(|word| word.parse::<u32>().ok());
+    let mut numbers = release
+        .split(['.', '-', '+'])
+        .map_while(|word| word.parse::<u32>().ok());
     let version = numbers.next().zip(numbers.next());
     let outcome = if !path_exists("/sys/kernel/sched_ext") {
         let missing_support = match version {
-            Some(version) if version < FIRST_WITH_SCHED_EXT => format!("Linux {release} has no sched_ext"),
+            Some(version) if version < FIRST_WITH_SCHED_EXT => {
+                format!("Linux {release} has no sched_ext")
+            }
             _ => format!("Linux {release} was built without CONFIG_SCHED_CLASS_EXT"),
         };
         Err((
             missing_support,
-            Some("Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF".to_string()),
+            Some(
+                "Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF"
+                    .to_string(),
+            ),
         ))
     } else if version.is_some_and(|version| version < FIRST_SUPPORTED) {
-        Err((format!("Linux {release} has an older interface of sched_ext"), Some("Linux 6.18 or later".to_string())))
-    } else if kernel.read(Path::new("/sys/kernel/btf/vmlinux")).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        Err((
+            format!("Linux {release} has an older interface of sched_ext"),
+            Some("Linux 6.18 or later".to_string()),
+        ))
+    } else if kernel
+        .read(Path::new("/sys/kernel/btf/vmlinux"))
+        .is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+    {
         let remedy = "Linux 6.18 or later with CONFIG_DEBUG_INFO_BTF".to_string();
-        Err((format!("Linux {release} has no type information (CONFIG_DEBUG_INFO_BTF)"), Some(remedy)))
+        Err((
+            format!("Linux {release} has no type information (CONFIG_DEBUG_INFO_BTF)"),
+            Some(remedy),
+        ))
     } else {
         query_scheduler(socket)
     };
@@ -369,19 +508,32 @@ fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
 /// State of the scheduler's loader, by its own report.
 fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
     match gang_scheduler::SchedulerClient::new(socket).query_state() {
-        Ok(state) if state.kernel == "enabled" => {
-            Ok(format!("attached, {} last-level caches, {} threads", state.caches.len(), state.held))
-        }
+        Ok(state) if state.kernel == "enabled" => Ok(format!(
+            "attached, {} last-level caches, {} threads",
+            state.caches.len(),
+            state.held
+        )),
         Ok(state) => {
-            let guard_reason = state.guarded.map(|reason| format!(": {reason}")).unwrap_or_default();
-            Err((format!("the loader runs, the scheduler is detached{guard_reason}"), None))
+            let guard_reason = state
+                .guarded
+                .map(|reason| format!(": {reason}"))
+                .unwrap_or_default();
+            Err((
+                format!("the loader runs, the scheduler is detached{guard_reason}"),
+                None,
+            ))
         }
         Err(error) => {
             let remedy = match error.kind() {
-                io::ErrorKind::PermissionDenied => "run as root, because the loader's socket belongs to root",
+                io::ErrorKind::PermissionDenied => {
+                    "run as root, because the loader's socket belongs to root"
+                }
                 _ => "start the loader as root: gangs run (docs/sched-ext.md)",
             };
-            Err((format!("the loader does not answer: {error}"), Some(remedy.to_string())))
+            Err((
+                format!("the loader does not answer: {error}"),
+                Some(remedy.to_string()),
+            ))
         }
     }
 }
@@ -394,7 +546,12 @@ fn check_cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
             Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
         )),
     };
-    build_check("cpusets for groups", &[], outcome, "groups are placed thread by thread")
+    build_check(
+        "cpusets for groups",
+        &[],
+        outcome,
+        "groups are placed thread by thread",
+    )
 }
 
 /// Capabilities as policies see them. `partitions` lists how caches can be divided
@@ -405,19 +562,46 @@ pub fn policy_capabilities(
     min_window_ns: u64,
 ) -> Capabilities {
     let support_of = |check: &CapabilityCheck| match check.works {
-        true => Support::Yes { note: Some(check.detail.clone()) },
-        false => Support::No { reason: check.detail.clone(), remedy: check.remedy.clone() },
+        true => Support::Yes {
+            note: Some(check.detail.clone()),
+        },
+        false => Support::No {
+            reason: check.detail.clone(),
+            remedy: check.remedy.clone(),
+        },
     };
-    let unsupported = |reason: &str| Support::No { reason: reason.to_string(), remedy: None };
+    let unsupported = |reason: &str| Support::No {
+        reason: reason.to_string(),
+        remedy: None,
+    };
     let mut abilities = BTreeMap::from([
-        (Ability::CountPerCache, unsupported("misses of a whole cache are not counted on live hosts")),
-        (Ability::CountSuperSets, unsupported("no counters per super set")),
-        (Ability::Colors, unsupported("needs programs started by cachemate page-color run")),
+        (
+            Ability::CountPerCache,
+            unsupported("misses of a whole cache are not counted on live hosts"),
+        ),
+        (
+            Ability::CountSuperSets,
+            unsupported("no counters per super set"),
+        ),
+        (
+            Ability::Colors,
+            unsupported("needs programs started by cachemate page-color run"),
+        ),
     ]);
     for check in survey.measures.iter().chain(&survey.enforces) {
-        abilities.extend(check.abilities.iter().map(|ability| (*ability, support_of(check))));
+        abilities.extend(
+            check
+                .abilities
+                .iter()
+                .map(|ability| (*ability, support_of(check))),
+        );
     }
-    Capabilities { abilities, partitions, min_window_ns, min_slice_ns: Some(5_000_000) }
+    Capabilities {
+        abilities,
+        partitions,
+        min_window_ns,
+        min_slice_ns: Some(5_000_000),
+    }
 }
 
 #[cfg(test)]

@@ -21,30 +21,61 @@ const MAX_CACHE_INDICES: u32 = 16;
 const MIN_SUSPENDED_TIME: Duration = Duration::from_millis(10);
 
 /// Updates the set of online CPUs from the file [`ONLINE_CPUS_PATH`]; returns whether it has changed.
-pub(crate) fn refresh_online(kernel: &dyn Kernel, online_file: &KeptFile, topology: &mut Topology) -> bool {
-    let Ok(text) = kernel.read_kept(online_file) else { return false };
-    let Ok(online) = text.trim().parse::<CpuSet>() else { return false };
-    let known_cpus: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
-    online.iter().filter(|&cpu| !known_cpus.contains(cpu)).for_each(|cpu| join_cache(kernel, topology, cpu));
-    let cpus_with_cache: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
+pub(crate) fn refresh_online(
+    kernel: &dyn Kernel,
+    online_file: &KeptFile,
+    topology: &mut Topology,
+) -> bool {
+    let Ok(text) = kernel.read_kept(online_file) else {
+        return false;
+    };
+    let Ok(online) = text.trim().parse::<CpuSet>() else {
+        return false;
+    };
+    let known_cpus: CpuSet = topology
+        .last_level_caches()
+        .flat_map(|cache| cache.cpus.iter())
+        .collect();
+    online
+        .iter()
+        .filter(|&cpu| !known_cpus.contains(cpu))
+        .for_each(|cpu| join_cache(kernel, topology, cpu));
+    let cpus_with_cache: CpuSet = topology
+        .last_level_caches()
+        .flat_map(|cache| cache.cpus.iter())
+        .collect();
     let usable_cpus = online.intersection(&cpus_with_cache);
     if usable_cpus.is_empty() || usable_cpus == topology.online() {
         return false;
     }
-    topology.cpus.iter_mut().for_each(|cpu| cpu.online = usable_cpus.contains(cpu.id.0));
+    topology
+        .cpus
+        .iter_mut()
+        .for_each(|cpu| cpu.online = usable_cpus.contains(cpu.id.0));
     true
 }
 
 /// Adds a CPU without a known cache to the last-level cache that it shares according to the kernel.
 fn join_cache(kernel: &dyn Kernel, topology: &mut Topology, cpu: u32) {
     for index in 0..MAX_CACHE_INDICES {
-        let file_path = |name: &str| format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
-        let read_text = |name: &str| kernel.read(Path::new(&file_path(name))).map(|text| text.trim().to_string());
-        let (Ok(level), Ok(shared_list)) = (read_text("level"), read_text("shared_cpu_list")) else { return };
-        let Ok(shared_cpus) = shared_list.parse::<CpuSet>() else { continue };
+        let file_path =
+            |name: &str| format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
+        let read_text = |name: &str| {
+            kernel
+                .read(Path::new(&file_path(name)))
+                .map(|text| text.trim().to_string())
+        };
+        let (Ok(level), Ok(shared_list)) = (read_text("level"), read_text("shared_cpu_list"))
+        else {
+            return;
+        };
+        let Ok(shared_cpus) = shared_list.parse::<CpuSet>() else {
+            continue;
+        };
         let last_level = topology.caches.iter_mut().filter(|cache| cache.last_level);
-        let mut matching_caches =
-            last_level.filter(|cache| level_digit(cache.level) == level && cache.cpus.intersects(&shared_cpus));
+        let mut matching_caches = last_level.filter(|cache| {
+            level_digit(cache.level) == level && cache.cpus.intersects(&shared_cpus)
+        });
         if let Some(cache) = matching_caches.next() {
             cache.cpus.insert(cpu);
         }
@@ -90,8 +121,10 @@ mod tests {
 
     /// Two last-level caches of two CPUs, and a CPU 4 that was offline at the start.
     fn topology() -> Topology {
-        let mut topology =
-            Topology { cpus: topology_fixture(5).cpus, ..last_level_caches(2, 2, CacheLevel::L3, 8 << 20) };
+        let mut topology = Topology {
+            cpus: topology_fixture(5).cpus,
+            ..last_level_caches(2, 2, CacheLevel::L3, 8 << 20)
+        };
         topology.cpus[4].online = false;
         topology
     }
@@ -100,7 +133,14 @@ mod tests {
     #[test]
     fn cpus_that_turn_offline_and_online_are_tracked() {
         let (host, mut topology) = (FakeHost::default(), topology());
-        assert!(!refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology), "no such file");
+        assert!(
+            !refresh_online(
+                &host,
+                &KeptFile::new(ONLINE_CPUS_PATH.into()),
+                &mut topology
+            ),
+            "no such file"
+        );
         for (text, online, domains, changed) in [
             ("0-3\n", "0-3", 2, false),
             ("0-1,3\n", "0-1,3", 2, true),
@@ -110,7 +150,11 @@ mod tests {
         ] {
             host.set_file(ONLINE_CPUS_PATH, text);
             assert_eq!(
-                refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology),
+                refresh_online(
+                    &host,
+                    &KeptFile::new(ONLINE_CPUS_PATH.into()),
+                    &mut topology
+                ),
                 changed,
                 "{text}"
             );
@@ -130,15 +174,30 @@ mod tests {
             host.set_file(&format!("{dir}/shared_cpu_list"), shared);
         }
         host.set_file(ONLINE_CPUS_PATH, "0-4\n");
-        assert!(refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology));
+        assert!(refresh_online(
+            &host,
+            &KeptFile::new(ONLINE_CPUS_PATH.into()),
+            &mut topology
+        ));
         assert_eq!(topology.online().to_string(), "0-4");
         assert_eq!(topology.caches[1].cpus.to_string(), "2-4");
         host.set_file(ONLINE_CPUS_PATH, "0-3\n");
-        assert!(refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology));
+        assert!(refresh_online(
+            &host,
+            &KeptFile::new(ONLINE_CPUS_PATH.into()),
+            &mut topology
+        ));
         let mut topology = self::topology();
-        host.set_file("/sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list", "4-5");
+        host.set_file(
+            "/sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list",
+            "4-5",
+        );
         host.set_file(ONLINE_CPUS_PATH, "0-4\n");
-        assert!(!refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology));
+        assert!(!refresh_online(
+            &host,
+            &KeptFile::new(ONLINE_CPUS_PATH.into()),
+            &mut topology
+        ));
         assert_eq!(topology.online().to_string(), "0-3");
     }
 
@@ -148,7 +207,14 @@ mod tests {
         let (host, mut topology) = (FakeHost::default(), topology());
         for text in ["", "4\n", "3-1\n", "none\n"] {
             host.set_file(ONLINE_CPUS_PATH, text);
-            assert!(!refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology), "{text}");
+            assert!(
+                !refresh_online(
+                    &host,
+                    &KeptFile::new(ONLINE_CPUS_PATH.into()),
+                    &mut topology
+                ),
+                "{text}"
+            );
             assert_eq!(topology.online().to_string(), "0-3");
         }
     }
@@ -160,7 +226,10 @@ mod tests {
         assert!(!clock.advance(SuspendClock(Duration::from_millis(5_009))));
         assert!(clock.advance(SuspendClock(Duration::from_secs(35))));
         assert!(!clock.advance(SuspendClock(Duration::from_secs(35))));
-        assert!(!clock.advance(SuspendClock(Duration::from_secs(34))), "clocks are not read at once");
+        assert!(
+            !clock.advance(SuspendClock(Duration::from_secs(34))),
+            "clocks are not read at once"
+        );
         assert!(!SuspendClock::read_clocks().advance(SuspendClock::read_clocks()));
     }
 }

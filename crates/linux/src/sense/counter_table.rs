@@ -69,17 +69,29 @@ pub(crate) struct CpuUse {
 impl CounterTable {
     /// A table without threads. Measures for some milliseconds what counters cost.
     pub(crate) fn new(event_surveys: Vec<EventSurvey>) -> Self {
-        let has_events = event_surveys.iter().any(|survey| survey.absence_reason.is_none());
+        let has_events = event_surveys
+            .iter()
+            .any(|survey| survey.absence_reason.is_none());
         // If it cannot be measured, threads cannot be counted either.
-        let switch_cost_ns = if has_events { measure_switch_cost(&event_surveys).unwrap_or(0.0) } else { 0.0 };
-        CounterTable { event_surveys, switch_cost_ns, threads: BTreeMap::new(), span_phase: 0.0 }
+        let switch_cost_ns = if has_events {
+            measure_switch_cost(&event_surveys).unwrap_or(0.0)
+        } else {
+            0.0
+        };
+        CounterTable {
+            event_surveys,
+            switch_cost_ns,
+            threads: BTreeMap::new(),
+            span_phase: 0.0,
+        }
     }
 
     /// Counts a new thread from now on: all the time, unless its use of a CPU in the time before is known and shows that it
     /// switches often.
     pub(crate) fn insert(&mut self, thread: ThreadKey, earlier_use: Option<(CpuUse, Duration)>) {
-        let share_after =
-            |(cpu_use, time): (CpuUse, Duration)| find_share(cpu_use, self.switch_cost_ns, time.as_nanos() as f64);
+        let share_after = |(cpu_use, time): (CpuUse, Duration)| {
+            find_share(cpu_use, self.switch_cost_ns, time.as_nanos() as f64)
+        };
         self.set_share(thread, earlier_use.map_or(1.0, share_after));
     }
 
@@ -87,7 +99,10 @@ impl CounterTable {
     /// are absent, never zero.
     fn set_share(&mut self, thread: ThreadKey, share: f64) {
         let state = if share < 1.0 {
-            Ok(CountingState::InSpans { share, span: Span::Ahead })
+            Ok(CountingState::InSpans {
+                share,
+                span: Span::Ahead,
+            })
         } else {
             ThreadCounters::attach(thread.tid, &self.event_surveys).map(CountingState::Always)
         };
@@ -98,10 +113,17 @@ impl CounterTable {
 
     /// Begins and ends the spans that are due after this part of a window. If a probe with rows comes next, the other spans
     /// begin too, because it may last for the rest of the window. Returns the time until the next one is due.
-    pub(crate) fn poll(&mut self, elapsed: Duration, window: Duration, is_row_next: bool) -> Duration {
+    pub(crate) fn poll(
+        &mut self,
+        elapsed: Duration,
+        window: Duration,
+        is_row_next: bool,
+    ) -> Duration {
         let mut next_wait = window;
         for (thread, state) in &mut self.threads {
-            let CountingState::InSpans { share, span } = state else { continue };
+            let CountingState::InSpans { share, span } = state else {
+                continue;
+            };
             let begin = window.mul_f64((1.0 - *share) * self.span_phase);
             if matches!(span, Span::Ahead) && (is_row_next || elapsed >= begin) {
                 *span = match ThreadCounters::attach(thread.tid, &self.event_surveys) {
@@ -126,18 +148,33 @@ impl CounterTable {
 
     /// Counts of a thread in the window that ends now. Its use of a CPU there, if it is known, decides how long it is
     /// counted in the next one.
-    pub(crate) fn read(&mut self, thread: ThreadKey, cpu_use: Option<CpuUse>, window: Duration) -> Vec<EventCount> {
-        let Some(state) = self.threads.get_mut(&thread) else { return Vec::new() };
+    pub(crate) fn read(
+        &mut self,
+        thread: ThreadKey,
+        cpu_use: Option<CpuUse>,
+        window: Duration,
+    ) -> Vec<EventCount> {
+        let Some(state) = self.threads.get_mut(&thread) else {
+            return Vec::new();
+        };
         let counts = match state {
-            CountingState::Always(counters) => counters.read().iter().map(CounterReading::event_count).collect(),
+            CountingState::Always(counters) => counters
+                .read()
+                .iter()
+                .map(CounterReading::event_count)
+                .collect(),
             CountingState::InSpans { span, .. } => {
                 let readings = match std::mem::replace(span, Span::Ahead) {
                     Span::Ahead => Vec::new(),
                     Span::Open(mut counters, _) => counters.read(),
                     Span::Over(readings) => readings,
                 };
-                let count_in =
-                    |cpu_use: CpuUse| readings.iter().map(move |it| it.event_count_in(cpu_use.ran_ns)).collect();
+                let count_in = |cpu_use: CpuUse| {
+                    readings
+                        .iter()
+                        .map(move |it| it.event_count_in(cpu_use.ran_ns))
+                        .collect()
+                };
                 cpu_use.map(count_in).unwrap_or_default()
             }
         };
@@ -166,7 +203,11 @@ impl CounterTable {
 fn find_share(cpu_use: CpuUse, switch_cost_ns: f64, window_ns: f64) -> f64 {
     let cost_ns = cpu_use.switches as f64 * switch_cost_ns;
     let max_cost_ns = (MAX_COST * cpu_use.ran_ns as f64).max(MIN_COST * window_ns);
-    if cost_ns <= max_cost_ns { 1.0 } else { (SPAN_STEPS * max_cost_ns / cost_ns).floor().max(1.0) / SPAN_STEPS }
+    if cost_ns <= max_cost_ns {
+        1.0
+    } else {
+        (SPAN_STEPS * max_cost_ns / cost_ns).floor().max(1.0) / SPAN_STEPS
+    }
 }
 
 /// Nanoseconds that the counters of a thread add to a switch from and back to a CPU; `None` if it cannot be measured.
@@ -231,7 +272,12 @@ mod tests {
 
     fn clock_survey() -> Vec<EventSurvey> {
         let (event, name) = (CounterEvent::Cycles, "task-clock");
-        vec![EventSurvey { event, name, code: Some(TASK_CLOCK), absence_reason: None }]
+        vec![EventSurvey {
+            event,
+            name,
+            code: Some(TASK_CLOCK),
+            absence_reason: None,
+        }]
     }
 
     /// Is a thread counted all the time unless its counters cost it more than the limit, and then within the limit?
@@ -247,9 +293,16 @@ mod tests {
         assert_eq!(share(1_000, 450_000_000), 1.0, "4 ms of 450");
         for switches in [2_000, 5_000, 20_000] {
             let cost_ns = share(switches, 200_000_000) * switches as f64 * 4_000.0;
-            assert!((1e6..=2e6).contains(&cost_ns), "{switches} switches: {cost_ns} ns, expected up to 2 ms");
+            assert!(
+                (1e6..=2e6).contains(&cost_ns),
+                "{switches} switches: {cost_ns} ns, expected up to 2 ms"
+            );
         }
-        assert_eq!(share(1_000_000, 200_000_000), 1.0 / SPAN_STEPS, "the shortest span");
+        assert_eq!(
+            share(1_000_000, 200_000_000),
+            1.0 / SPAN_STEPS,
+            "the shortest span"
+        );
     }
 
     /// Is a thread that switches often counted in one span of each window only, and is its count in proportion to its whole
@@ -261,40 +314,89 @@ mod tests {
             let (sender, receiver) = std::sync::mpsc::channel();
             let is_over = &is_over;
             scope.spawn(move || {
-                sender.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+                sender
+                    .send(rustix::thread::gettid().as_raw_nonzero().get())
+                    .unwrap();
                 while !is_over.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
             });
-            let thread = ThreadKey { tid: receiver.recv().unwrap(), start_ticks: 0 };
+            let thread = ThreadKey {
+                tid: receiver.recv().unwrap(),
+                start_ticks: 0,
+            };
             let host = crate::kernel::LinuxHost::new("/");
-            let ran_ns = || read_schedstat(&host, std::process::id() as i32, thread.tid).0.unwrap();
-            let mut table = CounterTable { switch_cost_ns: 4_000.0, ..CounterTable::new(clock_survey()) };
-            let many_switches = CpuUse { switches: 1_600, ran_ns: 160_000_000 };
+            let ran_ns = || {
+                read_schedstat(&host, std::process::id() as i32, thread.tid)
+                    .0
+                    .unwrap()
+            };
+            let mut table = CounterTable {
+                switch_cost_ns: 4_000.0,
+                ..CounterTable::new(clock_survey())
+            };
+            let many_switches = CpuUse {
+                switches: 1_600,
+                ran_ns: 160_000_000,
+            };
             table.insert(thread, Some((many_switches, WINDOW)));
-            assert!(table.read(thread, None, WINDOW).is_empty(), "its earlier switches are known");
+            assert!(
+                table.read(thread, None, WINDOW).is_empty(),
+                "its earlier switches are known"
+            );
             table.insert(thread, None);
-            assert_eq!(table.read(thread, Some(many_switches), WINDOW).len(), 1, "a new thread is counted");
+            assert_eq!(
+                table.read(thread, Some(many_switches), WINDOW).len(),
+                1,
+                "a new thread is counted"
+            );
             table.begin_window(|_| true);
-            assert!(table.read(thread, None, WINDOW).is_empty(), "no span has begun");
+            assert!(
+                table.read(thread, None, WINDOW).is_empty(),
+                "no span has begun"
+            );
             let (ran_before, start) = (ran_ns(), Instant::now());
             let mut open_ns = 0;
             while start.elapsed() < WINDOW {
                 let since = start.elapsed();
                 let wait = table.poll(since, WINDOW, false).min(WINDOW - since);
-                let is_open = matches!(table.threads[&thread], CountingState::InSpans { span: Span::Open(..), .. });
+                let is_open = matches!(
+                    table.threads[&thread],
+                    CountingState::InSpans {
+                        span: Span::Open(..),
+                        ..
+                    }
+                );
                 std::thread::sleep(wait);
                 open_ns += if is_open { wait.as_nanos() as u64 } else { 0 };
             }
             let ran_ns = ran_ns() - ran_before;
-            let counts = table.read(thread, Some(CpuUse { switches: 0, ran_ns }), WINDOW);
+            let counts = table.read(
+                thread,
+                Some(CpuUse {
+                    switches: 0,
+                    ran_ns,
+                }),
+                WINDOW,
+            );
             let max_open_ns = WINDOW.as_nanos() as u64 / 4;
-            assert!((1..=max_open_ns).contains(&open_ns), "{open_ns} ns, expected a quarter of the window at most");
-            let [count] = counts[..] else { panic!("found {counts:?}, expected one count") };
-            assert!((count.count as f64) < 0.5 * ran_ns as f64, "{count:?} of {ran_ns} ns");
+            assert!(
+                (1..=max_open_ns).contains(&open_ns),
+                "{open_ns} ns, expected a quarter of the window at most"
+            );
+            let [count] = counts[..] else {
+                panic!("found {counts:?}, expected one count")
+            };
+            assert!(
+                (count.count as f64) < 0.5 * ran_ns as f64,
+                "{count:?} of {ran_ns} ns"
+            );
             let ratio = count.count as f64 / count.enabled_share / ran_ns as f64;
             assert!((0.95..1.05).contains(&ratio), "{count:?} of {ran_ns} ns");
-            assert!(matches!(table.threads[&thread], CountingState::Always(_)), "it no longer switches");
+            assert!(
+                matches!(table.threads[&thread], CountingState::Always(_)),
+                "it no longer switches"
+            );
             table.read(thread, Some(many_switches), WINDOW);
             table.poll(Duration::ZERO, WINDOW, true);
             assert_eq!(

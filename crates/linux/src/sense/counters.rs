@@ -52,7 +52,9 @@ pub enum EventUnavailable {
     #[error("it read a hard zero in a loop that must count")]
     HardZero,
     /// The count does not match the number of lines that the loop fetched.
-    #[error("it read {scaled} while {fetched} lines were fetched from memory: it counts something else")]
+    #[error(
+        "it read {scaled} while {fetched} lines were fetched from memory: it counts something else"
+    )]
     WrongEvent {
         /// The count, divided by the share of the time in which it was counted.
         scaled: u64,
@@ -74,7 +76,12 @@ pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
             Ok(code) => check_event(named_event.event, code),
             Err(reason) => Some(EventUnavailable::Unknown(reason.to_string())),
         };
-        EventSurvey { event: named_event.event, name: named_event.name, code: named_event.code.ok(), absence_reason }
+        EventSurvey {
+            event: named_event.event,
+            name: named_event.name,
+            code: named_event.code.ok(),
+            absence_reason,
+        }
     };
     events.into_iter().map(survey_event).collect()
 }
@@ -99,7 +106,12 @@ fn check_event(event: CounterEvent, code: EventCode) -> Option<EventUnavailable>
 }
 
 /// The reason why a count is implausible for a loop that fetched `fetched` lines from memory.
-fn find_implausibility(event: CounterEvent, count: u64, counted_share: f64, fetched: u64) -> Option<EventUnavailable> {
+fn find_implausibility(
+    event: CounterEvent,
+    count: u64,
+    counted_share: f64,
+    fetched: u64,
+) -> Option<EventUnavailable> {
     if counted_share == 0.0 {
         return Some(EventUnavailable::NeverScheduled);
     }
@@ -110,8 +122,12 @@ fn find_implausibility(event: CounterEvent, count: u64, counted_share: f64, fetc
     }
     let scaled = count as f64 / counted_share;
     let has_enough_misses = scaled >= MIN_MISSES * fetched as f64;
-    ((is_remote && has_enough_misses) || (matches!(event, CounterEvent::Misses(_)) && !has_enough_misses))
-        .then(|| EventUnavailable::WrongEvent { scaled: scaled.round() as u64, fetched })
+    ((is_remote && has_enough_misses)
+        || (matches!(event, CounterEvent::Misses(_)) && !has_enough_misses))
+        .then(|| EventUnavailable::WrongEvent {
+            scaled: scaled.round() as u64,
+            fetched,
+        })
 }
 
 /// Runs a loop that misses in every cache: it loads 16 384 flushed lines one after the other, in an order that no
@@ -148,19 +164,26 @@ impl ThreadCounters {
     /// # Errors
     /// The thread has exited, or permission or file descriptors are lacking; no event stays attached then.
     pub fn attach(tid: i32, event_surveys: &[EventSurvey]) -> io::Result<Self> {
-        let working_surveys = event_surveys.iter().filter(|survey| survey.absence_reason.is_none());
+        let working_surveys = event_surveys
+            .iter()
+            .filter(|survey| survey.absence_reason.is_none());
         let working_codes = working_surveys.filter_map(|survey| Some((survey.event, survey.code?)));
-        let counters =
-            working_codes.map(|(event, code)| Ok((event, open_counter(code, tid)?))).collect::<io::Result<_>>()?;
+        let counters = working_codes
+            .map(|(event, code)| Ok((event, open_counter(code, tid)?)))
+            .collect::<io::Result<_>>()?;
         Ok(ThreadCounters { counters })
     }
 
     /// Counts since the last reading (or since attaching), by event. A counter that fails is left out.
     pub fn read(&mut self) -> Vec<CounterReading> {
         let read_counter = |(event, counter): &mut (CounterEvent, PerfCounter)| {
-            Some(CounterReading { event: *event, total: counter.read_since_last().ok()? })
+            Some(CounterReading {
+                event: *event,
+                total: counter.read_since_last().ok()?,
+            })
         };
-        let mut readings: Vec<CounterReading> = self.counters.iter_mut().filter_map(read_counter).collect();
+        let mut readings: Vec<CounterReading> =
+            self.counters.iter_mut().filter_map(read_counter).collect();
         readings.sort_by_key(|reading| reading.event);
         readings
     }
@@ -177,19 +200,37 @@ pub struct CounterReading {
 impl CounterReading {
     /// The count of a counter that was attached all the time.
     pub fn event_count(&self) -> EventCount {
-        EventCount { event: self.event, count: self.total.count, enabled_share: self.total.counted_share() }
+        EventCount {
+            event: self.event,
+            count: self.total.count,
+            enabled_share: self.total.counted_share(),
+        }
     }
 
     /// The count of a counter that was attached for some of the time in which the thread ran for `ran_ns`.
     pub fn event_count_in(&self, ran_ns: u64) -> EventCount {
-        let enabled_share = if ran_ns == 0 { 0.0 } else { (self.total.running_ns as f64 / ran_ns as f64).min(1.0) };
-        EventCount { event: self.event, count: self.total.count, enabled_share }
+        let enabled_share = if ran_ns == 0 {
+            0.0
+        } else {
+            (self.total.running_ns as f64 / ran_ns as f64).min(1.0)
+        };
+        EventCount {
+            event: self.event,
+            count: self.total.count,
+            enabled_share,
+        }
     }
 }
 
 /// The code of an event, if the survey found that it counts.
-pub(crate) fn working_event(event_surveys: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
-    event_surveys.iter().find(|survey| survey.event == event && survey.absence_reason.is_none())?.code
+pub(crate) fn working_event(
+    event_surveys: &[EventSurvey],
+    event: CounterEvent,
+) -> Option<EventCode> {
+    event_surveys
+        .iter()
+        .find(|survey| survey.event == event && survey.absence_reason.is_none())?
+        .code
 }
 
 /// A running total of one event of one thread.
@@ -206,9 +247,10 @@ impl RunningTotal {
         let total = self.0.read_total().ok()?;
         match total.enabled_ns {
             0 => Some(0), // the thread has not run yet
-            enabled_ns if total.running_ns > 0 => {
-                Some((u128::from(total.count) * u128::from(enabled_ns) / u128::from(total.running_ns)) as u64)
-            }
+            enabled_ns if total.running_ns > 0 => Some(
+                (u128::from(total.count) * u128::from(enabled_ns) / u128::from(total.running_ns))
+                    as u64,
+            ),
             _ => None,
         }
     }
@@ -231,7 +273,11 @@ impl PerfReading {
     /// The share of the enabled time in which the event was counted. It is 1 if the thread did not run at all, because its
     /// count of zero is correct.
     fn counted_share(&self) -> f64 {
-        if self.enabled_ns == 0 { 1.0 } else { (self.running_ns as f64 / self.enabled_ns as f64).min(1.0) }
+        if self.enabled_ns == 0 {
+            1.0
+        } else {
+            (self.running_ns as f64 / self.enabled_ns as f64).min(1.0)
+        }
     }
 }
 
@@ -239,9 +285,18 @@ impl PerfCounter {
     fn read_total(&mut self) -> io::Result<PerfReading> {
         let mut bytes = [0u8; 24];
         self.file.read_exact(&mut bytes)?;
-        let u64_at =
-            |index: usize| u64::from_ne_bytes(bytes[8 * index..8 * index + 8].try_into().expect("eight bytes"));
-        Ok(PerfReading { count: u64_at(0), enabled_ns: u64_at(1), running_ns: u64_at(2) })
+        let u64_at = |index: usize| {
+            u64::from_ne_bytes(
+                bytes[8 * index..8 * index + 8]
+                    .try_into()
+                    .expect("eight bytes"),
+            )
+        };
+        Ok(PerfReading {
+            count: u64_at(0),
+            enabled_ns: u64_at(1),
+            running_ns: u64_at(2),
+        })
     }
 
     /// Count and times since the last call.
@@ -250,8 +305,12 @@ impl PerfCounter {
         let previous_reading = std::mem::replace(&mut self.last_reading, reading);
         Ok(PerfReading {
             count: reading.count.saturating_sub(previous_reading.count),
-            enabled_ns: reading.enabled_ns.saturating_sub(previous_reading.enabled_ns),
-            running_ns: reading.running_ns.saturating_sub(previous_reading.running_ns),
+            enabled_ns: reading
+                .enabled_ns
+                .saturating_sub(previous_reading.enabled_ns),
+            running_ns: reading
+                .running_ns
+                .saturating_sub(previous_reading.running_ns),
         })
     }
 }
@@ -260,14 +319,19 @@ fn open_counter(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = code.kind;
     attr.config = code.config;
-    attr.read_format =
-        u64::from(perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING);
+    attr.read_format = u64::from(
+        perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED
+            | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING,
+    );
     attr.set_exclude_hv(1);
     let file = open_event(attr, (tid, -1), None)?;
     if crate::kernel::is_descriptor_scarce(&file) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    Ok(PerfCounter { file, last_reading: PerfReading::default() })
+    Ok(PerfCounter {
+        file,
+        last_reading: PerfReading::default(),
+    })
 }
 
 #[cfg(test)]
@@ -279,17 +343,32 @@ mod tests {
     fn every_event_counts_or_has_a_reason() {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
         assert_eq!(surveyed.len(), 6);
-        assert!(surveyed.iter().all(|s| s.absence_reason.as_ref().is_none_or(|why| !why.to_string().is_empty())));
-        assert!(surveyed.iter().all(|s| s.code.is_some() || s.absence_reason.is_some()));
+        assert!(surveyed.iter().all(|s| {
+            s.absence_reason
+                .as_ref()
+                .is_none_or(|why| !why.to_string().is_empty())
+        }));
+        assert!(
+            surveyed
+                .iter()
+                .all(|s| s.code.is_some() || s.absence_reason.is_some())
+        );
         let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
         run_missing_loop();
-        let readings: Vec<EventCount> = counters.read().iter().map(CounterReading::event_count).collect();
-        let working = surveyed.iter().filter(|s| s.absence_reason.is_none()).count();
+        let readings: Vec<EventCount> = counters
+            .read()
+            .iter()
+            .map(CounterReading::event_count)
+            .collect();
+        let working = surveyed
+            .iter()
+            .filter(|s| s.absence_reason.is_none())
+            .count();
         assert_eq!(readings.len(), working);
         assert!(readings.is_sorted_by_key(|reading| reading.event));
-        assert!(
-            readings.iter().all(|r| r.enabled_share == 0.0 || r.event != CounterEvent::Instructions || r.count > 0)
-        );
+        assert!(readings.iter().all(|r| r.enabled_share == 0.0
+            || r.event != CounterEvent::Instructions
+            || r.count > 0));
     }
 
     /// Are a hard zero and a miss event that counts almost no fetched line rejected, and multiplexed counts scaled?
@@ -303,12 +382,25 @@ mod tests {
                 .to_string()
                 .starts_with("it read 300 while 16384 lines")
         );
-        assert!(find_implausibility(misses, 300, 0.0, 16_384) == Some(EventUnavailable::NeverScheduled));
+        assert!(
+            find_implausibility(misses, 300, 0.0, 16_384) == Some(EventUnavailable::NeverScheduled)
+        );
         assert_eq!(find_implausibility(misses, 16_000, 1.0, 16_384), None);
-        assert_eq!(find_implausibility(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
-        assert_eq!(find_implausibility(CounterEvent::References(CacheLevel::L3), 300, 1.0, 16_384), None);
+        assert_eq!(
+            find_implausibility(misses, 3_000, 0.25, 16_384),
+            None,
+            "a quarter of the time, and so scaled"
+        );
+        assert_eq!(
+            find_implausibility(CounterEvent::References(CacheLevel::L3), 300, 1.0, 16_384),
+            None
+        );
         let remote = |count| find_implausibility(CounterEvent::RemoteCacheHits, count, 1.0, 16_384);
-        assert_eq!((remote(0), remote(300)), (None, None), "no other CPU holds a line of the loop");
+        assert_eq!(
+            (remote(0), remote(300)),
+            (None, None),
+            "no other CPU holds a line of the loop"
+        );
         assert!(remote(16_000).is_some(), "it counts every miss");
     }
 
@@ -316,10 +408,15 @@ mod tests {
     #[test]
     fn a_running_total_grows_with_the_work() {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
-        let instructions = surveyed.iter().find(|found| found.event == CounterEvent::Instructions).unwrap();
+        let instructions = surveyed
+            .iter()
+            .find(|found| found.event == CounterEvent::Instructions)
+            .unwrap();
         let Some(code) = working_event(&surveyed, CounterEvent::Instructions) else {
             assert!(instructions.absence_reason.is_some());
-            eprintln!("not shown here: a running total, as instructions are not counted on this host");
+            eprintln!(
+                "not shown here: a running total, as instructions are not counted on this host"
+            );
             return;
         };
         let mut total = RunningTotal::start(0, code).unwrap();

@@ -26,7 +26,10 @@ impl CpuLoadReader {
         let ticks: BTreeMap<u32, CpuTicks> = text.lines().filter_map(parse_cpu_line).collect();
         let busy_share = |(cpu, now): (&u32, &CpuTicks)| {
             let before = self.last_ticks.get(cpu)?;
-            let (busy, idle) = (now.busy.checked_sub(before.busy)?, now.idle.checked_sub(before.idle)?);
+            let (busy, idle) = (
+                now.busy.checked_sub(before.busy)?,
+                now.idle.checked_sub(before.idle)?,
+            );
             (busy + idle > 0).then(|| (*cpu, busy as f64 / (busy + idle) as f64))
         };
         let loads = ticks.iter().filter_map(busy_share).collect();
@@ -41,7 +44,13 @@ fn parse_cpu_line(line: &str) -> Option<(u32, CpuTicks)> {
     let cpu = words.next()?.strip_prefix("cpu")?.parse().ok()?;
     let ticks: Vec<u64> = words.map_while(|word| word.parse().ok()).take(8).collect();
     let idle = ticks.get(3)? + ticks.get(4).copied().unwrap_or(0);
-    Some((cpu, CpuTicks { busy: ticks.iter().sum::<u64>() - idle, idle }))
+    Some((
+        cpu,
+        CpuTicks {
+            busy: ticks.iter().sum::<u64>() - idle,
+            idle,
+        },
+    ))
 }
 
 #[cfg(test)]
@@ -59,7 +68,10 @@ mod tests {
             "cpu  9 9 9 9\ncpu0 100 0 50 800 50 0 0 0 30 0\ncpu1 0 0 0 10 0 0 0 0 0 0\nintr 1\n",
         );
         assert!(loads.read(&host).is_empty(), "one reading is no difference");
-        host.set_file("/proc/stat", "cpu0 130 10 60 840 60 0 0 0 30 0\ncpu1 0 0 0 10 0 0 0 0 0 0\ncpu2 1 1 1 1\n");
+        host.set_file(
+            "/proc/stat",
+            "cpu0 130 10 60 840 60 0 0 0 30 0\ncpu1 0 0 0 10 0 0 0 0 0 0\ncpu2 1 1 1 1\n",
+        );
         assert_eq!(loads.read(&host), BTreeMap::from([(0, 0.5)]));
         host.set_file("/proc/stat", "cpu0 0 0 0 0 0 0 0 0 0 0\n");
         assert!(loads.read(&host).is_empty(), "counts that went back");

@@ -15,8 +15,8 @@ use std::os::fd::FromRawFd;
 use cachemate_core::{CacheLevel, CounterEvent, StallCause};
 use perf_event_open_sys as perf;
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_HW_CACHE_MISSES, PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
-    PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
+    PERF_COUNT_HW_CACHE_MISSES, PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES,
+    PERF_COUNT_HW_INSTRUCTIONS, PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
 };
 
 /// A processor as `/proc/cpuinfo` names it.
@@ -34,7 +34,9 @@ impl Processor {
     /// The first processor in the text of `/proc/cpuinfo`; `None` if it has no such fields (other architectures).
     pub fn parse(cpuinfo: &str) -> Option<Self> {
         let field_text = |name: &str| {
-            let line = cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
+            let line = cpuinfo
+                .lines()
+                .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
             Some(line.split_once(':')?.1.trim())
         };
         let parse_number = |name: &str| field_text(name)?.parse().ok();
@@ -104,8 +106,10 @@ struct EventTable {
 const INTEL_REFERENCES: (&str, u64) = ("longest_lat_cache.reference", 0x4f2e);
 const INTEL_MISSES: (&str, u64) = ("longest_lat_cache.miss", 0x412e);
 const NO_INTEL_STALLS: &str = "no event is known of this model that counts waits for memory only";
-const NO_REMOTE_HITS: &str = "no event is known of this model that counts lines out of another last-level cache";
-const NO_INTEL_TRACES: &str = "no event is known of this model that records every load that missed the L2";
+const NO_REMOTE_HITS: &str =
+    "no event is known of this model that counts lines out of another last-level cache";
+const NO_INTEL_TRACES: &str =
+    "no event is known of this model that records every load that missed the L2";
 const INTEL: EventTable = EventTable {
     references: INTEL_REFERENCES,
     misses: INTEL_MISSES,
@@ -128,8 +132,10 @@ const INTEL_SINCE_SKYLAKE: EventTable = EventTable {
     traced_misses: Ok(("mem_load_retired.l2_miss", 0x10d1)),
 };
 /// Servers from Skylake on, which have several sockets.
-const INTEL_SERVERS_SINCE_SKYLAKE: EventTable =
-    EventTable { remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)), ..INTEL_SINCE_SKYLAKE };
+const INTEL_SERVERS_SINCE_SKYLAKE: EventTable = EventTable {
+    remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)),
+    ..INTEL_SINCE_SKYLAKE
+};
 const NO_AMD_TRACES: &str = "this family's IBS samples one operation in many, and never every miss";
 const NO_AMD_STALLS: &str = "this family's events count waits for any load, not for memory only";
 /// Zen and Zen 2 (and Hygon's Dhyana): demand fills of the L1. Sources outside the cluster are memory of either node,
@@ -170,7 +176,9 @@ fn find_event_table(processor: &Processor) -> Option<&'static EventTable> {
             Some(&INTEL_SERVERS_SINCE_SKYLAKE)
         }
         ("GenuineIntel", 6) if INTEL_EP_MODELS.contains(&processor.model) => Some(&INTEL_EP),
-        ("GenuineIntel", 6) if SKYLAKE_AND_LATER_MODELS.contains(&processor.model) => Some(&INTEL_SINCE_SKYLAKE),
+        ("GenuineIntel", 6) if SKYLAKE_AND_LATER_MODELS.contains(&processor.model) => {
+            Some(&INTEL_SINCE_SKYLAKE)
+        }
         ("GenuineIntel", 6) => Some(&INTEL),
         ("AuthenticAMD", 0x17) | ("HygonGenuine", 0x18) => Some(&ZEN),
         ("AuthenticAMD", 0x19 | 0x1a) => Some(&ZEN_3),
@@ -183,35 +191,75 @@ pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<
     let generic_event = |event, name, config: u32| NamedEvent {
         event,
         name,
-        code: Ok(EventCode { kind: PERF_TYPE_HARDWARE, config: config.into() }),
+        code: Ok(EventCode {
+            kind: PERF_TYPE_HARDWARE,
+            config: config.into(),
+        }),
     };
-    let raw_event =
-        |event, (name, config)| NamedEvent { event, name, code: Ok(EventCode { kind: PERF_TYPE_RAW, config }) };
-    let (references, misses) = (CounterEvent::References(last_level), CounterEvent::Misses(last_level));
+    let raw_event = |event, (name, config)| NamedEvent {
+        event,
+        name,
+        code: Ok(EventCode {
+            kind: PERF_TYPE_RAW,
+            config,
+        }),
+    };
+    let (references, misses) = (
+        CounterEvent::References(last_level),
+        CounterEvent::Misses(last_level),
+    );
     let stalls = CounterEvent::StallCycles(StallCause::LocalMemory);
-    let absent_event = |event, name| move |reason| NamedEvent { event, name, code: Err(reason) };
-    let (absent_stalls, absent_remote_hits) =
-        (absent_event(stalls, "memory stalls"), absent_event(CounterEvent::RemoteCacheHits, "remote cache hits"));
+    let absent_event = |event, name| {
+        move |reason| NamedEvent {
+            event,
+            name,
+            code: Err(reason),
+        }
+    };
+    let (absent_stalls, absent_remote_hits) = (
+        absent_event(stalls, "memory stalls"),
+        absent_event(CounterEvent::RemoteCacheHits, "remote cache hits"),
+    );
     let mut events = vec![
-        generic_event(CounterEvent::Instructions, "instructions", PERF_COUNT_HW_INSTRUCTIONS),
+        generic_event(
+            CounterEvent::Instructions,
+            "instructions",
+            PERF_COUNT_HW_INSTRUCTIONS,
+        ),
         generic_event(CounterEvent::Cycles, "cycles", PERF_COUNT_HW_CPU_CYCLES),
     ];
     match processor.and_then(find_event_table) {
         Some(table) => {
-            events.extend([raw_event(references, table.references), raw_event(misses, table.misses)]);
-            events.push(table.memory_stalls.map_or_else(absent_stalls, |named| raw_event(stalls, named)));
+            events.extend([
+                raw_event(references, table.references),
+                raw_event(misses, table.misses),
+            ]);
             events.push(
                 table
-                    .remote_hits
-                    .map_or_else(absent_remote_hits, |named| raw_event(CounterEvent::RemoteCacheHits, named)),
+                    .memory_stalls
+                    .map_or_else(absent_stalls, |named| raw_event(stalls, named)),
             );
+            events.push(table.remote_hits.map_or_else(absent_remote_hits, |named| {
+                raw_event(CounterEvent::RemoteCacheHits, named)
+            }));
         }
         None => {
-            events.push(generic_event(references, "cache-references", PERF_COUNT_HW_CACHE_REFERENCES));
-            events.push(generic_event(misses, "cache-misses", PERF_COUNT_HW_CACHE_MISSES));
-            events.push(absent_stalls("no event is known of this processor that counts waits for memory only"));
-            events
-                .push(absent_remote_hits("no event is known of this processor that counts lines out of remote caches"));
+            events.push(generic_event(
+                references,
+                "cache-references",
+                PERF_COUNT_HW_CACHE_REFERENCES,
+            ));
+            events.push(generic_event(
+                misses,
+                "cache-misses",
+                PERF_COUNT_HW_CACHE_MISSES,
+            ));
+            events.push(absent_stalls(
+                "no event is known of this processor that counts waits for memory only",
+            ));
+            events.push(absent_remote_hits(
+                "no event is known of this processor that counts lines out of remote caches",
+            ));
         }
     }
     events
@@ -221,11 +269,21 @@ pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<
 ///
 /// # Errors
 /// The reason why the processor has no such event.
-pub fn traced_misses(processor: Option<&Processor>) -> Result<(&'static str, EventCode), &'static str> {
+pub fn traced_misses(
+    processor: Option<&Processor>,
+) -> Result<(&'static str, EventCode), &'static str> {
     let table = processor
         .and_then(find_event_table)
         .ok_or("no event is known of this processor that records every missed load")?;
-    table.traced_misses.map(|(name, config)| (name, EventCode { kind: PERF_TYPE_RAW, config }))
+    table.traced_misses.map(|(name, config)| {
+        (
+            name,
+            EventCode {
+                kind: PERF_TYPE_RAW,
+                config,
+            },
+        )
+    })
 }
 
 #[cfg(test)]
@@ -242,7 +300,10 @@ mod tests {
     fn codes(vendor: &str, family: u32, model: u32) -> Vec<Option<(u32, u64)>> {
         let processor = Processor::parse(&cpuinfo(vendor, family, model)).unwrap();
         let event_codes = events_for(Some(&processor), CacheLevel::L3);
-        event_codes[2..].iter().map(|named| named.code.ok().map(|code| (code.kind, code.config))).collect()
+        event_codes[2..]
+            .iter()
+            .map(|named| named.code.ok().map(|code| (code.kind, code.config)))
+            .collect()
     }
 
     /// Does each family use the codes of its own event list, and is no event invented if it has none?
@@ -251,14 +312,35 @@ mod tests {
         let raw = |code| Some((4, code));
         let server = [raw(0x4f2e), raw(0x412e), raw(0x0600_06a3), raw(0x04d3)];
         assert_eq!(codes("GenuineIntel", 6, 0x8f), server);
-        assert_eq!(codes("GenuineIntel", 6, 0x9e), [server[0], server[1], server[2], None], "one socket");
+        assert_eq!(
+            codes("GenuineIntel", 6, 0x9e),
+            [server[0], server[1], server[2], None],
+            "one socket"
+        );
         let haswell = codes("GenuineIntel", 6, 0x3f);
-        assert_eq!(haswell, [server[0], server[1], None, raw(0x10d3)], "counts waits for the L2's misses");
-        assert_eq!(codes("AuthenticAMD", 0x17, 0x31), [raw(0x5a43), raw(0x5843), None, raw(0x1043)]);
-        assert_eq!(codes("AuthenticAMD", 0x19, 0x11), [raw(0x5e44), raw(0x5c44), None, raw(0x1444)]);
-        assert_eq!(codes("HygonGenuine", 0x18, 1), codes("AuthenticAMD", 0x17, 1));
+        assert_eq!(
+            haswell,
+            [server[0], server[1], None, raw(0x10d3)],
+            "counts waits for the L2's misses"
+        );
+        assert_eq!(
+            codes("AuthenticAMD", 0x17, 0x31),
+            [raw(0x5a43), raw(0x5843), None, raw(0x1043)]
+        );
+        assert_eq!(
+            codes("AuthenticAMD", 0x19, 0x11),
+            [raw(0x5e44), raw(0x5c44), None, raw(0x1444)]
+        );
+        assert_eq!(
+            codes("HygonGenuine", 0x18, 1),
+            codes("AuthenticAMD", 0x17, 1)
+        );
         let others = codes("CentaurHauls", 7, 0x3b);
-        assert_eq!(others, [Some((0, 2)), Some((0, 3)), None, None], "by the kernel's names");
+        assert_eq!(
+            others,
+            [Some((0, 2)), Some((0, 3)), None, None],
+            "by the kernel's names"
+        );
     }
 
     /// Does only a processor that records every missed load have the event of a trace, and do the others say why not?
@@ -269,18 +351,39 @@ mod tests {
             traced_misses(Some(&processor)).map(|(_, code)| (code.kind, code.config))
         };
         for model in [0x55, 0x8f, 0x9e, 0x3f, 0x4f] {
-            assert_eq!(traced("GenuineIntel", 6, model), Ok((4, 0x10d1)), "{model:#x}");
+            assert_eq!(
+                traced("GenuineIntel", 6, model),
+                Ok((4, 0x10d1)),
+                "{model:#x}"
+            );
         }
-        assert_eq!(traced("GenuineIntel", 6, 0x2d), Err(NO_INTEL_TRACES), "Sandy Bridge records no addresses of them");
-        assert!(traced("AuthenticAMD", 0x19, 0x11).unwrap_err().contains("IBS"));
+        assert_eq!(
+            traced("GenuineIntel", 6, 0x2d),
+            Err(NO_INTEL_TRACES),
+            "Sandy Bridge records no addresses of them"
+        );
+        assert!(
+            traced("AuthenticAMD", 0x19, 0x11)
+                .unwrap_err()
+                .contains("IBS")
+        );
         assert!(traced_misses(None).is_err());
     }
 
     /// Is a processor that /proc/cpuinfo does not describe in this form (Arm) unknown?
     #[test]
     fn other_architectures_are_unknown() {
-        assert_eq!(Processor::parse("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"), None);
+        assert_eq!(
+            Processor::parse("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"),
+            None
+        );
         let event_codes = events_for(None, CacheLevel::L3);
-        assert_eq!(event_codes.iter().filter(|named| named.code.is_ok()).count(), 4);
+        assert_eq!(
+            event_codes
+                .iter()
+                .filter(|named| named.code.is_ok())
+                .count(),
+            4
+        );
     }
 }

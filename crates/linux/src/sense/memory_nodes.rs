@@ -41,20 +41,38 @@ impl MemoryNodes {
             return;
         }
         let processes = processes();
-        self.pages_by_process.retain(|process, _| processes.contains_key(process));
+        self.pages_by_process
+            .retain(|process, _| processes.contains_key(process));
         let now = Instant::now();
         if self.next_read_time.is_some_and(|earliest| now < earliest) {
             return;
         }
-        let last_read = |process: &ProcessId| self.pages_by_process.get(process).map_or(0, |(read, _)| *read);
-        let Some((&process, pid)) = processes.iter().min_by_key(|(process, _)| last_read(process)) else {
+        let last_read = |process: &ProcessId| {
+            self.pages_by_process
+                .get(process)
+                .map_or(0, |(read, _)| *read)
+        };
+        let Some((&process, pid)) = processes
+            .iter()
+            .min_by_key(|(process, _)| last_read(process))
+        else {
             return;
         };
         let numa_maps = kernel.read(&PathBuf::from(format!("/proc/{pid}/numa_maps")));
         self.read_count += 1;
-        self.pages_by_process
-            .insert(process, (self.read_count, numa_maps.ok().and_then(|text| parse_pages_per_node(&text))));
-        self.next_read_time = Some(now + now.elapsed().saturating_mul(READ_TIME_DIVISOR).max(Duration::from_millis(1)));
+        self.pages_by_process.insert(
+            process,
+            (
+                self.read_count,
+                numa_maps.ok().and_then(|text| parse_pages_per_node(&text)),
+            ),
+        );
+        self.next_read_time = Some(
+            now + now
+                .elapsed()
+                .saturating_mul(READ_TIME_DIVISOR)
+                .max(Duration::from_millis(1)),
+        );
     }
 
     /// Pages by node at the last read, in units of 4 KiB; `None` if the process has not been read.
@@ -67,8 +85,13 @@ impl MemoryNodes {
 fn parse_pages_per_node(text: &str) -> Option<Vec<u64>> {
     let mut pages: Vec<u64> = Vec::new();
     for line in text.lines() {
-        let field_value = |key: &'static str| line.split_whitespace().find_map(move |word| word.strip_prefix(key));
-        let size_kib: u64 = field_value("kernelpagesize_kB=").and_then(|kib| kib.parse().ok()).unwrap_or(PAGE_KIB);
+        let field_value = |key: &'static str| {
+            line.split_whitespace()
+                .find_map(move |word| word.strip_prefix(key))
+        };
+        let size_kib: u64 = field_value("kernelpagesize_kB=")
+            .and_then(|kib| kib.parse().ok())
+            .unwrap_or(PAGE_KIB);
         let parse_node_pages = |word: &str| {
             let (node, count) = word.strip_prefix('N')?.split_once('=')?;
             Some((node.parse::<usize>().ok()?, count.parse::<u64>().ok()?))
@@ -101,7 +124,10 @@ mod tests {
     fn pages_are_added_up_by_node() {
         assert_eq!(parse_pages_per_node(TEXT), Some(vec![516, 515]));
         assert_eq!(parse_pages_per_node("7ffd00000000 default\n"), None);
-        assert_eq!(parse_pages_per_node("7ffd00000000 default N4096=1 kernelpagesize_kB=4"), None);
+        assert_eq!(
+            parse_pages_per_node("7ffd00000000 default N4096=1 kernelpagesize_kB=4"),
+            None
+        );
     }
 
     /// Are processes read in turn, no more often than the time limit allows, and never on hosts with one node?
@@ -111,15 +137,28 @@ mod tests {
         for (pid, pages) in [(10, 1), (11, 2)] {
             let dir = root.path().join(format!("proc/{pid}"));
             std::fs::create_dir_all(&dir).unwrap();
-            std::fs::write(dir.join("numa_maps"), format!("7f00 default N0={pages} kernelpagesize_kB=4\n")).unwrap();
+            std::fs::write(
+                dir.join("numa_maps"),
+                format!("7f00 default N0={pages} kernelpagesize_kB=4\n"),
+            )
+            .unwrap();
         }
         let kernel = LinuxHost::new(root.path());
-        let processes: BTreeMap<ProcessId, i32> = [(ProcessId(0), 10), (ProcessId(1), 11), (ProcessId(2), 12)].into();
-        let (one, two) =
-            (Topology::default(), Topology { memory_latency: vec![vec![1.0, 2.0]; 2], ..Topology::default() });
+        let processes: BTreeMap<ProcessId, i32> =
+            [(ProcessId(0), 10), (ProcessId(1), 11), (ProcessId(2), 12)].into();
+        let (one, two) = (
+            Topology::default(),
+            Topology {
+                memory_latency: vec![vec![1.0, 2.0]; 2],
+                ..Topology::default()
+            },
+        );
         let mut nodes = MemoryNodes::default();
         nodes.refresh(&kernel, &one, || processes.clone());
-        assert_eq!((nodes.read_count, nodes.node_pages(ProcessId(0))), (0, None));
+        assert_eq!(
+            (nodes.read_count, nodes.node_pages(ProcessId(0))),
+            (0, None)
+        );
         nodes.refresh(&kernel, &two, || processes.clone());
         nodes.refresh(&kernel, &two, || processes.clone());
         assert_eq!(nodes.read_count, 1, "at once is too soon");
@@ -127,7 +166,10 @@ mod tests {
             nodes.next_read_time = None;
             nodes.refresh(&kernel, &two, || processes.clone());
         }
-        assert_eq!([0, 1, 2].map(|id| nodes.node_pages(ProcessId(id))), [Some(vec![1]), Some(vec![2]), None]);
+        assert_eq!(
+            [0, 1, 2].map(|id| nodes.node_pages(ProcessId(id))),
+            [Some(vec![1]), Some(vec![2]), None]
+        );
         nodes.refresh(&kernel, &two, || [(ProcessId(1), 11)].into());
         assert_eq!(nodes.pages_by_process.len(), 1, "who is gone is forgotten");
     }

@@ -48,13 +48,19 @@ pub fn measure(topology: &Topology) -> PredictorConfig {
             let _ = rustix::process::setpriority_process(None, -20);
             measure_on_thread(topology)
         });
-        measuring_thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        measuring_thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
 fn measure_on_thread(topology: &Topology) -> PredictorConfig {
-    let cache_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(DEFAULT_CACHE_BYTES);
-    let cache_line_count = (cache_bytes.clamp(1 << 20, MAX_CACHE_BYTES) / LINE_BYTES as u64) as usize;
+    let cache_bytes = topology
+        .last_level_caches()
+        .find_map(|cache| cache.size_bytes)
+        .unwrap_or(DEFAULT_CACHE_BYTES);
+    let cache_line_count =
+        (cache_bytes.clamp(1 << 20, MAX_CACHE_BYTES) / LINE_BYTES as u64) as usize;
     let mut chase = PointerChase::new(cache_line_count, chased_line_count(topology));
     let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -76,11 +82,15 @@ fn measure_on_thread(topology: &Topology) -> PredictorConfig {
 /// Number of lines of the chase: twice as many as the largest cache before the last one holds, so that under LRU none
 /// of them is found there again.
 fn chased_line_count(topology: &Topology) -> usize {
-    let inner_caches =
-        topology.caches.iter().filter(|cache| !cache.last_level && cache.level != CacheLevel::L1Instruction);
+    let inner_caches = topology
+        .caches
+        .iter()
+        .filter(|cache| !cache.last_level && cache.level != CacheLevel::L1Instruction);
     let largest_bytes = inner_caches.filter_map(|cache| cache.size_bytes).max();
     let doubled_lines = |bytes: u64| (2 * bytes.min(1 << 30)) as usize / LINE_BYTES;
-    largest_bytes.map_or(DEFAULT_CHASED_LINES, doubled_lines).clamp(MIN_LINES, MAX_LINES)
+    largest_bytes
+        .map_or(DEFAULT_CHASED_LINES, doubled_lines)
+        .clamp(MIN_LINES, MAX_LINES)
 }
 
 /// A cycle of links through some lines of a buffer, and a further buffer that evicts them if they cannot be flushed.
@@ -98,10 +108,20 @@ impl PointerChase {
     /// Spreads at most `steps` links evenly over a buffer no larger than a cache of `cache_line_count` lines.
     fn new(cache_line_count: usize, max_steps: usize) -> Self {
         let step_count = max_steps.min(cache_line_count);
-        let spacing =
-            if CAN_FLUSH { FLUSHED_SPACING.min(cache_line_count / step_count) } else { cache_line_count / step_count };
+        let spacing = if CAN_FLUSH {
+            FLUSHED_SPACING.min(cache_line_count / step_count)
+        } else {
+            cache_line_count / step_count
+        };
         let mut words = vec![0usize; step_count * spacing * WORDS_PER_LINE];
-        let evicting_words = vec![0usize; if CAN_FLUSH { 0 } else { 2 * cache_line_count * WORDS_PER_LINE }];
+        let evicting_words = vec![
+            0usize;
+            if CAN_FLUSH {
+                0
+            } else {
+                2 * cache_line_count * WORDS_PER_LINE
+            }
+        ];
         let mut order: Vec<usize> = (0..step_count).map(|at| at * spacing).collect();
         // Any order that no prefetcher follows will do: a multiplicative generator shuffles.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -110,22 +130,35 @@ impl PointerChase {
             order.swap(index, (state >> 33) as usize % (index + 1));
         }
         for position in 0..order.len() {
-            words[order[position] * WORDS_PER_LINE] = order[(position + 1) % order.len()] * WORDS_PER_LINE;
+            words[order[position] * WORDS_PER_LINE] =
+                order[(position + 1) % order.len()] * WORDS_PER_LINE;
         }
-        PointerChase { words, evicting_words, first_word: order[0] * WORDS_PER_LINE, step_count }
+        PointerChase {
+            words,
+            evicting_words,
+            first_word: order[0] * WORDS_PER_LINE,
+            step_count,
+        }
     }
 
     fn evict_lines(&mut self) {
         if CAN_FLUSH {
-            self.words.iter().step_by(self.words.len() / self.step_count).for_each(flush_line);
+            self.words
+                .iter()
+                .step_by(self.words.len() / self.step_count)
+                .for_each(flush_line);
         }
-        self.evicting_words.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = word.wrapping_add(1));
+        self.evicting_words
+            .iter_mut()
+            .step_by(WORDS_PER_LINE)
+            .for_each(|word| *word = word.wrapping_add(1));
         black_box(&mut self.evicting_words);
     }
 
     fn load_ns(&self) -> f64 {
         let start_ns = thread_clock_ns();
-        let position = (0..self.step_count).fold(self.first_word, |position, _| self.words[position]);
+        let position =
+            (0..self.step_count).fold(self.first_word, |position, _| self.words[position]);
         black_box(position);
         (thread_clock_ns() - start_ns) / self.step_count as f64
     }
@@ -172,14 +205,21 @@ mod tests {
     #[test]
     fn a_round_visits_every_link_once() {
         let largest = PointerChase::new(MAX_CACHE_BYTES as usize / LINE_BYTES, MAX_LINES);
-        assert!(!CAN_FLUSH || size_of_val(&largest.words[..]) + size_of_val(&largest.evicting_words[..]) <= 16 << 20);
+        assert!(
+            !CAN_FLUSH
+                || size_of_val(&largest.words[..]) + size_of_val(&largest.evicting_words[..])
+                    <= 16 << 20
+        );
         let chase = PointerChase::new(2 * DEFAULT_CHASED_LINES, DEFAULT_CHASED_LINES);
         let mut visited = std::collections::BTreeSet::new();
         let last = (0..chase.step_count).fold(chase.first_word, |at, _| {
             assert!(visited.insert(at), "{at} twice");
             chase.words[at]
         });
-        assert_eq!((last, visited.len()), (chase.first_word, DEFAULT_CHASED_LINES));
+        assert_eq!(
+            (last, visited.len()),
+            (chase.first_word, DEFAULT_CHASED_LINES)
+        );
     }
 
     /// Is a chase too long for the caches before the last one, and not longer than that?
@@ -197,7 +237,10 @@ mod tests {
             chased_line_count(&topology)
         };
         assert_eq!(with_l2(Some(512 << 10)), 2 * (512 << 10) / 64);
-        assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [MIN_LINES, MAX_LINES, DEFAULT_CHASED_LINES]);
+        assert_eq!(
+            [Some(1 << 10), Some(1 << 40), None].map(with_l2),
+            [MIN_LINES, MAX_LINES, DEFAULT_CHASED_LINES]
+        );
     }
 
     /// Does a chase count only its own time, whatever else runs on its CPU?
@@ -205,14 +248,25 @@ mod tests {
     fn a_chase_counts_only_its_own_time() {
         let start_ns = thread_clock_ns();
         std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(thread_clock_ns() - start_ns < 25e6, "sleeping takes no processor time");
+        assert!(
+            thread_clock_ns() - start_ns < 25e6,
+            "sleeping takes no processor time"
+        );
     }
 
     /// Is the penalty positive, and reported with the figures that it is computed from?
     #[test]
     fn the_penalty_is_reported_with_its_figures() {
         let measured = measure(&last_level_caches(1, 1, CacheLevel::L3, 1 << 20));
-        assert!(measured.miss_penalty_cycles >= 1.0 && measured.miss_penalty_cycles.is_finite(), "{measured:?}");
-        assert!(measured.miss_penalty_source.starts_with("measured: a miss "), "{measured:?}");
+        assert!(
+            measured.miss_penalty_cycles >= 1.0 && measured.miss_penalty_cycles.is_finite(),
+            "{measured:?}"
+        );
+        assert!(
+            measured
+                .miss_penalty_source
+                .starts_with("measured: a miss "),
+            "{measured:?}"
+        );
     }
 }

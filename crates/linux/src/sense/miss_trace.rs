@@ -20,7 +20,9 @@ use perf_event_open_sys as perf;
 use crate::kernel::Kernel;
 use crate::sense::counters::{EventSurvey, run_missing_loop, working_event};
 use crate::sense::events::{EventCode, Processor, open_event, traced_misses};
-use crate::sense::sampling::records::{TRACE_FIELDS, TRACE_RECORD_BYTES, TraceContents, parse_trace};
+use crate::sense::sampling::records::{
+    TRACE_FIELDS, TRACE_RECORD_BYTES, TraceContents, parse_trace,
+};
 use crate::sense::sampling::ring::SampleRing;
 
 /// Maximum length of a trace. At the cost of a record, it is enough for ten entries per line of an L3 of 16 MiB, the
@@ -64,16 +66,27 @@ pub(crate) struct MissTraceLog {
 ///
 /// # Errors
 /// The processor records no misses, or instructions are not counted.
-pub(crate) fn find_tracer(kernel: &dyn Kernel, event_surveys: &[EventSurvey]) -> Result<MissTracer, String> {
+pub(crate) fn find_tracer(
+    kernel: &dyn Kernel,
+    event_surveys: &[EventSurvey],
+) -> Result<MissTracer, String> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let (name, misses) = traced_misses(Processor::parse(&cpuinfo).as_ref())?;
     let instructions = working_event(event_surveys, CounterEvent::Instructions)
         .ok_or("instructions are not counted, so a trace gives no rate of misses")?;
     let last_level_misses = event_surveys.iter().find_map(|survey| match survey.event {
-        CounterEvent::Misses(_) => Some((survey.event, working_event(event_surveys, survey.event)?)),
+        CounterEvent::Misses(_) => {
+            Some((survey.event, working_event(event_surveys, survey.event)?))
+        }
         _ => None,
     });
-    Ok(MissTracer { name, misses, instructions, last_level_misses, precise_ip: 2 })
+    Ok(MissTracer {
+        name,
+        misses,
+        instructions,
+        last_level_misses,
+        precise_ip: 2,
+    })
 }
 
 impl MissTracer {
@@ -81,7 +94,12 @@ impl MissTracer {
     ///
     /// # Errors
     /// The kernel opens no event or gives it no counter, or more misses were lost than recorded.
-    pub(crate) fn record(&self, tid: i32, entries: u32, max_time: Duration) -> io::Result<MissTraceLog> {
+    pub(crate) fn record(
+        &self,
+        tid: i32,
+        entries: u32,
+        max_time: Duration,
+    ) -> io::Result<MissTraceLog> {
         let mut trace = self.start(tid, entries as usize * TRACE_RECORD_BYTES)?;
         while trace.contents.addresses.len() < entries as usize
             && trace.start_time.elapsed() < max_time
@@ -93,7 +111,10 @@ impl MissTracer {
         let (recorded, lost) = (log.addresses.len() as u64, log.lost_misses.unwrap_or(0));
         if lost > recorded {
             let total = recorded + lost;
-            return Err(io::Error::other(format!("{}: only {recorded} of {total} misses were recorded", self.name)));
+            return Err(io::Error::other(format!(
+                "{}: only {recorded} of {total} misses were recorded",
+                self.name
+            )));
         }
         Ok(log)
     }
@@ -108,13 +129,19 @@ impl MissTracer {
         let own_tid = unsafe { libc::gettid() };
         let trace = self.start(own_tid, 1 << 20)?;
         let fetched_lines = run_missing_loop();
-        let mut lines: Vec<u64> = trace.finish()?.addresses.iter().map(|address| address / 64).collect();
+        let mut lines: Vec<u64> = trace
+            .finish()?
+            .addresses
+            .iter()
+            .map(|address| address / 64)
+            .collect();
         lines.sort_unstable();
         lines.dedup();
         let recorded_lines = lines.len() as u64;
         if (recorded_lines as f64) < MIN_TRACED_SHARE * fetched_lines as f64 {
-            let message =
-                format!("{recorded_lines} lines were recorded while {fetched_lines} were fetched from memory");
+            let message = format!(
+                "{recorded_lines} lines were recorded while {fetched_lines} were fetched from memory"
+            );
             return Err(io::Error::other(message));
         }
         Ok((recorded_lines, fetched_lines))
@@ -133,18 +160,32 @@ impl MissTracer {
         let instructions = open_follower(self.instructions)?;
         // If the processor has too few counters for the group, the trace is recorded without these.
         let all_misses = open_follower(self.misses).ok();
-        let last_level_misses =
-            self.last_level_misses.and_then(|(event, code)| Some((event, open_follower(code).ok()?)));
+        let last_level_misses = self
+            .last_level_misses
+            .and_then(|(event, code)| Some((event, open_follower(code).ok()?)));
         let mut ring_size = ring_bytes.clamp(MIN_RING_BYTES, MAX_RING_BYTES);
         let ring = loop {
             match SampleRing::map(&leader, ring_size) {
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) && ring_size > MIN_RING_BYTES => ring_size /= 2,
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EPERM) && ring_size > MIN_RING_BYTES =>
+                {
+                    ring_size /= 2
+                }
                 mapped => break mapped?,
             }
         };
         control_group(&leader, perf::ioctls::ENABLE)?;
         let (contents, start_time) = (TraceContents::default(), Instant::now());
-        Ok(RunningTrace { tid, leader, instructions, all_misses, last_level_misses, ring, contents, start_time })
+        Ok(RunningTrace {
+            tid,
+            leader,
+            instructions,
+            all_misses,
+            last_level_misses,
+            ring,
+            contents,
+            start_time,
+        })
     }
 }
 
@@ -163,9 +204,19 @@ struct RunningTrace {
 impl RunningTrace {
     /// Waits for records, for at most [`READ_INTERVAL`]. Returns false if the thread has exited or the event has no counter.
     fn wait_for_records(&self) -> bool {
-        let mut poll_fd = libc::pollfd { fd: self.leader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut poll_fd = libc::pollfd {
+            fd: self.leader.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
         // SAFETY: `poll_fd` is one pollfd of ours, and the count is 1.
-        unsafe { libc::poll(&raw mut poll_fd, 1, READ_INTERVAL.as_millis() as libc::c_int) };
+        unsafe {
+            libc::poll(
+                &raw mut poll_fd,
+                1,
+                READ_INTERVAL.as_millis() as libc::c_int,
+            )
+        };
         poll_fd.revents & (libc::POLLHUP | libc::POLLERR) == 0
     }
 
@@ -178,20 +229,38 @@ impl RunningTrace {
         let elapsed_ns = self.start_time.elapsed().as_nanos() as u64;
         self.drain();
         // A pinned event that has lost its counter reads nothing.
-        read_count(&mut self.leader).map_err(|_| io::Error::other("all counters of the processor are taken"))?;
-        let mut counts = vec![(CounterEvent::Instructions, read_count(&mut self.instructions)?)];
+        read_count(&mut self.leader)
+            .map_err(|_| io::Error::other("all counters of the processor are taken"))?;
+        let mut counts = vec![(
+            CounterEvent::Instructions,
+            read_count(&mut self.instructions)?,
+        )];
         if let Some((event, file)) = &mut self.last_level_misses {
             counts.push((*event, read_count(file)?));
         }
-        let TraceContents { addresses, lost_count: lost, unusable_count: unusable, is_cut } = self.contents;
+        let TraceContents {
+            addresses,
+            lost_count: lost,
+            unusable_count: unusable,
+            is_cut,
+        } = self.contents;
         let reported_losses = lost + unusable;
         let counted_misses = self.all_misses.as_mut().map(read_count).transpose()?;
         let lost_misses = match counted_misses {
-            Some(count) => Some(count.saturating_sub(addresses.len() as u64).max(reported_losses)),
+            Some(count) => Some(
+                count
+                    .saturating_sub(addresses.len() as u64)
+                    .max(reported_losses),
+            ),
             None if is_cut => None,
             None => (reported_losses > 0).then_some(reported_losses),
         };
-        Ok(MissTraceLog { addresses, lost_misses, counts: EventCounts::exact(counts), elapsed_ns })
+        Ok(MissTraceLog {
+            addresses,
+            lost_misses,
+            counts: EventCounts::exact(counts),
+            elapsed_ns,
+        })
     }
 }
 
@@ -208,7 +277,8 @@ fn control_group(
 
 fn read_count(file: &mut File) -> io::Result<u64> {
     let mut bytes = [0u8; 8];
-    file.read_exact(&mut bytes).map(|()| u64::from_ne_bytes(bytes))
+    file.read_exact(&mut bytes)
+        .map(|()| u64::from_ne_bytes(bytes))
 }
 
 /// Opens one event of a thread, in user code only, in the group of `leader` if there is one.

@@ -33,19 +33,34 @@ pub struct Pressure {
 
 /// Pressure on the whole host.
 pub fn read(kernel: &dyn Kernel) -> Pressure {
-    let read_resource = |name: &str| parse_pressure(&kernel.read(&Path::new("/proc/pressure").join(name)).ok()?);
-    Pressure { cpu: read_resource("cpu"), memory: read_resource("memory"), io: read_resource("io") }
+    let read_resource =
+        |name: &str| parse_pressure(&kernel.read(&Path::new("/proc/pressure").join(name)).ok()?);
+    Pressure {
+        cpu: read_resource("cpu"),
+        memory: read_resource("memory"),
+        io: read_resource("io"),
+    }
 }
 
 fn parse_pressure(text: &str) -> Option<PressureShares> {
-    let find_line = |kind: &str| text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '));
+    let find_line = |kind: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))
+    };
     let parse_field = |line: &str, name: &str| {
-        line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<f64>().ok())
+        line.split_ascii_whitespace().find_map(|word| {
+            word.strip_prefix(name)?
+                .strip_prefix('=')?
+                .parse::<f64>()
+                .ok()
+        })
     };
     let some_line = find_line("some")?;
     Some(PressureShares {
         some_share: parse_field(some_line, "avg10")? / 100.0,
-        full_share: find_line("full").and_then(|full| parse_field(full, "avg10")).map(|percent| percent / 100.0),
+        full_share: find_line("full")
+            .and_then(|full| parse_field(full, "avg10"))
+            .map(|percent| percent / 100.0),
         some_total_ns: (parse_field(some_line, "total")? * 1000.0) as u64,
     })
 }
@@ -57,11 +72,19 @@ mod tests {
     /// Are both lines read, is a kernel without the second one understood, and nonsense absent?
     #[test]
     fn pressure_lines_are_read() {
-        let both =
-            "some avg10=12.50 avg60=1.00 avg300=0.10 total=2000\nfull avg10=2.00 avg60=0.00 avg300=0.00 total=1\n";
-        let expected = PressureShares { some_share: 0.125, full_share: Some(0.02), some_total_ns: 2_000_000 };
+        let both = "some avg10=12.50 avg60=1.00 avg300=0.10 total=2000\nfull avg10=2.00 avg60=0.00 avg300=0.00 total=1\n";
+        let expected = PressureShares {
+            some_share: 0.125,
+            full_share: Some(0.02),
+            some_total_ns: 2_000_000,
+        };
         assert_eq!(parse_pressure(both), Some(expected));
-        assert_eq!(parse_pressure("some avg10=0.00 avg60=0 avg300=0 total=5\n").unwrap().full_share, None);
+        assert_eq!(
+            parse_pressure("some avg10=0.00 avg60=0 avg300=0 total=5\n")
+                .unwrap()
+                .full_share,
+            None
+        );
         assert_eq!(parse_pressure("what"), None);
     }
 }

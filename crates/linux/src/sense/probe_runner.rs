@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    AccessSample, AddressKind, CpuId, CpuSet, Neighbor, PlanItem, PrimeProbeSample, ProbeEvidence, ProbeKind,
-    ProbeRequest, ProbeResult, RefusalReason, RefusedItem, ReuseSample, TaskId,
+    AccessSample, AddressKind, CpuId, CpuSet, Neighbor, PlanItem, PrimeProbeSample, ProbeEvidence,
+    ProbeKind, ProbeRequest, ProbeResult, RefusalReason, RefusedItem, ReuseSample, TaskId,
 };
 
 use crate::act::desired_state::DesiredState;
@@ -71,8 +71,13 @@ struct RunningProbe {
     sampled_events: u64,
 }
 
-fn find_probe<'a>(running_probes: &'a mut [RunningProbe], probe: &ProbeRequest) -> Option<&'a mut RunningProbe> {
-    running_probes.iter_mut().find(|running_probe| running_probe.probe == *probe)
+fn find_probe<'a>(
+    running_probes: &'a mut [RunningProbe],
+    probe: &ProbeRequest,
+) -> Option<&'a mut RunningProbe> {
+    running_probes
+        .iter_mut()
+        .find(|running_probe| running_probe.probe == *probe)
 }
 
 /// A managed thread that takes part in a probe.
@@ -90,7 +95,10 @@ impl Participant {
     fn waiting_state(&self, item: &PlanItem) -> DesiredState {
         DesiredState {
             item: item.clone(),
-            object: JournalObject::Policy { pid: self.pid, thread: self.thread },
+            object: JournalObject::Policy {
+                pid: self.pid,
+                thread: self.thread,
+            },
             state: self.scheduling.to_waiting().into(),
         }
     }
@@ -110,10 +118,18 @@ impl ProbePlacement {
     /// Everything that the bracket will change, for the journal.
     pub(crate) fn desired_states(&self, item: &PlanItem) -> Vec<DesiredState> {
         let participants = self.other_participants.iter().chain([&self.target]);
-        let mut desired_states: Vec<DesiredState> =
-            participants.map(|participant| participant.waiting_state(item)).collect();
-        let object = JournalObject::Affinity { pid: self.target.pid, thread: self.target.thread };
-        desired_states.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.target_cpus()) });
+        let mut desired_states: Vec<DesiredState> = participants
+            .map(|participant| participant.waiting_state(item))
+            .collect();
+        let object = JournalObject::Affinity {
+            pid: self.target.pid,
+            thread: self.target.thread,
+        };
+        desired_states.push(DesiredState {
+            item: item.clone(),
+            object,
+            state: ObjectState::Cpus(self.target_cpus()),
+        });
         desired_states
     }
 
@@ -144,7 +160,9 @@ impl ProbeRunner {
     pub(crate) fn set_requests(&mut self, probes: &[ProbeRequest]) {
         let mut old_probes = std::mem::take(&mut self.running_probes);
         for probe in probes {
-            let earlier_index = old_probes.iter().position(|running_probe| running_probe.probe == *probe);
+            let earlier_index = old_probes
+                .iter()
+                .position(|running_probe| running_probe.probe == *probe);
             let is_supported = matches!(
                 probe.kind,
                 ProbeKind::PrimeProbe { .. }
@@ -184,17 +202,27 @@ impl ProbeRunner {
     }
 
     pub(crate) fn refuse(&mut self, probe: &ProbeRequest, reason: RefusalReason, message: &str) {
-        self.refused_items.push(RefusedItem { item: PlanItem::Probe(probe.id), reason, message: message.to_string() });
+        self.refused_items.push(RefusedItem {
+            item: PlanItem::Probe(probe.id),
+            reason,
+            message: message.to_string(),
+        });
     }
 
     /// The next unanswered probe.
     pub(crate) fn next_probe(&self) -> Option<ProbeRequest> {
-        self.running_probes.iter().find(|running_probe| !running_probe.is_done).map(|request| request.probe.clone())
+        self.running_probes
+            .iter()
+            .find(|running_probe| !running_probe.is_done)
+            .map(|request| request.probe.clone())
     }
 
     /// The plan's probes, for the state that is read back.
     pub(crate) fn probe_ids(&self) -> Vec<cachemate_core::ProbeId> {
-        self.running_probes.iter().map(|running_probe| running_probe.probe.id).collect()
+        self.running_probes
+            .iter()
+            .map(|running_probe| running_probe.probe.id)
+            .collect()
     }
 
     /// Abandons a probe for good.
@@ -209,7 +237,10 @@ impl ProbeRunner {
     pub(crate) fn run_ping_pong(&mut self, probe: &ProbeRequest, cpus: (CpuId, CpuId)) {
         match round_trip(cpus) {
             Ok(measurement) => {
-                let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: measurement.round_trip_ns };
+                let evidence = ProbeEvidence::PingPong {
+                    cpus,
+                    round_trip_ns: measurement.round_trip_ns,
+                };
                 self.record_result(probe, evidence, vec![(None, measurement.cost_ns)]);
             }
             Err(error) => self.record_failure(probe, &error),
@@ -226,8 +257,12 @@ impl ProbeRunner {
     ) {
         let session = ProbeSession { kernel, placement };
         let outcome = match probe.kind {
-            ProbeKind::PrimeProbe { samples, .. } => self.run_eviction_probe(&session, probe, samples),
-            ProbeKind::Neighbor { neighbor, .. } => self.run_neighbor_probe(&session, probe, neighbor, progress),
+            ProbeKind::PrimeProbe { samples, .. } => {
+                self.run_eviction_probe(&session, probe, samples)
+            }
+            ProbeKind::Neighbor { neighbor, .. } => {
+                self.run_neighbor_probe(&session, probe, neighbor, progress)
+            }
             _ => Ok(()),
         };
         if let Err(error) = outcome {
@@ -236,18 +271,30 @@ impl ProbeRunner {
     }
 
     fn record_failure(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
-        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else {
+            return;
+        };
         running_probe.failures += 1;
         if running_probe.failures >= MAX_FAILURES {
             self.abandon(probe, RefusalReason::Busy, &error.to_string());
         }
     }
 
-    fn record_result(&mut self, probe: &ProbeRequest, evidence: ProbeEvidence, cost_ns: Vec<(Option<TaskId>, u64)>) {
+    fn record_result(
+        &mut self,
+        probe: &ProbeRequest,
+        evidence: ProbeEvidence,
+        cost_ns: Vec<(Option<TaskId>, u64)>,
+    ) {
         if let Some(running_probe) = find_probe(&mut self.running_probes, probe) {
             running_probe.is_done = true;
         }
-        self.results.push(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns });
+        self.results.push(ProbeResult {
+            probe: probe.id,
+            evidence,
+            complete: true,
+            cost_ns,
+        });
     }
 
     fn run_eviction_probe<K: Kernel>(
@@ -260,18 +307,26 @@ impl ProbeRunner {
             let _pinned = PinnedThread::new(session.placement.probe_cpu)?;
             self.reloader = Some(PrimeProber::fit_to_cache(session.placement.cache_bytes, 1)?);
         }
-        let Some(reloader) = &mut self.reloader else { return Ok(()) };
+        let Some(reloader) = &mut self.reloader else {
+            return Ok(());
+        };
         let wait = wait_time(Some(reloader.cache_bytes()));
         let (samples, own_cpu_ns, off_ns) = session.run(|switch| {
             let mut samples = Vec::new();
             // Two off, one discarded while the task refills the cache, two on, one off.
-            for (is_target_running, is_counted) in
-                [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
-            {
+            for (is_target_running, is_counted) in [
+                (false, true),
+                (false, true),
+                (true, false),
+                (true, true),
+                (true, true),
+                (false, true),
+            ] {
                 switch.set_running(is_target_running)?;
                 let sample = reloader.sample(wait);
                 if is_counted {
-                    let (evicted, reloads, elapsed_ns) = (sample.missed, sample.reloads, sample.elapsed_ns);
+                    let (evicted, reloads, elapsed_ns) =
+                        (sample.missed, sample.reloads, sample.elapsed_ns);
                     samples.push(PrimeProbeSample {
                         target_running: is_target_running,
                         evicted,
@@ -286,17 +341,35 @@ impl ProbeRunner {
         let (samples, round_trips) = samples;
         let buffer_bytes = reloader.buffer_bytes();
         let task = session.placement.target.task;
-        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return Ok(()) };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else {
+            return Ok(());
+        };
         running_probe.cost_ns += own_cpu_ns;
-        let complete_samples =
-            samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: round_trips, ..sample });
+        let complete_samples = samples.into_iter().map(|sample| PrimeProbeSample {
+            round_trips_ns: round_trips,
+            ..sample
+        });
         running_probe.eviction_samples.extend(complete_samples);
-        let running_samples = running_probe.eviction_samples.iter().filter(|sample| sample.target_running).count();
-        if running_samples >= requested_samples as usize || running_probe.cost_ns >= probe.budget_ns {
+        let running_samples = running_probe
+            .eviction_samples
+            .iter()
+            .filter(|sample| sample.target_running)
+            .count();
+        if running_samples >= requested_samples as usize || running_probe.cost_ns >= probe.budget_ns
+        {
             let samples = std::mem::take(&mut running_probe.eviction_samples);
             let cost = vec![(None, running_probe.cost_ns), (Some(task), off_ns)];
             let wait_ns = wait.as_nanos() as u64;
-            self.record_result(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, cost);
+            self.record_result(
+                probe,
+                ProbeEvidence::PrimeProbe {
+                    task,
+                    buffer_bytes,
+                    wait_ns,
+                    samples,
+                },
+                cost,
+            );
         }
         Ok(())
     }
@@ -309,11 +382,20 @@ impl ProbeRunner {
         progress: &ProgressFiles,
     ) -> std::io::Result<()> {
         // The measured size is preferred to the reported one.
-        let cache_bytes = self.reloader.as_ref().map(PrimeProber::cache_bytes).or(session.placement.cache_bytes);
+        let cache_bytes = self
+            .reloader
+            .as_ref()
+            .map(PrimeProber::cache_bytes)
+            .or(session.placement.cache_bytes);
         let mut neighbor_load = NeighborLoad::new(neighbor, cache_bytes);
         let task = session.placement.target.task;
-        let (pid, thread) = (session.placement.target.pid, session.placement.target.thread);
-        let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
+        let (pid, thread) = (
+            session.placement.target.pid,
+            session.placement.target.thread,
+        );
+        let mut counter = self
+            .instructions
+            .and_then(|code| RunningTotal::start(thread.tid, code));
         let mut read_totals = || {
             let instructions = counter.as_mut().and_then(RunningTotal::read_value);
             ProgressTotals::read_current(&*session.lock(), progress, pid, thread, instructions)
@@ -326,7 +408,11 @@ impl ProbeRunner {
             switch.set_running(true)?;
             for with_neighbor in [false, true, true, false] {
                 let (totals_before, start) = (read_totals(), Instant::now());
-                let lines = if with_neighbor { neighbor_load.run(PHASE_TIME) } else { spin(PHASE_TIME) };
+                let lines = if with_neighbor {
+                    neighbor_load.run(PHASE_TIME)
+                } else {
+                    spin(PHASE_TIME)
+                };
                 let seconds = start.elapsed().as_secs_f64();
                 rates.add_phase(with_neighbor, totals_before, read_totals(), seconds);
                 if with_neighbor {
@@ -337,10 +423,16 @@ impl ProbeRunner {
             let start = Instant::now();
             let lines = neighbor_load.run(PHASE_TIME);
             let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
-            Ok((rates, neighbor_work.1 * 1e9 / neighbor_work.0.max(1.0), alone_ns))
+            Ok((
+                rates,
+                neighbor_work.1 * 1e9 / neighbor_work.0.max(1.0),
+                alone_ns,
+            ))
         })?;
         let (rates, neighbor_corun_ns, neighbor_alone_ns) = rates;
-        let (rate_event, rates) = rates.best_rates().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
+        let (rate_event, rates) = rates
+            .best_rates()
+            .map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
         let evidence = ProbeEvidence::NeighborSlowdown {
             task,
             neighbor,
@@ -350,7 +442,11 @@ impl ProbeRunner {
             task_corun_rate: rates.map(|(_, corun_rate)| corun_rate),
             rate_event,
         };
-        self.record_result(probe, evidence, vec![(None, own_cpu_ns), (Some(task), off_ns)]);
+        self.record_result(
+            probe,
+            evidence,
+            vec![(None, own_cpu_ns), (Some(task), off_ns)],
+        );
         Ok(())
     }
 
@@ -362,7 +458,9 @@ impl ProbeRunner {
         target: &Participant,
         locations: u32,
     ) {
-        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else {
+            return;
+        };
         let remaining = (locations as usize).saturating_sub(running_probe.reuse_samples.len());
         let start = Instant::now();
         let subject = watchpoint::WatchTarget {
@@ -382,10 +480,19 @@ impl ProbeRunner {
             Ok(samples) => {
                 running_probe.reuse_samples.extend(samples);
                 running_probe.cost_ns += start.elapsed().as_nanos() as u64;
-                if running_probe.reuse_samples.len() >= locations as usize || running_probe.cost_ns >= probe.budget_ns {
+                if running_probe.reuse_samples.len() >= locations as usize
+                    || running_probe.cost_ns >= probe.budget_ns
+                {
                     let samples = std::mem::take(&mut running_probe.reuse_samples);
                     let cost = vec![(None, running_probe.cost_ns)];
-                    self.record_result(probe, ProbeEvidence::Reuses { task: target.task, samples }, cost);
+                    self.record_result(
+                        probe,
+                        ProbeEvidence::Reuses {
+                            task: target.task,
+                            samples,
+                        },
+                        cost,
+                    );
                 }
             }
         }
@@ -401,12 +508,17 @@ impl ProbeRunner {
         max_samples: u32,
     ) {
         let Ok(facility) = &self.facility else { return };
-        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else {
+            return;
+        };
         let start = Instant::now();
         // The period varies by up to an eighth in either direction, so that no loop of the program runs in step with
         // it.
-        let jitter = (running_probe.sampled_events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
-        let period = facility.accepted_period(u64::from(requested_period) * (3_584 + jitter) / 4_096);
+        let jitter = (running_probe.sampled_events ^ u64::from(probe.id.0))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            >> 54;
+        let period =
+            facility.accepted_period(u64::from(requested_period) * (3_584 + jitter) / 4_096);
         match sample_accesses(facility, subjects, period, remote_only) {
             Err(error) => self.record_failure(probe, &error),
             Ok((samples, events)) => {
@@ -418,10 +530,18 @@ impl ProbeRunner {
                 {
                     let mut samples = std::mem::take(&mut running_probe.access_samples);
                     samples.truncate(max_samples as usize);
-                    let (events, cost) = (running_probe.sampled_events, vec![(None, running_probe.cost_ns)]);
+                    let (events, cost) = (
+                        running_probe.sampled_events,
+                        vec![(None, running_probe.cost_ns)],
+                    );
                     let sample_period = u32::try_from(period).unwrap_or(u32::MAX);
                     let line_bytes = subjects.line_bytes;
-                    let evidence = ProbeEvidence::Samples { sample_period, events, line_bytes, samples };
+                    let evidence = ProbeEvidence::Samples {
+                        sample_period,
+                        events,
+                        line_bytes,
+                        samples,
+                    };
                     self.record_result(probe, evidence, cost);
                 }
             }
@@ -437,13 +557,18 @@ impl ProbeRunner {
         line_bytes: u32,
     ) {
         let Ok(tracer) = &self.tracer else { return };
-        let max_entries = entries.min(u32::try_from(probe.budget_ns / RECORD_COST_NS).unwrap_or(u32::MAX));
+        let max_entries =
+            entries.min(u32::try_from(probe.budget_ns / RECORD_COST_NS).unwrap_or(u32::MAX));
         let cpu_before_ns = thread_time_ns();
         match tracer.record(tid, max_entries, MAX_TRACE_TIME) {
             Err(error) => self.record_failure(probe, &error),
             Ok(log) => {
                 let records = log.addresses.len() as u64;
-                let lines = log.addresses.iter().map(|address| address / u64::from(line_bytes.max(1))).collect();
+                let lines = log
+                    .addresses
+                    .iter()
+                    .map(|address| address / u64::from(line_bytes.max(1)))
+                    .collect();
                 let evidence = ProbeEvidence::Trace {
                     task,
                     space: AddressKind::Virtual,
@@ -454,7 +579,10 @@ impl ProbeRunner {
                     counts: log.counts,
                     elapsed_ns: log.elapsed_ns,
                 };
-                let cost = vec![(None, thread_time_ns() - cpu_before_ns), (Some(task), records * RECORD_COST_NS)];
+                let cost = vec![
+                    (None, thread_time_ns() - cpu_before_ns),
+                    (Some(task), records * RECORD_COST_NS),
+                ];
                 self.record_result(probe, evidence, cost);
             }
         }
@@ -492,7 +620,12 @@ impl<K: Kernel> ProbeSession<'_, K> {
     }
 
     fn set_policy(&self, participant: &Participant, is_waiting: bool) -> std::io::Result<()> {
-        set_turn_policy(&*self.lock(), participant.thread, &participant.scheduling, is_waiting)
+        set_turn_policy(
+            &*self.lock(),
+            participant.thread,
+            &participant.scheduling,
+            is_waiting,
+        )
     }
 
     /// Keeps the others off, runs `measure` on the probe's CPU, and restores all threads whatever happens. Returns
@@ -506,30 +639,56 @@ impl<K: Kernel> ProbeSession<'_, K> {
         let outcome = std::thread::scope(|scope| {
             let occupier = scope.spawn(|| occupy_cpu(placement.target_cpu, &should_spin, &is_over));
             // Other threads may exit meanwhile, which only leaves fewer to keep off.
-            placement.other_participants.iter().for_each(|participant| drop(self.set_policy(participant, true)));
+            placement
+                .other_participants
+                .iter()
+                .for_each(|participant| drop(self.set_policy(participant, true)));
             // A separate statement, because the lock would otherwise be held through `measure`, which takes it as well.
-            let pin_result = set_affinity_checked(&*self.lock(), placement.target.thread, &placement.target_cpus());
+            let pin_result = set_affinity_checked(
+                &*self.lock(),
+                placement.target.thread,
+                &placement.target_cpus(),
+            );
             let measure_result = pin_result.and_then(|()| {
                 let probe_thread = PinnedThread::new(placement.probe_cpu)?;
                 let trip_before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
-                let mut switch = TargetSwitch { session: self, should_spin: &should_spin, off_since: None, off_ns: 0 };
+                let mut switch = TargetSwitch {
+                    session: self,
+                    should_spin: &should_spin,
+                    off_since: None,
+                    off_ns: 0,
+                };
                 let measurement = measure(&mut switch)?;
                 switch.set_running(true)?;
                 let trip_after = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
                 let round_trips = trip_before
                     .zip(trip_after)
-                    .map(|(trip_before, trip_after)| (trip_before.round_trip_ns, trip_after.round_trip_ns));
-                Ok(((measurement, round_trips), probe_thread.cost_ns(), switch.off_ns))
+                    .map(|(trip_before, trip_after)| {
+                        (trip_before.round_trip_ns, trip_after.round_trip_ns)
+                    });
+                Ok((
+                    (measurement, round_trips),
+                    probe_thread.cost_ns(),
+                    switch.off_ns,
+                ))
             });
             is_over.store(true, Ordering::Relaxed);
             occupier.thread().unpark();
             let spinner_ns = occupier.join().unwrap_or(0);
-            measure_result.map(|(measure, prober_ns, off_ns)| (measure, prober_ns + spinner_ns, off_ns))
+            measure_result
+                .map(|(measure, prober_ns, off_ns)| (measure, prober_ns + spinner_ns, off_ns))
         });
         // A thread that has exited needs nothing; after any other failure the original is in the journal.
         drop(self.set_policy(&placement.target, false));
-        drop(set_affinity_checked(&*self.lock(), placement.target.thread, &placement.target.cpus));
-        placement.other_participants.iter().for_each(|participant| drop(self.set_policy(participant, false)));
+        drop(set_affinity_checked(
+            &*self.lock(),
+            placement.target.thread,
+            &placement.target.cpus,
+        ));
+        placement
+            .other_participants
+            .iter()
+            .for_each(|participant| drop(self.set_policy(participant, false)));
         outcome
     }
 }
@@ -540,7 +699,10 @@ impl<K: Kernel> TargetSwitch<'_, '_, K> {
         let target = &self.session.placement.target;
         if should_run {
             self.should_spin.store(false, Ordering::Relaxed);
-            self.off_ns += self.off_since.take().map_or(0, |since| since.elapsed().as_nanos() as u64);
+            self.off_ns += self
+                .off_since
+                .take()
+                .map_or(0, |since| since.elapsed().as_nanos() as u64);
             self.session.set_policy(target, false)
         } else {
             self.should_spin.store(true, Ordering::Relaxed);
@@ -552,7 +714,9 @@ impl<K: Kernel> TargetSwitch<'_, '_, K> {
 
 /// Spins on a CPU while `should_spin` is set, until `is_over` is set; returns its processor time.
 fn occupy_cpu(cpu: CpuId, should_spin: &AtomicBool, is_over: &AtomicBool) -> u64 {
-    let Ok(pinned) = PinnedThread::new(cpu) else { return 0 };
+    let Ok(pinned) = PinnedThread::new(cpu) else {
+        return 0;
+    };
     while !is_over.load(Ordering::Relaxed) {
         if should_spin.load(Ordering::Relaxed) {
             std::hint::spin_loop();
@@ -582,12 +746,24 @@ mod tests {
             cpus: "0-1".parse().unwrap(),
         };
         // The probe's own threads run on a CPU that this test may use.
-        let cpu = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
+        let cpu = LinuxHost::new("/")
+            .affinity(std::process::id() as i32)
+            .unwrap()
+            .first()
+            .unwrap();
         let (target_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
-        let placement =
-            ProbePlacement { target, other_participants: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
+        let placement = ProbePlacement {
+            target,
+            other_participants: Vec::new(),
+            target_cpu,
+            probe_cpu,
+            cache_bytes: None,
+        };
         let kernel = Mutex::new(host);
-        let session = ProbeSession { kernel: &kernel, placement: &placement };
+        let session = ProbeSession {
+            kernel: &kernel,
+            placement: &placement,
+        };
         let reused = |host: &FakeHost| host.change_thread(5, |thread| thread.start_ticks += 1);
         let mask = || kernel.lock().unwrap().threads.borrow()[&5].cpus.to_string();
         let outcome = session.run(|_| {

@@ -3,7 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use cachemate_core::{CgroupService, ServiceIdentity, ServiceKind, is_runtime_helper, service_of_cgroups};
+use cachemate_core::{
+    CgroupService, ServiceIdentity, ServiceKind, is_runtime_helper, service_of_cgroups,
+};
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
 use crate::kernel::{KeptFile, Kernel, ThreadStat, none_if_missing};
@@ -61,7 +63,8 @@ fn is_kernel_thread(stat: &ThreadStat) -> bool {
 
 impl RuleProperties {
     pub(crate) fn decide(&self, rules: &[ManageRule]) -> ManageAction {
-        self.subject().map_or(ManageAction::Ignore, |subject| decide(rules, &subject))
+        self.subject()
+            .map_or(ManageAction::Ignore, |subject| decide(rules, &subject))
     }
 
     /// The subject for rules; `None` for a kernel thread, which no rule matches.
@@ -79,12 +82,18 @@ impl RuleProperties {
 
     /// Its service: the command, if there is no other.
     pub(crate) fn service_or_command(&self) -> ServiceIdentity {
-        self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.command))
+        self.service
+            .clone()
+            .unwrap_or_else(|| ServiceIdentity::command(&self.command))
     }
 
     /// The properties before the runtime's helper becomes the service's program.
     pub(crate) fn of_unknown_program(self) -> Self {
-        RuleProperties { command: String::new(), is_helper: false, ..self }
+        RuleProperties {
+            command: String::new(),
+            is_helper: false,
+            ..self
+        }
     }
 
     /// The digest of the image that the program comes from.
@@ -114,14 +123,20 @@ impl PropertyReader<'_> {
         properties.cgroup_text = self.read_cgroup_text(cgroup_file)?;
         properties.cgroups = cgroup_paths(&properties.cgroup_text);
         if properties.user.is_none() {
-            let status =
-                none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+            let status = none_if_missing(
+                self.kernel
+                    .read(&PathBuf::from(format!("/proc/{pid}/status"))),
+            )?
+            .unwrap_or_default();
             let uid_line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-            properties.user = uid_line.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+            properties.user =
+                uid_line.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
         }
         properties.lineage = match previous {
             Some(previous) => previous.lineage.clone(),
-            None if self.rules.iter().any(|rule| rule.pid.is_some()) => find_lineage(self.kernel, stat)?,
+            None if self.rules.iter().any(|rule| rule.pid.is_some()) => {
+                find_lineage(self.kernel, stat)?
+            }
             None => vec![pid],
         };
         // A shim's children belong to the container, and the shim does not.
@@ -134,24 +149,37 @@ impl PropertyReader<'_> {
     pub(crate) fn has_moved(&self, cgroup_file: &KeptFile, previous: &RuleProperties) -> bool {
         self.read_cgroup_text(cgroup_file).is_ok_and(|cgroup_text| {
             cgroup_text != previous.cgroup_text
-                || self.find_container(&cgroup_text, &previous.cgroups).map(|(_, record)| record) != previous.container
+                || self
+                    .find_container(&cgroup_text, &previous.cgroups)
+                    .map(|(_, record)| record)
+                    != previous.container
         })
     }
 
     /// The file with the control groups of a process, to be read again and again.
     pub(crate) fn open_cgroup_file(&self, stat: &ThreadStat) -> KeptFile {
         let path = PathBuf::from(format!("/proc/{}/cgroup", stat.key.tid));
-        if is_kernel_thread(stat) { KeptFile::new(path) } else { self.kernel.keep_open(path) }
+        if is_kernel_thread(stat) {
+            KeptFile::new(path)
+        } else {
+            self.kernel.keep_open(path)
+        }
     }
 
     /// The container that a runtime reports for these control groups, with its id.
-    fn find_container(&self, cgroup_text: &str, paths: &[String]) -> Option<(String, ContainerRecord)> {
+    fn find_container(
+        &self,
+        cgroup_text: &str,
+        paths: &[String],
+    ) -> Option<(String, ContainerRecord)> {
         if self.directory.is_empty() {
             return None;
         }
         match service_of_cgroups(cgroup_text).and_then(|service| service.identity.container) {
             Some(id) => self.directory.find_by_id(&id).map(|record| (id, record)),
-            None => paths.iter().find_map(|path| self.directory.find_by_cgroup(path)),
+            None => paths
+                .iter()
+                .find_map(|path| self.directory.find_by_cgroup(path)),
         }
     }
 
@@ -167,9 +195,14 @@ impl PropertyReader<'_> {
         properties: &mut RuleProperties,
     ) -> io::Result<()> {
         let mut service = service_of_cgroups(&properties.cgroup_text);
-        if let Some((id, record)) = self.find_container(&properties.cgroup_text, &properties.cgroups) {
+        if let Some((id, record)) =
+            self.find_container(&properties.cgroup_text, &properties.cgroups)
+        {
             let is_helper = record.is_helper || service.is_some_and(|service| service.is_helper);
-            service = Some(CgroupService { identity: record.identity(&id), is_helper });
+            service = Some(CgroupService {
+                identity: record.identity(&id),
+                is_helper,
+            });
             properties.container = Some(record);
         }
         if service.is_none() && properties.cgroups.iter().any(|path| path != "/") {
@@ -179,13 +212,18 @@ impl PropertyReader<'_> {
                 Some(relative) => relative.service.clone(),
                 None => shim_container(self.kernel, stat)?,
             };
-            service = identity.map(|identity| CgroupService { identity, is_helper: false });
+            service = identity.map(|identity| CgroupService {
+                identity,
+                is_helper: false,
+            });
         }
         let service = service.filter(|service| Some(&service.identity) != self.own_service);
-        let service_kind: Option<ServiceKind> = service.as_ref().map(|service| service.identity.kind);
-        properties.is_helper =
-            service.as_ref().is_some_and(|service| service.is_helper && service_kind != Some(ServiceKind::Guest))
-                || is_runtime_helper(&properties.command, service_kind);
+        let service_kind: Option<ServiceKind> =
+            service.as_ref().map(|service| service.identity.kind);
+        properties.is_helper = service
+            .as_ref()
+            .is_some_and(|service| service.is_helper && service_kind != Some(ServiceKind::Guest))
+            || is_runtime_helper(&properties.command, service_kind);
         properties.service = service.map(|service| service.identity);
         Ok(())
     }
@@ -193,7 +231,12 @@ impl PropertyReader<'_> {
 
 /// The service of this process itself.
 pub(crate) fn read_own_service(kernel: &dyn Kernel) -> Option<ServiceIdentity> {
-    let cgroup_text = kernel.read(&PathBuf::from(format!("/proc/{}/cgroup", std::process::id()))).ok()?;
+    let cgroup_text = kernel
+        .read(&PathBuf::from(format!(
+            "/proc/{}/cgroup",
+            std::process::id()
+        )))
+        .ok()?;
     service_of_cgroups(&cgroup_text).map(|service| service.identity)
 }
 
@@ -204,16 +247,22 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
         if parent <= 1 {
             return Ok(None);
         }
-        let Some(stat) = none_if_missing(kernel.stat(parent))? else { return Ok(None) };
+        let Some(stat) = none_if_missing(kernel.stat(parent))? else {
+            return Ok(None);
+        };
         let Some(option) = shim_option(&stat.name) else {
             parent = stat.parent;
             continue;
         };
         let command_line =
-            none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
+            none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?
+                .unwrap_or_default();
         let arguments: Vec<&str> = command_line.split('\0').collect();
-        let name =
-            arguments.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]).filter(|name| !name.is_empty());
+        let name = arguments
+            .windows(2)
+            .find(|pair| pair[0] == option)
+            .map(|pair| pair[1])
+            .filter(|name| !name.is_empty());
         return Ok(name.map(ServiceIdentity::container));
     }
     Ok(None)
@@ -221,7 +270,11 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
 
 /// The option by which a shim or a monitor gets the name of its container; `None` if the command is neither.
 fn shim_option(command: &str) -> Option<&'static str> {
-    if command.starts_with("containerd-shim") { Some("-id") } else { (command == "conmon").then_some("-n") }
+    if command.starts_with("containerd-shim") {
+        Some("-id")
+    } else {
+        (command == "conmon").then_some("-n")
+    }
 }
 
 /// The process and its ancestors.
@@ -238,10 +291,17 @@ fn find_lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> 
 /// The paths in `/proc/PID/cgroup` other than the root, each once, the unified hierarchy's first; only `/` if all are
 /// roots.
 pub(crate) fn cgroup_paths(cgroup_text: &str) -> Vec<String> {
-    let unified_paths = cgroup_text.lines().filter_map(|line| line.strip_prefix("0::"));
-    let other_paths = cgroup_text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let unified_paths = cgroup_text
+        .lines()
+        .filter_map(|line| line.strip_prefix("0::"));
+    let other_paths = cgroup_text
+        .lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2));
     let mut paths: Vec<String> = Vec::new();
-    for path in unified_paths.chain(other_paths).filter(|path| !path.is_empty() && *path != "/") {
+    for path in unified_paths
+        .chain(other_paths)
+        .filter(|path| !path.is_empty() && *path != "/")
+    {
         if !paths.iter().any(|known| known == path) {
             paths.push(path.to_string());
         }
@@ -259,17 +319,34 @@ mod tests {
 
     fn service(host: &FakeHost, directory: &ServiceDirectory, pid: i32) -> (Option<String>, bool) {
         let own_service = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
-        let reader = PropertyReader { kernel: host, rules: &[], directory, own_service: Some(&own_service) };
+        let reader = PropertyReader {
+            kernel: host,
+            rules: &[],
+            directory,
+            own_service: Some(&own_service),
+        };
         let stat = host.stat(pid).unwrap();
-        let properties = reader.read(&stat, &reader.open_cgroup_file(&stat), &KnownProperties::default()).unwrap();
-        (properties.service.map(|service| service.to_string()), properties.is_helper)
+        let properties = reader
+            .read(
+                &stat,
+                &reader.open_cgroup_file(&stat),
+                &KnownProperties::default(),
+            )
+            .unwrap();
+        (
+            properties.service.map(|service| service.to_string()),
+            properties.is_helper,
+        )
     }
 
     /// Which paths of /proc/PID/cgroup count, on v1, v2 and mixed hosts?
     #[test]
     fn cgroup_paths_are_read_on_v1_v2_and_mixed_hosts() {
         assert_eq!(cgroup_paths("0::/user.slice/x\n"), ["/user.slice/x"]);
-        assert_eq!(cgroup_paths("5:cpuset:/a\n4:memory:/b\n3:cpu:/a\n0::/\n"), ["/a", "/b"]);
+        assert_eq!(
+            cgroup_paths("5:cpuset:/a\n4:memory:/b\n3:cpu:/a\n0::/\n"),
+            ["/a", "/b"]
+        );
         assert_eq!(cgroup_paths("5:cpuset:/a\n0::/c\n"), ["/c", "/a"]);
         assert_eq!(cgroup_paths("0::/\n"), ["/"]);
         assert_eq!(cgroup_paths(""), Vec::<String>::new());
@@ -284,14 +361,30 @@ mod tests {
         host.add_thread(5, 5, 4, "0");
         host.add_thread(6, 6, 5, "0");
         host.set_file("/proc-comm/4", "containerd-shim");
-        host.set_file("/proc/4/cmdline", "/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web-1\0");
+        host.set_file(
+            "/proc/4/cmdline",
+            "/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web-1\0",
+        );
         for pid in [5, 6] {
-            host.set_file(&format!("/proc/{pid}/cgroup"), "3:cpuset:/fleet/web\n0::/\n");
+            host.set_file(
+                &format!("/proc/{pid}/cgroup"),
+                "3:cpuset:/fleet/web\n0::/\n",
+            );
         }
-        assert_eq!(service(&host, &directory, 6), (Some("container/web-1".into()), false));
-        let record = ContainerRecord { name: "web".into(), cgroup: "/fleet/web".into(), ..ContainerRecord::default() };
+        assert_eq!(
+            service(&host, &directory, 6),
+            (Some("container/web-1".into()), false)
+        );
+        let record = ContainerRecord {
+            name: "web".into(),
+            cgroup: "/fleet/web".into(),
+            ..ContainerRecord::default()
+        };
         directory.insert("x", record);
-        assert_eq!(service(&host, &directory, 6), (Some("container/web".into()), false));
+        assert_eq!(
+            service(&host, &directory, 6),
+            (Some("container/web".into()), false)
+        );
         host.set_file("/proc/6/cgroup", "0::/fleet/other\n");
         host.change_thread(6, |thread| thread.parent = 1);
         assert_eq!(service(&host, &directory, 6), (None, false));
@@ -302,9 +395,21 @@ mod tests {
     fn programs_in_this_session_are_distinguished_by_command() {
         let host = FakeHost::default();
         host.add_thread(5, 5, 1, "0");
-        host.set_file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-1.scope\n");
-        assert_eq!(service(&host, &ServiceDirectory::default(), 5), (None, false));
-        host.set_file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-2.scope\n");
-        assert_eq!(service(&host, &ServiceDirectory::default(), 5), (Some("session/session-2.scope".into()), false));
+        host.set_file(
+            "/proc/5/cgroup",
+            "0::/user.slice/user-7.slice/session-1.scope\n",
+        );
+        assert_eq!(
+            service(&host, &ServiceDirectory::default(), 5),
+            (None, false)
+        );
+        host.set_file(
+            "/proc/5/cgroup",
+            "0::/user.slice/user-7.slice/session-2.scope\n",
+        );
+        assert_eq!(
+            service(&host, &ServiceDirectory::default(), 5),
+            (Some("session/session-2.scope".into()), false)
+        );
     }
 }

@@ -43,12 +43,18 @@ pub struct ProgressSweep {
 impl ProgressFiles {
     /// Reports in `dir`, which holds one file per process, named by its id; `None` if programs make no reports.
     pub fn new(dir: Option<PathBuf>) -> Self {
-        ProgressFiles { dir, is_read_only: false }
+        ProgressFiles {
+            dir,
+            is_read_only: false,
+        }
     }
 
     /// Reports in a directory that another process maintains; they are read, but no file is removed.
     pub fn read_only(dir: PathBuf) -> Self {
-        ProgressFiles { dir: Some(dir), is_read_only: true }
+        ProgressFiles {
+            dir: Some(dir),
+            is_read_only: true,
+        }
     }
 
     /// Creates the directory, in which every user may create files but not remove those of others.
@@ -90,13 +96,24 @@ impl ProgressFiles {
         let mut reporters = BTreeSet::new();
         for _ in 0..SWEPT_ENTRIES {
             // At the directory's end, or after a failed read, the next sweep starts again.
-            let Some(entry) = entries.next() else { return is_full_sweep.then_some(reporters) };
+            let Some(entry) = entries.next() else {
+                return is_full_sweep.then_some(reporters);
+            };
             let entry = entry.ok()?;
-            let pid = entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
-            let Some(pid) = pid.filter(|&pid| pid > 0) else { continue };
+            let pid = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|name| name.parse::<i32>().ok());
+            let Some(pid) = pid.filter(|&pid| pid > 0) else {
+                continue;
+            };
             reporters.insert(pid);
             // The file is removed only if the process does not exist; any other error gives no evidence.
-            if kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            if kernel
+                .stat(pid)
+                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+            {
                 self.remove(pid);
             } else {
                 self.replace_foreign_report(kernel, pid);
@@ -110,16 +127,27 @@ impl ProgressFiles {
     /// process's user could neither write nor remove it. An empty file of the process's user replaces it; otherwise the
     /// other user could create the file again before the process creates its own.
     fn replace_foreign_report(&self, kernel: &dyn Kernel, pid: i32) {
-        let Some(path) = self.path(pid).filter(|_| !self.is_read_only) else { return };
-        let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
-        let Some(user) = process_user(kernel, pid) else { return };
+        let Some(path) = self.path(pid).filter(|_| !self.is_read_only) else {
+            return;
+        };
+        let Ok(metadata) = std::fs::symlink_metadata(&path) else {
+            return;
+        };
+        let Some(user) = process_user(kernel, pid) else {
+            return;
+        };
         if may_report(metadata.uid(), user) || !self.remove(pid) {
             return;
         }
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(file) = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) else { return };
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) else {
+            return;
+        };
         // If the daemon may not give the file to the user, the file must not block the user's own.
-        if user != rustix::process::geteuid().as_raw() && std::os::unix::fs::fchown(&file, Some(user), None).is_err() {
+        if user != rustix::process::geteuid().as_raw()
+            && std::os::unix::fs::fchown(&file, Some(user), None).is_err()
+        {
             self.remove(pid);
         }
     }
@@ -127,14 +155,20 @@ impl ProgressFiles {
     /// Removes the report of `pid`, whatever it is: a directory that is not empty is renamed out of the way. Returns
     /// whether it existed and was removed.
     fn remove(&self, pid: i32) -> bool {
-        let Some(path) = self.path(pid) else { return false };
+        let Some(path) = self.path(pid) else {
+            return false;
+        };
         let removal_result = match std::fs::symlink_metadata(&path) {
             Ok(metadata) if metadata.is_dir() => {
-                let renamed_path = |index: u32| path.with_file_name(format!("not-a-report-{pid}-{index}"));
+                let renamed_path =
+                    |index: u32| path.with_file_name(format!("not-a-report-{pid}-{index}"));
                 let free_path = || {
-                    (0..SWEPT_ENTRIES as u32).map(renamed_path).find(|aside| std::fs::symlink_metadata(aside).is_err())
+                    (0..SWEPT_ENTRIES as u32)
+                        .map(renamed_path)
+                        .find(|aside| std::fs::symlink_metadata(aside).is_err())
                 };
-                std::fs::remove_dir(&path).or_else(|error| std::fs::rename(&path, free_path().ok_or(error)?))
+                std::fs::remove_dir(&path)
+                    .or_else(|error| std::fs::rename(&path, free_path().ok_or(error)?))
             }
             Ok(_) => std::fs::remove_file(&path),
             Err(error) => Err(error),
@@ -182,15 +216,24 @@ impl ProgressTotals {
         thread: ThreadKey,
         instructions: Option<u64>,
     ) -> Self {
-        let stat = kernel.stat(thread.tid).ok().filter(|stat| stat.key == thread);
+        let stat = kernel
+            .stat(thread.tid)
+            .ok()
+            .filter(|stat| stat.key == thread);
         let counts = [
             files.read_total(kernel, pid),
             instructions,
             read_calls(kernel, pid, thread.tid),
             read_waits(kernel, pid, thread.tid),
-            stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
+            stat.as_ref()
+                .map(|stat| stat.minor_faults + stat.major_faults),
         ];
-        ProgressTotals { counts, run_time_ns: stat.map(|stat| run_time_ns(kernel, pid, &stat)).unwrap_or_default() }
+        ProgressTotals {
+            counts,
+            run_time_ns: stat
+                .map(|stat| run_time_ns(kernel, pid, &stat))
+                .unwrap_or_default(),
+        }
     }
 }
 
@@ -216,40 +259,74 @@ impl BracketCounts {
         totals_after: ProgressTotals,
         seconds: f64,
     ) {
-        let count_since = |count_before: Option<u64>, count_after: Option<u64>| count_after?.checked_sub(count_before?);
+        let count_since = |count_before: Option<u64>, count_after: Option<u64>| {
+            count_after?.checked_sub(count_before?)
+        };
         let counts = std::array::from_fn(|measure_index| {
-            count_since(totals_before.counts[measure_index], totals_after.counts[measure_index])
+            count_since(
+                totals_before.counts[measure_index],
+                totals_after.counts[measure_index],
+            )
         });
-        let busy_share =
-            count_since(totals_before.run_time_ns, totals_after.run_time_ns).map(|ns| ns as f64 / 1e9 / seconds);
-        let phases = if has_co_runner { &mut self.corun_phases } else { &mut self.alone_phases };
-        phases.push(BracketPhase { counts, busy_share, seconds });
+        let busy_share = count_since(totals_before.run_time_ns, totals_after.run_time_ns)
+            .map(|ns| ns as f64 / 1e9 / seconds);
+        let phases = if has_co_runner {
+            &mut self.corun_phases
+        } else {
+            &mut self.alone_phases
+        };
+        phases.push(BracketPhase {
+            counts,
+            busy_share,
+            seconds,
+        });
     }
 
     /// The best usable measure, and its rates per second alone and beside the neighbor.
     pub(crate) fn best_rates(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
-        PROGRESS_MEASURES.iter().enumerate().find_map(|(measure_index, measure)| {
-            let (alone_rate, corun_rate) =
-                (mean_rate(&self.alone_phases, measure_index)?, mean_rate(&self.corun_phases, measure_index)?);
-            (measure.is_none() || self.is_usable_proxy(measure_index)).then_some((*measure, (alone_rate, corun_rate)))
-        })
+        PROGRESS_MEASURES
+            .iter()
+            .enumerate()
+            .find_map(|(measure_index, measure)| {
+                let (alone_rate, corun_rate) = (
+                    mean_rate(&self.alone_phases, measure_index)?,
+                    mean_rate(&self.corun_phases, measure_index)?,
+                );
+                (measure.is_none() || self.is_usable_proxy(measure_index))
+                    .then_some((*measure, (alone_rate, corun_rate)))
+            })
     }
 
     fn is_usable_proxy(&self, measure_index: usize) -> bool {
-        let event_count: u64 = self.alone_phases.iter().filter_map(|phase| phase.counts[measure_index]).sum();
-        let rates =
-            || self.alone_phases.iter().filter_map(|phase| Some(phase.counts[measure_index]? as f64 / phase.seconds));
-        let (min_rate, max_rate) =
-            rates().fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(rate), high.max(rate)));
-        let is_busy =
-            self.alone_phases.iter().all(|phase| phase.busy_share.is_some_and(|share| share >= MIN_BUSY_SHARE));
+        let event_count: u64 = self
+            .alone_phases
+            .iter()
+            .filter_map(|phase| phase.counts[measure_index])
+            .sum();
+        let rates = || {
+            self.alone_phases
+                .iter()
+                .filter_map(|phase| Some(phase.counts[measure_index]? as f64 / phase.seconds))
+        };
+        let (min_rate, max_rate) = rates()
+            .fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| {
+                (low.min(rate), high.max(rate))
+            });
+        let is_busy = self.alone_phases.iter().all(|phase| {
+            phase
+                .busy_share
+                .is_some_and(|share| share >= MIN_BUSY_SHARE)
+        });
         is_busy && event_count as f64 >= MIN_EVENTS && min_rate >= MIN_RATE_AGREEMENT * max_rate
     }
 }
 
 /// The rate per second over all phases; `None` if a phase was not counted, or if there were no events.
 fn mean_rate(phases: &[BracketPhase], measure_index: usize) -> Option<f64> {
-    let count: u64 = phases.iter().map(|phase| phase.counts[measure_index]).sum::<Option<u64>>()?;
+    let count: u64 = phases
+        .iter()
+        .map(|phase| phase.counts[measure_index])
+        .sum::<Option<u64>>()?;
     let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
 }
@@ -258,7 +335,8 @@ fn mean_rate(phases: &[BracketPhase], measure_index: usize) -> Option<f64> {
 /// followed, opening a pipe does not block, and the opened file is the one that is checked.
 fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
     use std::os::unix::fs::FileExt;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags =
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let metadata = file.metadata().ok()?;
     (metadata.is_file() && may_report(metadata.uid(), process_user(kernel, pid)?)).then_some(())?;
@@ -274,8 +352,16 @@ fn may_report(owner: u32, user: u32) -> bool {
 
 /// Real user of a process.
 fn process_user(kernel: &dyn Kernel, pid: i32) -> Option<u32> {
-    let status = kernel.read(Path::new(&format!("/proc/{pid}/status"))).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok())
+    let status = kernel
+        .read(Path::new(&format!("/proc/{pid}/status")))
+        .ok()?;
+    status.lines().find_map(|line| {
+        line.strip_prefix("Uid:")?
+            .split_ascii_whitespace()
+            .next()?
+            .parse()
+            .ok()
+    })
 }
 
 #[cfg(test)]
@@ -294,9 +380,21 @@ mod tests {
         for (phase_index, [instructions, calls, waits, faults]) in counts.into_iter().enumerate() {
             let counted = |count: u64| (instructions > 0).then_some(count);
             let before = [None, counted(0), Some(0), Some(0), Some(0)];
-            let after = [None, counted(instructions), Some(calls), Some(waits), Some(faults)];
-            let before = ProgressTotals { counts: before, run_time_ns: Some(0) };
-            let after = ProgressTotals { counts: after, run_time_ns: Some((busy_share * 1e9) as u64) };
+            let after = [
+                None,
+                counted(instructions),
+                Some(calls),
+                Some(waits),
+                Some(faults),
+            ];
+            let before = ProgressTotals {
+                counts: before,
+                run_time_ns: Some(0),
+            };
+            let after = ProgressTotals {
+                counts: after,
+                run_time_ns: Some((busy_share * 1e9) as u64),
+            };
             rates.add_phase(phase_index == 1 || phase_index == 2, before, after, 1.0);
         }
         rates
@@ -305,23 +403,92 @@ mod tests {
     /// Does the best steady event of a busy program serve as a proxy for its work, and no other event?
     #[test]
     fn the_best_steady_event_is_a_proxy_for_work() {
-        let calls = bracket_of_phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
-        assert_eq!(calls.best_rates(), Some((Some(CounterEvent::SystemCalls), (405.0, 205.0))));
-        let faults = bracket_of_phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
-        assert_eq!(faults.best_rates().unwrap().0, Some(CounterEvent::PageFaults), "too few calls say nothing");
-        let unsteady = bracket_of_phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 100, 0, 0]], 1.0);
+        let calls = bracket_of_phases(
+            [
+                [0, 400, 0, 0],
+                [0, 200, 0, 0],
+                [0, 210, 0, 0],
+                [0, 410, 0, 0],
+            ],
+            1.0,
+        );
+        assert_eq!(
+            calls.best_rates(),
+            Some((Some(CounterEvent::SystemCalls), (405.0, 205.0)))
+        );
+        let faults = bracket_of_phases(
+            [
+                [0, 9, 0, 400],
+                [0, 9, 0, 200],
+                [0, 9, 0, 200],
+                [0, 9, 0, 400],
+            ],
+            1.0,
+        );
+        assert_eq!(
+            faults.best_rates().unwrap().0,
+            Some(CounterEvent::PageFaults),
+            "too few calls say nothing"
+        );
+        let unsteady = bracket_of_phases(
+            [
+                [0, 400, 0, 0],
+                [0, 200, 0, 0],
+                [0, 200, 0, 0],
+                [0, 100, 0, 0],
+            ],
+            1.0,
+        );
         assert_eq!(unsteady.best_rates(), None);
-        let idle_program =
-            bracket_of_phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
-        assert_eq!(idle_program.best_rates(), None, "a program that sleeps is paced by something else");
+        let idle_program = bracket_of_phases(
+            [
+                [0, 400, 400, 0],
+                [0, 400, 400, 0],
+                [0, 400, 400, 0],
+                [0, 400, 400, 0],
+            ],
+            0.2,
+        );
+        assert_eq!(
+            idle_program.best_rates(),
+            None,
+            "a program that sleeps is paced by something else"
+        );
         // A program that only computes and touches its memory: no call, no wait, no fault.
-        let counted = bracket_of_phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
-        assert_eq!(counted.best_rates(), Some((Some(CounterEvent::Instructions), (4000.0, 1000.0))));
-        let mut reported = bracket_of_phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
-        for phase in reported.alone_phases.iter_mut().chain(&mut reported.corun_phases) {
+        let counted = bracket_of_phases(
+            [
+                [4000, 0, 0, 0],
+                [1000, 0, 0, 0],
+                [1000, 0, 0, 0],
+                [4000, 0, 0, 0],
+            ],
+            1.0,
+        );
+        assert_eq!(
+            counted.best_rates(),
+            Some((Some(CounterEvent::Instructions), (4000.0, 1000.0)))
+        );
+        let mut reported = bracket_of_phases(
+            [
+                [0, 400, 0, 0],
+                [0, 200, 0, 0],
+                [0, 200, 0, 0],
+                [0, 400, 0, 0],
+            ],
+            0.1,
+        );
+        for phase in reported
+            .alone_phases
+            .iter_mut()
+            .chain(&mut reported.corun_phases)
+        {
             phase.counts[0] = Some(7);
         }
-        assert_eq!(reported.best_rates(), Some((None, (7.0, 7.0))), "its own report needs no proof");
+        assert_eq!(
+            reported.best_rates(),
+            Some((None, (7.0, 7.0))),
+            "its own report needs no proof"
+        );
     }
 
     /// Do this thread's own reads appear among its calls?
@@ -330,7 +497,10 @@ mod tests {
         let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let Some(before) = read_calls(&host, pid, tid) else {
-            assert!(!Path::new("/proc/self/io").exists(), "the kernel counts, and it was not read");
+            assert!(
+                !Path::new("/proc/self/io").exists(),
+                "the kernel counts, and it was not read"
+            );
             crate::skip_test::report_unchecked("calls of a thread", "no /proc/self/io");
             return;
         };
@@ -369,24 +539,39 @@ mod tests {
         for hostile in ["pipe", "link"] {
             std::fs::write(&report, 77u64.to_ne_bytes()).unwrap();
             match hostile {
-                "pipe" => rustix::fs::mknodat(CWD, &swap_path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap(),
+                "pipe" => {
+                    rustix::fs::mknodat(CWD, &swap_path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+                        .unwrap()
+                }
                 _ => std::os::unix::fs::symlink(&secret, &swap_path).unwrap(),
             }
             let (send, done) = std::sync::mpsc::channel();
             let (reader, stop) = (files.clone(), Arc::new(AtomicBool::new(false)));
-            let read =
-                move || (0..20_000).map(|_| reader.read_total(&LinuxHost::new("/"), pid)).collect::<BTreeSet<_>>();
+            let read = move || {
+                (0..20_000)
+                    .map(|_| reader.read_total(&LinuxHost::new("/"), pid))
+                    .collect::<BTreeSet<_>>()
+            };
             std::thread::spawn(move || send.send(read()));
-            let (swapper_stop, swapper_report, swapper_path) = (stop.clone(), report.clone(), swap_path.clone());
+            let (swapper_stop, swapper_report, swapper_path) =
+                (stop.clone(), report.clone(), swap_path.clone());
             let swapper = std::thread::spawn(move || {
                 while !swapper_stop.load(Ordering::Relaxed) {
-                    rustix::fs::renameat_with(CWD, &swapper_report, CWD, &swapper_path, RenameFlags::EXCHANGE).unwrap();
+                    rustix::fs::renameat_with(
+                        CWD,
+                        &swapper_report,
+                        CWD,
+                        &swapper_path,
+                        RenameFlags::EXCHANGE,
+                    )
+                    .unwrap();
                 }
             });
             let observed_totals = done.recv_timeout(std::time::Duration::from_secs(60));
             stop.store(true, Ordering::Relaxed);
             swapper.join().unwrap();
-            let seen = observed_totals.unwrap_or_else(|_| panic!("the reader hangs on the {hostile}"));
+            let seen =
+                observed_totals.unwrap_or_else(|_| panic!("the reader hangs on the {hostile}"));
             assert!(
                 seen.is_subset(&BTreeSet::from([None, Some(77)])) && seen.contains(&Some(77)),
                 "{hostile}: {seen:?}"
@@ -423,7 +608,12 @@ mod tests {
             return;
         }
         std::os::unix::fs::chown(&other, Some(65_534), None).unwrap();
-        assert!(ProgressFiles::create(&other).unwrap_err().to_string().contains("user 65534"));
+        assert!(
+            ProgressFiles::create(&other)
+                .unwrap_err()
+                .to_string()
+                .contains("user 65534")
+        );
         assert_eq!(mode(&other), 0o700);
     }
 
@@ -433,20 +623,48 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(root.path().to_path_buf()));
         let (host, own_pid) = (LinuxHost::new("/"), std::process::id());
-        let pid_max: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
+        let pid_max: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max")
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         // Ids that no process can have, one of a live process, and names that are not ids.
         let retained_names = [own_pid.to_string(), "0".into(), "-1".into(), "notes".into()];
-        retained_names.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
-        (0..1_000).for_each(|index| std::fs::write(root.path().join((pid_max + index).to_string()), "").unwrap());
+        retained_names
+            .iter()
+            .for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
+        (0..1_000).for_each(|index| {
+            std::fs::write(root.path().join((pid_max + index).to_string()), "").unwrap()
+        });
         let count_files = || std::fs::read_dir(root.path()).unwrap().count();
         let mut sweep = ProgressSweep::default();
-        assert_eq!(files.sweep(&host, &mut sweep), None, "not all files are known");
-        assert!(count_files() >= 1_004 - SWEPT_ENTRIES, "each sweep is bounded");
-        let reporters = (0..20).map(|_| files.sweep(&host, &mut sweep)).last().flatten();
-        assert_eq!((count_files(), reporters), (retained_names.len(), Some([std::process::id() as i32].into())));
+        assert_eq!(
+            files.sweep(&host, &mut sweep),
+            None,
+            "not all files are known"
+        );
+        assert!(
+            count_files() >= 1_004 - SWEPT_ENTRIES,
+            "each sweep is bounded"
+        );
+        let reporters = (0..20)
+            .map(|_| files.sweep(&host, &mut sweep))
+            .last()
+            .flatten();
+        assert_eq!(
+            (count_files(), reporters),
+            (
+                retained_names.len(),
+                Some([std::process::id() as i32].into())
+            )
+        );
         std::fs::write(root.path().join((pid_max + 1).to_string()), "").unwrap();
         (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
-        assert_eq!(count_files(), retained_names.len(), "a new sweep starts from the beginning");
+        assert_eq!(
+            count_files(),
+            retained_names.len(),
+            "a new sweep starts from the beginning"
+        );
     }
 
     /// Can each process report from its first window on, even if another user has created its report in the sticky
@@ -454,25 +672,43 @@ mod tests {
     #[test]
     fn other_users_cannot_squat_on_report_files() {
         let root = tempfile::tempdir().unwrap();
-        let (files, host) = (ProgressFiles::create(&root.path().join("progress")).unwrap(), LinuxHost::new("/"));
+        let (files, host) = (
+            ProgressFiles::create(&root.path().join("progress")).unwrap(),
+            LinuxHost::new("/"),
+        );
         crate::stranger_tests::open_to_all(root.path());
-        let program = |seconds: &str| std::process::Command::new("sleep").arg(seconds).spawn().unwrap();
+        let program = |seconds: &str| {
+            std::process::Command::new("sleep")
+                .arg(seconds)
+                .spawn()
+                .unwrap()
+        };
         let mut programs: Vec<_> = (0..5).map(|_| program("100")).collect();
         let pids: Vec<i32> = programs.iter().map(|program| program.id() as i32).collect();
         let names: Vec<String> = pids.iter().map(i32::to_string).collect();
         let was_run_as_stranger = crate::stranger_tests::run(
             "sense::progress::tests::occupy_reports_as_another_user",
-            &[("FOLDER", root.path().join("progress").to_str().unwrap()), ("PIDS", &names.join(" "))],
+            &[
+                ("FOLDER", root.path().join("progress").to_str().unwrap()),
+                ("PIDS", &names.join(" ")),
+            ],
             || Ok(()),
         );
         if was_run_as_stranger {
             let mut sweep = ProgressSweep::default();
-            assert_eq!(files.read_total(&host, pids[0]), None, "read first, as of a process in its first window");
+            assert_eq!(
+                files.read_total(&host, pids[0]),
+                None,
+                "read first, as of a process in its first window"
+            );
             (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
             for &pid in &pids {
                 let path = files.path(pid).unwrap();
                 let metadata = std::fs::symlink_metadata(&path).unwrap();
-                assert!(metadata.is_file() && metadata.uid() == 0, "{pid}: {metadata:?}");
+                assert!(
+                    metadata.is_file() && metadata.uid() == 0,
+                    "{pid}: {metadata:?}"
+                );
                 std::fs::write(&path, 5u64.to_ne_bytes()).unwrap();
                 assert_eq!(files.read_total(&host, pid), Some(5));
             }
@@ -486,7 +722,9 @@ mod tests {
     #[test]
     #[ignore = "run by the test above, as nobody"]
     fn occupy_reports_as_another_user() {
-        let Some(dir) = std::env::var_os("FOLDER").map(PathBuf::from) else { return };
+        let Some(dir) = std::env::var_os("FOLDER").map(PathBuf::from) else {
+            return;
+        };
         let pids = std::env::var("PIDS").unwrap();
         let paths: Vec<PathBuf> = pids.split(' ').map(|pid| dir.join(pid)).collect();
         std::fs::write(&paths[0], 99u64.to_ne_bytes()).unwrap();

@@ -43,17 +43,25 @@ impl SchedCacheStatus {
 
 /// Reads the settings.
 pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
-    let read_number = |name: &str| -> Option<u32> { read_text(kernel, &Path::new(KNOBS_DIR).join(name))?.parse().ok() };
+    let read_number = |name: &str| -> Option<u32> {
+        read_text(kernel, &Path::new(KNOBS_DIR).join(name))?
+            .parse()
+            .ok()
+    };
     let enabled = match read_text(kernel, &Path::new(KNOBS_DIR).join("enabled")).as_deref() {
         Some("Y" | "1") => Some(true),
         Some("N" | "0") => Some(false),
         _ => None,
     };
     let Some(is_enabled) = enabled else {
-        return SchedCacheStatus { detail: describe_absence(kernel), ..SchedCacheStatus::default() };
+        return SchedCacheStatus {
+            detail: describe_absence(kernel),
+            ..SchedCacheStatus::default()
+        };
     };
     let aggr_tolerance = read_number("aggr_tolerance");
-    let is_balancing = read_text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
+    let is_balancing =
+        read_text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
     let online_nodes = read_text(kernel, Path::new("/sys/devices/system/node/online"));
     let has_several_nodes = online_nodes.map(|nodes| nodes.contains(['-', ',']));
     let counts_footprints = match (is_balancing, has_several_nodes) {
@@ -63,7 +71,9 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
     };
     let footprint_clause = match counts_footprints {
         Some(true) => "footprints are counted by NUMA balancing",
-        Some(false) => "footprints are ignored, because NUMA balancing is off or there is one memory node",
+        Some(false) => {
+            "footprints are ignored, because NUMA balancing is off or there is one memory node"
+        }
         None => "whether footprints are counted is not known",
     };
     let detail = match (is_enabled, aggr_tolerance) {
@@ -71,7 +81,12 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
         (true, Some(tolerance)) => format!("on, tolerance {tolerance}; {footprint_clause}"),
         (true, None) => format!("on, its tolerance cannot be read; {footprint_clause}"),
     };
-    SchedCacheStatus { enabled, aggr_tolerance, counts_footprints, detail }
+    SchedCacheStatus {
+        enabled,
+        aggr_tolerance,
+        counts_footprints,
+        detail,
+    }
 }
 
 fn read_text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
@@ -83,7 +98,9 @@ fn describe_absence(kernel: &dyn Kernel) -> String {
     match kernel.list(Path::new("/sys/kernel/debug/sched")) {
         Ok(_) => "this kernel has none (Linux 7.2 or later with CONFIG_SCHED_CACHE)".to_string(),
         Err(error) if is_denied(&error) => "not known: debugfs is root's".to_string(),
-        Err(_) => "not known: debugfs is not mounted, or shows nothing of the scheduler".to_string(),
+        Err(_) => {
+            "not known: debugfs is not mounted, or shows nothing of the scheduler".to_string()
+        }
     }
 }
 
@@ -103,22 +120,40 @@ pub fn find_conflicts(
     pid: i32,
     threads: &[PlacedThread],
 ) -> Vec<String> {
-    let own_threads: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
-    if !status.is_aggregating() || own_threads.len() < 2 || topology.last_level_caches().count() < 2 {
+    let own_threads: Vec<&PlacedThread> =
+        threads.iter().filter(|thread| thread.pid == pid).collect();
+    if !status.is_aggregating() || own_threads.len() < 2 || topology.last_level_caches().count() < 2
+    {
         return Vec::new(); // the kernel never aggregates a process of one thread
     }
     let caches_of = |cpus: &CpuSet| -> Vec<u32> {
-        let caches = topology.last_level_caches().filter(|cache| cache.cpus.intersects(cpus));
+        let caches = topology
+            .last_level_caches()
+            .filter(|cache| cache.cpus.intersects(cpus));
         caches.map(|cache| cache.id.0).collect()
     };
-    let allowed_caches: Vec<Vec<u32>> =
-        own_threads.iter().filter_map(|thread| thread.allowed_cpus.as_ref().map(caches_of)).collect();
-    let mut tying_caches: Vec<u32> =
-        allowed_caches.iter().filter(|caches| caches.len() == 1).flatten().copied().collect();
+    let allowed_caches: Vec<Vec<u32>> = own_threads
+        .iter()
+        .filter_map(|thread| thread.allowed_cpus.as_ref().map(caches_of))
+        .collect();
+    let mut tying_caches: Vec<u32> = allowed_caches
+        .iter()
+        .filter(|caches| caches.len() == 1)
+        .flatten()
+        .copied()
+        .collect();
     tying_caches.sort_unstable();
     tying_caches.dedup();
-    let free_count = own_threads.len() - allowed_caches.iter().filter(|caches| caches.len() == 1).count();
-    let cache_list = tying_caches.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let free_count = own_threads.len()
+        - allowed_caches
+            .iter()
+            .filter(|caches| caches.len() == 1)
+            .count();
+    let cache_list = tying_caches
+        .iter()
+        .map(u32::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
     match (tying_caches.len(), free_count) {
         (0, _) | (1, 0) => Vec::new(),
         (1, free) => vec![format!(
@@ -151,16 +186,29 @@ mod tests {
     #[test]
     fn the_state_is_read_from_the_kernels_files() {
         let on = read(&host("Y\n", "1\n", "1\n", "0-1\n"));
-        assert_eq!((on.enabled, on.aggr_tolerance, on.counts_footprints), (Some(true), Some(1), Some(true)));
-        assert_eq!(on.detail, "on, tolerance 1; footprints are counted by NUMA balancing");
+        assert_eq!(
+            (on.enabled, on.aggr_tolerance, on.counts_footprints),
+            (Some(true), Some(1), Some(true))
+        );
+        assert_eq!(
+            on.detail,
+            "on, tolerance 1; footprints are counted by NUMA balancing"
+        );
         assert!(on.is_aggregating());
         let one_node = read(&host("Y\n", "3\n", "1\n", "0\n"));
-        assert_eq!((one_node.counts_footprints, one_node.is_aggregating()), (Some(false), true));
+        assert_eq!(
+            (one_node.counts_footprints, one_node.is_aggregating()),
+            (Some(false), true)
+        );
         assert!(!read(&host("N\n", "1\n", "0\n", "0\n")).is_aggregating());
         assert!(!read(&host("Y\n", "0\n", "0\n", "0\n")).is_aggregating());
         let odd = read(&host("Y\n", "x\n", "0\n", "0\n"));
         assert_eq!(odd.aggr_tolerance, None);
-        assert!(odd.detail.contains("its tolerance cannot be read"), "{}", odd.detail);
+        assert!(
+            odd.detail.contains("its tolerance cannot be read"),
+            "{}",
+            odd.detail
+        );
     }
 
     /// Is a kernel without cache-aware scheduling distinguished from one that does not report it?
@@ -187,10 +235,19 @@ mod tests {
         let conflict_text = |state: &SchedCacheStatus, threads: &[PlacedThread]| {
             find_conflicts(state, &topology, 7, threads).join("\n")
         };
-        assert!(conflict_text(&on, &[thread(7, "0"), thread(7, "2-3")]).contains("ties its threads to caches"));
-        assert!(conflict_text(&on, &[thread(7, "0"), thread(7, "")]).contains("1 of its threads are free"));
-        for quiet in [vec![thread(7, "0")], vec![thread(7, "0"), thread(7, "1")], vec![thread(7, ""), thread(7, "0-3")]]
-        {
+        assert!(
+            conflict_text(&on, &[thread(7, "0"), thread(7, "2-3")])
+                .contains("ties its threads to caches")
+        );
+        assert!(
+            conflict_text(&on, &[thread(7, "0"), thread(7, "")])
+                .contains("1 of its threads are free")
+        );
+        for quiet in [
+            vec![thread(7, "0")],
+            vec![thread(7, "0"), thread(7, "1")],
+            vec![thread(7, ""), thread(7, "0-3")],
+        ] {
             assert_eq!(conflict_text(&on, &quiet), "", "{quiet:?}");
         }
         assert_eq!(conflict_text(&on, &[thread(7, "0"), thread(9, "2")]), "");

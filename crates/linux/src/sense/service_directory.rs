@@ -37,7 +37,13 @@ impl ContainerRecord {
     /// The slowdown that the pod's owner asks for, as a fraction, from `cachemate.io/max-slowdown` in percent; `None` for
     /// an invalid value.
     pub fn max_slowdown(&self) -> Option<f64> {
-        let percent: f64 = self.labels.get("cachemate.io/max-slowdown")?.trim_end_matches('%').trim().parse().ok()?;
+        let percent: f64 = self
+            .labels
+            .get("cachemate.io/max-slowdown")?
+            .trim_end_matches('%')
+            .trim()
+            .parse()
+            .ok()?;
         (percent > 0.0 && percent.is_finite()).then_some(percent / 100.0)
     }
 
@@ -46,7 +52,9 @@ impl ContainerRecord {
         let name = if self.name.is_empty() { id } else { &self.name };
         match self.pod.is_empty() {
             true => ServiceIdentity::container(name),
-            false => ServiceIdentity::from_pod(&format!("{}/{}", self.namespace, self.pod), Some(name)),
+            false => {
+                ServiceIdentity::from_pod(&format!("{}/{}", self.namespace, self.pod), Some(name))
+            }
         }
     }
 }
@@ -62,25 +70,38 @@ pub struct ServiceDirectory {
 impl ServiceDirectory {
     /// The container with this id.
     pub fn find_by_id(&self, id: &str) -> Option<ContainerRecord> {
-        self.containers.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        self.containers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
     }
 
     /// The innermost container whose control group is this path or contains it, with its id.
     pub fn find_by_cgroup(&self, path: &str) -> Option<(String, ContainerRecord)> {
         let contains = |record: &ContainerRecord| {
             let group = record.cgroup.trim_end_matches('/');
-            let subpath = path.strip_prefix(group).filter(|_| group.starts_with('/') && group.len() > 1);
+            let subpath = path
+                .strip_prefix(group)
+                .filter(|_| group.starts_with('/') && group.len() > 1);
             subpath.is_some_and(|subpath| subpath.is_empty() || subpath.starts_with('/'))
         };
-        let records = self.containers.read().unwrap_or_else(PoisonError::into_inner);
+        let records = self
+            .containers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         let containing_records = records.iter().filter(|(_, record)| contains(record));
-        let innermost = containing_records.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
+        let innermost =
+            containing_records.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
         innermost.map(|(id, record)| (id.clone(), record.clone()))
     }
 
     /// The container that has this service's display names.
     pub fn find_by_identity(&self, service: &ServiceIdentity) -> Option<ContainerRecord> {
-        let records = self.containers.read().unwrap_or_else(PoisonError::into_inner);
+        let records = self
+            .containers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         records
             .iter()
             .find(|(id, record)| !record.is_helper && record.identity(id) == *service)
@@ -104,12 +125,18 @@ impl ServiceDirectory {
 
     /// Whether no runtime has reported a container.
     pub fn is_empty(&self) -> bool {
-        self.containers.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.containers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
     }
 
     /// Records a container; beyond the limit nothing is recorded.
     pub fn insert(&self, id: &str, record: ContainerRecord) {
-        let mut records = self.containers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut records = self
+            .containers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         if records.len() < MAX_CONTAINERS || records.contains_key(id) {
             records.insert(id.to_string(), record);
         }
@@ -119,14 +146,20 @@ impl ServiceDirectory {
 
     /// Forgets a container that was removed.
     pub fn remove(&self, id: &str) {
-        self.containers.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.containers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(id);
         self.count_change();
     }
 
     /// Replaces all containers: the runtime reports all of them after each registration.
     pub fn replace(&self, records: BTreeMap<String, ContainerRecord>) {
         let retained_records = records.into_iter().take(MAX_CONTAINERS).collect();
-        *self.containers.write().unwrap_or_else(PoisonError::into_inner) = retained_records;
+        *self
+            .containers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = retained_records;
         self.count_change();
     }
 }
@@ -148,15 +181,43 @@ mod tests {
         };
         directory.insert("abc", record.clone());
         assert_eq!(directory.find_by_id("abc"), Some(record));
-        let named = |path: &str| directory.find_by_cgroup(path).map(|(id, record)| record.identity(&id).to_string());
-        assert_eq!(named("/fleet/redis/x").as_deref(), Some("pod/shop/cart-1/redis"));
-        assert_eq!(named("/fleet/redis").as_deref(), Some("pod/shop/cart-1/redis"));
+        let named = |path: &str| {
+            directory
+                .find_by_cgroup(path)
+                .map(|(id, record)| record.identity(&id).to_string())
+        };
+        assert_eq!(
+            named("/fleet/redis/x").as_deref(),
+            Some("pod/shop/cart-1/redis")
+        );
+        assert_eq!(
+            named("/fleet/redis").as_deref(),
+            Some("pod/shop/cart-1/redis")
+        );
         assert_eq!((named("/fleet/redis2"), named("/")), (None, None));
-        let inner = ContainerRecord { cgroup: "/fleet/redis/inner".into(), ..ContainerRecord::default() };
+        let inner = ContainerRecord {
+            cgroup: "/fleet/redis/inner".into(),
+            ..ContainerRecord::default()
+        };
         directory.insert("zzz", inner.clone());
-        directory.insert("aaa", ContainerRecord { cgroup: "/fleet".into(), ..inner });
-        assert_eq!(directory.find_id_by_cgroup("/fleet/redis/inner/").as_deref(), Some("zzz"), "the innermost");
-        assert_eq!(directory.find_id_by_cgroup("/fleet/redis").as_deref(), Some("abc"));
+        directory.insert(
+            "aaa",
+            ContainerRecord {
+                cgroup: "/fleet".into(),
+                ..inner
+            },
+        );
+        assert_eq!(
+            directory
+                .find_id_by_cgroup("/fleet/redis/inner/")
+                .as_deref(),
+            Some("zzz"),
+            "the innermost"
+        );
+        assert_eq!(
+            directory.find_id_by_cgroup("/fleet/redis").as_deref(),
+            Some("abc")
+        );
         directory.remove("aaa");
         directory.remove("zzz");
         directory.remove("abc");

@@ -20,14 +20,18 @@ mod thread_reads;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, ServiceKind, TaskId, is_virtual_cpu};
+use cachemate_core::{
+    CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, ServiceKind, TaskId, is_virtual_cpu,
+};
 
 use crate::act::rules::{ManageAction, ManageRule};
 use crate::kernel::group_moves::GroupMoves;
 use crate::kernel::process_events::ProcessEventSubscription;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
-use crate::sense::process_properties::{KnownProperties, PropertyReader, RuleProperties, read_own_service};
+use crate::sense::process_properties::{
+    KnownProperties, PropertyReader, RuleProperties, read_own_service,
+};
 use crate::sense::service_directory::ServiceDirectory;
 use idle_threads::IdleThreads;
 
@@ -114,18 +118,26 @@ pub struct ThreadUsage {
 impl ManagedThread {
     /// The service of its process: the command, if there is no other.
     pub fn service_or_command(&self) -> ServiceIdentity {
-        self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.program))
+        self.service
+            .clone()
+            .unwrap_or_else(|| ServiceIdentity::command(&self.program))
     }
 
     /// The service in the form of an observation: absent if it equals the thread's own name.
     pub fn service_of_sample(&self) -> Option<ServiceIdentity> {
-        let command_service = || (self.program != self.name).then(|| ServiceIdentity::command(&self.program));
+        let command_service =
+            || (self.program != self.name).then(|| ServiceIdentity::command(&self.program));
         self.service.clone().or_else(command_service)
     }
 
     /// The key under which its program's profile is stored.
     pub fn profile_key(&self) -> ProfileKey {
-        ProfileKey::new(&self.service_or_command(), &self.program, self.image.as_deref(), self.user)
+        ProfileKey::new(
+            &self.service_or_command(),
+            &self.program,
+            self.image.as_deref(),
+            self.user,
+        )
     }
 }
 
@@ -212,7 +224,11 @@ struct ManagedProcess {
 
 impl ManagedProcess {
     fn goal(&self) -> Option<Goal> {
-        if let ManageAction::Manage(goal) = self.action { goal } else { None }
+        if let ManageAction::Manage(goal) = self.action {
+            goal
+        } else {
+            None
+        }
     }
     fn is_fixed(&self) -> bool {
         self.action == ManageAction::Observe
@@ -220,14 +236,18 @@ impl ManagedProcess {
     /// Whether a guest's thread emulates devices; only the threads of virtual CPUs are tasks.
     fn is_emulator_thread(&self, thread: &ThreadStat) -> bool {
         let service = self.properties.service.as_ref();
-        service.is_some_and(|service| service.kind == ServiceKind::Guest) && !is_virtual_cpu(&thread.name)
+        service.is_some_and(|service| service.kind == ServiceKind::Guest)
+            && !is_virtual_cpu(&thread.name)
     }
 }
 
 impl TaskTable {
     /// A new table. `counts_calls` states whether proxies are the best available measure of speed for most threads.
     pub fn new(counts_calls: bool) -> Self {
-        TaskTable { counts_calls, ..TaskTable::default() }
+        TaskTable {
+            counts_calls,
+            ..TaskTable::default()
+        }
     }
 
     /// Follows these events from now on.
@@ -244,7 +264,8 @@ impl TaskTable {
     /// The order in which this refresh reads the control groups of processes.
     fn update_group_schedule(&mut self) -> GroupReadSchedule {
         let changes = self.directory.change_count();
-        let is_directory_changed = std::mem::replace(&mut self.directory_changes, changes) != changes;
+        let is_directory_changed =
+            std::mem::replace(&mut self.directory_changes, changes) != changes;
         match self.group_moves.as_mut().map(GroupMoves::poll_moves) {
             Some(Ok(has_moved)) if has_moved || is_directory_changed => GroupReadSchedule::All,
             Some(Ok(_)) => GroupReadSchedule::Every(LISTING_PERIOD),
@@ -252,8 +273,11 @@ impl TaskTable {
                 if move_report.is_some() {
                     self.group_moves = None;
                 }
-                let program_count =
-                    self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
+                let program_count = self
+                    .processes
+                    .values()
+                    .filter(|process| !process.properties.is_kernel_thread)
+                    .count();
                 GroupReadSchedule::YoungAndEvery(
                     (program_count.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD),
                 )
@@ -264,15 +288,22 @@ impl TaskTable {
     /// Takes the events that have come since the last call. To be called several times in a long window, because their
     /// buffer is bounded.
     pub fn take_events(&mut self) {
-        let Some(events) = &mut self.process_events else { return };
-        if events.deliver_events(|event| self.births.record(event)).is_err() {
+        let Some(events) = &mut self.process_events else {
+            return;
+        };
+        if events
+            .deliver_events(|event| self.births.record(event))
+            .is_err()
+        {
             self.births.forget();
         }
     }
 
     /// Programs of each service that ended before any refresh read them; `None` if events are not allowed.
     pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
-        self.process_events.is_some().then_some(&self.unread_programs)
+        self.process_events
+            .is_some()
+            .then_some(&self.unread_programs)
     }
 
     /// Excludes the guardian, which must not be slowed down whatever the rules are. To be called before each refresh.
@@ -289,7 +320,12 @@ impl TaskTable {
     ///
     /// # Errors
     /// `/proc` itself cannot be listed. A thread that exits meanwhile is not an error.
-    pub fn refresh(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], now_ns: u64) -> io::Result<()> {
+    pub fn refresh(
+        &mut self,
+        kernel: &dyn Kernel,
+        rules: &[ManageRule],
+        now_ns: u64,
+    ) -> io::Result<()> {
         self.refresh_count = self.refresh_count.wrapping_add(1);
         self.elapsed_ns = now_ns.saturating_sub(std::mem::replace(&mut self.refreshed_ns, now_ns));
         self.unmanaged_children.clear();
@@ -298,10 +334,18 @@ impl TaskTable {
         self.idle_threads.begin_refresh();
         self.find_births_and_exits(kernel)?;
         self.find_sleepers(kernel);
-        let own_service = self.own_service.get_or_insert_with(|| read_own_service(kernel)).clone();
+        let own_service = self
+            .own_service
+            .get_or_insert_with(|| read_own_service(kernel))
+            .clone();
         let group_schedule = self.update_group_schedule();
         let directory = self.directory.clone();
-        let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
+        let reader = PropertyReader {
+            kernel,
+            rules,
+            directory: &directory,
+            own_service: own_service.as_ref(),
+        };
         for pid in self.processes.keys().copied().collect::<Vec<_>>() {
             if self.is_match_due(&reader, pid, group_schedule) {
                 self.rematch(&reader, pid);
@@ -331,10 +375,15 @@ impl TaskTable {
         }
         if self.births.is_complete() && !self.refresh_count.is_multiple_of(LISTING_PERIOD) {
             for pid in self.births.take_ended_leaders() {
-                let Some(process) = self.processes.get(&pid) else { continue };
+                let Some(process) = self.processes.get(&pid) else {
+                    continue;
+                };
                 // Reading a process's CPU clock costs less than reading a file, and fails if the process no longer
                 // exists.
-                if kernel.run_time_ns(pid).is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+                if kernel
+                    .run_time_ns(pid)
+                    .is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+                {
                     self.processes.remove(&pid);
                     continue;
                 }
@@ -349,9 +398,13 @@ impl TaskTable {
         self.has_lost_events = self.process_events.is_some() && !self.births.is_complete();
         // Events that come during the listing wait for the next refresh.
         let pids = kernel.processes()?;
-        self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
-        let unread_pids = pids.into_iter().filter(|pid| !self.processes.contains_key(pid));
-        self.births.add_listed(unread_pids, self.process_events.is_some());
+        self.processes
+            .retain(|pid, _| pids.binary_search(pid).is_ok());
+        let unread_pids = pids
+            .into_iter()
+            .filter(|pid| !self.processes.contains_key(pid));
+        self.births
+            .add_listed(unread_pids, self.process_events.is_some());
         Ok(())
     }
 
@@ -359,10 +412,19 @@ impl TaskTable {
     fn find_sleepers(&mut self, kernel: &dyn Kernel) {
         // A thread that was on a processor may be waiting for one now, which only its state shows.
         let was_on_cpu = |task: &&ManagedThread| !task.has_exited && task.cpu.is_some();
-        let running_pids: BTreeSet<i32> = self.by_thread.values().filter(was_on_cpu).map(|task| task.pid).collect();
+        let running_pids: BTreeSet<i32> = self
+            .by_thread
+            .values()
+            .filter(was_on_cpu)
+            .map(|task| task.pid)
+            .collect();
         let check_phase = self.refresh_count % PID_CHECK_PERIOD;
         let has_events = self.births.is_complete();
-        let (sleeping_pids, leader_stats, births) = (&mut self.sleeping_pids, &mut self.leader_stats, &self.births);
+        let (sleeping_pids, leader_stats, births) = (
+            &mut self.sleeping_pids,
+            &mut self.leader_stats,
+            &self.births,
+        );
         let (refresh_count, elapsed_ns) = (self.refresh_count, self.elapsed_ns);
         sleeping_pids.clear();
         let mut reused_pids = Vec::new();
@@ -375,10 +437,13 @@ impl TaskTable {
                 let ran_ns = kernel.run_time_ns(pid).ok();
                 let has_slept = ran_ns.is_some() && ran_ns == process.ran_ns;
                 let hardly_runs = || {
-                    let unread_ns = ran_ns.zip(process.ran_ns).map(|(now, read)| now.saturating_sub(read));
+                    let unread_ns = ran_ns
+                        .zip(process.ran_ns)
+                        .map(|(now, read)| now.saturating_sub(read));
                     has_events
                         && unread_ns.is_some_and(|ns| ns < elapsed_ns / HARDLY_RUNS_DIVISOR)
-                        && refresh_count.wrapping_sub(process.read_in_refresh) < MAX_UNREAD_REFRESHES
+                        && refresh_count.wrapping_sub(process.read_in_refresh)
+                            < MAX_UNREAD_REFRESHES
                         && !births.is_changed(pid)
                         && !births.may_have_new_threads(pid)
                 };
@@ -404,9 +469,17 @@ impl TaskTable {
 
     /// Counts programs that ended before they were read, for the service of the process that started them.
     fn count_unread_programs(&mut self, ancestor: i32, program_count: u64) {
-        let Some(process) = self.processes.get(&ancestor).filter(|process| process.id.is_some()) else { return };
+        let Some(process) = self
+            .processes
+            .get(&ancestor)
+            .filter(|process| process.id.is_some())
+        else {
+            return;
+        };
         let service = process.properties.service_or_command();
-        if self.unread_programs.len() >= MAX_COUNTED_SERVICES && !self.unread_programs.contains_key(&service) {
+        if self.unread_programs.len() >= MAX_COUNTED_SERVICES
+            && !self.unread_programs.contains_key(&service)
+        {
             self.unread_programs.clear();
         }
         *self.unread_programs.entry(service).or_default() += program_count;
@@ -422,7 +495,11 @@ impl TaskTable {
     /// because a rule with the action "ignore" must not be missed.
     fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32, ran_ns: Option<u64>) -> bool {
         let is_single = self.births.has_one_thread(pid);
-        let stat_result = if is_single { reader.kernel.process_stat(pid) } else { reader.kernel.stat(pid) };
+        let stat_result = if is_single {
+            reader.kernel.process_stat(pid)
+        } else {
+            reader.kernel.stat(pid)
+        };
         let stat = match stat_result {
             Ok(stat) if !has_process_exited(&stat) => stat,
             Err(error) if !is_gone(&error) => return false,
@@ -431,23 +508,44 @@ impl TaskTable {
                 return true;
             }
         };
-        if self.processes.get(&pid).is_some_and(|process| process.leader == stat.key) {
+        if self
+            .processes
+            .get(&pid)
+            .is_some_and(|process| process.leader == stat.key)
+        {
             return true;
         }
-        let parent = self.processes.get(&stat.parent).map(|parent| &parent.properties);
-        let user_source = self.births.ancestor_with_user(pid).and_then(|ancestor| self.processes.get(&ancestor));
+        let parent = self
+            .processes
+            .get(&stat.parent)
+            .map(|parent| &parent.properties);
+        let user_source = self
+            .births
+            .ancestor_with_user(pid)
+            .and_then(|ancestor| self.processes.get(&ancestor));
         // A source that is not older than the process may be another process that reused the ancestor's pid.
-        let user_source = user_source.filter(|source| source.leader.start_ticks < stat.key.start_ticks);
+        let user_source =
+            user_source.filter(|source| source.leader.start_ticks < stat.key.start_ticks);
         let user = user_source.and_then(|source| source.properties.user);
         let cgroup_file = reader.open_cgroup_file(&stat);
-        let known_properties = KnownProperties { parent, user, ..KnownProperties::default() };
-        let Ok(properties) = reader.read(&stat, &cgroup_file, &known_properties) else { return false };
+        let known_properties = KnownProperties {
+            parent,
+            user,
+            ..KnownProperties::default()
+        };
+        let Ok(properties) = reader.read(&stat, &cgroup_file, &known_properties) else {
+            return false;
+        };
         let action = properties.decide(reader.rules);
         // A process that starts in its parent's control groups usually stays in them, so it counts as being as old as
         // its parent.
-        let parent = self.processes.get(&stat.parent).filter(|parent| parent.properties.cgroups == properties.cgroups);
-        let parent_found_in_refresh =
-            parent.filter(|_| self.births.is_complete()).map(|parent| parent.found_in_refresh);
+        let parent = self
+            .processes
+            .get(&stat.parent)
+            .filter(|parent| parent.properties.cgroups == properties.cgroups);
+        let parent_found_in_refresh = parent
+            .filter(|_| self.births.is_complete())
+            .map(|parent| parent.found_in_refresh);
         let process = ManagedProcess {
             leader: stat.key,
             id: None,
@@ -466,55 +564,99 @@ impl TaskTable {
 
     /// Whether the properties of a process are to be read in this refresh. A process that ran under another name than
     /// before is due at once, because it has become another program; one that did not run, only if it was moved.
-    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_schedule: GroupReadSchedule) -> bool {
-        let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
+    fn is_match_due(
+        &self,
+        reader: &PropertyReader<'_>,
+        pid: i32,
+        group_schedule: GroupReadSchedule,
+    ) -> bool {
+        let Some(process) = self
+            .processes
+            .get(&pid)
+            .filter(|process| !process.properties.is_kernel_thread)
+        else {
             return false;
         };
         let has_events = self.births.is_complete();
-        let is_renamed = self.leader_stats.get(&pid).is_some_and(|stat| stat.name != process.properties.command);
+        let is_renamed = self
+            .leader_stats
+            .get(&pid)
+            .is_some_and(|stat| stat.name != process.properties.command);
         let is_changed = is_renamed || self.births.is_changed(pid);
         let is_young = self.refresh_count.wrapping_sub(process.found_in_refresh) < YOUNG_REFRESHES;
         let refresh_phase = self.refresh_count.wrapping_add(pid as u32);
-        let match_period = if has_events { LISTING_PERIOD } else { MATCH_PERIOD };
-        let is_periodic_due =
-            refresh_phase.is_multiple_of(match_period) || is_young && !has_events || self.has_lost_events;
+        let match_period = if has_events {
+            LISTING_PERIOD
+        } else {
+            MATCH_PERIOD
+        };
+        let is_periodic_due = refresh_phase.is_multiple_of(match_period)
+            || is_young && !has_events
+            || self.has_lost_events;
         if !self.sleeping_pids.contains(&pid) && (is_changed || is_periodic_due) {
             return true;
         }
         let is_group_due = match group_schedule {
             GroupReadSchedule::All => true,
             GroupReadSchedule::Every(period) => refresh_phase.is_multiple_of(period),
-            GroupReadSchedule::YoungAndEvery(period) => is_young || refresh_phase.is_multiple_of(period),
+            GroupReadSchedule::YoungAndEvery(period) => {
+                is_young || refresh_phase.is_multiple_of(period)
+            }
         };
         is_group_due && reader.has_moved(&process.cgroup_file, &process.properties)
     }
 
     /// Decides again about a process whose command, user or control group has changed.
     fn rematch(&mut self, reader: &PropertyReader<'_>, pid: i32) {
-        let Some(old_process) = self.processes.get(&pid).cloned() else { return };
+        let Some(old_process) = self.processes.get(&pid).cloned() else {
+            return;
+        };
         let known_stat = self.leader_stats.get(&pid).cloned();
-        let Ok(stat) = known_stat.map_or_else(|| reader.kernel.stat(pid), Ok) else { return };
+        let Ok(stat) = known_stat.map_or_else(|| reader.kernel.stat(pid), Ok) else {
+            return;
+        };
         if stat.key != old_process.leader {
             return; // another process reused the pid, and a refresh will find it
         }
-        let is_full_match_due = self.refresh_count.wrapping_add(pid as u32).is_multiple_of(LISTING_PERIOD);
-        let is_user_known = !is_full_match_due && !self.has_lost_events && !self.births.may_have_new_user(pid);
+        let is_full_match_due = self
+            .refresh_count
+            .wrapping_add(pid as u32)
+            .is_multiple_of(LISTING_PERIOD);
+        let is_user_known =
+            !is_full_match_due && !self.has_lost_events && !self.births.may_have_new_user(pid);
         let known_properties = KnownProperties {
             previous: Some(&old_process.properties),
             user: old_process.properties.user.filter(|_| is_user_known),
             ..KnownProperties::default()
         };
-        let Ok(properties) = reader.read(&stat, &old_process.cgroup_file, &known_properties) else { return };
+        let Ok(properties) = reader.read(&stat, &old_process.cgroup_file, &known_properties) else {
+            return;
+        };
         if properties == old_process.properties {
             return;
         }
         let action = properties.decide(reader.rules);
         let (command, user) = (stat.name.clone(), properties.user);
-        let (service, image) = (properties.service.clone(), properties.image().map(str::to_string));
-        let is_other_program =
-            properties.command != old_process.properties.command || service != old_process.properties.service;
-        let found_in_refresh = if is_other_program { self.refresh_count } else { old_process.found_in_refresh };
-        self.insert(&stat, ManagedProcess { action, properties, found_in_refresh, ..old_process });
+        let (service, image) = (
+            properties.service.clone(),
+            properties.image().map(str::to_string),
+        );
+        let is_other_program = properties.command != old_process.properties.command
+            || service != old_process.properties.service;
+        let found_in_refresh = if is_other_program {
+            self.refresh_count
+        } else {
+            old_process.found_in_refresh
+        };
+        self.insert(
+            &stat,
+            ManagedProcess {
+                action,
+                properties,
+                found_in_refresh,
+                ..old_process
+            },
+        );
         // A sleeping process may have been moved to another control group; this refresh must read its threads
         // nevertheless.
         self.sleeping_pids.remove(&pid);
@@ -528,7 +670,11 @@ impl TaskTable {
                 continue; // it counts as exited, because no refresh lists it any more
             }
             task.user = user;
-            task.goal = if let ManageAction::Manage(goal) = action { goal } else { None };
+            task.goal = if let ManageAction::Manage(goal) = action {
+                goal
+            } else {
+                None
+            };
             task.is_fixed = action == ManageAction::Observe;
             task.program.clone_from(&command);
             task.service.clone_from(&service);
@@ -545,7 +691,12 @@ impl TaskTable {
 
     fn insert(&mut self, stat: &ThreadStat, process: ManagedProcess) {
         let is_ignored = process.action == ManageAction::Ignore;
-        if is_ignored && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
+        if is_ignored
+            && self
+                .processes
+                .get(&stat.parent)
+                .is_some_and(|parent| parent.id.is_some())
+        {
             self.unmanaged_children.push((stat.key.tid, stat.parent));
         }
         let id = (!is_ignored).then(|| {
@@ -554,7 +705,8 @@ impl TaskTable {
                 ProcessId(self.next_process - 1)
             })
         });
-        self.processes.insert(stat.key.tid, ManagedProcess { id, ..process });
+        self.processes
+            .insert(stat.key.tid, ManagedProcess { id, ..process });
     }
 
     /// Takes the threads that rules no longer allow to be moved, because their process has changed since the previous
@@ -575,7 +727,10 @@ impl TaskTable {
 
     /// Was the thread alive at the last refresh?
     pub fn is_alive(&self, thread: ThreadKey) -> bool {
-        self.by_thread.get(&thread).is_some_and(|task| !task.has_exited) || self.idle_threads.contains(thread)
+        self.by_thread
+            .get(&thread)
+            .is_some_and(|task| !task.has_exited)
+            || self.idle_threads.contains(thread)
     }
 
     /// Unmanaged processes that the last refresh found for the first time and that a managed process created, with
@@ -587,13 +742,20 @@ impl TaskTable {
     /// Returns the processes and threads that the rules select now.
     pub(crate) fn selection(&self) -> TaskSelection {
         let (by_thread, idle_threads) = (self.by_thread.clone(), self.idle_threads.clone());
-        TaskSelection { by_thread, idle_threads, processes: self.processes.clone() }
+        TaskSelection {
+            by_thread,
+            idle_threads,
+            processes: self.processes.clone(),
+        }
     }
 
     /// Makes this selection the current one again.
     pub(crate) fn restore_selection(&mut self, selection: TaskSelection) {
-        TaskSelection { by_thread: self.by_thread, idle_threads: self.idle_threads, processes: self.processes } =
-            selection;
+        TaskSelection {
+            by_thread: self.by_thread,
+            idle_threads: self.idle_threads,
+            processes: self.processes,
+        } = selection;
     }
 
     /// Decides again about every process, because the rules have changed. Returns the threads that are no longer
@@ -601,13 +763,23 @@ impl TaskTable {
     pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule]) -> Vec<ManagedThread> {
         self.sleeping_pids.clear();
         let previous_processes = std::mem::take(&mut self.processes);
-        let own_service = self.own_service.get_or_insert_with(|| read_own_service(kernel)).clone();
+        let own_service = self
+            .own_service
+            .get_or_insert_with(|| read_own_service(kernel))
+            .clone();
         let directory = self.directory.clone();
-        let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
+        let reader = PropertyReader {
+            kernel,
+            rules,
+            directory: &directory,
+            own_service: own_service.as_ref(),
+        };
         for (pid, old_process) in previous_processes {
             self.examine(&reader, pid, kernel.run_time_ns(pid).ok());
-            if let Some(new_process) =
-                self.processes.get_mut(&pid).filter(|new_process| new_process.leader == old_process.leader)
+            if let Some(new_process) = self
+                .processes
+                .get_mut(&pid)
+                .filter(|new_process| new_process.leader == old_process.leader)
                 && new_process.id.is_some()
             {
                 new_process.id = old_process.id.or(new_process.id);

@@ -26,23 +26,30 @@ pub(crate) fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
 }
 
 pub(crate) fn parse_times(text: &str) -> SchedstatTimes {
-    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
+    let mut fields = text
+        .split_ascii_whitespace()
+        .map(|field| field.parse::<u64>().ok());
     let mut next_field = || fields.next().flatten();
     (next_field(), next_field(), next_field())
 }
 
 /// Read and write calls of a thread so far.
 pub(crate) fn read_calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
-    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/io"))).ok()?;
+    let text = kernel
+        .read(Path::new(&format!("/proc/{pid}/task/{tid}/io")))
+        .ok()?;
     Some(parse_field(&text, "syscr:")?.saturating_add(parse_field(&text, "syscw:")?))
 }
 
 /// Voluntary context switches of a thread so far.
 pub(crate) fn read_waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
-    let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/status"))).ok()?;
+    let text = kernel
+        .read(Path::new(&format!("/proc/{pid}/task/{tid}/status")))
+        .ok()?;
     parse_field(&text, "voluntary_ctxt_switches:")
 }
 
 fn parse_field(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }

@@ -44,18 +44,29 @@ pub struct TopologyError {
 /// # Errors
 /// There is no `sys/devices/system/cpu` below `root`, or a file in it cannot be understood; the error names the file.
 pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
-    let mut reader = SysfsReader { cpu_dir: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
+    let mut reader = SysfsReader {
+        cpu_dir: root.join("sys/devices/system/cpu"),
+        warnings: Vec::new(),
+    };
     let present_cpus = reader.read_present_cpus()?;
     let online_cpus = reader.read_online_cpus(&present_cpus)?;
     if online_cpus.is_empty() {
-        return Err(invalid_file(&reader.cpu_dir, "no online CPU", "at least one"));
+        return Err(invalid_file(
+            &reader.cpu_dir,
+            "no online CPU",
+            "at least one",
+        ));
     }
     let cpus = reader.read_cpus(root, &present_cpus, &online_cpus)?;
     let memory_latency = reader.read_memory_latency(root)?;
     let unnumbered_caches = reader.describe_caches(&online_cpus)?;
     let (caches, kernel_cache_ids) = reader.number_caches(unnumbered_caches, &online_cpus);
     Ok(HostTopology {
-        topology: Topology { cpus, caches, memory_latency },
+        topology: Topology {
+            cpus,
+            caches,
+            memory_latency,
+        },
         kernel_cache_ids,
         warnings: reader.warnings,
     })
@@ -90,7 +101,11 @@ impl SysfsReader {
 
     fn read_online_cpus(&mut self, present: &[u32]) -> Result<CpuSet, TopologyError> {
         if let Some(list) = read_cpu_list(&self.cpu_dir.join("online"))? {
-            return Ok(present.iter().copied().filter(|&cpu| list.contains(cpu)).collect());
+            return Ok(present
+                .iter()
+                .copied()
+                .filter(|&cpu| list.contains(cpu))
+                .collect());
         }
         let mut online = CpuSet::default();
         for &cpu in present {
@@ -102,14 +117,23 @@ impl SysfsReader {
         Ok(online)
     }
 
-    fn read_cpus(&mut self, root: &Path, present: &[u32], online: &CpuSet) -> Result<Vec<Cpu>, TopologyError> {
+    fn read_cpus(
+        &mut self,
+        root: &Path,
+        present: &[u32],
+        online: &CpuSet,
+    ) -> Result<Vec<Cpu>, TopologyError> {
         let nodes = self.read_memory_nodes(root)?;
         let mut placements = Vec::new();
         let mut cpus_without_package = CpuSet::default();
         for &cpu in present {
             let dir = self.cpu_dir.join(format!("cpu{cpu}/topology"));
             let package = read_number(&dir.join("physical_package_id"))?.filter(|&id| id >= 0);
-            let siblings = match read_first_set(&dir, ["core_cpus_list", "thread_siblings_list"], read_cpu_list)? {
+            let siblings = match read_first_set(
+                &dir,
+                ["core_cpus_list", "thread_siblings_list"],
+                read_cpu_list,
+            )? {
                 Some(set) => Some(set),
                 None => read_first_set(&dir, ["core_cpus", "thread_siblings"], read_cpu_map)?,
             };
@@ -118,8 +142,9 @@ impl SysfsReader {
                 cpus_without_package.insert(cpu);
             }
             // The first sibling identifies the core, because core ids repeat across dies and packages.
-            let first_sibling =
-                siblings.and_then(|set| set.intersection(online).first()).filter(|_| online.contains(cpu));
+            let first_sibling = siblings
+                .and_then(|set| set.intersection(online).first())
+                .filter(|_| online.contains(cpu));
             let core = match (first_sibling, core_id) {
                 (Some(first), _) => (0, i64::from(first), 0),
                 (None, Some(id)) => (1, package.unwrap_or(0), id),
@@ -128,7 +153,9 @@ impl SysfsReader {
             placements.push((cpu, package.unwrap_or(0), core));
         }
         if !cpus_without_package.is_empty() {
-            self.warnings.push(format!("CPUs {cpus_without_package}: no physical_package_id; taken as one package"));
+            self.warnings.push(format!(
+                "CPUs {cpus_without_package}: no physical_package_id; taken as one package"
+            ));
         }
         let packages = dense_ranks(placements.iter().map(|(_, package, _)| *package));
         let cores = dense_ranks(placements.iter().map(|(_, _, core)| *core));
@@ -151,7 +178,8 @@ impl SysfsReader {
         let dir = root.join("sys/devices/system/node");
         let mut nodes = BTreeMap::new();
         if !dir.is_dir() {
-            self.warnings.push("no sys/devices/system/node: all memory taken as one node".to_string());
+            self.warnings
+                .push("no sys/devices/system/node: all memory taken as one node".to_string());
             return Ok(nodes);
         }
         for node in list_numbers(&dir, "node", MAX_NODES)? {
@@ -168,25 +196,42 @@ impl SysfsReader {
     /// Distances from the firmware's SLIT (10 = own memory; ACPI 6.5, 5.2.17), relative to each node's own.
     fn read_memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
         let dir = root.join("sys/devices/system/node");
-        let nodes = if dir.is_dir() { list_numbers(&dir, "node", MAX_NODES)? } else { Vec::new() };
-        let Some(&last_node) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
+        let nodes = if dir.is_dir() {
+            list_numbers(&dir, "node", MAX_NODES)?
+        } else {
+            Vec::new()
+        };
+        let Some(&last_node) = nodes.last().filter(|_| nodes.len() > 1) else {
+            return Ok(Vec::new());
+        };
         let row_len = last_node as usize + 1;
         let mut latencies = vec![Vec::new(); row_len];
         for (index, &node) in nodes.iter().enumerate() {
             let file = dir.join(format!("node{node}/distance"));
             let Some(content) = read_trimmed(&file)? else {
-                self.warnings.push(format!("{}: no such file; how far memory is, is not known", file.display()));
+                self.warnings.push(format!(
+                    "{}: no such file; how far memory is, is not known",
+                    file.display()
+                ));
                 return Ok(Vec::new());
             };
-            let distances: Option<Vec<u32>> = content.split_whitespace().map(|word| word.parse().ok()).collect();
+            let distances: Option<Vec<u32>> = content
+                .split_whitespace()
+                .map(|word| word.parse().ok())
+                .collect();
             let expected = "a distance to each node, its own the shortest";
-            let distances = distances.ok_or_else(|| invalid_file(&file, &format!("'{content}'"), expected))?;
-            let own_distance = distances
-                .get(index)
-                .copied()
-                .filter(|own_distance| distances.iter().all(|far| far >= own_distance && *own_distance > 0));
+            let distances =
+                distances.ok_or_else(|| invalid_file(&file, &format!("'{content}'"), expected))?;
+            let own_distance = distances.get(index).copied().filter(|own_distance| {
+                distances
+                    .iter()
+                    .all(|far| far >= own_distance && *own_distance > 0)
+            });
             let Some(own_distance) = own_distance.filter(|_| distances.len() == nodes.len()) else {
-                self.warnings.push(format!("{}: '{content}' is not {expected}; left out", file.display()));
+                self.warnings.push(format!(
+                    "{}: '{content}' is not {expected}; left out",
+                    file.display()
+                ));
                 return Ok(Vec::new());
             };
             let mut row = vec![0.0; row_len];
@@ -213,8 +258,15 @@ impl SysfsReader {
         let mut cacheless_cpus = CpuSet::default();
         for cpu in online.iter() {
             let dir = self.cpu_dir.join(format!("cpu{cpu}/cache"));
-            let mut index_names = if dir.is_dir() { list_entry_names(&dir)? } else { Vec::new() };
-            index_names.retain(|name| name.strip_prefix("index").is_some_and(|digits| digits.parse::<u32>().is_ok()));
+            let mut index_names = if dir.is_dir() {
+                list_entry_names(&dir)?
+            } else {
+                Vec::new()
+            };
+            index_names.retain(|name| {
+                name.strip_prefix("index")
+                    .is_some_and(|digits| digits.parse::<u32>().is_ok())
+            });
             index_names.sort();
             if index_names.is_empty() {
                 cacheless_cpus.insert(cpu);
@@ -226,7 +278,9 @@ impl SysfsReader {
             }
         }
         if !cacheless_cpus.is_empty() {
-            let warning = format!("CPUs {cacheless_cpus}: no cache directory; which caches they share is not known");
+            let warning = format!(
+                "CPUs {cacheless_cpus}: no cache directory; which caches they share is not known"
+            );
             self.warnings.push(warning);
         }
         Ok(caches)
@@ -240,7 +294,8 @@ impl SysfsReader {
     ) -> Result<Option<CacheDescription>, TopologyError> {
         let cache_type = read_trimmed(&dir.join("type"))?.unwrap_or_else(|| "Unified".to_string());
         let Some(level) = read_number(&dir.join("level"))? else {
-            self.warnings.push(format!("{}: no level; cache left out", dir.display()));
+            self.warnings
+                .push(format!("{}: no level; cache left out", dir.display()));
             return Ok(None);
         };
         let level = match (level, cache_type.as_str()) {
@@ -250,7 +305,13 @@ impl SysfsReader {
             (2, _) => CacheLevel::L2,
             (3, _) => CacheLevel::L3,
             (4, _) => CacheLevel::L4,
-            (other, _) => return Err(invalid_file(&dir.join("level"), &other.to_string(), "1 to 4")),
+            (other, _) => {
+                return Err(invalid_file(
+                    &dir.join("level"),
+                    &other.to_string(),
+                    "1 to 4",
+                ));
+            }
         };
         let shared_cpus = match read_cpu_list(&dir.join("shared_cpu_list"))? {
             Some(list) if !list.is_empty() => Some(list),
@@ -258,12 +319,17 @@ impl SysfsReader {
         };
         let mut cpus = shared_cpus.unwrap_or_default().intersection(online);
         if !cpus.contains(cpu) {
-            let warning = format!("{}: no CPUs that share it are named; taken as private to CPU {cpu}", dir.display());
+            let warning = format!(
+                "{}: no CPUs that share it are named; taken as private to CPU {cpu}",
+                dir.display()
+            );
             self.warnings.push(warning);
             cpus = [cpu].into_iter().collect();
         }
         // Some firmware reports zero, which means "unknown" in all of these files.
-        let read_count = |name: &str| read_number(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
+        let read_count = |name: &str| {
+            read_number(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()))
+        };
         Ok(Some(CacheDescription {
             level,
             cpus,
@@ -275,15 +341,21 @@ impl SysfsReader {
     }
 
     /// Adds a description, and merges it with those of the same level that share a CPU with it.
-    fn merge_cache(&mut self, descriptions: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
-        while let Some(index) =
-            descriptions.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
+    fn merge_cache(
+        &mut self,
+        descriptions: &mut Vec<CacheDescription>,
+        mut cache: CacheDescription,
+    ) {
+        while let Some(index) = descriptions
+            .iter()
+            .position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
         {
             let other_cache = descriptions.remove(index);
             if other_cache.cpus != cache.cpus {
                 let (level, a, b) = (cache.level, &other_cache.cpus, &cache.cpus);
-                let warning =
-                    format!("{level:?}: shared by CPUs {a} and by CPUs {b} at once; taken as shared by all of them");
+                let warning = format!(
+                    "{level:?}: shared by CPUs {a} and by CPUs {b} at once; taken as shared by all of them"
+                );
                 self.warnings.push(warning);
             }
             cache.cpus = cache.cpus.union(&other_cache.cpus);
@@ -302,11 +374,17 @@ impl SysfsReader {
     ) -> (Vec<Cache>, Vec<Option<u32>>) {
         descriptions.sort_by_key(|cache| (cache.level, cache.cpus.first()));
         let last_cache_index = |cpu: u32| {
-            let data_caches =
-                descriptions.iter().enumerate().filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
-            data_caches.filter(|(_, cache)| cache.cpus.contains(cpu)).map(|(at, _)| at).next_back()
+            let data_caches = descriptions
+                .iter()
+                .enumerate()
+                .filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
+            data_caches
+                .filter(|(_, cache)| cache.cpus.contains(cpu))
+                .map(|(at, _)| at)
+                .next_back()
         };
-        let last_level_indices: BTreeSet<usize> = online.iter().filter_map(last_cache_index).collect();
+        let last_level_indices: BTreeSet<usize> =
+            online.iter().filter_map(last_cache_index).collect();
         let mut unsized_levels = BTreeSet::new();
         let numbered_caches = descriptions.iter().enumerate().map(|(index, cache)| {
             if cache.size_bytes.is_none() {
@@ -323,26 +401,44 @@ impl SysfsReader {
             }
         });
         let caches = numbered_caches.collect();
-        self.warnings
-            .extend(unsized_levels.iter().map(|level| format!("{level:?}: the host does not report its size")));
-        (caches, descriptions.iter().map(|cache| cache.kernel_id).collect())
+        self.warnings.extend(
+            unsized_levels
+                .iter()
+                .map(|level| format!("{level:?}: the host does not report its size")),
+        );
+        (
+            caches,
+            descriptions.iter().map(|cache| cache.kernel_id).collect(),
+        )
     }
 }
 
 /// Ranks of the distinct values, ascending.
 fn dense_ranks<T: Ord + Copy>(values: impl Iterator<Item = T>) -> BTreeMap<T, u32> {
     let distinct_values: BTreeSet<T> = values.collect();
-    distinct_values.into_iter().enumerate().map(|(rank, value)| (value, rank as u32)).collect()
+    distinct_values
+        .into_iter()
+        .enumerate()
+        .map(|(rank, value)| (value, rank as u32))
+        .collect()
 }
 
 fn invalid_file(file: &Path, found: &str, expected: &str) -> TopologyError {
-    TopologyError { file: file.display().to_string().into(), found: found.into(), expected: expected.into() }
+    TopologyError {
+        file: file.display().to_string().into(),
+        found: found.into(),
+        expected: expected.into(),
+    }
 }
 
 fn list_entry_names(dir: &Path) -> Result<Vec<String>, TopologyError> {
     let entries = cachemate_files::list_dir(dir);
-    let entries = entries.map_err(|error| invalid_file(dir, &error.to_string(), "a readable directory"))?;
-    Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
+    let entries =
+        entries.map_err(|error| invalid_file(dir, &error.to_string(), "a readable directory"))?;
+    Ok(entries
+        .iter()
+        .filter_map(|path| path.file_name()?.to_str().map(str::to_string))
+        .collect())
 }
 
 /// Maximum length of a sysfs file; most are at most one page long.
@@ -352,50 +448,102 @@ const MAX_SYSFS_BYTES: u64 = 1 << 20;
 fn read_trimmed(file: &Path) -> Result<Option<String>, TopologyError> {
     match cachemate_files::read_text_limited(file, MAX_SYSFS_BYTES) {
         // Recorded trees contain the zero byte that some kernels leave at the end.
-        Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_string())),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        Err(error) if error.raw_os_error().is_some() && error.kind() != ErrorKind::PermissionDenied => Ok(None),
-        Err(error) => Err(invalid_file(file, &error.to_string(), "a readable text file")),
+        Ok(text) => Ok(Some(
+            text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
+                .to_string(),
+        )),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error)
+            if error.raw_os_error().is_some() && error.kind() != ErrorKind::PermissionDenied =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(invalid_file(
+            file,
+            &error.to_string(),
+            "a readable text file",
+        )),
     }
 }
 
 /// Numbers below `limit` of the entries that are named by this prefix and a number, ascending.
 fn list_numbers(dir: &Path, prefix: &str, limit: u32) -> Result<Vec<u32>, TopologyError> {
-    let number_of = |name: String| name.strip_prefix(prefix).and_then(|digits| digits.parse::<u32>().ok());
-    let mut numbers: Vec<u32> =
-        list_entry_names(dir)?.into_iter().filter_map(number_of).filter(|number| *number < limit).collect();
+    let number_of = |name: String| {
+        name.strip_prefix(prefix)
+            .and_then(|digits| digits.parse::<u32>().ok())
+    };
+    let mut numbers: Vec<u32> = list_entry_names(dir)?
+        .into_iter()
+        .filter_map(number_of)
+        .filter(|number| *number < limit)
+        .collect();
     numbers.sort_unstable();
     Ok(numbers)
 }
 
 fn read_number(file: &Path) -> Result<Option<i64>, TopologyError> {
-    let parse = |text: String| text.parse().map_err(|_| invalid_file(file, &format!("'{text}'"), "a whole number"));
-    read_trimmed(file)?.filter(|text| !text.is_empty()).map(parse).transpose()
+    let parse = |text: String| {
+        text.parse()
+            .map_err(|_| invalid_file(file, &format!("'{text}'"), "a whole number"))
+    };
+    read_trimmed(file)?
+        .filter(|text| !text.is_empty())
+        .map(parse)
+        .transpose()
 }
 
 fn read_size(file: &Path) -> Result<Option<u64>, TopologyError> {
-    let Some(text) = read_trimmed(file)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let Some(text) = read_trimmed(file)?.filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
     let scales = [("K", 1u64 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
-    let size_bytes =
-        scales.iter().find_map(|(unit, scale)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*scale));
-    size_bytes.map(Some).ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a size such as 32768K"))
+    let size_bytes = scales.iter().find_map(|(unit, scale)| {
+        text.strip_suffix(unit)?
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(*scale)
+    });
+    size_bytes
+        .map(Some)
+        .ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a size such as 32768K"))
 }
 
 /// Reads a list such as `0-3,8`. An empty file is the empty set.
 fn read_cpu_list(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
-    let parse =
-        |text: String| text.parse().map_err(|_| invalid_file(file, &format!("'{text}'"), "a list such as 0-3,8"));
+    let parse = |text: String| {
+        text.parse()
+            .map_err(|_| invalid_file(file, &format!("'{text}'"), "a list such as 0-3,8"))
+    };
     read_trimmed(file)?.map(parse).transpose()
 }
 
 /// Reads a hexadecimal map of words separated by commas, the highest CPUs first.
 fn read_cpu_map(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
-    let Some(text) = read_trimmed(file)? else { return Ok(None) };
+    let Some(text) = read_trimmed(file)? else {
+        return Ok(None);
+    };
     let mut cpus = CpuSet::default();
-    for (nibble, digit) in text.chars().rev().filter(|&letter| letter != ',').enumerate() {
-        let bits = digit.to_digit(16).filter(|_| nibble < CpuSet::LIMIT as usize / 4);
-        let bits = bits.ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a map such as 00000000,000000ff"))?;
-        (0..4).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| cpus.insert(4 * nibble as u32 + bit));
+    for (nibble, digit) in text
+        .chars()
+        .rev()
+        .filter(|&letter| letter != ',')
+        .enumerate()
+    {
+        let bits = digit
+            .to_digit(16)
+            .filter(|_| nibble < CpuSet::LIMIT as usize / 4);
+        let bits = bits.ok_or_else(|| {
+            invalid_file(
+                file,
+                &format!("'{text}'"),
+                "a map such as 00000000,000000ff",
+            )
+        })?;
+        (0..4)
+            .filter(|bit| bits >> bit & 1 == 1)
+            .for_each(|bit| cpus.insert(4 * nibble as u32 + bit));
     }
     Ok(Some(cpus))
 }

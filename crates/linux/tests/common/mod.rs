@@ -11,7 +11,8 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, CacheLevel, Capabilities, Cpu, CpuId, CpuSet, Plan, Support, Topology, WindowLength,
+    Ability, Cache, CacheId, CacheLevel, Capabilities, Cpu, CpuId, CpuSet, Plan, Support, Topology,
+    WindowLength,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
@@ -41,10 +42,16 @@ impl Drop for Program {
 }
 
 pub fn own_cpus() -> CpuSet {
-    LinuxHost::new("/").affinity(std::process::id() as i32).unwrap()
+    LinuxHost::new("/")
+        .affinity(std::process::id() as i32)
+        .unwrap()
 }
 
-pub fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> LiveMachine<LinuxHost> {
+pub fn machine(
+    programs: &[Program],
+    act: bool,
+    state_dir: &std::path::Path,
+) -> LiveMachine<LinuxHost> {
     machine_that_can(programs, act, state_dir, BTreeMap::new())
 }
 
@@ -54,7 +61,14 @@ pub fn machine_that_can(
     state_dir: &std::path::Path,
     abilities: BTreeMap<Ability, Support>,
 ) -> LiveMachine<LinuxHost> {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let cpu = |id| Cpu {
+        id: CpuId(id),
+        core: id,
+        package: 0,
+        memory_node: 0,
+        online: true,
+        hertz: None,
+    };
     let shared = Cache {
         id: CacheId(0),
         level: CacheLevel::L3,
@@ -64,7 +78,11 @@ pub fn machine_that_can(
         ways: None,
         line_bytes: Some(64),
     };
-    let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: vec![shared], ..Topology::default() };
+    let topology = Topology {
+        cpus: own_cpus().iter().map(cpu).collect(),
+        caches: vec![shared],
+        ..Topology::default()
+    };
     let rule = |program: &Program| ManageRule {
         pid: Some(program.pid()),
         action: ManageAction::Manage(None),
@@ -77,14 +95,27 @@ pub fn machine_that_can(
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand {
             program: "/bin/sh".into(),
-            args: ["-c", "echo ready; exec cat >>\"$0\"", &beats].map(str::to_string).to_vec(),
+            args: ["-c", "echo ready; exec cat >>\"$0\"", &beats]
+                .map(str::to_string)
+                .to_vec(),
         },
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         ..LiveOptions::default()
     };
-    let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
-    LiveMachine::new(LinuxHost::new("/"), topology, capabilities, Vec::new(), options)
+    let capabilities = Capabilities {
+        abilities,
+        partitions: Vec::new(),
+        min_window_ns: 1,
+        min_slice_ns: None,
+    };
+    LiveMachine::new(
+        LinuxHost::new("/"),
+        topology,
+        capabilities,
+        Vec::new(),
+        options,
+    )
 }
 
 pub fn idle() -> Plan {

@@ -23,7 +23,12 @@ impl CacheGeometry {
     ///
     /// # Errors
     /// Returns an error if an argument is 0 or too large, or if the size is not a whole number of sets.
-    pub fn from_bytes(size_bytes: u64, line_bytes: u64, ways: u32, slices: u32) -> Result<Self, FieldError> {
+    pub fn from_bytes(
+        size_bytes: u64,
+        line_bytes: u64,
+        ways: u32,
+        slices: u32,
+    ) -> Result<Self, FieldError> {
         if line_bytes == 0 || !line_bytes.is_power_of_two() {
             return Err(geometry_error("line_bytes", line_bytes, "a power of two"));
         }
@@ -35,10 +40,18 @@ impl CacheGeometry {
         }
         let row_bytes = u128::from(line_bytes) * u128::from(ways) * u128::from(slices);
         if size_bytes == 0 || u128::from(size_bytes) % row_bytes != 0 {
-            return Err(geometry_error("size_bytes", size_bytes, "a multiple of line_bytes * ways * slices above 0"));
+            return Err(geometry_error(
+                "size_bytes",
+                size_bytes,
+                "a multiple of line_bytes * ways * slices above 0",
+            ));
         }
         let Ok(sets) = u32::try_from(u128::from(size_bytes) / row_bytes) else {
-            return Err(geometry_error("size_bytes", size_bytes, "fewer than 2^32 sets"));
+            return Err(geometry_error(
+                "size_bytes",
+                size_bytes,
+                "fewer than 2^32 sets",
+            ));
         };
         let geometry = CacheGeometry { sets, ways, slices };
         geometry.check().map(|()| geometry)
@@ -46,16 +59,26 @@ impl CacheGeometry {
 
     /// Builds the geometry of a fully associative cache.
     pub fn fully_associative(lines: u32) -> Self {
-        CacheGeometry { sets: 1, ways: lines, slices: 1 }
+        CacheGeometry {
+            sets: 1,
+            ways: lines,
+            slices: 1,
+        }
     }
 
     /// Returns the number of lines of the whole cache; `u64::MAX` if the product is larger.
     pub fn lines(&self) -> u64 {
-        u64::from(self.sets).saturating_mul(u64::from(self.ways)).saturating_mul(u64::from(self.slices))
+        u64::from(self.sets)
+            .saturating_mul(u64::from(self.ways))
+            .saturating_mul(u64::from(self.slices))
     }
 
     pub(super) fn check(&self) -> Result<(), FieldError> {
-        for (field, found) in [("sets", self.sets), ("ways", self.ways), ("slices", self.slices)] {
+        for (field, found) in [
+            ("sets", self.sets),
+            ("ways", self.ways),
+            ("slices", self.slices),
+        ] {
             if found == 0 {
                 return Err(geometry_error(field, 0, "at least 1"));
             }

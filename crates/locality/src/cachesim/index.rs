@@ -36,8 +36,15 @@ impl SetIndex {
     /// Sets are numbered consecutively through all slices, and a tag identifies a line within its set. The slice is the
     /// upper half of `scatter(line) * slices`.
     #[inline(always)]
-    pub(super) fn compute_sets_and_tags(&self, lines: &[u64], sets_and_tags: &mut SetTagBatch) -> u64 {
-        let (sets, tags) = (&mut sets_and_tags.sets[..lines.len()], &mut sets_and_tags.tags[..lines.len()]);
+    pub(super) fn compute_sets_and_tags(
+        &self,
+        lines: &[u64],
+        sets_and_tags: &mut SetTagBatch,
+    ) -> u64 {
+        let (sets, tags) = (
+            &mut sets_and_tags.sets[..lines.len()],
+            &mut sets_and_tags.tags[..lines.len()],
+        );
         let entries = sets.iter_mut().zip(tags.iter_mut()).zip(lines);
         if let Some(shift) = self.shift {
             for ((set, tag), &line) in entries {
@@ -73,6 +80,9 @@ pub(super) struct SetTagBatch {
 
 impl SetTagBatch {
     pub(super) fn new() -> Self {
-        SetTagBatch { sets: [0; BATCH_LINES], tags: [0; BATCH_LINES] }
+        SetTagBatch {
+            sets: [0; BATCH_LINES],
+            tags: [0; BATCH_LINES],
+        }
     }
 }

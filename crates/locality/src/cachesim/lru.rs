@@ -22,7 +22,10 @@ enum TagLists {
     /// Tag + 1 in 32 bits, or 0 for a free way. Lanes from `ways` on hold evicted tags and are never read.
     Narrow(Vec<U32x16>),
     /// 64-bit tags, `ways` to a set, and the number of valid tags in each set.
-    Wide { tags: Vec<u64>, filled_counts: Vec<u32> },
+    Wide {
+        tags: Vec<u64>,
+        filled_counts: Vec<u32>,
+    },
 }
 
 impl Lru {
@@ -30,9 +33,17 @@ impl Lru {
         let tag_lists = if ways <= LANES {
             TagLists::Narrow(vec![U32x16([0; LANES]); sets])
         } else {
-            TagLists::Wide { tags: vec![0; sets * ways], filled_counts: vec![0; sets] }
+            TagLists::Wide {
+                tags: vec![0; sets * ways],
+                filled_counts: vec![0; sets],
+            }
         };
-        Lru { simd, ways, tag_lists, hits: vec![0; ways.max(LANES)] }
+        Lru {
+            simd,
+            ways,
+            tag_lists,
+            hits: vec![0; ways.max(LANES)],
+        }
     }
 
     /// Returns the hits by stack position, starting with the most recently used.
@@ -40,7 +51,12 @@ impl Lru {
         self.hits[..self.ways].to_vec()
     }
 
-    pub(super) fn simulate(&mut self, index: &SetIndex, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
+    pub(super) fn simulate(
+        &mut self,
+        index: &SetIndex,
+        lines: &[u64],
+        on_miss: &mut impl FnMut(u64),
+    ) -> u64 {
         let mut misses = 0;
         for batch in lines.chunks(BATCH_LINES) {
             let mut is_miss = [false; BATCH_LINES];
@@ -48,36 +64,64 @@ impl Lru {
             misses += self
                 .simulate_narrow_batch(index, batch, miss_flags)
                 .unwrap_or_else(|| self.simulate_wide_batch(index, batch, miss_flags));
-            batch.iter().zip(miss_flags).filter(|(_, missed)| **missed).for_each(|(&line, _)| on_miss(line));
+            batch
+                .iter()
+                .zip(miss_flags)
+                .filter(|(_, missed)| **missed)
+                .for_each(|(&line, _)| on_miss(line));
         }
         misses
     }
 
     /// Simulates a batch with 32-bit tags. Returns the number of misses, or `None` if a tag of this batch needs 64
     /// bits.
-    fn simulate_narrow_batch(&mut self, index: &SetIndex, batch: &[u64], miss_flags: &mut [bool]) -> Option<u64> {
-        let TagLists::Narrow(sets) = &mut self.tag_lists else { return None };
+    fn simulate_narrow_batch(
+        &mut self,
+        index: &SetIndex,
+        batch: &[u64],
+        miss_flags: &mut [bool],
+    ) -> Option<u64> {
+        let TagLists::Narrow(sets) = &mut self.tag_lists else {
+            return None;
+        };
         let (simd, ways, hits) = (self.simd, ((1u32 << self.ways) - 1), &mut self.hits);
         dispatch!(simd, access_narrow_sets(
             sets: &mut [U32x16], ways: u32, hits: &mut [u64], index: &SetIndex, batch: &[u64], miss_flags: &mut [bool]
         ) -> Option<u64>)
     }
 
-    fn simulate_wide_batch(&mut self, index: &SetIndex, batch: &[u64], miss_flags: &mut [bool]) -> u64 {
+    fn simulate_wide_batch(
+        &mut self,
+        index: &SetIndex,
+        batch: &[u64],
+        miss_flags: &mut [bool],
+    ) -> u64 {
         self.widen();
-        let TagLists::Wide { tags, filled_counts: filled_ways_by_set } = &mut self.tag_lists else {
+        let TagLists::Wide {
+            tags,
+            filled_counts: filled_ways_by_set,
+        } = &mut self.tag_lists
+        else {
             unreachable!("widened")
         };
         let mut sets_and_tags = SetTagBatch::new();
         index.compute_sets_and_tags(batch, &mut sets_and_tags);
-        access_wide_sets(tags, filled_ways_by_set, self.ways, &mut self.hits, &sets_and_tags, miss_flags)
+        access_wide_sets(
+            tags,
+            filled_ways_by_set,
+            self.ways,
+            &mut self.hits,
+            &sets_and_tags,
+            miss_flags,
+        )
     }
 
     /// Converts the cache from 32-bit to 64-bit tags.
     #[cold]
     fn widen(&mut self) {
         if let TagLists::Narrow(sets) = &self.tag_lists {
-            let count_filled_ways = |set: &U32x16| set.0[..self.ways].iter().filter(|&&way| way != 0).count() as u32;
+            let count_filled_ways =
+                |set: &U32x16| set.0[..self.ways].iter().filter(|&&way| way != 0).count() as u32;
             let filled = sets.iter().map(count_filled_ways).collect();
             let ways = sets.iter().flat_map(|set| &set.0[..self.ways]);
             self.tag_lists = TagLists::Wide {
@@ -118,7 +162,9 @@ unsafe fn access_narrow_sets<L: Lanes>(
         }
         L::count_by_lane(counts)
     };
-    hits.iter_mut().zip(counts).for_each(|(hits, count)| *hits += u64::from(count));
+    hits.iter_mut()
+        .zip(counts)
+        .for_each(|(hits, count)| *hits += u64::from(count));
     Some(lines.len() as u64 - u64::from(counts.iter().sum::<u32>()))
 }
 
@@ -131,7 +177,12 @@ fn access_wide_sets(
     miss_flags: &mut [bool],
 ) -> u64 {
     let mut misses = 0;
-    for ((&set, &tag), is_miss) in sets_and_tags.sets.iter().zip(&sets_and_tags.tags).zip(miss_flags) {
+    for ((&set, &tag), is_miss) in sets_and_tags
+        .sets
+        .iter()
+        .zip(&sets_and_tags.tags)
+        .zip(miss_flags)
+    {
         let set = set as usize;
         let list = &mut tags[set * ways..][..ways];
         let filled_ways = filled_ways_by_set[set] as usize;

@@ -84,16 +84,34 @@ impl CacheSim {
     }
 
     /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
-    pub fn with_simd(geometry: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, FieldError> {
+    pub fn with_simd(
+        geometry: CacheGeometry,
+        replacement: Replacement,
+        simd: Simd,
+    ) -> Result<Self, FieldError> {
         geometry.check()?;
         // Each set takes 64 bytes in the narrow form; the wide form takes 8 bytes per tag.
-        if !can_allocate(geometry.lines().saturating_mul(8).saturating_add(u64::from(geometry.sets) * 64)) {
-            return Err(geometry_error("lines", geometry.lines(), "as many as this host has memory for"));
+        if !can_allocate(
+            geometry
+                .lines()
+                .saturating_mul(8)
+                .saturating_add(u64::from(geometry.sets) * 64),
+        ) {
+            return Err(geometry_error(
+                "lines",
+                geometry.lines(),
+                "as many as this host has memory for",
+            ));
         }
-        let (sets, ways) = (geometry.sets as usize * geometry.slices as usize, geometry.ways as usize);
+        let (sets, ways) = (
+            geometry.sets as usize * geometry.slices as usize,
+            geometry.ways as usize,
+        );
         let sets = match replacement {
             Replacement::Lru => SetStore::Lru(Lru::new(sets, ways, simd)),
-            Replacement::Random { seed } => SetStore::Random(RandomReplacement::new(sets, ways, seed)),
+            Replacement::Random { seed } => {
+                SetStore::Random(RandomReplacement::new(sets, ways, seed))
+            }
             Replacement::TreePlru => {
                 if !geometry.ways.is_power_of_two() || geometry.ways > 64 {
                     let expected = "a power of two up to 64 for tree-PLRU";
@@ -102,7 +120,12 @@ impl CacheSim {
                 SetStore::TreePlru(TreePlru::new(sets, ways))
             }
         };
-        Ok(CacheSim { index: SetIndex::new(geometry.sets, geometry.slices), sets, accesses: 0, misses: 0 })
+        Ok(CacheSim {
+            index: SetIndex::new(geometry.sets, geometry.slices),
+            sets,
+            accesses: 0,
+            misses: 0,
+        })
     }
 
     /// Simulates the next accesses, given as line addresses. Returns the number of misses.
@@ -144,7 +167,10 @@ impl CacheSim {
     /// Returns hits by stack position; `None` unless the cache replaces by LRU.
     pub fn positions(&self) -> Option<PositionProfile> {
         match &self.sets {
-            SetStore::Lru(lru) => Some(PositionProfile { hits: lru.hits(), misses: self.misses }),
+            SetStore::Lru(lru) => Some(PositionProfile {
+                hits: lru.hits(),
+                misses: self.misses,
+            }),
             _ => None,
         }
     }

@@ -13,7 +13,11 @@ struct WayStore {
 
 impl WayStore {
     fn new(sets: usize, ways: usize) -> Self {
-        WayStore { ways, tags: vec![0; sets * ways], filled_counts: vec![0; sets] }
+        WayStore {
+            ways,
+            tags: vec![0; sets * ways],
+            filled_counts: vec![0; sets],
+        }
     }
 
     /// Touches a line, and returns its way and whether it hit. On a miss, the line goes to the lowest free way, or to
@@ -50,7 +54,10 @@ fn access_each(
     for batch in lines.chunks(BATCH_LINES) {
         index.compute_sets_and_tags(batch, &mut sets_and_tags);
         for (position, &line) in batch.iter().enumerate() {
-            if !touch(sets_and_tags.sets[position] as usize, sets_and_tags.tags[position]) {
+            if !touch(
+                sets_and_tags.sets[position] as usize,
+                sets_and_tags.tags[position],
+            ) {
                 misses += 1;
                 on_miss(line);
             }
@@ -67,13 +74,27 @@ pub(super) struct RandomReplacement {
 
 impl RandomReplacement {
     pub(super) fn new(sets: usize, ways: usize, seed: u64) -> Self {
-        RandomReplacement { way_store: WayStore::new(sets, ways), generator: SplitMix64::new(seed) }
+        RandomReplacement {
+            way_store: WayStore::new(sets, ways),
+            generator: SplitMix64::new(seed),
+        }
     }
 
-    pub(super) fn run(&mut self, index: &SetIndex, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
-        let RandomReplacement { way_store: ways, generator: random } = self;
+    pub(super) fn run(
+        &mut self,
+        index: &SetIndex,
+        lines: &[u64],
+        on_miss: &mut impl FnMut(u64),
+    ) -> u64 {
+        let RandomReplacement {
+            way_store: ways,
+            generator: random,
+        } = self;
         let way_count = ways.ways as u64;
-        access_each(index, lines, on_miss, |set, tag| ways.touch(set, tag, || random.draw_below(way_count) as usize).1)
+        access_each(index, lines, on_miss, |set, tag| {
+            ways.touch(set, tag, || random.draw_below(way_count) as usize)
+                .1
+        })
     }
 }
 
@@ -87,11 +108,22 @@ pub(super) struct TreePlru {
 
 impl TreePlru {
     pub(super) fn new(sets: usize, ways: usize) -> Self {
-        TreePlru { way_store: WayStore::new(sets, ways), trees: vec![0; sets] }
+        TreePlru {
+            way_store: WayStore::new(sets, ways),
+            trees: vec![0; sets],
+        }
     }
 
-    pub(super) fn run(&mut self, index: &SetIndex, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
-        let TreePlru { way_store: ways, trees } = self;
+    pub(super) fn run(
+        &mut self,
+        index: &SetIndex,
+        lines: &[u64],
+        on_miss: &mut impl FnMut(u64),
+    ) -> u64 {
+        let TreePlru {
+            way_store: ways,
+            trees,
+        } = self;
         let way_count = ways.ways;
         access_each(index, lines, on_miss, |set, tag| {
             let tree = &mut trees[set];

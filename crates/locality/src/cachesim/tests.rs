@@ -18,7 +18,10 @@ fn set_of(shape: CacheGeometry, line: u64) -> u64 {
 fn lru_oracle(shape: CacheGeometry, lines: &[u64]) -> (PositionProfile, Vec<u64>) {
     let ways = shape.ways as usize;
     let mut sets: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-    let mut profile = PositionProfile { hits: vec![0; ways], misses: 0 };
+    let mut profile = PositionProfile {
+        hits: vec![0; ways],
+        misses: 0,
+    };
     let mut missed = Vec::new();
     for &line in lines {
         let set = sets.entry(set_of(shape, line)).or_default();
@@ -41,7 +44,11 @@ fn lru_oracle(shape: CacheGeometry, lines: &[u64]) -> (PositionProfile, Vec<u64>
 /// Tree-PLRU as nested halves, each of which stores which of its own halves was touched last.
 enum PlruTree {
     Way(Option<u64>),
-    Halves { low: Box<PlruTree>, high: Box<PlruTree>, low_is_older: bool },
+    Halves {
+        low: Box<PlruTree>,
+        high: Box<PlruTree>,
+        low_is_older: bool,
+    },
 }
 
 impl PlruTree {
@@ -50,7 +57,11 @@ impl PlruTree {
             return PlruTree::Way(None);
         }
         let half = || Box::new(PlruTree::new(ways / 2));
-        PlruTree::Halves { low: half(), high: half(), low_is_older: true }
+        PlruTree::Halves {
+            low: half(),
+            high: half(),
+            low_is_older: true,
+        }
     }
     /// Touches the lowest way whose content `is_accepted` accepts; returns `false` if there is none.
     fn touch(&mut self, line: u64, is_accepted: &dyn Fn(Option<u64>) -> bool) -> bool {
@@ -62,7 +73,11 @@ impl PlruTree {
                 }
                 was_touched
             }
-            PlruTree::Halves { low, high, low_is_older } => {
+            PlruTree::Halves {
+                low,
+                high,
+                low_is_older,
+            } => {
                 let in_low = low.touch(line, is_accepted);
                 let was_touched = in_low || high.touch(line, is_accepted);
                 if was_touched {
@@ -75,7 +90,11 @@ impl PlruTree {
     fn replace_oldest(&mut self, line: u64) {
         match self {
             PlruTree::Way(content) => *content = Some(line),
-            PlruTree::Halves { low, high, low_is_older } => {
+            PlruTree::Halves {
+                low,
+                high,
+                low_is_older,
+            } => {
                 if *low_is_older { low } else { high }.replace_oldest(line);
                 *low_is_older = !*low_is_older;
             }
@@ -87,7 +106,9 @@ fn plru_oracle(shape: CacheGeometry, lines: &[u64]) -> u64 {
     let mut sets: BTreeMap<u64, PlruTree> = BTreeMap::new();
     let mut misses = 0;
     for &line in lines {
-        let tree = sets.entry(set_of(shape, line)).or_insert_with(|| PlruTree::new(shape.ways));
+        let tree = sets
+            .entry(set_of(shape, line))
+            .or_insert_with(|| PlruTree::new(shape.ways));
         if !tree.touch(line, &|content| content == Some(line)) {
             misses += 1;
             if !tree.touch(line, &|content| content.is_none()) {
@@ -99,29 +120,44 @@ fn plru_oracle(shape: CacheGeometry, lines: &[u64]) -> u64 {
 }
 
 fn any_shape() -> impl Strategy<Value = CacheGeometry> {
-    (1u32..40, 1u32..24, 1u32..4).prop_map(|(sets, ways, slices)| CacheGeometry { sets, ways, slices })
+    (1u32..40, 1u32..24, 1u32..4).prop_map(|(sets, ways, slices)| CacheGeometry {
+        sets,
+        ways,
+        slices,
+    })
 }
 
 /// Traces with reuse; some use all 64 address bits from halfway on.
 fn any_lines() -> impl Strategy<Value = Vec<u64>> {
-    (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(|(seed, len, footprint, widens)| {
-        let mut random = SplitMix64::new(seed);
-        let draw_narrow = |random: &mut SplitMix64| {
-            let range = if random.draw_below(2) == 0 { footprint } else { footprint / 10 + 1 };
-            random.draw_below(range)
-        };
-        let line = |index: usize| {
-            let line = draw_narrow(&mut random);
-            if widens && index > len / 2 && random.draw_below(3) == 0 { u64::MAX - line } else { line }
-        };
-        (0..len).map(line).collect()
-    })
+    (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(
+        |(seed, len, footprint, widens)| {
+            let mut random = SplitMix64::new(seed);
+            let draw_narrow = |random: &mut SplitMix64| {
+                let range = if random.draw_below(2) == 0 {
+                    footprint
+                } else {
+                    footprint / 10 + 1
+                };
+                random.draw_below(range)
+            };
+            let line = |index: usize| {
+                let line = draw_narrow(&mut random);
+                if widens && index > len / 2 && random.draw_below(3) == 0 {
+                    u64::MAX - line
+                } else {
+                    line
+                }
+            };
+            (0..len).map(line).collect()
+        },
+    )
 }
 
 fn in_two_pushes(cache: &mut CacheSim, lines: &[u64]) -> Vec<u64> {
     let mut missed = Vec::new();
     let (first, second) = lines.split_at(lines.len() / 3);
-    let misses = cache.push_collecting(first, &mut missed) + cache.push_collecting(second, &mut missed);
+    let misses =
+        cache.push_collecting(first, &mut missed) + cache.push_collecting(second, &mut missed);
     assert_eq!((misses, misses), (cache.misses(), missed.len() as u64));
     assert_eq!(cache.accesses(), lines.len() as u64);
     missed
@@ -181,7 +217,11 @@ proptest! {
 #[test]
 fn random_replacement_follows_theory() {
     let (ways, n) = (256u32, 300u64);
-    let mut cache = CacheSim::new(CacheGeometry::fully_associative(ways), Replacement::Random { seed: 5 }).unwrap();
+    let mut cache = CacheSim::new(
+        CacheGeometry::fully_associative(ways),
+        Replacement::Random { seed: 5 },
+    )
+    .unwrap();
     let lines: Vec<u64> = (0..n * 1500).map(|index| index % n).collect();
     cache.push(&lines);
     let mut hits = 0.0;
@@ -189,7 +229,10 @@ fn random_replacement_follows_theory() {
         hits = libm::pow(1.0 - 1.0 / f64::from(ways), n as f64 * (1.0 - hits));
     }
     let measured = 1.0 - cache.miss_ratio().unwrap();
-    assert!((measured - hits).abs() < 0.01, "hits {measured}, theory {hits}");
+    assert!(
+        (measured - hits).abs() < 0.01,
+        "hits {measured}, theory {hits}"
+    );
 }
 
 /// Does the same seed give the same misses, and another seed different ones?
@@ -197,8 +240,15 @@ fn random_replacement_follows_theory() {
 fn the_seed_determines_the_misses_of_random_replacement() {
     let lines: Vec<u64> = (0..5000).map(|index| index * index % 97).collect();
     let missed_lines = |seed| {
-        let shape = CacheGeometry { sets: 3, ways: 16, slices: 1 };
-        in_two_pushes(&mut CacheSim::new(shape, Replacement::Random { seed }).unwrap(), &lines)
+        let shape = CacheGeometry {
+            sets: 3,
+            ways: 16,
+            slices: 1,
+        };
+        in_two_pushes(
+            &mut CacheSim::new(shape, Replacement::Random { seed }).unwrap(),
+            &lines,
+        )
     };
     assert_eq!(missed_lines(1), missed_lines(1));
     assert_ne!(missed_lines(1), missed_lines(2));
@@ -210,7 +260,14 @@ fn lru_misses_every_access_of_a_scan_one_line_too_long() {
     let shape = CacheGeometry::from_bytes(2 << 20, 64, 16, 1).unwrap();
     for (lines, misses) in [(32_768u64, 32_768), (32_768 + 2048, 3 * (32_768 + 2048))] {
         let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
-        assert_eq!(cache.push(&(0..3 * lines).map(|index| index % lines).collect::<Vec<_>>()), misses);
+        assert_eq!(
+            cache.push(
+                &(0..3 * lines)
+                    .map(|index| index % lines)
+                    .collect::<Vec<_>>()
+            ),
+            misses
+        );
     }
 }
 
@@ -218,10 +275,17 @@ fn lru_misses_every_access_of_a_scan_one_line_too_long() {
 #[test]
 fn slices_receive_equal_shares_at_any_stride() {
     for stride in [1, 64, 640, 4096] {
-        let shape = CacheGeometry { sets: 1, ways: 1, slices: 3 };
+        let shape = CacheGeometry {
+            sets: 1,
+            ways: 1,
+            slices: 3,
+        };
         let mut shares = [0; 3];
         (0..30_000).for_each(|index| shares[set_of(shape, index * stride) as usize] += 1);
-        assert!(shares.iter().all(|&share| (9_600..10_400).contains(&share)), "{stride}: {shares:?}");
+        assert!(
+            shares.iter().all(|&share| (9_600..10_400).contains(&share)),
+            "{stride}: {shares:?}"
+        );
     }
 }
 
@@ -233,12 +297,32 @@ fn errors_for_invalid_geometries_name_the_field() {
         error_text(CacheGeometry::from_bytes(1 << 20, 48, 16, 1)),
         "cache line_bytes: found 48, expected a power of two"
     );
-    assert_eq!(error_text(CacheGeometry::from_bytes(1 << 20, 64, 0, 1)), "cache ways: found 0, expected at least 1");
-    assert!(error_text(CacheGeometry::from_bytes(1000, 64, 4, 1)).starts_with("cache size_bytes: found 1000"));
-    let shape = CacheGeometry { sets: 4, ways: 12, slices: 1 };
+    assert_eq!(
+        error_text(CacheGeometry::from_bytes(1 << 20, 64, 0, 1)),
+        "cache ways: found 0, expected at least 1"
+    );
+    assert!(
+        error_text(CacheGeometry::from_bytes(1000, 64, 4, 1))
+            .starts_with("cache size_bytes: found 1000")
+    );
+    let shape = CacheGeometry {
+        sets: 4,
+        ways: 12,
+        slices: 1,
+    };
     let plru = CacheSim::new(shape, Replacement::TreePlru).unwrap_err();
-    assert_eq!(plru.to_string(), "cache ways: found 12, expected a power of two up to 64 for tree-PLRU");
+    assert_eq!(
+        plru.to_string(),
+        "cache ways: found 12, expected a power of two up to 64 for tree-PLRU"
+    );
     // POWER5's L2: three slices of 640 KB, 10 ways, 128-byte lines.
     let power5 = CacheGeometry::from_bytes(1920 << 10, 128, 10, 3).unwrap();
-    assert_eq!(power5, CacheGeometry { sets: 512, ways: 10, slices: 3 });
+    assert_eq!(
+        power5,
+        CacheGeometry {
+            sets: 512,
+            ways: 10,
+            slices: 3
+        }
+    );
 }

@@ -2,7 +2,8 @@
 //! bits). [`crate::activity`] applies thresholds and overlap; the profile stores the raw counts.
 
 use cachemate_core::{
-    CacheLevel, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles, SuperSetCount, TaskId,
+    CacheLevel, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles,
+    SuperSetCount, TaskId,
 };
 
 use super::{probe_evidence, retain_live};
@@ -20,11 +21,18 @@ impl Profiler for ActivityProfiler {
         // A task that ran on several CPUs has one answer per context; together they form its sample.
         let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
         for evidence in probe_evidence(observation) {
-            let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
-            match samples
-                .iter_mut()
-                .find(|(sampled_task, sampled_level, _)| (sampled_task, sampled_level) == (task, level))
-            {
+            let ProbeEvidence::Activity {
+                task,
+                level,
+                super_sets,
+                ..
+            } = evidence
+            else {
+                continue;
+            };
+            match samples.iter_mut().find(|(sampled_task, sampled_level, _)| {
+                (sampled_task, sampled_level) == (task, level)
+            }) {
                 Some((_, _, sum)) if sum.len() == super_sets.len() => {
                     for (sum, addend) in sum.iter_mut().zip(super_sets) {
                         sum.accesses += addend.accesses;
@@ -36,7 +44,9 @@ impl Profiler for ActivityProfiler {
             }
         }
         for (task, level, super_sets) in samples {
-            let Some(profile) = profiles.get_mut(&task) else { continue };
+            let Some(profile) = profiles.get_mut(&task) else {
+                continue;
+            };
             let fact = Fact::new(super_sets, FactSource::SuperSets, observation.window);
             profile.locality.activity.insert(level, fact);
         }
@@ -50,8 +60,18 @@ mod tests {
     use cachemate_core::CpuId;
 
     fn activity(task: u32, cpu: u32, level: CacheLevel, accesses: [u64; 2]) -> ProbeEvidence {
-        let super_sets = accesses.map(|accesses| SuperSetCount { accesses, misses: 1 }).to_vec();
-        ProbeEvidence::Activity { task: TaskId(task), cpu: CpuId(cpu), level, super_sets }
+        let super_sets = accesses
+            .map(|accesses| SuperSetCount {
+                accesses,
+                misses: 1,
+            })
+            .to_vec();
+        ProbeEvidence::Activity {
+            task: TaskId(task),
+            cpu: CpuId(cpu),
+            level,
+            super_sets,
+        }
     }
 
     /// Does the last sample, summed over the contexts on which the task ran, replace the preceding one at each level?
@@ -70,13 +90,22 @@ mod tests {
             complete_answer(0, activity(0, 1, CacheLevel::L2, [10, 20])),
         ];
         profiler.update(&next, &mut profiles);
-        let super_set_counts =
-            |accesses: [u64; 2], misses| accesses.map(|accesses| SuperSetCount { accesses, misses }).to_vec();
+        let super_set_counts = |accesses: [u64; 2], misses| {
+            accesses
+                .map(|accesses| SuperSetCount { accesses, misses })
+                .to_vec()
+        };
         let activity = &profiles[&TaskId(0)].locality.activity;
-        let facts: Vec<_> = activity.iter().map(|(level, fact)| (*level, fact.value.clone(), fact.window)).collect();
+        let facts: Vec<_> = activity
+            .iter()
+            .map(|(level, fact)| (*level, fact.value.clone(), fact.window))
+            .collect();
         assert_eq!(
             facts,
-            [(CacheLevel::L1Data, super_set_counts([5, 0], 1), 0), (CacheLevel::L2, super_set_counts([11, 22], 2), 1)]
+            [
+                (CacheLevel::L1Data, super_set_counts([5, 0], 1), 0),
+                (CacheLevel::L2, super_set_counts([11, 22], 2), 1)
+            ]
         );
     }
 }

@@ -5,7 +5,9 @@
 //! one that it reports, or an event that the machine declares as a proxy; without either, the profile has no
 //! sensitivity.
 
-use cachemate_core::{EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles};
+use cachemate_core::{
+    EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles,
+};
 
 use super::{PerTask, RunningStats, probe_evidence};
 
@@ -34,8 +36,12 @@ impl Profiler for CoRunSlowdownProfiler {
             else {
                 continue;
             };
-            let to_fact = |estimate| Fact::from_measurement(estimate, FactSource::Neighbor, observation.window);
-            let Some(((neighbor_slowdown, sensitivity), profile)) = self.tasks.find_profile(*task, profiles) else {
+            let to_fact = |estimate| {
+                Fact::from_measurement(estimate, FactSource::Neighbor, observation.window)
+            };
+            let Some(((neighbor_slowdown, sensitivity), profile)) =
+                self.tasks.find_profile(*task, profiles)
+            else {
                 continue;
             };
             let relative_slowdown = |slow_rate: f64, fast_rate: f64| {
@@ -46,7 +52,9 @@ impl Profiler for CoRunSlowdownProfiler {
                 profile.contention.neighbor_slowdown = neighbor_slowdown.estimate().map(to_fact);
             }
             let rates = task_alone_rate.zip(*task_beside_rate);
-            if let Some(slowdown) = rates.and_then(|(solo_rate, corun_rate)| relative_slowdown(solo_rate, corun_rate)) {
+            if let Some(slowdown) =
+                rates.and_then(|(solo_rate, corun_rate)| relative_slowdown(solo_rate, corun_rate))
+            {
                 sensitivity.add(slowdown);
                 profile.contention.sensitivity = sensitivity.estimate().map(to_fact);
             }
@@ -79,9 +87,22 @@ mod tests {
             complete_answer(1, neighbor_evidence(1, None)),
         ];
         profiler.update(&observation, &mut profiles);
-        assert!((profiles[&TaskId(0)].contention.neighbor_slowdown.unwrap().value - 0.5).abs() < 1e-12);
+        assert!(
+            (profiles[&TaskId(0)]
+                .contention
+                .neighbor_slowdown
+                .unwrap()
+                .value
+                - 0.5)
+                .abs()
+                < 1e-12
+        );
         assert!((profiles[&TaskId(0)].contention.sensitivity.unwrap().value - 0.25).abs() < 1e-12);
         assert_eq!(profiles[&TaskId(1)].contention.sensitivity, None);
-        assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "an evicted share is another measurement");
+        assert_eq!(
+            profiles[&TaskId(0)].contention.intensity,
+            None,
+            "an evicted share is another measurement"
+        );
     }
 }

@@ -5,7 +5,8 @@
 //! (CA-5), the averages serve to compare tasks, but they are not solo rates.
 
 use cachemate_core::{
-    CacheLevel, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, StallCause, TaskSample,
+    CacheLevel, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles,
+    StallCause, TaskSample,
 };
 
 use super::{PerTask, RunningStats};
@@ -57,14 +58,20 @@ impl Default for UnfoldedCounts {
 
 impl UnfoldedCounts {
     fn add(&mut self, task: &TaskSample, level: CacheLevel, instructions: f64) {
-        let add_event =
-            |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, addend)| sum + addend);
+        let add_event = |sum: &mut Option<f64>, event| {
+            *sum = sum
+                .zip(task.counts.get(event))
+                .map(|(sum, addend)| sum + addend)
+        };
         self.instructions += instructions;
         add_event(&mut self.cycles, CounterEvent::Cycles);
         add_event(&mut self.references, CounterEvent::References(level));
         add_event(&mut self.misses, CounterEvent::Misses(level));
         add_event(&mut self.read_bytes, CounterEvent::MemoryReadBytes);
-        add_event(&mut self.remote_stall_cycles, CounterEvent::StallCycles(StallCause::RemoteCache));
+        add_event(
+            &mut self.remote_stall_cycles,
+            CounterEvent::StallCycles(StallCause::RemoteCache),
+        );
     }
 }
 
@@ -74,7 +81,11 @@ impl CountersProfiler {
     /// A reading is added to the averages once it covers `min_instructions` of the task, so that short windows do not
     /// weigh as much as long ones. DIO uses 10^9 cycles, scaled like the run.
     pub fn new(level: CacheLevel, min_instructions: f64) -> Self {
-        CountersProfiler { level, min_instructions, tasks: PerTask::default() }
+        CountersProfiler {
+            level,
+            min_instructions,
+            tasks: PerTask::default(),
+        }
     }
 }
 
@@ -85,33 +96,51 @@ impl Profiler for CountersProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
         for task in &observation.tasks {
-            let Some(instructions) = task.counts.get(CounterEvent::Instructions) else { continue };
-            let Some((state, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
+            let Some(instructions) = task.counts.get(CounterEvent::Instructions) else {
+                continue;
+            };
+            let Some((state, profile)) = self.tasks.find_profile(task.task, profiles) else {
+                continue;
+            };
             state.pending_counts.add(task, self.level, instructions);
-            if state.pending_counts.instructions < self.min_instructions || state.pending_counts.instructions <= 0.0 {
+            if state.pending_counts.instructions < self.min_instructions
+                || state.pending_counts.instructions <= 0.0
+            {
                 continue;
             }
             let pending_counts = std::mem::take(&mut state.pending_counts);
             let cycles = pending_counts.cycles.filter(|&cycles| cycles > 0.0);
             let add_reading = |mean: &mut RunningStats, reading: Option<f64>| {
                 reading.iter().for_each(|&reading| mean.add(reading));
-                mean.estimate()
-                    .map(|estimate| Fact::from_measurement(estimate, FactSource::Counters, observation.window))
+                mean.estimate().map(|estimate| {
+                    Fact::from_measurement(estimate, FactSource::Counters, observation.window)
+                })
             };
-            let per_instr =
-                |count: Option<f64>, scale: f64| count.map(|count| scale * count / pending_counts.instructions);
+            let per_instr = |count: Option<f64>, scale: f64| {
+                count.map(|count| scale * count / pending_counts.instructions)
+            };
             let rates = &mut profile.rates;
-            rates.observed_misses_per_kilo_instr =
-                add_reading(&mut state.misses_per_kilo_instr, per_instr(pending_counts.misses, 1e3));
-            rates.observed_read_bytes_per_kilo_instr =
-                add_reading(&mut state.read_bytes_per_kilo_instr, per_instr(pending_counts.read_bytes, 1e3));
+            rates.observed_misses_per_kilo_instr = add_reading(
+                &mut state.misses_per_kilo_instr,
+                per_instr(pending_counts.misses, 1e3),
+            );
+            rates.observed_read_bytes_per_kilo_instr = add_reading(
+                &mut state.read_bytes_per_kilo_instr,
+                per_instr(pending_counts.read_bytes, 1e3),
+            );
             let instr_per_cycle = cycles.map(|cycles| pending_counts.instructions / cycles);
-            rates.observed_instr_per_cycle = add_reading(&mut state.instr_per_cycle, instr_per_cycle);
-            if let Some(refs) = add_reading(&mut state.refs_per_mega_instr, per_instr(pending_counts.references, 1e6)) {
+            rates.observed_instr_per_cycle =
+                add_reading(&mut state.instr_per_cycle, instr_per_cycle);
+            if let Some(refs) = add_reading(
+                &mut state.refs_per_mega_instr,
+                per_instr(pending_counts.references, 1e6),
+            ) {
                 rates.llc_refs_per_mega_instr = Some(refs);
             }
-            let remote_stall_share =
-                pending_counts.remote_stall_cycles.zip(cycles).map(|(stalled, cycles)| stalled / cycles);
+            let remote_stall_share = pending_counts
+                .remote_stall_cycles
+                .zip(cycles)
+                .map(|(stalled, cycles)| stalled / cycles);
             if let Some(share) = add_reading(&mut state.remote_stall_share, remote_stall_share) {
                 rates.remote_stall_share = Some(share);
             }
@@ -146,9 +175,25 @@ mod tests {
             profiler.update(&with_misses(number as u64, misses), &mut profiles);
         }
         let profile = &profiles[&TaskId(0)];
-        let rate = profile.rates.observed_misses_per_kilo_instr.unwrap().estimate();
-        assert!((rate.value - 10.0).abs() < 1e-12 && rate.low < 9.0 && rate.high > 11.0, "{rate:?}");
-        assert!((profile.rates.observed_read_bytes_per_kilo_instr.unwrap().value - 1_280.0).abs() < 1e-9);
+        let rate = profile
+            .rates
+            .observed_misses_per_kilo_instr
+            .unwrap()
+            .estimate();
+        assert!(
+            (rate.value - 10.0).abs() < 1e-12 && rate.low < 9.0 && rate.high > 11.0,
+            "{rate:?}"
+        );
+        assert!(
+            (profile
+                .rates
+                .observed_read_bytes_per_kilo_instr
+                .unwrap()
+                .value
+                - 1_280.0)
+                .abs()
+                < 1e-9
+        );
         assert_eq!(profile.rates.observed_instr_per_cycle.unwrap().value, 0.5);
         assert!((profile.rates.llc_refs_per_mega_instr.unwrap().value - 50_000.0).abs() < 1e-6);
         assert_eq!(profile.rates.remote_stall_share, None);
@@ -159,9 +204,19 @@ mod tests {
     fn short_windows_are_combined_into_a_reading() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
+        assert_eq!(
+            profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr,
+            None
+        );
         profiler.update(&with_misses(1, 6), &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr.unwrap().value, 5.0);
+        assert_eq!(
+            profiles[&TaskId(0)]
+                .rates
+                .observed_misses_per_kilo_instr
+                .unwrap()
+                .value,
+            5.0
+        );
     }
 
     /// Is an event that was not counted in part of a reading treated as unknown rather than as zero?
@@ -172,7 +227,10 @@ mod tests {
         let mut without_misses = idle_window(1, &[]);
         without_misses.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
         profiler.update(&without_misses, &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
+        assert_eq!(
+            profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr,
+            None
+        );
     }
 
     /// Is evidence of exited tasks and earlier phases dropped?
@@ -180,9 +238,22 @@ mod tests {
     fn evidence_of_exited_tasks_and_old_phases_is_dropped() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 1000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
-        profiles.insert(TaskId(0), cachemate_core::Profile { phase_number: 1, ..Default::default() });
+        profiles.insert(
+            TaskId(0),
+            cachemate_core::Profile {
+                phase_number: 1,
+                ..Default::default()
+            },
+        );
         profiler.update(&with_misses(1, 30), &mut profiles);
-        assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr.unwrap().value, 30.0);
+        assert_eq!(
+            profiles[&TaskId(0)]
+                .rates
+                .observed_misses_per_kilo_instr
+                .unwrap()
+                .value,
+            30.0
+        );
         let mut last = with_misses(2, 4);
         last.tasks[0].exited = true;
         profiler.update(&last, &mut profiles);

@@ -42,8 +42,8 @@ pub use stored_profile::StoredProfileProfiler;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, Estimate, Observation, ProbeEvidence, Profile, Profiles, ShareMember, TaskId, TaskSample, TracedCache,
-    Units,
+    CacheShare, Estimate, Observation, ProbeEvidence, Profile, Profiles, ShareMember, TaskId,
+    TaskSample, TracedCache, Units,
 };
 
 /// Adds an empty profile for every live task without one, and removes the profiles of exited tasks.
@@ -64,7 +64,9 @@ pub(crate) struct PerTask<S> {
 
 impl<S> Default for PerTask<S> {
     fn default() -> Self {
-        PerTask { states: BTreeMap::new() }
+        PerTask {
+            states: BTreeMap::new(),
+        }
     }
 }
 
@@ -73,7 +75,11 @@ impl<S: Default> PerTask<S> {
     /// first in every update.
     pub(crate) fn retain_current(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase_number == *phase));
+        self.states.retain(|task, (phase, _)| {
+            profiles
+                .get(task)
+                .is_some_and(|profile| profile.phase_number == *phase)
+        });
     }
 
     /// Returns the state and the profile of a task; `None` if the task is not live.
@@ -83,14 +89,20 @@ impl<S: Default> PerTask<S> {
         profiles: &'a mut Profiles,
     ) -> Option<(&'a mut S, &'a mut Profile)> {
         let profile = profiles.get_mut(&task)?;
-        let (_, state) = self.states.entry(task).or_insert_with(|| (profile.phase_number, S::default()));
+        let (_, state) = self
+            .states
+            .entry(task)
+            .or_insert_with(|| (profile.phase_number, S::default()));
         Some((state, profile))
     }
 }
 
 /// Returns the probe evidence of the window, in order of arrival.
 pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
-    observation.probe_results.iter().map(|probe_result| &probe_result.evidence)
+    observation
+        .probe_results
+        .iter()
+        .map(|probe_result| &probe_result.evidence)
 }
 
 pub(crate) fn find_sample(observation: &Observation, task: TaskId) -> Option<&TaskSample> {
@@ -124,7 +136,11 @@ impl RunningStats {
         } else {
             2.0 * (self.squared_deviations / (self.count - 1.0) / self.count).sqrt()
         };
-        Some(Estimate { value: self.mean, low: self.mean - error, high: self.mean + error })
+        Some(Estimate {
+            value: self.mean,
+            low: self.mean - error,
+            high: self.mean + error,
+        })
     }
 }
 
@@ -134,21 +150,33 @@ pub(crate) fn shares_with_task<'a>(
     task: &TaskSample,
 ) -> impl Iterator<Item = &'a CacheShare> {
     let (process, task) = (task.process, task.task);
-    observation.applied.shares.iter().map(|active_share| &active_share.share).filter(move |share| {
-        share.members.iter().any(|member| match member {
-            ShareMember::Process(member) => *member == process,
-            ShareMember::Task(member) => *member == task,
+    observation
+        .applied
+        .shares
+        .iter()
+        .map(|active_share| &active_share.share)
+        .filter(move |share| {
+            share.members.iter().any(|member| match member {
+                ShareMember::Process(member) => *member == process,
+                ShareMember::Task(member) => *member == task,
+            })
         })
-    })
 }
 
 /// Returns the number of bytes of a cache that a task may use under the shares in force; the whole cache if it is in no
 /// share.
-pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
+pub(crate) fn share_bytes(
+    observation: &Observation,
+    task: &TaskSample,
+    cache: &TracedCache,
+) -> u64 {
     let bytes_of_units = |units: u32, total_units: u32| {
         cache.size_bytes * u64::from(units.min(total_units)) / u64::from(total_units.max(1))
     };
-    match shares_with_task(observation, task).next().map(|share| &share.units) {
+    match shares_with_task(observation, task)
+        .next()
+        .map(|share| &share.units)
+    {
         Some(Units::Colors { allowed, .. }) => bytes_of_units(allowed.count(), cache.colors),
         Some(Units::Ways { mask }) => bytes_of_units(mask.count(), cache.ways),
         None => cache.size_bytes,
@@ -157,7 +185,11 @@ pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &
 
 /// Returns the tasks that ran in the window.
 pub(crate) fn active_tasks(observation: &Observation) -> Vec<&TaskSample> {
-    observation.tasks.iter().filter(|task| task.has_run()).collect()
+    observation
+        .tasks
+        .iter()
+        .filter(|task| task.has_run())
+        .collect()
 }
 
 /// Returns whether, as far as is known, no other task fills the ways or colors that this task may use. This requires
@@ -172,12 +204,19 @@ pub(crate) fn has_exclusive_units(
             ShareMember::Process(process) => *process == task.process,
             ShareMember::Task(member) => *member == task.task,
         };
-        observation.applied.shares.iter().position(|active_share| active_share.share.members.iter().any(is_member))
+        observation
+            .applied
+            .shares
+            .iter()
+            .position(|active_share| active_share.share.members.iter().any(is_member))
     };
     let own_share = share_index_of(task);
-    let other_tasks = active_samples.iter().filter(|active_task| active_task.process != task.process);
+    let other_tasks = active_samples
+        .iter()
+        .filter(|active_task| active_task.process != task.process);
     other_tasks.copied().all(|active_task| {
-        own_share.is_some() && share_index_of(active_task).is_some_and(|other_share| Some(other_share) != own_share)
+        own_share.is_some()
+            && share_index_of(active_task).is_some_and(|other_share| Some(other_share) != own_share)
     })
 }
 

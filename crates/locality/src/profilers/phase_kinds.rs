@@ -52,7 +52,11 @@ impl PhaseKind {
         if self.feature_ranges.len() != signal.len() {
             return f64::INFINITY;
         }
-        self.feature_ranges.iter().zip(signal).map(|(range, &value)| range.relative_distance(value)).fold(0.0, f64::max)
+        self.feature_ranges
+            .iter()
+            .zip(signal)
+            .map(|(range, &value)| range.relative_distance(value))
+            .fold(0.0, f64::max)
     }
 
     fn add(&mut self, signal: &[f64]) {
@@ -72,13 +76,23 @@ impl PhaseKinds {
     /// Returns the kind of a phase with this first steady interval, and creates a kind if none is near. `None` if a new
     /// kind is needed and the task already has [`MAX_KINDS`].
     pub fn find_or_create_kind(&mut self, signal: &[f64]) -> Option<u32> {
-        let distances = self.0.iter().map(|kind| kind.signal_distance(signal)).enumerate();
+        let distances = self
+            .0
+            .iter()
+            .map(|kind| kind.signal_distance(signal))
+            .enumerate();
         let nearest_kind = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
         if let Some((index, _)) = nearest_kind.filter(|(_, distance)| *distance <= 1.0) {
             return Some(index as u32);
         }
-        let usual_range = |&mean: &f64| FeatureRange { mean, max_deviation: 0.0 };
-        let kind = PhaseKind { interval_count: 0.0, feature_ranges: signal.iter().map(usual_range).collect() };
+        let usual_range = |&mean: &f64| FeatureRange {
+            mean,
+            max_deviation: 0.0,
+        };
+        let kind = PhaseKind {
+            interval_count: 0.0,
+            feature_ranges: signal.iter().map(usual_range).collect(),
+        };
         (self.0.len() < MAX_KINDS).then(|| {
             self.0.push(kind);
             self.0.len() as u32 - 1
@@ -87,17 +101,32 @@ impl PhaseKinds {
 
     /// Returns whether one of these first numbers of a signal lies outside the range of the kind's intervals, and
     /// farther from their mean than `min_distance` of its position.
-    pub fn is_outside(&self, kind: u32, signal_start: &[f64], min_distance: impl Fn(usize) -> f64) -> bool {
-        let Some(kind) = self.0.get(kind as usize) else { return false };
+    pub fn is_outside(
+        &self,
+        kind: u32,
+        signal_start: &[f64],
+        min_distance: impl Fn(usize) -> f64,
+    ) -> bool {
+        let Some(kind) = self.0.get(kind as usize) else {
+            return false;
+        };
         let is_out_of_range = |(entry, (range, &value)): (usize, (&FeatureRange, &f64))| {
             range.relative_distance(value) > 1.0 && (value - range.mean).abs() > min_distance(entry)
         };
-        kind.feature_ranges.iter().zip(signal_start).enumerate().any(is_out_of_range)
+        kind.feature_ranges
+            .iter()
+            .zip(signal_start)
+            .enumerate()
+            .any(is_out_of_range)
     }
 
     /// Adds another steady interval of a phase of this kind.
     pub fn add(&mut self, kind: u32, signal: &[f64]) {
-        if let Some(kind) = self.0.get_mut(kind as usize).filter(|kind| kind.feature_ranges.len() == signal.len()) {
+        if let Some(kind) = self
+            .0
+            .get_mut(kind as usize)
+            .filter(|kind| kind.feature_ranges.len() == signal.len())
+        {
             kind.add(signal);
         }
     }
@@ -114,8 +143,15 @@ mod tests {
         let (reuser, streams) = ([8.5, 0.1, 8.5, 760.0], [8.1, 0.1, 8.1, 1520.0]);
         assert_eq!(kinds.find_or_create_kind(&reuser), Some(0));
         assert_eq!(kinds.find_or_create_kind(&streams), Some(1));
-        assert_eq!(kinds.find_or_create_kind(&reuser.map(|value| 1.02 * value)), Some(0));
-        assert_eq!(kinds.find_or_create_kind(&[8.5, 0.1, 8.5]), Some(2), "what is not counted is no number of a kind");
+        assert_eq!(
+            kinds.find_or_create_kind(&reuser.map(|value| 1.02 * value)),
+            Some(0)
+        );
+        assert_eq!(
+            kinds.find_or_create_kind(&[8.5, 0.1, 8.5]),
+            Some(2),
+            "what is not counted is no number of a kind"
+        );
     }
 
     /// Does a kind include intervals within its spread, and exclude all others?
@@ -124,7 +160,9 @@ mod tests {
         let mut kinds = PhaseKinds::default();
         let kind = kinds.find_or_create_kind(&[10.0]).unwrap();
         assert_eq!(kinds.clone().find_or_create_kind(&[11.5]), Some(1));
-        [9.0, 11.0, 10.0, 9.2, 10.8].into_iter().for_each(|value| kinds.add(kind, &[value]));
+        [9.0, 11.0, 10.0, 9.2, 10.8]
+            .into_iter()
+            .for_each(|value| kinds.add(kind, &[value]));
         assert_eq!(kinds.find_or_create_kind(&[11.5]), Some(kind));
         assert_eq!(kinds.find_or_create_kind(&[13.0]), Some(1));
     }

@@ -14,8 +14,8 @@
 //! accesses stay outside the range of the kind's intervals.
 
 use cachemate_core::{
-    AppliedPlan, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, PhaseParameters,
-    ProbeEvidence, Profile, Profiler, Profiles, StallCause, TaskId,
+    AppliedPlan, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource,
+    Observation, PhaseParameters, ProbeEvidence, Profile, Profiler, Profiles, StallCause, TaskId,
 };
 
 use super::phase_kinds::{PhaseKinds, SAME_KIND_SHARE};
@@ -77,8 +77,11 @@ impl PhaseState {
         let is_reported = reports[0] || reports[1];
         let is_repeated = (reports[0] && last_signals[0]) || (reports[1] && last_signals[1]);
         let is_new_change = is_reported && (remaining_intervals == 0 || is_repeated);
-        self.last_report =
-            if is_new_change { (reports, history) } else { (last_signals, remaining_intervals.saturating_sub(1)) };
+        self.last_report = if is_new_change {
+            (reports, history)
+        } else {
+            (last_signals, remaining_intervals.saturating_sub(1))
+        };
         is_new_change
     }
 }
@@ -90,13 +93,23 @@ impl PhaseProfiler {
     /// The thesis uses 10^9 instructions. Windows are not split, so the machine's windows should not be much longer
     /// than an interval.
     pub fn new(level: CacheLevel, parameters: PhaseParameters, interval_instructions: f64) -> Self {
-        PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), previous_plan: None }
+        PhaseProfiler {
+            level,
+            parameters,
+            interval_instructions,
+            tasks: PerTask::default(),
+            previous_plan: None,
+        }
     }
 
     /// Records the plan in force. Returns whether placements, gangs or shares have changed since the last window.
     fn update_allocation(&mut self, current_plan: &AppliedPlan) -> bool {
         let shares_in_force = |applied: &AppliedPlan| {
-            applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>()
+            applied
+                .shares
+                .iter()
+                .map(|active_share| active_share.share.clone())
+                .collect::<Vec<_>>()
         };
         let is_unchanged = self.previous_plan.as_ref().is_none_or(|previous_plan| {
             previous_plan.affinity == current_plan.affinity
@@ -108,11 +121,21 @@ impl PhaseProfiler {
     }
 
     /// Adds a window. Returns whether it completes an interval that reveals a change of phase.
-    fn add_window(&self, state: &mut PhaseState, counts: &EventCounts, has_allocation_changed: bool) -> bool {
-        let misses_and_instructions =
-            counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
-        let Some((misses, instructions)) = misses_and_instructions else { return false };
-        let miss_rate_detector = state.miss_rate_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+    fn add_window(
+        &self,
+        state: &mut PhaseState,
+        counts: &EventCounts,
+        has_allocation_changed: bool,
+    ) -> bool {
+        let misses_and_instructions = counts
+            .get(CounterEvent::Misses(self.level))
+            .zip(counts.get(CounterEvent::Instructions));
+        let Some((misses, instructions)) = misses_and_instructions else {
+            return false;
+        };
+        let miss_rate_detector = state
+            .miss_rate_detector
+            .get_or_insert_with(|| PhaseDetector::new(self.parameters));
         if has_allocation_changed {
             miss_rate_detector.clear_history();
             (state.instructions, state.misses) = (0.0, 0.0);
@@ -124,12 +147,21 @@ impl PhaseProfiler {
         state.instructions += instructions;
         state.misses += misses;
         let incoming_counts = self.count_incoming_accesses(counts);
-        state.incoming_counts = [0, 1, 2]
-            .map(|index| state.incoming_counts[index].zip(incoming_counts[index]).map(|(sum, addend)| sum + addend));
-        state.busy_cycles = state.busy_cycles.zip(cycles_without_waits(counts)).map(|(sum, addend)| sum + addend);
+        state.incoming_counts = [0, 1, 2].map(|index| {
+            state.incoming_counts[index]
+                .zip(incoming_counts[index])
+                .map(|(sum, addend)| sum + addend)
+        });
+        state.busy_cycles = state
+            .busy_cycles
+            .zip(cycles_without_waits(counts))
+            .map(|(sum, addend)| sum + addend);
         if instructions > 0.0 {
-            let window_counts = std::iter::once(misses).chain(incoming_counts.into_iter().flatten());
-            let window_signal: Vec<f64> = window_counts.map(|count| 1000.0 * count / instructions).collect();
+            let window_counts =
+                std::iter::once(misses).chain(incoming_counts.into_iter().flatten());
+            let window_signal: Vec<f64> = window_counts
+                .map(|count| 1000.0 * count / instructions)
+                .collect();
             state.noise.add_window(&window_signal, instructions);
         }
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
@@ -138,18 +170,30 @@ impl PhaseProfiler {
         let per_kilo_instr = 1000.0 / state.instructions;
         let rate = [state.misses * per_kilo_instr];
         // Without references, the signal of incoming accesses is absent.
-        let incoming_signal: Option<Vec<f64>> = state.incoming_counts[0]
-            .map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo_instr).collect());
+        let incoming_signal: Option<Vec<f64>> = state.incoming_counts[0].map(|_| {
+            state
+                .incoming_counts
+                .iter()
+                .flatten()
+                .map(|sum| sum * per_kilo_instr)
+                .collect()
+        });
         state.noise.end_interval();
         let noise_of = |entry: usize| state.noise.standard_error(entry);
         // The mean of the last intervals has noise too.
-        let noise_bound = NOISE_BOUND * libm::sqrt(1.0 + 1.0 / self.parameters.history.max(1) as f64);
+        let noise_bound =
+            NOISE_BOUND * libm::sqrt(1.0 + 1.0 / self.parameters.history.max(1) as f64);
         let rate_threshold = self.parameters.threshold.max(noise_bound * noise_of(0));
         let rate_event = miss_rate_detector.push_with_thresholds(&rate, &[rate_threshold]);
         let incoming_event = incoming_signal.as_ref().map(|signal| {
-            let detector = state.incoming_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+            let detector = state
+                .incoming_detector
+                .get_or_insert_with(|| PhaseDetector::new(self.parameters));
             let threshold_of = |(index, access_rate): (usize, &f64)| {
-                self.parameters.threshold.max(SAME_KIND_SHARE * access_rate).max(noise_bound * noise_of(index + 1))
+                self.parameters
+                    .threshold
+                    .max(SAME_KIND_SHARE * access_rate)
+                    .max(noise_bound * noise_of(index + 1))
             };
             let thresholds: Vec<f64> = signal.iter().enumerate().map(threshold_of).collect();
             detector.push_with_thresholds(signal, &thresholds)
@@ -157,11 +201,21 @@ impl PhaseProfiler {
         (state.instructions, state.misses) = (0.0, 0.0);
         let is_settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
         let is_change = |event| matches!(event, PhaseEvent::Changed { .. });
-        let is_outside_range = state.kind.zip(incoming_signal.as_ref()).is_some_and(|(kind, signal)| {
-            let edge = self.parameters.threshold * self.parameters.edge_share;
-            state.kinds.is_outside(kind, signal, |entry| edge.max(REPEATED_NOISE_BOUND * noise_of(entry + 1)))
-        });
-        state.outside_intervals = if is_outside_range { state.outside_intervals + 1 } else { 0 };
+        let is_outside_range =
+            state
+                .kind
+                .zip(incoming_signal.as_ref())
+                .is_some_and(|(kind, signal)| {
+                    let edge = self.parameters.threshold * self.parameters.edge_share;
+                    state.kinds.is_outside(kind, signal, |entry| {
+                        edge.max(REPEATED_NOISE_BOUND * noise_of(entry + 1))
+                    })
+                });
+        state.outside_intervals = if is_outside_range {
+            state.outside_intervals + 1
+        } else {
+            0
+        };
         let reports = [
             is_change(rate_event),
             incoming_event.is_some_and(is_change) || state.outside_intervals == OUTSIDE_INTERVALS,
@@ -171,8 +225,9 @@ impl PhaseProfiler {
             state.kind = None;
         } else if incoming_event.map_or(is_settled(rate_event), is_settled) {
             let own_cycles = state.busy_cycles.map(|cycles| cycles * per_kilo_instr);
-            let signal: Vec<f64> =
-                incoming_signal.map_or(rate.to_vec(), |incoming| incoming.into_iter().chain(own_cycles).collect());
+            let signal: Vec<f64> = incoming_signal.map_or(rate.to_vec(), |incoming| {
+                incoming.into_iter().chain(own_cycles).collect()
+            });
             match state.kind {
                 Some(kind) if !is_outside_range => state.kinds.add(kind, &signal),
                 Some(_) => {}
@@ -195,9 +250,16 @@ impl PhaseProfiler {
 
 /// Returns the cycles minus those that wait for memory or for other caches; `None` if one of these was not counted.
 fn cycles_without_waits(counts: &EventCounts) -> Option<f64> {
-    let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue, StallCause::RemoteCache];
-    let wait_cycles: Vec<f64> =
-        causes.into_iter().filter_map(|cause| counts.get(CounterEvent::StallCycles(cause))).collect();
+    let causes = [
+        StallCause::LocalMemory,
+        StallCause::RemoteMemory,
+        StallCause::BusQueue,
+        StallCause::RemoteCache,
+    ];
+    let wait_cycles: Vec<f64> = causes
+        .into_iter()
+        .filter_map(|cause| counts.get(CounterEvent::StallCycles(cause)))
+        .collect();
     (!wait_cycles.is_empty()).then_some(())?;
     Some((counts.get(CounterEvent::Cycles)? - wait_cycles.iter().sum::<f64>()).max(0.0))
 }
@@ -214,18 +276,30 @@ impl Profiler for PhaseProfiler {
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &observation.tasks {
-            let Some((state, _)) = tasks.find_profile(task.task, profiles) else { continue };
+            let Some((state, _)) = tasks.find_profile(task.task, profiles) else {
+                continue;
+            };
             if self.add_window(state, &task.counts, has_allocation_changed) {
                 changed_tasks.push(task.task);
             }
         }
         for evidence in probe_evidence(observation) {
-            let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
-            let Some((state, profile)) = tasks.find_profile(*task, profiles) else { continue };
-            let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
+            let ProbeEvidence::Reuses { task, samples } = evidence else {
+                continue;
+            };
+            let Some((state, profile)) = tasks.find_profile(*task, profiles) else {
+                continue;
+            };
+            let Some(refs) = profile.rates.llc_refs_per_mega_instr else {
+                continue;
+            };
             let times = ReuseTimes::from_samples(samples, None);
-            let Some(signature) = locality_signature(&times, refs.value / 1000.0) else { continue };
-            let detector = state.signature_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+            let Some(signature) = locality_signature(&times, refs.value / 1000.0) else {
+                continue;
+            };
+            let detector = state
+                .signature_detector
+                .get_or_insert_with(|| PhaseDetector::new(self.parameters));
             if matches!(detector.push(&signature), PhaseEvent::Changed { .. }) {
                 state.kind = None;
                 changed_tasks.push(*task);
@@ -235,13 +309,17 @@ impl Profiler for PhaseProfiler {
         changed_tasks.dedup();
         for task in changed_tasks {
             if let Some(profile) = profiles.get_mut(&task) {
-                *profile = Profile { phase_number: profile.phase_number + 1, ..Profile::default() };
+                *profile = Profile {
+                    phase_number: profile.phase_number + 1,
+                    ..Profile::default()
+                };
             }
         }
         for (task, profile) in profiles.iter_mut() {
             let kind = tasks.states.get(task).and_then(|(_, state)| state.kind);
             if profile.phase.kind.map(|fact| fact.value) != kind {
-                profile.phase.kind = kind.map(|kind| Fact::new(kind, FactSource::PhaseDetector, observation.window));
+                profile.phase.kind =
+                    kind.map(|kind| Fact::new(kind, FactSource::PhaseDetector, observation.window));
             }
         }
         self.tasks = tasks;
@@ -260,7 +338,13 @@ mod tests {
         PhaseProfiler::new(LLC, PhaseParameters::default(), 1000.0)
     }
     fn with_rate(number: u64, misses: u64) -> Observation {
-        counted_window(number, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])
+        counted_window(
+            number,
+            &[
+                (CounterEvent::Instructions, 1000),
+                (CounterEvent::Misses(LLC), misses),
+            ],
+        )
     }
 
     /// Does a real phase change raise the phase number once and drop earlier evidence?
@@ -275,7 +359,10 @@ mod tests {
             profile.rates.pcmr = Some(Fact::new(1.0, FactSource::CoRunRows, number as u64));
         }
         let in_phase = |phase| (phase, true);
-        assert_eq!(phases[1..5], [in_phase(0), in_phase(0), (1, false), in_phase(1)]);
+        assert_eq!(
+            phases[1..5],
+            [in_phase(0), in_phase(0), (1, false), in_phase(1)]
+        );
         assert_eq!(phases[7], in_phase(1));
     }
 
@@ -293,8 +380,15 @@ mod tests {
         let of_phase = |index: usize| (kinds[index * 6], kinds[index * 6 + 5]);
         let phase_ends: Vec<_> = (0..levels.len()).map(of_phase).collect();
         let expected = [0, 1, 2, 0, 2, 1].map(Some);
-        assert_eq!(phase_ends.iter().map(|(_, last)| *last).collect::<Vec<_>>(), expected, "{kinds:?}");
-        assert!(phase_ends.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
+        assert_eq!(
+            phase_ends.iter().map(|(_, last)| *last).collect::<Vec<_>>(),
+            expected,
+            "{kinds:?}"
+        );
+        assert!(
+            phase_ends.iter().skip(1).all(|(first, _)| first.is_none()),
+            "{kinds:?}"
+        );
     }
 
     /// Is a phase detected that differs too little for the mean of the last intervals, if only references are counted?
@@ -311,9 +405,16 @@ mod tests {
             ];
             profiler.update(&counted_window(number as u64, &counts), &mut profiles);
             let profile = &profiles[&TaskId(0)];
-            phases.push((profile.phase_number, profile.phase.kind.as_ref().map(|fact| fact.value)));
+            phases.push((
+                profile.phase_number,
+                profile.phase.kind.as_ref().map(|fact| fact.value),
+            ));
         }
-        assert_eq!([phases[5], phases[11], phases[17]], [(0, Some(0)), (1, Some(1)), (2, Some(0))], "{phases:?}");
+        assert_eq!(
+            [phases[5], phases[11], phases[17]],
+            [(0, Some(0)), (1, Some(1)), (2, Some(0))],
+            "{phases:?}"
+        );
     }
 
     /// Is noise of frequent accesses above the threshold no phase, and is a difference above the noise still one?
@@ -330,7 +431,10 @@ mod tests {
             let counts = [
                 (CounterEvent::Instructions, 1_000_000),
                 (CounterEvent::Misses(LLC), 1_000),
-                (CounterEvent::References(LLC), (level * (1.0 + 0.06 * normal)) as u64),
+                (
+                    CounterEvent::References(LLC),
+                    (level * (1.0 + 0.06 * normal)) as u64,
+                ),
             ];
             profiler.update(&counted_window(number, &counts), &mut profiles);
             changes_at[usize::from(number >= 1_150)] = profiles[&TaskId(0)].phase_number;
@@ -344,11 +448,20 @@ mod tests {
     fn a_new_allocation_is_no_phase() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         for (number, (misses, colors)) in
-            [(2, 16), (2, 16), (2, 16), (9, 4), (9, 4), (9, 4), (20, 4)].into_iter().enumerate()
+            [(2, 16), (2, 16), (2, 16), (9, 4), (9, 4), (9, 4), (20, 4)]
+                .into_iter()
+                .enumerate()
         {
-            profiler.update(&with_colors(with_rate(number as u64, misses), colors), &mut profiles);
+            profiler.update(
+                &with_colors(with_rate(number as u64, misses), colors),
+                &mut profiles,
+            );
             let expected = u32::from(number == 6);
-            assert_eq!(profiles[&TaskId(0)].phase_number, expected, "window {number}");
+            assert_eq!(
+                profiles[&TaskId(0)].phase_number,
+                expected,
+                "window {number}"
+            );
         }
     }
 
@@ -357,17 +470,35 @@ mod tests {
     fn incoming_accesses_show_a_phase_that_a_new_allocation_hides() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         // The phase changes in window 4, together with the allocation; the misses change later.
-        let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
+        let windows = [
+            (2, 20, 16),
+            (2, 20, 16),
+            (2, 20, 16),
+            (2, 20, 16),
+            (9, 60, 4),
+            (14, 60, 4),
+            (14, 60, 4),
+        ];
         for (number, (misses, first_level, colors)) in windows.into_iter().enumerate() {
             let first = [
                 CounterEvent::Misses(CacheLevel::L1Data),
                 CounterEvent::Misses(CacheLevel::L1Instruction),
                 CounterEvent::References(LLC),
             ];
-            let mut readings = vec![(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)];
+            let mut readings = vec![
+                (CounterEvent::Instructions, 1000),
+                (CounterEvent::Misses(LLC), misses),
+            ];
             readings.extend(first.map(|event| (event, first_level)));
-            profiler.update(&with_colors(counted_window(number as u64, &readings), colors), &mut profiles);
-            assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 4), "window {number}");
+            profiler.update(
+                &with_colors(counted_window(number as u64, &readings), colors),
+                &mut profiles,
+            );
+            assert_eq!(
+                profiles[&TaskId(0)].phase_number,
+                u32::from(number >= 4),
+                "window {number}"
+            );
         }
     }
 
@@ -377,13 +508,34 @@ mod tests {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         for number in 0..8 {
             let accesses = Some(if number < 5 { 10 } else { 100_000 });
-            let samples = vec![ReuseSample { accesses, elapsed_ns: 1, reused: true }; 50];
-            let observation = answered_window(number, &[0], ProbeEvidence::Reuses { task: TaskId(0), samples });
+            let samples = vec![
+                ReuseSample {
+                    accesses,
+                    elapsed_ns: 1,
+                    reused: true
+                };
+                50
+            ];
+            let observation = answered_window(
+                number,
+                &[0],
+                ProbeEvidence::Reuses {
+                    task: TaskId(0),
+                    samples,
+                },
+            );
             retain_live(&observation, &mut profiles);
-            profiles.get_mut(&TaskId(0)).unwrap().rates.llc_refs_per_mega_instr =
-                Some(Fact::new(20_000.0, FactSource::Counters, number));
+            profiles
+                .get_mut(&TaskId(0))
+                .unwrap()
+                .rates
+                .llc_refs_per_mega_instr = Some(Fact::new(20_000.0, FactSource::Counters, number));
             profiler.update(&observation, &mut profiles);
-            assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 5), "window {number}");
+            assert_eq!(
+                profiles[&TaskId(0)].phase_number,
+                u32::from(number >= 5),
+                "window {number}"
+            );
         }
     }
 }

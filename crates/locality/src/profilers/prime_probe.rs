@@ -8,7 +8,8 @@
 //! spread of both sides.
 
 use cachemate_core::{
-    Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence, Profiler, Profiles,
+    Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence,
+    Profiler, Profiles,
 };
 
 use super::{PerTask, RunningStats, probe_evidence};
@@ -36,14 +37,18 @@ const MAX_SAMPLES: usize = 200;
 
 impl Default for PrimeProbeProfiler {
     fn default() -> Self {
-        PrimeProbeProfiler { max_shared_ns: 160.0, tasks: PerTask::default() }
+        PrimeProbeProfiler {
+            max_shared_ns: 160.0,
+            tasks: PerTask::default(),
+        }
     }
 }
 
 impl PrimeProbeProfiler {
     fn is_counted(&self, sample: &PrimeProbeSample) -> bool {
-        let is_shared =
-            |(ns_before, ns_after): (f64, f64)| ns_before < self.max_shared_ns && ns_after < self.max_shared_ns;
+        let is_shared = |(ns_before, ns_after): (f64, f64)| {
+            ns_before < self.max_shared_ns && ns_after < self.max_shared_ns
+        };
         sample.reloads > 0 && sample.round_trips_ns.is_some_and(is_shared)
     }
 }
@@ -55,13 +60,23 @@ impl Profiler for PrimeProbeProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
         for evidence in probe_evidence(observation) {
-            let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else { continue };
-            let counted_samples: Vec<&PrimeProbeSample> =
-                samples.iter().filter(|sample| self.is_counted(sample)).collect();
-            let Some((shares, _)) = self.tasks.find_profile(*task, profiles) else { continue };
+            let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else {
+                continue;
+            };
+            let counted_samples: Vec<&PrimeProbeSample> = samples
+                .iter()
+                .filter(|sample| self.is_counted(sample))
+                .collect();
+            let Some((shares, _)) = self.tasks.find_profile(*task, profiles) else {
+                continue;
+            };
             for sample in counted_samples {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
-                let side = if sample.target_running { &mut shares.running_shares } else { &mut shares.idle_shares };
+                let side = if sample.target_running {
+                    &mut shares.running_shares
+                } else {
+                    &mut shares.idle_shares
+                };
                 side.push(share);
                 if side.len() > MAX_SAMPLES {
                     side.remove(0);
@@ -69,8 +84,9 @@ impl Profiler for PrimeProbeProfiler {
             }
             if shares.running_shares.len().min(shares.idle_shares.len()) >= MIN_EVICTED_SAMPLES {
                 let difference = estimate_difference(&shares.running_shares, &shares.idle_shares);
-                shares.intensity =
-                    difference.map(|share| Fact::from_measurement(share, FactSource::PrimeProbe, observation.window));
+                shares.intensity = difference.map(|share| {
+                    Fact::from_measurement(share, FactSource::PrimeProbe, observation.window)
+                });
             }
         }
         for (task, (_, shares)) in &self.tasks.states {
@@ -82,11 +98,21 @@ impl Profiler for PrimeProbeProfiler {
 }
 
 fn estimate_difference(running_shares: &[f64], idle_shares: &[f64]) -> Option<Estimate> {
-    let (running_mean, idle_mean) = (trimmed_estimate(running_shares)?, trimmed_estimate(idle_shares)?);
+    let (running_mean, idle_mean) = (
+        trimmed_estimate(running_shares)?,
+        trimmed_estimate(idle_shares)?,
+    );
     let value = running_mean.value - idle_mean.value;
-    let (running_error, idle_error) = (running_mean.high - running_mean.value, idle_mean.high - idle_mean.value);
+    let (running_error, idle_error) = (
+        running_mean.high - running_mean.value,
+        idle_mean.high - idle_mean.value,
+    );
     let error = libm::sqrt(running_error * running_error + idle_error * idle_error);
-    Some(Estimate { value, low: value - error, high: value + error })
+    Some(Estimate {
+        value,
+        low: value - error,
+        high: value + error,
+    })
 }
 
 /// Returns the 20 % trimmed mean, which omits the lowest and the highest fifth of the values; `None` if there are too
@@ -118,7 +144,12 @@ mod tests {
             round_trips_ns: Some((round_trip, 60.0)),
         };
         let samples = samples.iter().map(sample).collect();
-        ProbeEvidence::PrimeProbe { task: TaskId(0), buffer_bytes: 1, wait_ns: 1, samples }
+        ProbeEvidence::PrimeProbe {
+            task: TaskId(0),
+            buffer_bytes: 1,
+            wait_ns: 1,
+            samples,
+        }
     }
 
     /// Is the intensity the difference of the two sides over several answers, without split samples and trimmed for
@@ -129,30 +160,57 @@ mod tests {
         let mut observation = idle_window(0, &[0]);
         observation.probe_results = vec![complete_answer(
             0,
-            evicted_evidence(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]),
+            evicted_evidence(&[
+                (true, 400, 60.0),
+                (true, 402, 60.0),
+                (false, 100, 60.0),
+                (false, 102, 60.0),
+            ]),
         )];
         profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "too few");
-        let further_samples = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
+        let further_samples = [
+            (true, 398, 60.0),
+            (true, 400, 60.0),
+            (true, 1000, 60.0),
+            (true, 5, 350.0),
+        ];
         let away = [(false, 98, 60.0), (false, 100, 60.0), (false, 0, 60.0)];
-        observation.probe_results =
-            vec![complete_answer(1, evicted_evidence(&[&further_samples[..], &away[..]].concat()))];
+        observation.probe_results = vec![complete_answer(
+            1,
+            evicted_evidence(&[&further_samples[..], &away[..]].concat()),
+        )];
         profiler.update(&observation, &mut profiles);
-        let intensity = profiles[&TaskId(0)].contention.intensity.unwrap().estimate();
-        assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
+        let intensity = profiles[&TaskId(0)]
+            .contention
+            .intensity
+            .unwrap()
+            .estimate();
+        assert!(
+            (intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value,
+            "{intensity:?}"
+        );
         observation.probe_results.clear();
         observation.window += 1;
         profiler.update(&observation, &mut profiles);
         let contention = profiles[&TaskId(0)].contention.intensity.unwrap();
-        assert_eq!((contention.estimate(), contention.window), (intensity, 0), "it stays until more is known");
+        assert_eq!(
+            (contention.estimate(), contention.window),
+            (intensity, 0),
+            "it stays until more is known"
+        );
     }
 
     /// Is the intensity of a task unknown rather than 0 if all of its samples were taken across two caches?
     #[test]
     fn intensity_is_unknown_if_all_samples_were_split() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
-        let split: Vec<(bool, u32, f64)> = (0..20).map(|index| (index % 2 == 0, 10, 330.0)).collect();
-        profiler.update(&answered_window(0, &[0], evicted_evidence(&split)), &mut profiles);
+        let split: Vec<(bool, u32, f64)> =
+            (0..20).map(|index| (index % 2 == 0, 10, 330.0)).collect();
+        profiler.update(
+            &answered_window(0, &[0], evicted_evidence(&split)),
+            &mut profiles,
+        );
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None);
     }
 }

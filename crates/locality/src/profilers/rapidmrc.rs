@@ -2,13 +2,17 @@
 //! computation).
 
 use cachemate_core::{
-    AddressKind, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence,
-    Profiler, Profiles, TracedCache,
+    AddressKind, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource,
+    Observation, ProbeEvidence, Profiler, Profiles, TracedCache,
 };
 
-use super::{active_tasks, find_sample, has_exclusive_units, probe_evidence, retain_live, share_bytes};
+use super::{
+    active_tasks, find_sample, has_exclusive_units, probe_evidence, retain_live, share_bytes,
+};
 use crate::curve::MissRateCurve;
-use crate::rapidmrc::{LogCounts, MissLog, SetGeometry, Warmup, survival_curve_with_reach, trace_curve};
+use crate::rapidmrc::{
+    LogCounts, MissLog, SetGeometry, Warmup, survival_curve_with_reach, trace_curve,
+};
 
 /// Smallest page of hosts and machines; below it, physical addresses are virtual ones.
 const PAGE_BYTES: u64 = 4096;
@@ -41,14 +45,25 @@ impl RapidMrcProfiler {
     /// Builds a profiler with the recommended form, whose curves are accurate to half a miss per thousand instructions
     /// (RM-1).
     pub fn new(cache: TracedCache) -> Self {
-        RapidMrcProfiler { cache, form: CurveForm::Survival, half_width: 0.5 }
+        RapidMrcProfiler {
+            cache,
+            form: CurveForm::Survival,
+            half_width: 0.5,
+        }
     }
 
     /// Builds a profiler with the thesis's settings: automatic warm-up, repeats corrected, curves accurate to 1.02
     /// misses per thousand instructions.
     pub fn with_thesis_defaults(cache: TracedCache) -> Self {
-        let form = CurveForm::Thesis { warmup: Warmup::Automatic, corrects_repeats: true };
-        RapidMrcProfiler { cache, form, half_width: 1.02 }
+        let form = CurveForm::Thesis {
+            warmup: Warmup::Automatic,
+            corrects_repeats: true,
+        };
+        RapidMrcProfiler {
+            cache,
+            form,
+            half_width: 1.02,
+        }
     }
 
     /// Returns the sets in which logged lines compete; `None` for a fully associative cache.
@@ -58,16 +73,25 @@ impl RapidMrcProfiler {
     /// Figure 5.10d). In a cache that is partitioned by ways, the frames are random, and known from virtual addresses
     /// only: the physical ones of simulators are not always those of a cache with sets.
     fn set_geometry(&self, line_bytes: u64, space: AddressKind) -> Option<SetGeometry> {
-        let TracedCache { size_bytes, colors, ways, .. } = self.cache;
+        let TracedCache {
+            size_bytes,
+            colors,
+            ways,
+            ..
+        } = self.cache;
         let page_lines = PAGE_BYTES / line_bytes;
         let sets = size_bytes / line_bytes / u64::from(ways.max(1));
         if colors == 1 {
-            return (sets > 0 && space == AddressKind::Virtual).then_some(SetGeometry { sets, page_lines });
+            return (sets > 0 && space == AddressKind::Virtual)
+                .then_some(SetGeometry { sets, page_lines });
         }
         let sets_per_color = sets / u64::from(colors.max(1));
         // The bits of a set's index below those of the color; slices, of which there may be three, are chosen by a hash.
         let places = (sets_per_color & sets_per_color.wrapping_neg()).min(page_lines);
-        (places > 1).then_some(SetGeometry { sets: places, page_lines: places })
+        (places > 1).then_some(SetGeometry {
+            sets: places,
+            page_lines: places,
+        })
     }
 
     /// Returns the curve, and the largest size in bytes up to which the log determines it, with the rate there; `None` if
@@ -79,23 +103,37 @@ impl RapidMrcProfiler {
         space: AddressKind,
     ) -> Option<(MissRateCurve, (u64, f64))> {
         let points = u64::from(self.cache.points.max(1));
-        let sizes: Vec<u64> = (1..=points).map(|step| self.cache.size_bytes * step / points).collect();
+        let sizes: Vec<u64> = (1..=points)
+            .map(|step| self.cache.size_bytes * step / points)
+            .collect();
         match self.form {
             CurveForm::Survival => {
                 let geometry = self.set_geometry(trace.line_bytes.max(1), space);
                 survival_curve_with_reach(trace, log_counts, &sizes, geometry)
             }
-            CurveForm::Thesis { warmup, corrects_repeats: correct_repeats } => {
+            CurveForm::Thesis {
+                warmup,
+                corrects_repeats: correct_repeats,
+            } => {
                 let lines = data_entries(trace);
                 let curve = trace_curve(
-                    &MissLog { lines: &lines, code_positions: &[], ..*trace },
+                    &MissLog {
+                        lines: &lines,
+                        code_positions: &[],
+                        ..*trace
+                    },
                     &sizes,
                     warmup,
                     correct_repeats,
                 )?;
-                let shifted_curve = log_counts.measured_point.and_then(|(size, rate)| curve.shift_through(size, rate));
+                let shifted_curve = log_counts
+                    .measured_point
+                    .and_then(|(size, rate)| curve.shift_through(size, rate));
                 // All sizes of the curve are determined.
-                Some((shifted_curve.map_or(curve, |(shifted, _)| shifted), (self.cache.size_bytes, 0.0)))
+                Some((
+                    shifted_curve.map_or(curve, |(shifted, _)| shifted),
+                    (self.cache.size_bytes, 0.0),
+                ))
             }
         }
     }
@@ -104,15 +142,28 @@ impl RapidMrcProfiler {
 /// Returns the entries that the thesis's log, which records only data accesses, would contain.
 fn data_entries(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code_positions = trace.code_positions.iter().peekable();
-    let is_data =
-        |(index, _): &(usize, &u64)| code_positions.next_if(|&&position| position as usize == *index).is_none();
-    trace.lines.iter().enumerate().filter(is_data).map(|(_, &line)| line).collect()
+    let is_data = |(index, _): &(usize, &u64)| {
+        code_positions
+            .next_if(|&&position| position as usize == *index)
+            .is_none()
+    };
+    trace
+        .lines
+        .iter()
+        .enumerate()
+        .filter(is_data)
+        .map(|(_, &line)| line)
+        .collect()
 }
 
 /// Returns the counted misses of those caches whose misses the log contains; `None` if one was not counted.
 fn logged_misses(counts: &EventCounts, includes_code: bool) -> Option<f64> {
     let data = counts.get(CounterEvent::Misses(CacheLevel::L1Data))?;
-    if includes_code { Some(data + counts.get(CounterEvent::Misses(CacheLevel::L1Instruction))?) } else { Some(data) }
+    if includes_code {
+        Some(data + counts.get(CounterEvent::Misses(CacheLevel::L1Instruction))?)
+    } else {
+        Some(data)
+    }
 }
 
 impl Profiler for RapidMrcProfiler {
@@ -135,8 +186,10 @@ impl Profiler for RapidMrcProfiler {
             else {
                 continue;
             };
-            let (Some(profile), Some(instructions)) = (profiles.get_mut(task), counts.get(CounterEvent::Instructions))
-            else {
+            let (Some(profile), Some(instructions)) = (
+                profiles.get_mut(task),
+                counts.get(CounterEvent::Instructions),
+            ) else {
                 continue;
             };
             let trace = MissLog {
@@ -150,12 +203,16 @@ impl Profiler for RapidMrcProfiler {
             // quarter of its speed but executes the same instructions, so its rate per instruction is valid. If other
             // tasks fill the same units, the occupancy of the program is unknown, so its rate is not a point of the
             // curve.
-            let measured_mpki =
-                counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
-            let TracedCache { size_bytes, points, .. } = self.cache;
+            let measured_mpki = counts
+                .get(CounterEvent::Misses(self.cache.level))
+                .map(|misses| 1000.0 * misses / instructions);
+            let TracedCache {
+                size_bytes, points, ..
+            } = self.cache;
             let exclusive_task = find_sample(observation, *task)
                 .filter(|task| has_exclusive_units(observation, &active_tasks(observation), task));
-            let share_size_bytes = exclusive_task.map(|task| share_bytes(observation, task, &self.cache));
+            let share_size_bytes =
+                exclusive_task.map(|task| share_bytes(observation, task, &self.cache));
             let log_counts = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is not on the curve.
@@ -166,7 +223,10 @@ impl Profiler for RapidMrcProfiler {
             if let Some((curve, reach)) = self.estimate_curve(&trace, &log_counts, *space) {
                 let points = curve.to_profile_points_up_to(self.half_width, reach);
                 let fact = Fact::new(points, FactSource::MissTrace, observation.window);
-                profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
+                profile
+                    .locality
+                    .misses_per_kilo_instr
+                    .insert(self.cache.level, fact);
             }
         }
     }
@@ -178,8 +238,13 @@ mod tests {
     use super::*;
     use cachemate_core::{ProcessId, ShareMember, TaskId};
 
-    const CACHE: TracedCache =
-        TracedCache { level: CacheLevel::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
+    const CACHE: TracedCache = TracedCache {
+        level: CacheLevel::L2,
+        size_bytes: 160 * 128,
+        colors: 16,
+        ways: 10,
+        points: 16,
+    };
 
     fn traced_window(lines: Vec<u64>, counts: EventCounts) -> Observation {
         let evidence = ProbeEvidence::Trace {
@@ -214,16 +279,24 @@ mod tests {
 
     /// Allows for the 75 first touches among 3000 accesses, which raise the measured rates.
     fn assert_close(rates: &[f64], expected: &[f64]) {
-        assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 0.05), "{rates:?}");
+        assert!(
+            rates
+                .iter()
+                .zip(expected)
+                .all(|(rate, expected)| (rate - expected).abs() < 0.05),
+            "{rates:?}"
+        );
     }
 
     /// Does the curve of a loop fall at the size at which the loop fits, and have the right rate per thousand
     /// instructions?
     #[test]
     fn a_loops_curve_falls_at_the_size_where_it_fits() {
-        let rates =
-            curve_of(&traced_window(looped_lines(), EventCounts::exact([(CounterEvent::Instructions, 60_000)])))
-                .unwrap();
+        let rates = curve_of(&traced_window(
+            looped_lines(),
+            EventCounts::exact([(CounterEvent::Instructions, 60_000)]),
+        ))
+        .unwrap();
         assert_close(&rates, &[vec![50.0; 7], vec![0.0; 9]].concat());
     }
 
@@ -231,47 +304,74 @@ mod tests {
     #[test]
     fn lines_at_one_place_of_their_pages_have_a_part_of_each_color() {
         // POWER5's L2: a color has 32 sets of 10 ways in each of three slices, one set of each per place.
-        let cache = TracedCache { size_bytes: 16 * 960 * 128, ..CACHE };
+        let cache = TracedCache {
+            size_bytes: 16 * 960 * 128,
+            ..CACHE
+        };
         for (stride, fits) in [(32, 2), (1, 1)] {
             let lines = (0..40_000).map(|index| index % 40 * stride).collect();
-            let observation = traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 800_000)]));
+            let observation = traced_window(
+                lines,
+                EventCounts::exact([(CounterEvent::Instructions, 800_000)]),
+            );
             let mut profiles = Profiles::new();
             RapidMrcProfiler::new(cache).update(&observation, &mut profiles);
-            let curve = profiles[&TaskId(0)].misses_per_kilo_instr().cloned().unwrap();
+            let curve = profiles[&TaskId(0)]
+                .misses_per_kilo_instr()
+                .cloned()
+                .unwrap();
             let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
-            assert_close(&rates, &[vec![50.0; fits - 1], vec![0.0; 17 - fits]].concat());
+            assert_close(
+                &rates,
+                &[vec![50.0; fits - 1], vec![0.0; 17 - fits]].concat(),
+            );
         }
     }
 
     /// Is the curve shifted through the rate measured at the share in use?
     #[test]
     fn the_curve_passes_through_the_point_in_use() {
-        let counts =
-            EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let counts = EventCounts::exact([
+            (CounterEvent::Instructions, 60_000),
+            (CounterEvent::Misses(CacheLevel::L2), 180),
+        ]);
         let observation = with_colors(traced_window(looped_lines(), counts), 10);
-        assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
+        assert_close(
+            &curve_of(&observation).unwrap(),
+            &[vec![53.0; 7], vec![3.0; 9]].concat(),
+        );
     }
 
     /// Is the rate that a task has with others in the same share ignored, but the rate in its own share used?
     #[test]
     fn only_the_rate_in_a_tasks_own_share_is_used() {
-        let counts =
-            EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let counts = EventCounts::exact([
+            (CounterEvent::Instructions, 60_000),
+            (CounterEvent::Misses(CacheLevel::L2), 180),
+        ]);
         let mut observation = traced_window(looped_lines(), counts);
         observation.tasks.push(synthetic_sample(1, &[]));
-        assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
+        assert_close(
+            &curve_of(&observation).unwrap(),
+            &[vec![50.0; 7], vec![0.0; 9]].concat(),
+        );
         let mut observation = with_colors(observation, 10);
         let mut other_share = observation.applied.shares[0].clone();
         other_share.share.members = vec![ShareMember::Process(ProcessId(1))];
         observation.applied.shares.push(other_share);
-        assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
+        assert_close(
+            &curve_of(&observation).unwrap(),
+            &[vec![53.0; 7], vec![3.0; 9]].concat(),
+        );
     }
 
     /// Does the thesis's form give the same step for this trace, with its own shift?
     #[test]
     fn the_thesiss_form_gives_the_same_step() {
-        let counts =
-            EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let counts = EventCounts::exact([
+            (CounterEvent::Instructions, 60_000),
+            (CounterEvent::Misses(CacheLevel::L2), 180),
+        ]);
         let observation = with_colors(traced_window(looped_lines(), counts), 10);
         let rates = rates_by(RapidMrcProfiler::with_thesis_defaults(CACHE), &observation).unwrap();
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
@@ -282,17 +382,35 @@ mod tests {
     #[test]
     fn the_curve_falls_at_the_size_of_the_code() {
         // Two lines of data alternate with a loop of 75 lines of code.
-        let line = |index: u64| if index.is_multiple_of(2) { 7 + index % 4 } else { 1_000 + index / 2 % 75 };
+        let line = |index: u64| {
+            if index.is_multiple_of(2) {
+                7 + index % 4
+            } else {
+                1_000 + index / 2 % 75
+            }
+        };
         let lines: Vec<u64> = (0..6000).map(line).collect();
-        let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
-            .map(|event| (event, 3_000));
-        let mut observation =
-            traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
-        let ProbeEvidence::Trace { code_positions: code, .. } = &mut observation.probe_results[0].evidence else {
+        let misses = [
+            CounterEvent::Misses(CacheLevel::L1Data),
+            CounterEvent::Misses(CacheLevel::L1Instruction),
+        ]
+        .map(|event| (event, 3_000));
+        let mut observation = traced_window(
+            lines,
+            EventCounts::exact([(CounterEvent::Instructions, 60_000), misses[0], misses[1]]),
+        );
+        let ProbeEvidence::Trace {
+            code_positions: code,
+            ..
+        } = &mut observation.probe_results[0].evidence
+        else {
             unreachable!()
         };
         *code = (0..3000).map(|index| 2 * index + 1).collect();
-        assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
+        assert_close(
+            &curve_of(&observation).unwrap(),
+            &[vec![50.0; 7], vec![0.0; 9]].concat(),
+        );
         let thesis = rates_by(RapidMrcProfiler::with_thesis_defaults(CACHE), &observation).unwrap();
         assert!(thesis.iter().all(|rate| *rate < 0.1), "{thesis:?}");
     }
@@ -302,15 +420,30 @@ mod tests {
     #[test]
     fn virtual_addresses_show_set_conflicts_and_physical_do_not() {
         // 16 lines of 128 bytes in each of 16 pages; a way has a line of each offset for 8 pages.
-        let cache = TracedCache { size_bytes: 16 * 256 * 128, colors: 1, ways: 16, ..CACHE };
-        let lines: Vec<u64> = (0..40_000).map(|index| index / 16 % 16 * 32 + index % 16).collect();
-        let mut observation = traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 800_000)]));
+        let cache = TracedCache {
+            size_bytes: 16 * 256 * 128,
+            colors: 1,
+            ways: 16,
+            ..CACHE
+        };
+        let lines: Vec<u64> = (0..40_000)
+            .map(|index| index / 16 % 16 * 32 + index % 16)
+            .collect();
+        let mut observation = traced_window(
+            lines,
+            EventCounts::exact([(CounterEvent::Instructions, 800_000)]),
+        );
         let mut rate_in_two_ways = |traced: AddressKind| {
-            let ProbeEvidence::Trace { space, .. } = &mut observation.probe_results[0].evidence else { unreachable!() };
+            let ProbeEvidence::Trace { space, .. } = &mut observation.probe_results[0].evidence
+            else {
+                unreachable!()
+            };
             *space = traced;
             let mut profiles = Profiles::new();
             RapidMrcProfiler::new(cache).update(&observation, &mut profiles);
-            profiles[&TaskId(0)].misses_per_kilo_instr().unwrap()[1].1.value
+            profiles[&TaskId(0)].misses_per_kilo_instr().unwrap()[1]
+                .1
+                .value
         };
         // All 256 lines fit into two ways of 256 lines; of 15 others with the same offset, two or more are in the set of
         // a line with a probability of 1 - (7/8)^15 - 15/8 (7/8)^14 = 0.576.
@@ -321,6 +454,9 @@ mod tests {
     /// Is there no curve if instructions were not counted, because no rate per instruction can be computed?
     #[test]
     fn there_is_no_curve_without_instruction_counts() {
-        assert_eq!(curve_of(&traced_window(looped_lines(), EventCounts::exact([]))), None);
+        assert_eq!(
+            curve_of(&traced_window(looped_lines(), EventCounts::exact([]))),
+            None
+        );
     }
 }

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    DataSource, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, ProbeId, ProcessId, Profiler,
-    Profiles, ShMapParameters, SharingFacts, SharingMap, TaskId,
+    DataSource, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, ProbeId,
+    ProcessId, Profiler, Profiles, ShMapParameters, SharingFacts, SharingMap, TaskId,
 };
 
 use super::{find_sample, retain_live};
@@ -32,7 +32,12 @@ impl LineUsers {
         *self.accesses_by_task.entry(task).or_default() += 1;
         let has_room = self.accesses_by_line.len() < MAX_LINES;
         if has_room || self.accesses_by_line.contains_key(&(filter, line)) {
-            *self.accesses_by_line.entry((filter, line)).or_default().entry(task).or_default() += 1;
+            *self
+                .accesses_by_line
+                .entry((filter, line))
+                .or_default()
+                .entry(task)
+                .or_default() += 1;
         }
     }
 
@@ -40,14 +45,22 @@ impl LineUsers {
     /// task wrote a line last, so the accesses are divided among the line's other users in proportion to theirs.
     fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
-        let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
+        let own_samples = f64::from(
+            self.accesses_by_task
+                .get(&task)
+                .copied()
+                .unwrap_or_default(),
+        );
         for users in self.accesses_by_line.values() {
-            let Some(&own_accesses) = users.get(&task) else { continue };
+            let Some(&own_accesses) = users.get(&task) else {
+                continue;
+            };
             let other_users = || users.iter().filter(|(other, _)| **other != task);
             let other_samples: u32 = other_users().map(|(_, count)| count).sum();
             for (partner, &count) in other_users() {
-                *sums.entry(*partner).or_default() +=
-                    f64::from(own_accesses) * f64::from(count) / f64::from(other_samples) / own_samples;
+                *sums.entry(*partner).or_default() += f64::from(own_accesses) * f64::from(count)
+                    / f64::from(other_samples)
+                    / own_samples;
             }
         }
         sums
@@ -56,13 +69,25 @@ impl LineUsers {
     /// Returns the shares as facts, each with the 95 % interval of a proportion over this number of samples (normal
     /// approximation).
     fn share_facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
-        let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
+        let own_samples = f64::from(
+            self.accesses_by_task
+                .get(&task)
+                .copied()
+                .unwrap_or_default(),
+        );
         let share_fact = |share: f64| {
             let margin = 1.96 * (share * (1.0 - share).max(0.0) / own_samples).sqrt();
-            let estimate = Estimate { value: share, low: (share - margin).max(0.0), high: (share + margin).min(1.0) };
+            let estimate = Estimate {
+                value: share,
+                low: (share - margin).max(0.0),
+                high: (share + margin).min(1.0),
+            };
             Fact::from_measurement(estimate, FactSource::AccessSamples, window)
         };
-        self.partner_shares(task).into_iter().map(|(partner, share)| (partner, share_fact(share))).collect()
+        self.partner_shares(task)
+            .into_iter()
+            .map(|(partner, share)| (partner, share_fact(share)))
+            .collect()
     }
 }
 
@@ -99,7 +124,10 @@ impl SharingProfiler {
 
     /// Starts a new round and drops all counts of the old one, if the probe is new or the preceding answer was final.
     fn start_probe(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
-        if self.current_round.is_none_or(|(current_probe, is_complete)| current_probe != probe || is_complete) {
+        if self
+            .current_round
+            .is_none_or(|(current_probe, is_complete)| current_probe != probe || is_complete)
+        {
             self.filters.clear();
             self.users = LineUsers::default();
             for profile in profiles.values_mut() {
@@ -116,48 +144,91 @@ impl Profiler for SharingProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        let live_count =
-            |process| observation.tasks.iter().filter(|task| task.process == process && !task.exited).count();
+        let live_count = |process| {
+            observation
+                .tasks
+                .iter()
+                .filter(|task| task.process == process && !task.exited)
+                .count()
+        };
         let mut thread_counts: BTreeMap<ProcessId, usize> = BTreeMap::new();
         for task in &observation.tasks {
-            thread_counts.entry(task.process).or_insert_with(|| live_count(task.process));
+            thread_counts
+                .entry(task.process)
+                .or_insert_with(|| live_count(task.process));
         }
         let thread_count = thread_counts.values().sum();
         let mut started_probe = None;
         for probe_result in &observation.probe_results {
-            let ProbeEvidence::Samples { line_bytes, samples, .. } = &probe_result.evidence else { continue };
+            let ProbeEvidence::Samples {
+                line_bytes,
+                samples,
+                ..
+            } = &probe_result.evidence
+            else {
+                continue;
+            };
             if started_probe != Some(probe_result.probe) {
                 self.start_probe(probe_result.probe, probe_result.complete, profiles);
                 started_probe = Some(probe_result.probe);
             }
-            for sample in samples.iter().filter(|sample| sample.source == DataSource::RemoteCache) {
-                let Some(task) = find_sample(observation, sample.task) else { continue };
+            for sample in samples
+                .iter()
+                .filter(|sample| sample.source == DataSource::RemoteCache)
+            {
+                let Some(task) = find_sample(observation, sample.task) else {
+                    continue;
+                };
                 let process_threads = thread_counts.get(&task.process).copied().unwrap_or(1);
-                let (filter, line, sharers) = match sample.physical_line.filter(|_| self.uses_machine_wide_filter) {
+                let (filter, line, sharers) = match sample
+                    .physical_line
+                    .filter(|_| self.uses_machine_wide_filter)
+                {
                     Some(line) => (None, line, thread_count),
                     None => (Some(task.process), sample.virtual_line, process_threads),
                 };
-                let maps = self.filters.entry(filter).or_insert_with(|| ShMaps::new(self.parameters));
+                let maps = self
+                    .filters
+                    .entry(filter)
+                    .or_insert_with(|| ShMaps::new(self.parameters));
                 self.users.touch(filter, line, sample.task);
-                maps.touch(sample.task, line.saturating_mul(u64::from(*line_bytes)), sharers);
+                maps.touch(
+                    sample.task,
+                    line.saturating_mul(u64::from(*line_bytes)),
+                    sharers,
+                );
             }
         }
-        let is_process_live = |process: &ProcessId| thread_counts.get(process).is_some_and(|&count| count > 0);
-        self.filters.retain(|filter, _| filter.as_ref().is_none_or(is_process_live));
+        let is_process_live =
+            |process: &ProcessId| thread_counts.get(process).is_some_and(|&count| count > 0);
+        self.filters
+            .retain(|filter, _| filter.as_ref().is_none_or(is_process_live));
         for task in &observation.tasks {
-            let counters_of = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.map_of(task.task));
-            let (machine_counters, process_counters) = (counters_of(None), counters_of(Some(task.process)));
-            if let (Some(counters), Some(profile)) =
-                (machine_counters.or(process_counters), profiles.get_mut(&task.task))
-            {
-                let map = SharingMap { counters: counters.to_vec(), machine_wide: machine_counters.is_some() };
-                profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, observation.window));
+            let counters_of = |filter| {
+                self.filters
+                    .get(&filter)
+                    .and_then(|maps: &ShMaps| maps.map_of(task.task))
+            };
+            let (machine_counters, process_counters) =
+                (counters_of(None), counters_of(Some(task.process)));
+            if let (Some(counters), Some(profile)) = (
+                machine_counters.or(process_counters),
+                profiles.get_mut(&task.task),
+            ) {
+                let map = SharingMap {
+                    counters: counters.to_vec(),
+                    machine_wide: machine_counters.is_some(),
+                };
+                profile.sharing.map = Some(Fact::new(
+                    map,
+                    FactSource::AccessSamples,
+                    observation.window,
+                ));
                 if started_probe.is_some() {
                     profile.sharing.with = self.users.share_facts(task.task, observation.window);
-                    profile
-                        .sharing
-                        .with
-                        .retain(|partner, _| find_sample(observation, *partner).is_some_and(|other| !other.exited));
+                    profile.sharing.with.retain(|partner, _| {
+                        find_sample(observation, *partner).is_some_and(|other| !other.exited)
+                    });
                 }
             }
         }
@@ -172,13 +243,31 @@ mod tests {
     use cachemate_core::{AccessSample, ProbeResult};
 
     fn sample(task: u32, virtual_line: u64, source: DataSource) -> AccessSample {
-        AccessSample { task: TaskId(task), virtual_line, physical_line: None, source, latency_cycles: None, at_ns: 0 }
+        AccessSample {
+            task: TaskId(task),
+            virtual_line,
+            physical_line: None,
+            source,
+            latency_cycles: None,
+            at_ns: 0,
+        }
     }
     fn round_window(probe: u32, complete: bool, samples: Vec<AccessSample>) -> Observation {
         let mut observation = idle_window(0, &[0, 1, 2, 3]);
-        observation.tasks.iter_mut().for_each(|task| task.process = ProcessId(0));
-        let evidence = ProbeEvidence::Samples { sample_period: 10, events: 1000, line_bytes: 128, samples };
-        observation.probe_results = vec![ProbeResult { complete, ..complete_answer(probe, evidence) }];
+        observation
+            .tasks
+            .iter_mut()
+            .for_each(|task| task.process = ProcessId(0));
+        let evidence = ProbeEvidence::Samples {
+            sample_period: 10,
+            events: 1000,
+            line_bytes: 128,
+            samples,
+        };
+        observation.probe_results = vec![ProbeResult {
+            complete,
+            ..complete_answer(probe, evidence)
+        }];
         observation
     }
     fn paired_samples() -> Vec<AccessSample> {
@@ -200,12 +289,20 @@ mod tests {
     /// Do threads that share data have similar maps, over several windows of one round?
     #[test]
     fn sharing_threads_have_similar_maps() {
-        let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (
+            SharingProfiler::new(ShMapParameters::default()),
+            Profiles::new(),
+        );
         profiler.update(&round_window(1, false, paired_samples()), &mut profiles);
         profiler.update(&round_window(1, true, paired_samples()), &mut profiles);
-        let maps: Vec<Vec<u8>> =
-            profiles.values().map(|profile| profile.sharing_map().unwrap().counters.clone()).collect();
-        assert_eq!(maps[0].iter().map(|&count| u32::from(count)).sum::<u32>(), 200);
+        let maps: Vec<Vec<u8>> = profiles
+            .values()
+            .map(|profile| profile.sharing_map().unwrap().counters.clone())
+            .collect();
+        assert_eq!(
+            maps[0].iter().map(|&count| u32::from(count)).sum::<u32>(),
+            200
+        );
         let maps: Vec<&[u8]> = maps.iter().map(Vec::as_slice).collect();
         let global = global_entries(&maps, &shmap::SharingCriteria::default());
         assert_eq!(similarity(maps[0], maps[1], &global, 3), 5 * 40 * 40);
@@ -215,25 +312,44 @@ mod tests {
     /// Are remote accesses attributed to the only partner, or divided in proportion to the accesses of several?
     #[test]
     fn remote_accesses_are_attributed_to_tasks_on_the_same_lines() {
-        let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (
+            SharingProfiler::new(ShMapParameters::default()),
+            Profiles::new(),
+        );
         profiler.update(&round_window(1, true, paired_samples()), &mut profiles);
         let partners_of = |profiles: &Profiles, task: u32| -> Vec<(u32, f64)> {
-            profiles[&TaskId(task)].sharing.with.iter().map(|(partner, fact)| (partner.0, fact.value)).collect()
+            profiles[&TaskId(task)]
+                .sharing
+                .with
+                .iter()
+                .map(|(partner, fact)| (partner.0, fact.value))
+                .collect()
         };
         assert_eq!(
             [0, 1, 2, 3].map(|task| partners_of(&profiles, task)),
-            [vec![(1, 1.0)], vec![(0, 1.0)], vec![(3, 1.0)], vec![(2, 1.0)]]
+            [
+                vec![(1, 1.0)],
+                vec![(0, 1.0)],
+                vec![(3, 1.0)],
+                vec![(2, 1.0)]
+            ]
         );
         // Task 0 samples line 7 four times, task 1 once and task 2 three times. Line 8, to which a third of task 0's
         // samples go, has no other user.
-        let remote_samples = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
-        let samples =
-            [remote_samples(0, 7, 4), remote_samples(0, 8, 2), remote_samples(1, 7, 1), remote_samples(2, 7, 3)]
-                .concat();
+        let remote_samples =
+            |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
+        let samples = [
+            remote_samples(0, 7, 4),
+            remote_samples(0, 8, 2),
+            remote_samples(1, 7, 1),
+            remote_samples(2, 7, 3),
+        ]
+        .concat();
         profiler.update(&round_window(2, true, samples), &mut profiles);
         let (profile, third) = (partners_of(&profiles, 0), 2.0 / 3.0);
         assert!(
-            (profile[0].1 - third / 4.0).abs() < 1e-12 && (profile[1].1 - third * 3.0 / 4.0).abs() < 1e-12,
+            (profile[0].1 - third / 4.0).abs() < 1e-12
+                && (profile[1].1 - third * 3.0 / 4.0).abs() < 1e-12,
             "{profile:?}"
         );
         let estimate = profiles[&TaskId(0)].sharing.with[&TaskId(2)].estimate();
@@ -241,7 +357,11 @@ mod tests {
             (estimate.value - estimate.low - 1.96 * (0.25f64 / 6.0).sqrt()).abs() < 1e-12,
             "of six half: {estimate:?}"
         );
-        assert_eq!(partners_of(&profiles, 3), [], "a round that it is not in says nothing of it");
+        assert_eq!(
+            partners_of(&profiles, 3),
+            [],
+            "a round that it is not in says nothing of it"
+        );
     }
 
     /// Are threads of two processes that share memory similar by physical line, and not by virtual line?
@@ -253,7 +373,10 @@ mod tests {
                 virtual_line: s.virtual_line + shift * u64::from(s.task.0),
                 ..s
             };
-            paired_samples().into_iter().map(shifted).collect::<Vec<_>>()
+            paired_samples()
+                .into_iter()
+                .map(shifted)
+                .collect::<Vec<_>>()
         };
         for (across, alike) in [(true, 5 * 20 * 20), (false, 0)] {
             let mut profiler = SharingProfiler::new(ShMapParameters::default());
@@ -264,8 +387,17 @@ mod tests {
                 task.process = cachemate_core::ProcessId(task.task.0);
             }
             profiler.update(&observation, &mut profiles);
-            let counters_of = |task: u32| profiles[&TaskId(task)].sharing_map().unwrap().counters.clone();
-            assert_eq!(profiles[&TaskId(0)].sharing_map().unwrap().machine_wide, across);
+            let counters_of = |task: u32| {
+                profiles[&TaskId(task)]
+                    .sharing_map()
+                    .unwrap()
+                    .counters
+                    .clone()
+            };
+            assert_eq!(
+                profiles[&TaskId(0)].sharing_map().unwrap().machine_wide,
+                across
+            );
             if across {
                 assert_eq!(similarity(&counters_of(0), &counters_of(1), &[], 3), alike);
                 assert_eq!(similarity(&counters_of(0), &counters_of(2), &[], 3), 0);
@@ -276,11 +408,22 @@ mod tests {
     /// Does a new round start with an empty filter and empty maps?
     #[test]
     fn a_new_round_starts_with_empty_filter_and_maps() {
-        let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (
+            SharingProfiler::new(ShMapParameters::default()),
+            Profiles::new(),
+        );
         profiler.update(&round_window(1, true, paired_samples()), &mut profiles);
-        profiler.update(&round_window(1, true, vec![sample(0, 77, DataSource::RemoteCache)]), &mut profiles);
-        let counter_sum: u32 =
-            profiles[&TaskId(0)].sharing_map().unwrap().counters.iter().map(|&count| u32::from(count)).sum();
+        profiler.update(
+            &round_window(1, true, vec![sample(0, 77, DataSource::RemoteCache)]),
+            &mut profiles,
+        );
+        let counter_sum: u32 = profiles[&TaskId(0)]
+            .sharing_map()
+            .unwrap()
+            .counters
+            .iter()
+            .map(|&count| u32::from(count))
+            .sum();
         assert_eq!(counter_sum, 1);
         assert_eq!(profiles[&TaskId(1)].sharing_map(), None);
     }

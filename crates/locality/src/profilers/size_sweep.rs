@@ -12,11 +12,13 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    ActiveShare, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, SizeCurve, TaskSample,
-    TracedCache,
+    ActiveShare, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles,
+    SizeCurve, TaskSample, TracedCache,
 };
 
-use super::{PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_with_task};
+use super::{
+    PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_with_task,
+};
 
 /// Minimum number of sizes for a curve.
 const MIN_SIZES: usize = 3;
@@ -45,13 +47,20 @@ struct SizePoints {
 impl SizeSweepProfiler {
     /// Builds a profiler for this cache. Windows in which a task executed fewer than `min_instructions` are ignored.
     pub fn new(cache: TracedCache, min_instructions: f64) -> Self {
-        SizeSweepProfiler { cache, min_instructions, tasks: PerTask::default() }
+        SizeSweepProfiler {
+            cache,
+            min_instructions,
+            tasks: PerTask::default(),
+        }
     }
 
     /// Returns the misses per thousand instructions; `None` if the window is too short, or the misses were not counted.
     fn miss_rate(&self, task: &TaskSample) -> Option<f64> {
         let min_instructions = self.min_instructions.max(1.0);
-        let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= min_instructions)?;
+        let instructions = task
+            .counts
+            .get(CounterEvent::Instructions)
+            .filter(|&count| count >= min_instructions)?;
         Some(1000.0 * task.counts.get(CounterEvent::Misses(self.cache.level))? / instructions)
     }
 }
@@ -62,7 +71,11 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
     let has_overlap = |(index, active_share): (usize, &ActiveShare)| {
         let mut earlier_shares = shares[..index].iter().map(|earlier| &earlier.share);
         earlier_shares.any(|earlier| {
-            earlier.cache == active_share.share.cache && earlier.units.set().intersects(active_share.share.units.set())
+            earlier.cache == active_share.share.cache
+                && earlier
+                    .units
+                    .set()
+                    .intersects(active_share.share.units.set())
         })
     };
     !shares.iter().enumerate().any(has_overlap)
@@ -89,21 +102,39 @@ impl Profiler for SizeSweepProfiler {
                 && has_equal_share_sizes(observation, task)
                 && has_exclusive_units(observation, &active_samples, task);
             let size_bytes = is_exclusive.then(|| share_bytes(observation, task, &self.cache));
-            let Some((size_points, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
-            let windows_of_share =
-                |(last_bytes, windows): (u64, u32)| if Some(last_bytes) == size_bytes { windows } else { 0 };
+            let Some((size_points, profile)) = self.tasks.find_profile(task.task, profiles) else {
+                continue;
+            };
+            let windows_of_share = |(last_bytes, windows): (u64, u32)| {
+                if Some(last_bytes) == size_bytes {
+                    windows
+                } else {
+                    0
+                }
+            };
             let windows_before = size_points.last_share.map_or(0, windows_of_share);
-            size_points.last_share = size_bytes.map(|bytes| (bytes, windows_before.saturating_add(1)));
-            let Some((size_bytes, rate)) = size_bytes.filter(|_| windows_before >= SETTLING_WINDOWS).zip(rate) else {
+            size_points.last_share =
+                size_bytes.map(|bytes| (bytes, windows_before.saturating_add(1)));
+            let Some((size_bytes, rate)) = size_bytes
+                .filter(|_| windows_before >= SETTLING_WINDOWS)
+                .zip(rate)
+            else {
                 continue;
             };
             size_points.points.entry(size_bytes).or_default().add(rate);
             let curves = &mut profile.locality.misses_per_kilo_instr;
-            let has_finer_curve = curves.get(&self.cache.level).is_some_and(|fact| fact.source != FactSource::Counters);
+            let has_finer_curve = curves
+                .get(&self.cache.level)
+                .is_some_and(|fact| fact.source != FactSource::Counters);
             if size_points.points.len() >= MIN_SIZES && !has_finer_curve {
                 let points = size_points.points.iter();
-                let curve: SizeCurve = points.filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
-                curves.insert(self.cache.level, Fact::new(curve, FactSource::Counters, observation.window));
+                let curve: SizeCurve = points
+                    .filter_map(|(&size, mean)| Some((size, mean.estimate()?)))
+                    .collect();
+                curves.insert(
+                    self.cache.level,
+                    Fact::new(curve, FactSource::Counters, observation.window),
+                );
             }
         }
     }
@@ -115,8 +146,13 @@ mod tests {
     use super::*;
     use cachemate_core::{CacheLevel, Estimate, GroupId, ShareMember, TaskId};
 
-    const CACHE: TracedCache =
-        TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 16, points: 16 };
+    const CACHE: TracedCache = TracedCache {
+        level: CacheLevel::L3,
+        size_bytes: 16 << 20,
+        colors: 16,
+        ways: 16,
+        points: 16,
+    };
 
     fn observation_with_misses(number: u64, misses: u64) -> Observation {
         let misses = (CounterEvent::Misses(CacheLevel::L3), misses);
@@ -129,10 +165,18 @@ mod tests {
     fn sweep_sizes(windows: &[(u64, u32)]) -> Option<Vec<(u64, f64)>> {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, &(misses, mib)) in windows.iter().enumerate() {
-            profiler.update(&with_colors(observation_with_misses(number as u64, misses), mib), &mut profiles);
+            profiler.update(
+                &with_colors(observation_with_misses(number as u64, misses), mib),
+                &mut profiles,
+            );
         }
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr()?;
-        Some(curve.iter().map(|(size, rate)| (size >> 20, rate.value)).collect())
+        Some(
+            curve
+                .iter()
+                .map(|(size, rate)| (size >> 20, rate.value))
+                .collect(),
+        )
     }
 
     /// Does each size that was kept for three windows or more become a point, without the first two windows?
@@ -148,14 +192,32 @@ mod tests {
             &[(300, 2)],
         ];
         let windows = windows_by_size.concat();
-        assert_eq!(sweep_sizes(&windows).unwrap(), [(2, 30.0), (8, 5.0), (12, 1.0)]);
+        assert_eq!(
+            sweep_sizes(&windows).unwrap(),
+            [(2, 30.0), (8, 5.0), (12, 1.0)]
+        );
     }
 
     /// Is there no curve from two sizes, or from windows in which the size changed each time?
     #[test]
     fn two_sizes_or_ever_changing_ones_give_no_curve() {
-        assert_eq!(sweep_sizes(&[(5, 12), (10, 12), (10, 12), (40, 8), (40, 8), (40, 8)]), None);
-        assert_eq!(sweep_sizes(&[(5, 12), (5, 12), (10, 8), (10, 8), (40, 4), (40, 4), (40, 2), (40, 2)]), None);
+        assert_eq!(
+            sweep_sizes(&[(5, 12), (10, 12), (10, 12), (40, 8), (40, 8), (40, 8)]),
+            None
+        );
+        assert_eq!(
+            sweep_sizes(&[
+                (5, 12),
+                (5, 12),
+                (10, 8),
+                (10, 8),
+                (40, 4),
+                (40, 4),
+                (40, 2),
+                (40, 2)
+            ]),
+            None
+        );
     }
 
     /// Are windows ignored in which another task fills the same ways, or which have too few instructions?
@@ -164,13 +226,22 @@ mod tests {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
-            observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
+            observation
+                .tasks
+                .push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
             profiler.update(&observation, &mut profiles);
         }
-        assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None, "task 1 is in no share");
+        assert_eq!(
+            profiles[&TaskId(0)].misses_per_kilo_instr(),
+            None,
+            "task 1 is in no share"
+        );
         let mut short = SizeSweepProfiler::new(CACHE, 1e6);
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            short.update(&with_colors(observation_with_misses(number as u64, 10), mib), &mut profiles);
+            short.update(
+                &with_colors(observation_with_misses(number as u64, 10), mib),
+                &mut profiles,
+            );
         }
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
     }
@@ -181,7 +252,9 @@ mod tests {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
-            observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
+            observation
+                .tasks
+                .push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
             let mut other_share = observation.applied.shares[0].clone();
             other_share.share.members = vec![ShareMember::Task(TaskId(1))];
             other_share.share.group = GroupId(1);
@@ -199,8 +272,18 @@ mod tests {
             let observation = with_colors(observation_with_misses(number as u64, 10), mib);
             profiler.update(&observation, &mut profiles);
             let fact = Fact::new(vec![(1, Estimate::exact(7.0))], FactSource::ReuseSamples, 0);
-            profiles.get_mut(&TaskId(0)).unwrap().locality.misses_per_kilo_instr.insert(CacheLevel::L3, fact);
+            profiles
+                .get_mut(&TaskId(0))
+                .unwrap()
+                .locality
+                .misses_per_kilo_instr
+                .insert(CacheLevel::L3, fact);
         }
-        assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr().unwrap()[0].1.value, 7.0);
+        assert_eq!(
+            profiles[&TaskId(0)].misses_per_kilo_instr().unwrap()[0]
+                .1
+                .value,
+            7.0
+        );
     }
 }

@@ -13,8 +13,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profile, Profiler,
-    Profiles, RowInterval, StallCause, TaskId, TaskSample,
+    CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence,
+    Profile, Profiler, Profiles, RowInterval, StallCause, TaskId, TaskSample,
 };
 
 /// Relative error of one interval: counts end at the edge of a window, and the cache may still be filling.
@@ -68,22 +68,38 @@ impl SoloInterval {
 impl SoloIntervalProfiler {
     /// Builds a profiler for the contended cache of this level.
     pub fn new(level: CacheLevel) -> Self {
-        SoloIntervalProfiler { level, tasks: BTreeMap::new() }
+        SoloIntervalProfiler {
+            level,
+            tasks: BTreeMap::new(),
+        }
     }
 
     fn queue_cycles_per_miss(&self, task: &TaskSample) -> Option<f64> {
-        let misses = task.counts.get(CounterEvent::Misses(self.level)).filter(|&misses| misses > 0.0)?;
-        Some(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue))? / misses)
+        let misses = task
+            .counts
+            .get(CounterEvent::Misses(self.level))
+            .filter(|&misses| misses > 0.0)?;
+        Some(
+            task.counts
+                .get(CounterEvent::StallCycles(StallCause::BusQueue))?
+                / misses,
+        )
     }
 
     fn references_per_instr(&self, task: &TaskSample) -> Option<f64> {
-        let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
+        let instructions = task
+            .counts
+            .get(CounterEvent::Instructions)
+            .filter(|&count| count > 0.0)?;
         Some(task.counts.get(CounterEvent::References(self.level))? / instructions)
     }
 
     /// Returns the counts of an interval; `None` if its row has several tasks, or if its task made no progress.
     fn build_solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
-        let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice()) else { return None };
+        let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice())
+        else {
+            return None;
+        };
         let positive_count = |event| counts.get(event).filter(|count| *count > 0.0);
         Some(SoloInterval {
             task: *task,
@@ -96,29 +112,59 @@ impl SoloIntervalProfiler {
 
     /// Records the intervals of one answer. If several of them measure the same task, only the last counts, because the
     /// cache fills during the earlier ones.
-    fn record_intervals(&mut self, intervals: &[RowInterval], observation: &Observation, profiles: &Profiles) {
+    fn record_intervals(
+        &mut self,
+        intervals: &[RowInterval],
+        observation: &Observation,
+        profiles: &Profiles,
+    ) {
         for (index, interval) in intervals.iter().enumerate() {
-            let Some(solo_interval) = self.build_solo_interval(interval) else { continue };
-            if intervals[index + 1..].iter().any(|later| later.tasks == interval.tasks) {
+            let Some(solo_interval) = self.build_solo_interval(interval) else {
+                continue;
+            };
+            if intervals[index + 1..]
+                .iter()
+                .any(|later| later.tasks == interval.tasks)
+            {
                 continue;
             }
-            let previous_interval = intervals[..index].iter().rfind(|earlier| earlier.tasks == interval.tasks);
-            let previous_solo = previous_interval.and_then(|earlier| self.build_solo_interval(earlier));
-            let sample = observation.tasks.iter().find(|task_sample| task_sample.task == solo_interval.task);
-            let queue_cycles_per_miss = sample.and_then(|task_sample| self.queue_cycles_per_miss(task_sample));
-            let references_per_instr =
-                solo_interval.references.map(|references| references / solo_interval.instructions);
-            let phase_number = profiles.get(&solo_interval.task).map_or(0, |profile| profile.phase_number);
+            let previous_interval = intervals[..index]
+                .iter()
+                .rfind(|earlier| earlier.tasks == interval.tasks);
+            let previous_solo =
+                previous_interval.and_then(|earlier| self.build_solo_interval(earlier));
+            let sample = observation
+                .tasks
+                .iter()
+                .find(|task_sample| task_sample.task == solo_interval.task);
+            let queue_cycles_per_miss =
+                sample.and_then(|task_sample| self.queue_cycles_per_miss(task_sample));
+            let references_per_instr = solo_interval
+                .references
+                .map(|references| references / solo_interval.instructions);
+            let phase_number = profiles
+                .get(&solo_interval.task)
+                .map_or(0, |profile| profile.phase_number);
             let kinds = self.tasks.entry(solo_interval.task).or_default();
-            let known_index = kinds.iter().position(|kind| kind.is_same_kind(references_per_instr, phase_number));
+            let known_index = kinds
+                .iter()
+                .position(|kind| kind.is_same_kind(references_per_instr, phase_number));
             let kind_index = known_index.unwrap_or_else(|| {
                 if kinds.len() == MAX_WORK_KINDS {
                     kinds.remove(0);
                 }
-                kinds.push(SoloSums { phase_number, references_per_instr, ..SoloSums::default() });
+                kinds.push(SoloSums {
+                    phase_number,
+                    references_per_instr,
+                    ..SoloSums::default()
+                });
                 kinds.len() - 1
             });
-            kinds[kind_index].add(&solo_interval, previous_solo.as_ref(), queue_cycles_per_miss);
+            kinds[kind_index].add(
+                &solo_interval,
+                previous_solo.as_ref(),
+                queue_cycles_per_miss,
+            );
         }
     }
 }
@@ -145,8 +191,9 @@ impl SoloSums {
             *self.misses.get_or_insert(0.0) += misses;
         }
         self.queue_cycles_per_miss = queue_cycles_per_miss.unwrap_or(self.queue_cycles_per_miss);
-        self.speed_increase =
-            previous_interval.map_or(0.0, |previous_interval| (solo.speed() - previous_interval.speed()).max(0.0));
+        self.speed_increase = previous_interval.map_or(0.0, |previous_interval| {
+            (solo.speed() - previous_interval.speed()).max(0.0)
+        });
         self.speeds.push(solo.speed());
         if self.speeds.len() > MAX_SPEEDS {
             self.speeds.remove(0);
@@ -156,20 +203,40 @@ impl SoloSums {
     fn speed(&self) -> Estimate {
         let value = self.instructions / self.cycles;
         let count = self.speeds.len() as f64;
-        let squared_deviations = self.speeds.iter().map(|speed| (speed - value) * (speed - value)).sum::<f64>();
-        let error = if count < 2.0 { 0.0 } else { 2.0 * libm::sqrt(squared_deviations / (count - 1.0) / count) };
+        let squared_deviations = self
+            .speeds
+            .iter()
+            .map(|speed| (speed - value) * (speed - value))
+            .sum::<f64>();
+        let error = if count < 2.0 {
+            0.0
+        } else {
+            2.0 * libm::sqrt(squared_deviations / (count - 1.0) / count)
+        };
         let error = error.max(INTERVAL_ERROR * value);
         // The work would be faster without the queue that tasks on other caches cause.
         let queue_cycles = self.misses.unwrap_or(0.0) * self.queue_cycles_per_miss;
-        let unqueued_speed = self.instructions / (self.cycles - queue_cycles).max(0.5 * self.cycles);
-        Estimate { value, low: value - error, high: unqueued_speed + error + 2.0 * self.speed_increase }
+        let unqueued_speed =
+            self.instructions / (self.cycles - queue_cycles).max(0.5 * self.cycles);
+        Estimate {
+            value,
+            low: value - error,
+            high: unqueued_speed + error + 2.0 * self.speed_increase,
+        }
     }
 
     fn fill_profile(&self, profile: &mut Profile, window: u64) {
-        let speed_fact = |estimate| Some(Fact::from_measurement(estimate, FactSource::CoRunRows, window));
+        let speed_fact = |estimate| {
+            Some(Fact::from_measurement(
+                estimate,
+                FactSource::CoRunRows,
+                window,
+            ))
+        };
         profile.rates.solo_instr_per_cycle = speed_fact(self.speed());
         if let Some(misses) = self.misses {
-            profile.rates.solo_misses_per_kilo_instr = speed_fact(Estimate::exact(1000.0 * misses / self.instructions));
+            profile.rates.solo_misses_per_kilo_instr =
+                speed_fact(Estimate::exact(1000.0 * misses / self.instructions));
         }
     }
 }
@@ -187,15 +254,25 @@ impl Profiler for SoloIntervalProfiler {
             }
         }
         for (task, kinds) in &self.tasks {
-            let Some(profile) = profiles.get_mut(task) else { continue };
+            let Some(profile) = profiles.get_mut(task) else {
+                continue;
+            };
             let sample = observation.tasks.iter().find(|sample| sample.task == *task);
             let references_per_instr = sample.and_then(|sample| self.references_per_instr(sample));
-            match kinds.iter().find(|kind| kind.is_same_kind(references_per_instr, profile.phase_number)) {
+            match kinds
+                .iter()
+                .find(|kind| kind.is_same_kind(references_per_instr, profile.phase_number))
+            {
                 Some(kind) => kind.fill_profile(profile, observation.window),
                 None => {
                     let rates = &mut profile.rates;
-                    for fact in [&mut rates.solo_instr_per_cycle, &mut rates.solo_misses_per_kilo_instr] {
-                        *fact = fact.take().filter(|fact| fact.source != FactSource::CoRunRows);
+                    for fact in [
+                        &mut rates.solo_instr_per_cycle,
+                        &mut rates.solo_misses_per_kilo_instr,
+                    ] {
+                        *fact = fact
+                            .take()
+                            .filter(|fact| fact.source != FactSource::CoRunRows);
                     }
                 }
             }
@@ -229,7 +306,10 @@ mod tests {
     }
 
     fn solo_speed(profiles: &Profiles, task: u32) -> Option<Estimate> {
-        profiles[&TaskId(task)].rates.solo_instr_per_cycle.map(|fact| fact.estimate())
+        profiles[&TaskId(task)]
+            .rates
+            .solo_instr_per_cycle
+            .map(|fact| fact.estimate())
     }
 
     /// Does a row of one task give its solo speed with its error, a row of several none, and does the queue of other
@@ -238,11 +318,17 @@ mod tests {
     fn a_row_of_one_task_is_its_solo_speed() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
         let mut observation = idle_window(0, &[0, 1]);
-        let rows = vec![interval(&[0], 2_000_000, 4_000_000), interval(&[0, 1], 2_000_000, 9_000_000)];
+        let rows = vec![
+            interval(&[0], 2_000_000, 4_000_000),
+            interval(&[0, 1], 2_000_000, 9_000_000),
+        ];
         observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(rows))];
         profiler.update(&observation, &mut profiles);
         let speed = solo_speed(&profiles, 0).unwrap();
-        assert!((speed.value - 0.5).abs() < 1e-9 && speed.high < 0.51, "{speed:?}");
+        assert!(
+            (speed.value - 0.5).abs() < 1e-9 && speed.high < 0.51,
+            "{speed:?}"
+        );
         assert_eq!(solo_speed(&profiles, 1), None);
         observation.tasks[0].counts = EventCounts::exact([
             (CounterEvent::Misses(LLC), 1000),
@@ -250,7 +336,10 @@ mod tests {
         ]);
         profiler.update(&observation, &mut profiles);
         let queued = solo_speed(&profiles, 0).unwrap();
-        assert!((queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49, "{queued:?}");
+        assert!(
+            (queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49,
+            "{queued:?}"
+        );
     }
 
     /// Is a solo speed used for the work with which it was measured, recalled when that work recurs, and never used for
@@ -268,7 +357,10 @@ mod tests {
             profiler.update(&observation, &mut profiles);
             solo_speed(&profiles, 0).map(|speed| speed.value)
         };
-        assert_eq!(observe_rows(10_000, vec![interval(&[0], 2_000_000, 4_000_000)]), Some(0.5));
+        assert_eq!(
+            observe_rows(10_000, vec![interval(&[0], 2_000_000, 4_000_000)]),
+            Some(0.5)
+        );
         assert_eq!(observe_rows(20_000, Vec::new()), None);
         assert_eq!(observe_rows(10_200, Vec::new()), Some(0.5));
     }
@@ -277,9 +369,18 @@ mod tests {
     #[test]
     fn a_filling_cache_widens_the_error() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
-        let rows = vec![interval(&[0], 2_000_000, 5_000_000), interval(&[0], 2_000_000, 4_000_000)];
-        profiler.update(&answered_window(0, &[0], ProbeEvidence::Rows(rows)), &mut profiles);
+        let rows = vec![
+            interval(&[0], 2_000_000, 5_000_000),
+            interval(&[0], 2_000_000, 4_000_000),
+        ];
+        profiler.update(
+            &answered_window(0, &[0], ProbeEvidence::Rows(rows)),
+            &mut profiles,
+        );
         let speed = solo_speed(&profiles, 0).unwrap();
-        assert!((speed.value - 0.5).abs() < 1e-9 && speed.high > 0.69, "{speed:?}");
+        assert!(
+            (speed.value - 0.5).abs() < 1e-9 && speed.high > 0.69,
+            "{speed:?}"
+        );
     }
 }

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    EvidenceKind, FactSource, Facts, Observation, ProbeEvidence, Profile, Profiler, Profiles, TaskId,
+    EvidenceKind, FactSource, Facts, Observation, ProbeEvidence, Profile, Profiler, Profiles,
+    TaskId,
 };
 
 use super::{probe_evidence, retain_live};
@@ -30,7 +31,8 @@ impl Profiler for StoredProfileProfiler {
                 self.stored_profiles.insert(*task, stored_profile);
             }
         }
-        self.stored_profiles.retain(|task, _| profiles.contains_key(task));
+        self.stored_profiles
+            .retain(|task, _| profiles.contains_key(task));
         for (task, stored) in &self.stored_profiles {
             if let Some(profile) = profiles.get_mut(task) {
                 profile.fill_missing(stored);
@@ -50,22 +52,48 @@ mod tests {
     fn a_stored_profile_fills_absent_facts_only() {
         let (mut profiler, mut profiles) = (StoredProfileProfiler::default(), Profiles::new());
         let measured_fact = |value, source| Some(Fact::new(value, source, 0));
-        let rates_with_pcmr =
-            |pcmr| RateFacts { pcmr: measured_fact(pcmr, FactSource::CoRunRows), ..RateFacts::default() };
-        let mut stored = Profile { phase_number: 9, ..Profile::default().with_rates(rates_with_pcmr(7.0)) };
+        let rates_with_pcmr = |pcmr| RateFacts {
+            pcmr: measured_fact(pcmr, FactSource::CoRunRows),
+            ..RateFacts::default()
+        };
+        let mut stored = Profile {
+            phase_number: 9,
+            ..Profile::default().with_rates(rates_with_pcmr(7.0))
+        };
         stored.contention.intensity = measured_fact(0.3, FactSource::PrimeProbe);
-        profiles.insert(TaskId(0), Profile::default().with_rates(rates_with_pcmr(1.0)));
-        let evidence = ProbeEvidence::StoredProfile { task: TaskId(0), profile: Box::new(stored) };
+        profiles.insert(
+            TaskId(0),
+            Profile::default().with_rates(rates_with_pcmr(1.0)),
+        );
+        let evidence = ProbeEvidence::StoredProfile {
+            task: TaskId(0),
+            profile: Box::new(stored),
+        };
         let observation = answered_window(0, &[0, 1], evidence);
         profiler.update(&observation, &mut profiles);
         let profile = &profiles[&TaskId(0)];
-        assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (1.0, 0));
-        assert_eq!(profile.contention.intensity, measured_fact(0.3, FactSource::StoredProfile));
+        assert_eq!(
+            (profile.rates.pcmr.unwrap().value, profile.phase_number),
+            (1.0, 0)
+        );
+        assert_eq!(
+            profile.contention.intensity,
+            measured_fact(0.3, FactSource::StoredProfile)
+        );
         assert_eq!(profiles[&TaskId(1)], Profile::default());
-        profiles.insert(TaskId(0), Profile { phase_number: 1, ..Profile::default() });
+        profiles.insert(
+            TaskId(0),
+            Profile {
+                phase_number: 1,
+                ..Profile::default()
+            },
+        );
         profiler.update(&idle_window(1, &[0, 1]), &mut profiles);
         let profile = &profiles[&TaskId(0)];
-        assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (7.0, 1));
+        assert_eq!(
+            (profile.rates.pcmr.unwrap().value, profile.phase_number),
+            (7.0, 1)
+        );
         profiler.update(&idle_window(2, &[1]), &mut profiles);
         assert!(!profiles.contains_key(&TaskId(0)));
     }

@@ -44,7 +44,10 @@ unsafe fn append_distances<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
             Some(previous_index) => {
                 // SAFETY: the caller guarantees that the processor has `L`; an entry dies once, at the next entry of its
                 // line.
-                index as u32 - previous_index - 1 - unsafe { dead_entries.kill_one::<L>(previous_index) }
+                index as u32
+                    - previous_index
+                    - 1
+                    - unsafe { dead_entries.kill_one::<L>(previous_index) }
             }
             None => NO_REUSE,
         };
@@ -63,7 +66,11 @@ struct LastUseTable<'a> {
 impl<'a> LastUseTable<'a> {
     fn new(lines: &'a [u64]) -> Self {
         let cell_count = (lines.len() + lines.len() / 4 + 2).next_power_of_two();
-        LastUseTable { lines, entries: vec![0; cell_count], shift: 64 - cell_count.trailing_zeros() }
+        LastUseTable {
+            lines,
+            entries: vec![0; cell_count],
+            shift: 64 - cell_count.trailing_zeros(),
+        }
     }
 
     #[inline(always)]
@@ -112,7 +119,10 @@ mod tests {
     fn naive_distances(lines: &[u64]) -> Vec<u32> {
         let mut stack: Vec<u64> = Vec::new();
         let distance = |&line: &u64| {
-            let depth = stack.iter().rev().position(|&stored_line| stored_line == line);
+            let depth = stack
+                .iter()
+                .rev()
+                .position(|&stored_line| stored_line == line);
             depth.map(|depth| stack.remove(stack.len() - 1 - depth));
             stack.push(line);
             depth.map_or(NO_REUSE, |depth| depth as u32)
@@ -133,13 +143,29 @@ mod tests {
     /// Are the counters correct if reuses span groups and blocks, or if groups pass without a touch of an old line?
     #[test]
     fn counters_are_correct_if_reuses_span_groups_and_blocks() {
-        let sweep: Vec<u64> = (0..9000).chain(0..9000).chain(20_000..27_000).chain((0..9000).rev()).collect();
+        let sweep: Vec<u64> = (0..9000)
+            .chain(0..9000)
+            .chain(20_000..27_000)
+            .chain((0..9000).rev())
+            .collect();
         let distances = log_distances(&sweep);
-        assert!(distances[..9000].iter().all(|&distance| distance == NO_REUSE));
-        assert!(distances[9000..18_000].iter().all(|&distance| distance == 8999));
+        assert!(
+            distances[..9000]
+                .iter()
+                .all(|&distance| distance == NO_REUSE)
+        );
+        assert!(
+            distances[9000..18_000]
+                .iter()
+                .all(|&distance| distance == 8999)
+        );
         let expected: Vec<u32> = (0..9000).map(|index| 7000 + index).collect();
         assert_eq!(distances[25_000..], expected);
         let long_log: Vec<u64> = (0..70_000).chain(0..70_000).collect();
-        assert!(log_distances(&long_log)[70_000..].iter().all(|&distance| distance == 69_999));
+        assert!(
+            log_distances(&long_log)[70_000..]
+                .iter()
+                .all(|&distance| distance == 69_999)
+        );
     }
 }

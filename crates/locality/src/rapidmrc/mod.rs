@@ -60,10 +60,17 @@ fn correct_and_classify(lines: &[u64], code_positions: &[u32]) -> (Vec<u64>, Vec
     let (mut repeats, mut last_value) = (0, None);
     let mut remaining_code = code_positions.iter().peekable();
     let corrected_lines = lines.iter().enumerate().map(|(index, &line)| {
-        if remaining_code.next_if(|&&position| position as usize == index).is_some() {
+        if remaining_code
+            .next_if(|&&position| position as usize == index)
+            .is_some()
+        {
             return (line, true);
         }
-        repeats = if last_value.replace(line) == Some(line) { repeats + 1 } else { 0 };
+        repeats = if last_value.replace(line) == Some(line) {
+            repeats + 1
+        } else {
+            0
+        };
         (line.wrapping_add(repeats), repeats == 0)
     });
     corrected_lines.unzip()
@@ -87,7 +94,10 @@ fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> us
             });
             // If only the very last entry fills the stack, nothing is left to count, so half of the log is used
             // instead.
-            filling_entry.map(|last| last + 1).filter(|&entries| entries < distances.len()).unwrap_or(half_length)
+            filling_entry
+                .map(|last| last + 1)
+                .filter(|&entries| entries < distances.len())
+                .unwrap_or(half_length)
         }
     }
 }
@@ -101,13 +111,19 @@ pub fn trace_curve(
     corrects_repeats: bool,
 ) -> Option<MissRateCurve> {
     let entries = trace.lines.len();
-    debug_assert!(trace.code_positions.is_empty(), "the thesis's log holds data only");
+    debug_assert!(
+        trace.code_positions.is_empty(),
+        "the thesis's log holds data only"
+    );
     let largest_lines = sizes_bytes.last()? / trace.line_bytes.max(1);
     if entries == 0 || !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
     }
-    let distances =
-        if corrects_repeats { log_distances(&correct_repeats(trace.lines).0) } else { log_distances(trace.lines) };
+    let distances = if corrects_repeats {
+        log_distances(&correct_repeats(trace.lines).0)
+    } else {
+        log_distances(trace.lines)
+    };
     let warmup_count = warmup_by_distance(&distances, largest_lines, warmup);
     // Counts by depth; the last position counts all accesses deeper than the cache.
     let mut counts_by_depth = vec![0u64; largest_lines as usize + 1];
@@ -115,14 +131,18 @@ pub fn trace_curve(
         counts_by_depth[u64::from(distance).min(largest_lines) as usize] += 1;
     }
     let lost_entries = trace.lost_accesses.map_or(0.0, |lost| lost as f64);
-    let rate_per_entry =
-        1000.0 * (entries as f64 + lost_entries) / trace.instructions / (entries - warmup_count) as f64;
+    let rate_per_entry = 1000.0 * (entries as f64 + lost_entries)
+        / trace.instructions
+        / (entries - warmup_count) as f64;
     let (mut hits, mut counted_lines) = (0, 0);
     let point = |&size_bytes: &u64| {
         let lines = (size_bytes / trace.line_bytes.max(1)) as usize;
         hits += counts_by_depth[counted_lines..lines].iter().sum::<u64>();
         counted_lines = lines;
-        (size_bytes, ((entries - warmup_count) as u64 - hits) as f64 * rate_per_entry)
+        (
+            size_bytes,
+            ((entries - warmup_count) as u64 - hits) as f64 * rate_per_entry,
+        )
     };
     MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()
 }
@@ -136,7 +156,10 @@ mod tests {
     /// Do runs of equal values become ascending lines, without any other change?
     #[test]
     fn repeats_become_ascending_lines() {
-        assert_eq!(correct_repeats(&[5, 5, 5, 9, 5, 5]), (vec![5, 6, 7, 9, 5, 6], 3));
+        assert_eq!(
+            correct_repeats(&[5, 5, 5, 9, 5, 5]),
+            (vec![5, 6, 7, 9, 5, 6], 3)
+        );
         assert_eq!(correct_repeats(&[1, 2, 1, 2]), (vec![1, 2, 1, 2], 0));
     }
 
@@ -156,7 +179,9 @@ mod tests {
             let depth = stack.iter().position(|&stored_line| stored_line == line);
             if index >= warm {
                 let hits_from = depth.unwrap_or(largest);
-                misses[..hits_from].iter_mut().for_each(|misses| *misses += 1);
+                misses[..hits_from]
+                    .iter_mut()
+                    .for_each(|misses| *misses += 1);
             }
             depth.map(|depth| stack.remove(depth));
             stack.insert(0, line);
@@ -207,7 +232,10 @@ mod tests {
                 instructions: 10_000.0,
                 lost_accesses: lost,
             };
-            trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().rate_at(640).unwrap()
+            trace_curve(&trace, &[640], Warmup::Nothing, false)
+                .unwrap()
+                .rate_at(640)
+                .unwrap()
         };
         assert!((rate_with_losses(None) - 10.0).abs() < 1e-9);
         assert!((rate_with_losses(Some(50)) - 15.0).abs() < 1e-9);

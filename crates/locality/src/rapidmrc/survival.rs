@@ -74,7 +74,11 @@ impl SetGeometry {
 
 /// Returns the misses per thousand instructions at each of the ascending sizes of a fully associative cache. `None` if
 /// the log contains no access by the program, or without sizes or instructions.
-pub fn survival_curve(trace: &MissLog<'_>, counts: &LogCounts, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
+pub fn survival_curve(
+    trace: &MissLog<'_>,
+    counts: &LogCounts,
+    sizes_bytes: &[u64],
+) -> Option<MissRateCurve> {
     survival_curve_with_reach(trace, counts, sizes_bytes, None).map(|(curve, _)| curve)
 }
 
@@ -99,24 +103,46 @@ pub fn survival_curve_with_reach(
     };
     let per_kilo_instr = 1000.0 / trace.instructions;
     let logged_rate = survival.access_count * per_kilo_instr;
-    let known_factor = trace.lost_accesses.map(|lost| 1.0 + lost as f64 * per_kilo_instr / logged_rate);
-    let excess =
-        counts.logged_level_misses.map_or(0.0, |misses| (misses * per_kilo_instr / logged_rate - 1.0).max(0.0));
-    let guessed_factor = 1.0 + excess.min(MAX_LOST_PER_ENTRY).min((2.0 * MAX_LOST_PER_ENTRY - excess).max(0.0));
-    let (min_factor, max_factor) = known_factor.map_or((1.0, guessed_factor), |factor| (factor, factor));
+    let known_factor = trace
+        .lost_accesses
+        .map(|lost| 1.0 + lost as f64 * per_kilo_instr / logged_rate);
+    let excess = counts.logged_level_misses.map_or(0.0, |misses| {
+        (misses * per_kilo_instr / logged_rate - 1.0).max(0.0)
+    });
+    let guessed_factor = 1.0
+        + excess
+            .min(MAX_LOST_PER_ENTRY)
+            .min((2.0 * MAX_LOST_PER_ENTRY - excess).max(0.0));
+    let (min_factor, max_factor) =
+        known_factor.map_or((1.0, guessed_factor), |factor| (factor, factor));
     let cache = SurvivalInCache { survival, geometry };
     let lines_of = |size_bytes: u64| size_bytes as f64 / line_bytes as f64;
     let fit = match counts.measured_point {
-        None => SurvivalFit { rate: logged_rate * min_factor, stretch: 1.0, shift: 0.0 },
-        Some((size, rate)) => {
-            SurvivalFit::fit_through(&cache, logged_rate, min_factor, max_factor, lines_of(size), rate)
-        }
+        None => SurvivalFit {
+            rate: logged_rate * min_factor,
+            stretch: 1.0,
+            shift: 0.0,
+        },
+        Some((size, rate)) => SurvivalFit::fit_through(
+            &cache,
+            logged_rate,
+            min_factor,
+            max_factor,
+            lines_of(size),
+            rate,
+        ),
     };
     let point = |&size: &u64| (size, fit.rate_at(&cache, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
     let groups = geometry.map_or(1, SetGeometry::offset_groups) as f64;
     let known_lines = cache.survival.known_lines * groups * fit.stretch;
-    Some((curve, ((known_lines * line_bytes as f64) as u64, fit.rate_at(&cache, known_lines))))
+    Some((
+        curve,
+        (
+            (known_lines * line_bytes as f64) as u64,
+            fit.rate_at(&cache, known_lines),
+        ),
+    ))
 }
 
 /// Returns the survival of accesses by the number of lines with the same offset in their page.
@@ -133,7 +159,10 @@ fn survival_by_offset(
         group_lines.push(line);
         group_demanded.push(demanded);
     }
-    let logs: Vec<(&[u64], &[bool])> = logs.iter().map(|(lines, demanded)| (&lines[..], &demanded[..])).collect();
+    let logs: Vec<(&[u64], &[bool])> = logs
+        .iter()
+        .map(|(lines, demanded)| (&lines[..], &demanded[..]))
+        .collect();
     // Twice the cache, because the line that is evicted is rarely deeper: four standard deviations at 16 ways.
     SurvivalCurve::new(&logs, 2 * largest_lines.div_ceil(groups), OFFSET_STEPS)
 }
@@ -155,10 +184,15 @@ impl SurvivalFit {
         lines: f64,
         measured_rate: f64,
     ) -> Self {
-        let mut fit = SurvivalFit { rate: logged_rate * min_factor, stretch: 1.0, shift: 0.0 };
+        let mut fit = SurvivalFit {
+            rate: logged_rate * min_factor,
+            stretch: 1.0,
+            shift: 0.0,
+        };
         let survival_share = cache.miss_share(lines, 1.0);
         if survival_share > 0.0 {
-            fit.rate = (measured_rate / survival_share).clamp(logged_rate * min_factor, logged_rate * max_factor);
+            fit.rate = (measured_rate / survival_share)
+                .clamp(logged_rate * min_factor, logged_rate * max_factor);
         } else {
             fit.rate = logged_rate * max_factor;
         }
@@ -166,8 +200,17 @@ impl SurvivalFit {
             let (mut low, mut high) = (1.0, max_factor);
             for _ in 0..30 {
                 let middle = 0.5 * (low + high);
-                let is_below_measured = SurvivalFit { stretch: middle, ..fit }.rate_at(cache, lines) < measured_rate;
-                if is_below_measured { low = middle } else { high = middle }
+                let is_below_measured = SurvivalFit {
+                    stretch: middle,
+                    ..fit
+                }
+                .rate_at(cache, lines)
+                    < measured_rate;
+                if is_below_measured {
+                    low = middle
+                } else {
+                    high = middle
+                }
             }
             fit.stretch = low;
         }
@@ -190,11 +233,17 @@ impl SurvivalInCache {
     /// Returns the share of the accesses that miss in so many lines, if all distances are longer by the factor
     /// `stretch`.
     fn miss_share(&self, lines: f64, stretch: f64) -> f64 {
-        let Some(geometry) = self.geometry else { return self.survival.survival_at(lines / stretch) };
+        let Some(geometry) = self.geometry else {
+            return self.survival.survival_at(lines / stretch);
+        };
         let ways = lines / geometry.sets as f64;
         let (low, fraction) = (ways as u32, ways.fract());
         let share = |ways| self.miss_share_in_ways(ways, geometry, stretch);
-        if fraction == 0.0 { share(low) } else { (1.0 - fraction) * share(low) + fraction * share(low + 1) }
+        if fraction == 0.0 {
+            share(low)
+        } else {
+            (1.0 - fraction) * share(low) + fraction * share(low + 1)
+        }
     }
 
     fn miss_share_in_ways(&self, ways: u32, geometry: SetGeometry, stretch: f64) -> f64 {
@@ -204,9 +253,12 @@ impl SurvivalInCache {
             return survival_after(f64::from(ways));
         }
         // Probability that the line which falls into the set as the last of so many is the n-th one.
-        let (ways, max_lines) =
-            (f64::from(ways), self.survival.lines_per_step * self.survival.survival_by_step.len() as f64);
-        let (mut n, mut log_probability, mut remaining, mut share) = (ways, ways * libm::log(p), 1.0, 0.0);
+        let (ways, max_lines) = (
+            f64::from(ways),
+            self.survival.lines_per_step * self.survival.survival_by_step.len() as f64,
+        );
+        let (mut n, mut log_probability, mut remaining, mut share) =
+            (ways, ways * libm::log(p), 1.0, 0.0);
         while n * p < ways || (remaining > 1e-9 && n < max_lines * stretch) {
             let probability = libm::exp(log_probability).min(remaining);
             share += probability * survival_after(n);
@@ -239,8 +291,14 @@ impl SurvivalCurve {
         let mut at_risk = [0.0; STRETCHES];
         for (lines, is_demanded) in logs {
             let mut distinct_lines = 0;
-            for (index, (&distance, &demanded)) in log_distances(lines).iter().zip(*is_demanded).enumerate() {
-                let depth = if distance == NO_REUSE { distinct_lines } else { u64::from(distance) };
+            for (index, (&distance, &demanded)) in
+                log_distances(lines).iter().zip(*is_demanded).enumerate()
+            {
+                let depth = if distance == NO_REUSE {
+                    distinct_lines
+                } else {
+                    u64::from(distance)
+                };
                 distinct_lines += u64::from(distance == NO_REUSE);
                 if demanded {
                     let step = ((depth / lines_per_step) as usize).min(steps);
@@ -270,12 +328,14 @@ impl SurvivalCurve {
                 break;
             }
             // Accesses censored within a step were at risk for about half of it.
-            let effective: [f64; STRETCHES] = std::array::from_fn(|stretch| at_risk[stretch] - 0.5 * censored[stretch]);
+            let effective: [f64; STRETCHES] =
+                std::array::from_fn(|stretch| at_risk[stretch] - 0.5 * censored[stretch]);
             let all_effective: f64 = effective.iter().sum();
             if all_effective > 0.0 {
                 let recurring_share = recurring.iter().sum::<f64>() / all_effective;
                 for (stretch, excess) in excess_shares.iter_mut().enumerate() {
-                    *excess += (recurring[stretch] - recurring_share * effective[stretch]) / all_effective;
+                    *excess +=
+                        (recurring[stretch] - recurring_share * effective[stretch]) / all_effective;
                 }
                 survival_share *= (1.0 - recurring_share).max(0.0);
             }
@@ -287,7 +347,12 @@ impl SurvivalCurve {
         let known_lines = (survival_by_step.len() as u64 - 1) * lines_per_step;
         extend_survival(&mut survival_by_step, steps);
         let (lines_per_step, known_lines) = (lines_per_step as f64, known_lines as f64);
-        Some(SurvivalCurve { lines_per_step, survival_by_step, access_count: accesses, known_lines })
+        Some(SurvivalCurve {
+            lines_per_step,
+            survival_by_step,
+            access_count: accesses,
+            known_lines,
+        })
     }
 
     fn survival_at(&self, lines: f64) -> f64 {
@@ -295,7 +360,8 @@ impl SurvivalCurve {
         let low = (steps as usize).min(self.survival_by_step.len() - 1);
         let high = (low + 1).min(self.survival_by_step.len() - 1);
         let fraction = (steps - low as f64).clamp(0.0, 1.0);
-        self.survival_by_step[low] + fraction * (self.survival_by_step[high] - self.survival_by_step[low])
+        self.survival_by_step[low]
+            + fraction * (self.survival_by_step[high] - self.survival_by_step[low])
     }
 }
 
@@ -303,7 +369,8 @@ impl SurvivalCurve {
 fn extend_survival(survival_by_step: &mut Vec<f64>, steps: usize) {
     let known_steps = survival_by_step.len() - 1;
     let fit_start = known_steps - known_steps / 3;
-    let (third_survival, last_survival) = (survival_by_step[fit_start], survival_by_step[known_steps]);
+    let (third_survival, last_survival) =
+        (survival_by_step[fit_start], survival_by_step[known_steps]);
     let can_fit_power = fit_start > 0 && fit_start < known_steps && last_survival > 0.0;
     let power = if can_fit_power {
         libm::log(third_survival / last_survival) / libm::log(known_steps as f64 / fit_start as f64)
@@ -311,7 +378,8 @@ fn extend_survival(survival_by_step: &mut Vec<f64>, steps: usize) {
         0.0
     };
     for step in known_steps + 1..=steps {
-        survival_by_step.push(last_survival * libm::pow(known_steps.max(1) as f64 / step as f64, power));
+        survival_by_step
+            .push(last_survival * libm::pow(known_steps.max(1) as f64 / step as f64, power));
     }
 }
 
@@ -339,26 +407,39 @@ mod tests {
     /// s / spread.
     fn uniform_log(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
         let mut random = SplitMix64::new(seed);
-        (0..entries).map(|_| 10 * random.draw_below(spread)).collect()
+        (0..entries)
+            .map(|_| 10 * random.draw_below(spread))
+            .collect()
     }
     fn worst_error(curve: &MissRateCurve, truth: impl Fn(f64) -> f64) -> f64 {
-        curve.points().iter().map(|&(size, rate)| (rate - truth(size as f64)).abs()).fold(0.0, f64::max)
+        curve
+            .points()
+            .iter()
+            .map(|&(size, rate)| (rate - truth(size as f64)).abs())
+            .fold(0.0, f64::max)
     }
 
     /// Does a log that is too short to fill the cache approximate the closed form better than the thesis's form does?
     #[test]
     fn a_short_log_gives_the_closed_form() {
-        let truth: Vec<(u64, f64)> = SIZES.iter().map(|&size| (size, 50.0 * (1.0 - size as f64 / 900.0))).collect();
+        let truth: Vec<(u64, f64)> = SIZES
+            .iter()
+            .map(|&size| (size, 50.0 * (1.0 - size as f64 / 900.0)))
+            .collect();
         let truth = MissRateCurve::new(truth).unwrap();
         let (mut ours, mut theirs) = (0.0, 0.0);
         for seed in 0..8 {
             let lines = uniform_log(1200, 900, seed);
-            let survival = survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
+            let survival =
+                survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
             let thesis = trace_curve(&trace_of(&lines), &SIZES, Warmup::Automatic, true).unwrap();
             ours += truth.mean_distance(&survival).unwrap() / 8.0;
             theirs += truth.mean_distance(&thesis).unwrap() / 8.0;
         }
-        assert!(ours < 2.5 && theirs > 1.5 * ours, "mean distance {ours}, the thesis's form {theirs}");
+        assert!(
+            ours < 2.5 && theirs > 1.5 * ours,
+            "mean distance {ours}, the thesis's form {theirs}"
+        );
     }
 
     /// Does a long log give the LRU stack's curve, except for the warm-up of the thesis's form?
@@ -366,7 +447,8 @@ mod tests {
     fn a_long_log_agrees_with_the_stack() {
         let lines = uniform_log(100_000, 900, 6);
         let own_curve = survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
-        let histogram_curve = trace_curve(&trace_of(&lines), &SIZES, Warmup::Automatic, false).unwrap();
+        let histogram_curve =
+            trace_curve(&trace_of(&lines), &SIZES, Warmup::Automatic, false).unwrap();
         assert!(
             own_curve.mean_distance(&histogram_curve).unwrap() < 0.3,
             "{:?} {:?}",
@@ -381,7 +463,11 @@ mod tests {
         // Every fourth line is a miss; the prefetcher brings the three lines after it.
         let lines: Vec<u64> = (0..4000u64).map(|index| index / 4 * 4).collect();
         let curve = survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
-        assert!(worst_error(&curve, |_| 12.5) < 1e-9, "{:?}", curve_rates(&curve));
+        assert!(
+            worst_error(&curve, |_| 12.5) < 1e-9,
+            "{:?}",
+            curve_rates(&curve)
+        );
     }
 
     /// If the counter shows that entries were lost, is the curve scaled up to the true one at every size?
@@ -390,24 +476,66 @@ mod tests {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
         let all_lines = uniform_log(40_000, 900, 7);
         let mut random = SplitMix64::new(8);
-        let retained: Vec<u64> = all_lines.iter().copied().filter(|_| random.draw_unit() < 0.7).collect();
-        let trace = MissLog { instructions: 800_000.0, ..trace_of(&retained) };
-        let counts = LogCounts { logged_level_misses: Some(40_000.0), measured_point: Some((400, truth(400.0))) };
+        let retained: Vec<u64> = all_lines
+            .iter()
+            .copied()
+            .filter(|_| random.draw_unit() < 0.7)
+            .collect();
+        let trace = MissLog {
+            instructions: 800_000.0,
+            ..trace_of(&retained)
+        };
+        let counts = LogCounts {
+            logged_level_misses: Some(40_000.0),
+            measured_point: Some((400, truth(400.0))),
+        };
         let curve = survival_curve(&trace, &counts, &SIZES).unwrap();
-        assert!(worst_error(&curve, truth) < 1.5, "{:?}", curve_rates(&curve));
-        let shifted_only = survival_curve(&trace, &LogCounts { logged_level_misses: None, ..counts }, &SIZES).unwrap();
-        assert!(worst_error(&shifted_only, truth) > 4.0, "{:?}", curve_rates(&shifted_only));
+        assert!(
+            worst_error(&curve, truth) < 1.5,
+            "{:?}",
+            curve_rates(&curve)
+        );
+        let shifted_only = survival_curve(
+            &trace,
+            &LogCounts {
+                logged_level_misses: None,
+                ..counts
+            },
+            &SIZES,
+        )
+        .unwrap();
+        assert!(
+            worst_error(&shifted_only, truth) > 4.0,
+            "{:?}",
+            curve_rates(&shifted_only)
+        );
     }
 
     /// Does the curve pass through the measured point and never rise, whatever the counter shows?
     #[test]
     fn the_curve_passes_through_the_point_and_never_rises() {
         let lines = uniform_log(3000, 500, 9);
-        for (misses, rate) in [(None, 3.0), (Some(4000.0), 31.0), (Some(9000.0), 80.0), (Some(3000.0), 0.0)] {
-            let counts = LogCounts { logged_level_misses: misses, measured_point: Some((300, rate)) };
+        for (misses, rate) in [
+            (None, 3.0),
+            (Some(4000.0), 31.0),
+            (Some(9000.0), 80.0),
+            (Some(3000.0), 0.0),
+        ] {
+            let counts = LogCounts {
+                logged_level_misses: misses,
+                measured_point: Some((300, rate)),
+            };
             let curve = survival_curve(&trace_of(&lines), &counts, &SIZES).unwrap();
-            assert!((curve.rate_at(300).unwrap() - rate).abs() < 1e-6, "{:?}", curve_rates(&curve));
-            assert!(curve_rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
+            assert!(
+                (curve.rate_at(300).unwrap() - rate).abs() < 1e-6,
+                "{:?}",
+                curve_rates(&curve)
+            );
+            assert!(
+                curve_rates(&curve)
+                    .windows(2)
+                    .all(|pair| pair[0] >= pair[1] - 1e-12)
+            );
         }
     }
 
@@ -420,11 +548,18 @@ mod tests {
         };
         let (_, (short, rate)) = curve_and_reach(1_500, 900);
         assert!(short > 300 && short < 800, "{short}");
-        assert!((rate - 50.0 * (1.0 - short as f64 / 900.0)).abs() < 2.0, "{rate} at {short}");
+        assert!(
+            (rate - 50.0 * (1.0 - short as f64 / 900.0)).abs() < 2.0,
+            "{rate} at {short}"
+        );
         assert_eq!(curve_and_reach(60_000, 900).1.0, 800);
         // Beyond the reach, the curve may be far off; here all 400 lines fit.
         let (curve, (reach_bytes, _)) = curve_and_reach(1_000, 400);
-        assert!(reach_bytes < 400 && curve.rate_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", curve_rates(&curve));
+        assert!(
+            reach_bytes < 400 && curve.rate_at(500).unwrap() > 1.0,
+            "{reach_bytes} {:?}",
+            curve_rates(&curve)
+        );
     }
 
     /// Does a long log determine the curve at depths that less than a tenth of its accesses reach?
@@ -432,12 +567,18 @@ mod tests {
     fn a_rare_reuse_is_measured_if_the_log_is_long() {
         // Nine in a hundred accesses are uniform over 4096 lines, the others over 64.
         let mut random = SplitMix64::new(12);
-        let mut draw =
-            |_| if random.draw_below(100) < 9 { 64 + random.draw_below(4096) } else { random.draw_below(64) };
+        let mut draw = |_| {
+            if random.draw_below(100) < 9 {
+                64 + random.draw_below(4096)
+            } else {
+                random.draw_below(64)
+            }
+        };
         let lines: Vec<u64> = (0..400_000).map(&mut draw).collect();
         let sizes = [512, 1024, 2048];
         let (curve, (reach_bytes, _)) =
-            survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, None).unwrap();
+            survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, None)
+                .unwrap();
         // With the 64 lines in the cache, the miss ratio is 0.09 (1 - (size - 64) / 4096).
         assert!(
             worst_error(&curve, |size| 50.0 * 0.09 * (1.0 - (size - 64.0) / 4096.0)) < 0.1,
@@ -463,17 +604,33 @@ mod tests {
     #[test]
     fn conflicts_in_sets_have_their_closed_form() {
         let sizes: Vec<u64> = (1..=8).map(|ways| 256 * ways).collect();
-        for (page_lines, stride, p) in [(1, 1, 1.0 / 256.0), (64, 1, 64.0 / 256.0), (64, 64, 64.0 / 256.0)] {
+        for (page_lines, stride, p) in [
+            (1, 1, 1.0 / 256.0),
+            (64, 1, 64.0 / 256.0),
+            (64, 64, 64.0 / 256.0),
+        ] {
             // With a stride of a page, all lines have the same offset.
             let in_loop = if stride == 64 { 16 } else { 1024 };
             let competing = if page_lines == 64 { 16 } else { 1024 };
             let lines: Vec<u64> = (0..64_000).map(|index| index % in_loop * stride).collect();
-            let geometry = Some(SetGeometry { sets: 256, page_lines });
-            let (curve, _) =
-                survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, geometry).unwrap();
+            let geometry = Some(SetGeometry {
+                sets: 256,
+                page_lines,
+            });
+            let (curve, _) = survival_curve_with_reach(
+                &trace_of(&lines),
+                &LogCounts::default(),
+                &sizes,
+                geometry,
+            )
+            .unwrap();
             let truth = |size: f64| 50.0 * binomial_tail(competing, p, size as u64 / 256);
             // The first pass of 64 000 / 1024 has no known distance.
-            assert!(worst_error(&curve, truth) < 0.2, "{stride}: {:?}", curve_rates(&curve));
+            assert!(
+                worst_error(&curve, truth) < 0.2,
+                "{stride}: {:?}",
+                curve_rates(&curve)
+            );
         }
     }
 
@@ -481,18 +638,30 @@ mod tests {
     #[test]
     fn a_cache_of_one_page_per_way_has_no_random_sets() {
         let lines: Vec<u64> = (0..6_400).map(|index| index % 320).collect();
-        let geometry = Some(SetGeometry { sets: 64, page_lines: 64 });
+        let geometry = Some(SetGeometry {
+            sets: 64,
+            page_lines: 64,
+        });
         let sizes: Vec<u64> = (1..=8).map(|ways| 64 * ways).collect();
-        let (curve, _) = survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, geometry).unwrap();
+        let (curve, _) =
+            survival_curve_with_reach(&trace_of(&lines), &LogCounts::default(), &sizes, geometry)
+                .unwrap();
         // Five pages: five ways hold the loop. Its first pass has no known distance.
-        assert!(worst_error(&curve, |size| if size < 320.0 { 50.0 } else { 0.0 }) < 0.3, "{:?}", curve_rates(&curve));
+        assert!(
+            worst_error(&curve, |size| if size < 320.0 { 50.0 } else { 0.0 }) < 0.3,
+            "{:?}",
+            curve_rates(&curve)
+        );
     }
 
     /// Is there no curve without accesses or without instructions?
     #[test]
     fn a_log_without_accesses_or_instructions_has_no_curve() {
         assert!(survival_curve(&trace_of(&[]), &LogCounts::default(), &SIZES).is_none());
-        let timeless = MissLog { instructions: 0.0, ..trace_of(&[1, 2]) };
+        let timeless = MissLog {
+            instructions: 0.0,
+            ..trace_of(&[1, 2])
+        };
         assert!(survival_curve(&timeless, &LogCounts::default(), &SIZES).is_none());
         assert!(survival_curve(&trace_of(&[1, 2]), &LogCounts::default(), &[]).is_none());
     }

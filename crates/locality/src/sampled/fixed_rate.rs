@@ -35,7 +35,11 @@ impl FixedRateSampler {
     pub fn with_simd(rate: f64, seed: u64, simd: Simd) -> Result<Self, FieldError> {
         let threshold = (rate * f64::from(1 << HASH_BITS)).round();
         if !(threshold >= 1.0 && rate <= 1.0) {
-            return Err(FieldError::new("sample rate", rate, "a share above 2^-25 and up to 1"));
+            return Err(FieldError::new(
+                "sample rate",
+                rate,
+                "a share above 2^-25 and up to 1",
+            ));
         }
         Ok(FixedRateSampler {
             simd,
@@ -43,7 +47,9 @@ impl FixedRateSampler {
             threshold: threshold as u64,
             accesses: 0,
             stack_distances: StackDistances::with_simd(simd),
-            group_distances: (0..GROUPS).map(|_| StackDistances::with_simd(simd)).collect(),
+            group_distances: (0..GROUPS)
+                .map(|_| StackDistances::with_simd(simd))
+                .collect(),
             sampled_lines: vec![0; CHUNK_ACCESSES],
             lines_by_group: Default::default(),
         })
@@ -56,15 +62,25 @@ impl FixedRateSampler {
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         for chunk in lines.chunks(CHUNK_ACCESSES) {
             self.accesses += chunk.len() as u64;
-            let (simd, salt, threshold, retained_lines) =
-                (self.simd, self.salt, self.threshold, &mut self.sampled_lines[..]);
+            let (simd, salt, threshold, retained_lines) = (
+                self.simd,
+                self.salt,
+                self.threshold,
+                &mut self.sampled_lines[..],
+            );
             let retained_count = dispatch!(simd, filter_lines(
                 chunk: &[u64], salt: u64, threshold: u64, retained_lines: &mut [u64]
             ) -> usize);
             let retained_lines = &self.sampled_lines[..retained_count];
             self.stack_distances.push(retained_lines)?;
-            retained_lines.iter().for_each(|&line| self.lines_by_group[group_of_line(line, salt)].push(line));
-            for (group, lines) in self.group_distances.iter_mut().zip(&mut self.lines_by_group) {
+            retained_lines
+                .iter()
+                .for_each(|&line| self.lines_by_group[group_of_line(line, salt)].push(line));
+            for (group, lines) in self
+                .group_distances
+                .iter_mut()
+                .zip(&mut self.lines_by_group)
+            {
                 if lines.len() >= CHUNK_ACCESSES / GROUPS {
                     group.push(lines)?;
                     lines.clear();
@@ -91,7 +107,10 @@ impl FixedRateSampler {
             sampled_accesses: histogram.accesses(),
             sampled_lines: histogram.cold_count(),
             rate,
-            groups: groups.iter().map(|group| scale(group, rate / GROUPS as f64)).collect(),
+            groups: groups
+                .iter()
+                .map(|group| scale(group, rate / GROUPS as f64))
+                .collect(),
             whole_curve: scale(&histogram, rate),
         })
     }
@@ -99,12 +118,20 @@ impl FixedRateSampler {
 
 /// Scales the sample's histogram up to the whole trace.
 fn scale(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
-    let counts = histogram.counts().iter().map(|&(distance, count)| (distance as f64 / rate, count as f64 / rate));
+    let counts = histogram
+        .counts()
+        .iter()
+        .map(|&(distance, count)| (distance as f64 / rate, count as f64 / rate));
     CurveEstimate::new(histogram.cold_count() as f64 / rate, counts)
 }
 
 #[inline(always)]
-unsafe fn filter_lines<L: Lanes>(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64]) -> usize {
+unsafe fn filter_lines<L: Lanes>(
+    lines: &[u64],
+    salt: u64,
+    threshold: u64,
+    retained: &mut [u64],
+) -> usize {
     // SAFETY: the caller guarantees that the processor has `L`.
     unsafe { L::filter(lines, salt, threshold, retained, 0) }
 }

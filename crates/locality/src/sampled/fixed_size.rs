@@ -76,7 +76,9 @@ impl FixedSizeSampler {
 
     /// Removes all sampled lines that have the largest hash, and lowers the threshold to that hash.
     fn lower_threshold(&mut self) {
-        let Some(&(max_hash, _)) = self.lines_by_hash.peek() else { return };
+        let Some(&(max_hash, _)) = self.lines_by_hash.peek() else {
+            return;
+        };
         self.threshold = max_hash;
         while let Some(&(hash, line)) = self.lines_by_hash.peek() {
             if hash < max_hash {
@@ -84,7 +86,9 @@ impl FixedSizeSampler {
             }
             self.lines_by_hash.pop();
             self.all_lines.stack.remove(line);
-            self.groups[group_of_line(line, self.salt)].stack.remove(line);
+            self.groups[group_of_line(line, self.salt)]
+                .stack
+                .remove(line);
         }
     }
 
@@ -119,7 +123,11 @@ struct SampleGroup {
 
 impl SampleGroup {
     fn new() -> Self {
-        SampleGroup { stack: SmallStack::new(), cold_count: 0.0, counts: Vec::new() }
+        SampleGroup {
+            stack: SmallStack::new(),
+            cold_count: 0.0,
+            counts: Vec::new(),
+        }
     }
 
     /// Counts one access, and returns whether its line is new.
@@ -141,8 +149,15 @@ impl SampleGroup {
     }
 
     fn estimate(&self) -> CurveEstimate {
-        let counts = self.counts.iter().enumerate().filter(|(_, count)| **count > 0.0);
-        CurveEstimate::new(self.cold_count, counts.map(|(bucket, &count)| (bucket_midpoint(bucket), count)))
+        let counts = self
+            .counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0.0);
+        CurveEstimate::new(
+            self.cold_count,
+            counts.map(|(bucket, &count)| (bucket_midpoint(bucket), count)),
+        )
     }
 }
 
@@ -172,7 +187,12 @@ struct SmallStack {
 
 impl SmallStack {
     fn new() -> Self {
-        SmallStack { slots: BTreeMap::new(), lines: vec![0; 64], tree: vec![0; 64], next_slot: 1 }
+        SmallStack {
+            slots: BTreeMap::new(),
+            lines: vec![0; 64],
+            tree: vec![0; 64],
+            next_slot: 1,
+        }
     }
 
     /// Returns the number of other lines touched since the last touch of this one; `None` if the line is new.

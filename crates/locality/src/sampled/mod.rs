@@ -66,11 +66,16 @@ impl CurveEstimate {
         }
         distances_lines.reverse();
         misses.reverse();
-        CurveEstimate { distances_lines, misses }
+        CurveEstimate {
+            distances_lines,
+            misses,
+        }
     }
 
     fn miss_ratio(&self, lines: u64, accesses: u64) -> f64 {
-        let first_missed = self.distances_lines.partition_point(|&distance| distance < lines as f64);
+        let first_missed = self
+            .distances_lines
+            .partition_point(|&distance| distance < lines as f64);
         (self.misses[first_missed] / accesses as f64).min(1.0)
     }
 }
@@ -126,18 +131,32 @@ impl SampledCurve {
         }
         let miss_ratio = self.whole_curve.miss_ratio(lines, self.accesses);
         let half_width = (!self.groups.is_empty()).then(|| {
-            let ratios: Vec<f64> = self.groups.iter().map(|group| group.miss_ratio(lines, self.accesses)).collect();
+            let ratios: Vec<f64> = self
+                .groups
+                .iter()
+                .map(|group| group.miss_ratio(lines, self.accesses))
+                .collect();
             let count = ratios.len() as f64;
             let mean = ratios.iter().sum::<f64>() / count;
-            let variance = ratios.iter().map(|ratio| (ratio - mean) * (ratio - mean)).sum::<f64>() / (count - 1.0);
+            let variance = ratios
+                .iter()
+                .map(|ratio| (ratio - mean) * (ratio - mean))
+                .sum::<f64>()
+                / (count - 1.0);
             STUDENT_T * (variance / count * (1.0 - self.rate)).sqrt()
         });
-        Some(SampledPoint { miss_ratio, half_width })
+        Some(SampledPoint {
+            miss_ratio,
+            half_width,
+        })
     }
 
     /// Returns the mean and the largest half-width over the given sizes. `None` if no size has an error interval.
     pub fn error_bar(&self, sizes_lines: &[u64]) -> Option<ErrorBar> {
-        let half_widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.find_point(size)?.half_width).collect();
+        let half_widths: Option<Vec<f64>> = sizes_lines
+            .iter()
+            .map(|&size| self.find_point(size)?.half_width)
+            .collect();
         let widths = half_widths.filter(|widths| !widths.is_empty())?;
         let max_half_width = widths.iter().copied().fold(0.0, f64::max);
         Some(ErrorBar {

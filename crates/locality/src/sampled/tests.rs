@@ -43,7 +43,10 @@ const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
 
 /// Returns the fraction of intervals that cover the exact value, and the ratio of half-width to error, both as root
 /// mean squares.
-fn interval_coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
+fn interval_coverage(
+    exact: &DistanceHistogram,
+    curves: impl Iterator<Item = SampledCurve>,
+) -> (f64, f64) {
     let (mut covered, mut count, mut widths, mut squares) = (0.0, 0.0, 0.0, 0.0);
     for curve in curves {
         for size in SIZES {
@@ -65,22 +68,42 @@ fn interval_coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = Sam
 fn about_95_percent_of_intervals_cover_the_exact_curve() {
     let lines = skewed_lines(200_000, 20_000, 1);
     let truth = exact_histogram(&lines);
-    let (covered, width) = interval_coverage(&truth, (0..60).map(|seed| fixed_rate(0.05, seed, &lines)));
-    assert!((0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width), "fixed rate: {covered} {width}");
-    let (covered, width) = interval_coverage(&truth, (0..30).map(|seed| fixed_size(1000, seed, &lines)));
-    assert!((0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width), "fixed size: {covered} {width}");
+    let (covered, width) =
+        interval_coverage(&truth, (0..60).map(|seed| fixed_rate(0.05, seed, &lines)));
+    assert!(
+        (0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width),
+        "fixed rate: {covered} {width}"
+    );
+    let (covered, width) =
+        interval_coverage(&truth, (0..30).map(|seed| fixed_size(1000, seed, &lines)));
+    assert!(
+        (0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width),
+        "fixed size: {covered} {width}"
+    );
 }
 
 /// Does the adjustment keep a hot line, sampled or not, from shifting the curve?
 #[test]
 fn the_adjustment_keeps_a_hot_line_from_shifting_the_curve() {
     // Half of all accesses go to line 0, which always hits.
-    let lines: Vec<u64> = skewed_lines(100_000, 20_000, 2).into_iter().flat_map(|line| [0, line + 1]).collect();
+    let lines: Vec<u64> = skewed_lines(100_000, 20_000, 2)
+        .into_iter()
+        .flat_map(|line| [0, line + 1])
+        .collect();
     let truth = exact_histogram(&lines).misses_at(2000) as f64 / lines.len() as f64;
     let has_line_0 = |seed| scatter(salt_from_seed(seed)) >> 40 < 1 << 20;
-    let (with_line_0, without_line_0): (Vec<u64>, Vec<u64>) = (0..100).partition(|&seed| has_line_0(seed));
-    for seed in with_line_0.iter().take(2).chain(without_line_0.iter().take(6)) {
-        let error = fixed_rate(1.0 / 16.0, *seed, &lines).find_point(2000).unwrap().miss_ratio - truth;
+    let (with_line_0, without_line_0): (Vec<u64>, Vec<u64>) =
+        (0..100).partition(|&seed| has_line_0(seed));
+    for seed in with_line_0
+        .iter()
+        .take(2)
+        .chain(without_line_0.iter().take(6))
+    {
+        let error = fixed_rate(1.0 / 16.0, *seed, &lines)
+            .find_point(2000)
+            .unwrap()
+            .miss_ratio
+            - truth;
         assert!(error.abs() < 0.03, "seed {seed}: {error}");
     }
 }
@@ -90,10 +113,22 @@ fn the_adjustment_keeps_a_hot_line_from_shifting_the_curve() {
 fn a_sample_of_limited_size_estimates_the_total_of_lines() {
     let lines: Vec<u64> = (0..300_000).map(|index| index % 100_000).collect();
     let curve = fixed_size(2000, 3, &lines);
-    assert!(curve.sampled_lines() <= 2000 && curve.rate() < 0.03, "{} {}", curve.sampled_lines(), curve.rate());
-    assert!((90_000.0..110_000.0).contains(&curve.lines()), "{}", curve.lines());
+    assert!(
+        curve.sampled_lines() <= 2000 && curve.rate() < 0.03,
+        "{} {}",
+        curve.sampled_lines(),
+        curve.rate()
+    );
+    assert!(
+        (90_000.0..110_000.0).contains(&curve.lines()),
+        "{}",
+        curve.lines()
+    );
     // At the cliff, accesses either all hit or all miss.
-    assert!(curve.find_point(80_000).unwrap().miss_ratio > 0.95 && curve.find_point(125_000).unwrap().miss_ratio < 0.4);
+    assert!(
+        curve.find_point(80_000).unwrap().miss_ratio > 0.95
+            && curve.find_point(125_000).unwrap().miss_ratio < 0.4
+    );
 }
 
 /// Is there no result if nothing was observed?
@@ -102,7 +137,13 @@ fn no_observation_gives_no_result() {
     assert_eq!(fixed_rate(0.5, 1, &[]).find_point(10), None);
     assert_eq!(fixed_size(8, 1, &[]).find_point(10), None);
     let three_accesses = fixed_rate(1.0, 1, &[1, 2, 1]);
-    assert_eq!(three_accesses.find_point(10), Some(SampledPoint { miss_ratio: 2.0 / 3.0, half_width: None }));
+    assert_eq!(
+        three_accesses.find_point(10),
+        Some(SampledPoint {
+            miss_ratio: 2.0 / 3.0,
+            half_width: None
+        })
+    );
     assert_eq!(three_accesses.error_bar(&[10]), None);
 }
 
@@ -110,9 +151,20 @@ fn no_observation_gives_no_result() {
 #[test]
 fn errors_for_invalid_samplers_name_the_parameter() {
     for rate in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {
-        assert!(FixedRateSampler::new(rate, 0).unwrap_err().to_string().starts_with("sample rate: found"), "{rate}");
+        assert!(
+            FixedRateSampler::new(rate, 0)
+                .unwrap_err()
+                .to_string()
+                .starts_with("sample rate: found"),
+            "{rate}"
+        );
     }
-    assert!(FixedSizeSampler::new(7, 0).unwrap_err().to_string().starts_with("sample lines_limit: found 7"));
+    assert!(
+        FixedSizeSampler::new(7, 0)
+            .unwrap_err()
+            .to_string()
+            .starts_with("sample lines_limit: found 7")
+    );
 }
 
 /// Are buckets exact below 512 and within one part in 256 above?
@@ -122,7 +174,14 @@ fn buckets_are_exact_below_512_and_fine_above() {
     for distance in (0..5000).chain((13..40).map(|bits| 1 << bits)) {
         let middle = bucket_midpoint(bucket_of(distance));
         let error = (middle - distance as f64).abs();
-        assert!(if distance < 512 { error == 0.0 } else { error <= distance as f64 / 256.0 }, "{distance}: {middle}");
+        assert!(
+            if distance < 512 {
+                error == 0.0
+            } else {
+                error <= distance as f64 / 256.0
+            },
+            "{distance}: {middle}"
+        );
         assert!(last <= Some(bucket_of(distance)));
         last = Some(bucket_of(distance));
     }

@@ -16,7 +16,11 @@ pub(super) struct SlotPairs {
 
 impl SlotPairs {
     pub(super) fn new() -> Self {
-        SlotPairs { old_slots: [0; BATCH_ACCESSES], new_slots: [0; BATCH_ACCESSES], len: 0 }
+        SlotPairs {
+            old_slots: [0; BATCH_ACCESSES],
+            new_slots: [0; BATCH_ACCESSES],
+            len: 0,
+        }
     }
     pub(super) fn clear(&mut self) {
         self.len = 0;

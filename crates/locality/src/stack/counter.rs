@@ -50,7 +50,12 @@ impl DeadSlotCounter {
     /// Kills the old slot of each access (old, new) in turn, and counts its distance in `tally`. There are at most
     /// [`BATCH_ACCESSES`](super::batch::BATCH_ACCESSES) accesses, for which `tally` has reserved room.
     #[inline(always)]
-    pub(super) unsafe fn kill_and_count<L: Lanes>(&mut self, old_slots: &[u32], new_slots: &[u32], tally: &mut Tally) {
+    pub(super) unsafe fn kill_and_count<L: Lanes>(
+        &mut self,
+        old_slots: &[u32],
+        new_slots: &[u32],
+        tally: &mut Tally,
+    ) {
         let new_slots = &new_slots[..old_slots.len()];
         for &slot in &old_slots[..old_slots.len().min(PREFETCH_AHEAD)] {
             self.prefetch(slot);
@@ -68,7 +73,11 @@ impl DeadSlotCounter {
     #[inline(always)]
     fn prefetch(&self, slot: u32) {
         prefetch(self.dead_bits.as_ptr().wrapping_add(slot as usize / 64));
-        prefetch(self.dead_in_later_words.as_ptr().wrapping_add(slot as usize / SLOTS_PER_GROUP));
+        prefetch(
+            self.dead_in_later_words
+                .as_ptr()
+                .wrapping_add(slot as usize / SLOTS_PER_GROUP),
+        );
     }
 
     /// Kills one slot, which is alive; returns the number of dead slots above it.
@@ -89,12 +98,27 @@ impl DeadSlotCounter {
             debug_assert_eq!(*dead_word >> (slot % 64) & 1, 0);
             let mut dead_above = (*dead_word >> (slot % 64)).count_ones();
             *dead_word |= 1 << (slot % 64);
-            dead_above += u32::from(L::bump_u16(self.dead_in_later_words.get_unchecked_mut(group), word % 32));
-            dead_above += u32::from(L::bump_u16(self.dead_in_later_groups.get_unchecked_mut(block), group % 32));
-            dead_above += L::bump_u32(self.dead_in_later_blocks.get_unchecked_mut(section), block % 16);
-            dead_above += L::bump_u32(self.dead_in_later_sections.get_unchecked_mut(section / 16), section % 16);
+            dead_above += u32::from(L::bump_u16(
+                self.dead_in_later_words.get_unchecked_mut(group),
+                word % 32,
+            ));
+            dead_above += u32::from(L::bump_u16(
+                self.dead_in_later_groups.get_unchecked_mut(block),
+                group % 32,
+            ));
+            dead_above += L::bump_u32(
+                self.dead_in_later_blocks.get_unchecked_mut(section),
+                block % 16,
+            );
+            dead_above += L::bump_u32(
+                self.dead_in_later_sections.get_unchecked_mut(section / 16),
+                section % 16,
+            );
             // More than 2^24 slots: all sections of earlier groups of sixteen.
-            for section_counters in self.dead_in_later_sections.get_unchecked_mut(..section / 16) {
+            for section_counters in self
+                .dead_in_later_sections
+                .get_unchecked_mut(..section / 16)
+            {
                 section_counters.0.iter_mut().for_each(|count| *count += 1);
             }
             dead_above

@@ -23,7 +23,11 @@ pub(super) struct DenseFinder {
 
 impl DenseFinder {
     pub(super) fn new() -> Self {
-        DenseFinder { page_table: vec![0; 1024], page_count: 0, leaves: vec![0; LINES_PER_PAGE] }
+        DenseFinder {
+            page_table: vec![0; 1024],
+            page_count: 0,
+            leaves: vec![0; LINES_PER_PAGE],
+        }
     }
 
     /// Returns the bytes that the leaves and the table use.
@@ -81,7 +85,10 @@ impl DenseFinder {
         if self.page_count * 2 > self.page_table.len() {
             let old_pages = std::mem::take(&mut self.page_table);
             self.page_table = vec![0; old_pages.len() * 2];
-            let (mask, shift) = (self.page_table.len() - 1, 64 - self.page_table.len().trailing_zeros());
+            let (mask, shift) = (
+                self.page_table.len() - 1,
+                64 - self.page_table.len().trailing_zeros(),
+            );
             for entry in old_pages.into_iter().filter(|&entry| entry != 0) {
                 let mut index = (mix(entry >> LEAF_BITS) >> shift) as usize;
                 while self.page_table[index & mask] != 0 {
@@ -106,11 +113,19 @@ impl DenseFinder {
 
     /// Returns all lines with their slots, in any order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        self.page_table.iter().filter(|&&entry| entry != 0).flat_map(|&entry| {
-            let (page, leaf) = (entry >> LEAF_BITS, (entry & ((1 << LEAF_BITS) - 1)) as usize);
-            let slots = &self.leaves[leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
-            let used_slots = slots.iter().enumerate().filter(|&(_, &slot)| slot != 0);
-            used_slots.map(move |(offset, &slot)| (page * LINES_PER_PAGE as u64 + offset as u64, slot))
-        })
+        self.page_table
+            .iter()
+            .filter(|&&entry| entry != 0)
+            .flat_map(|&entry| {
+                let (page, leaf) = (
+                    entry >> LEAF_BITS,
+                    (entry & ((1 << LEAF_BITS) - 1)) as usize,
+                );
+                let slots = &self.leaves[leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
+                let used_slots = slots.iter().enumerate().filter(|&(_, &slot)| slot != 0);
+                used_slots.map(move |(offset, &slot)| {
+                    (page * LINES_PER_PAGE as u64 + offset as u64, slot)
+                })
+            })
     }
 }

@@ -28,12 +28,19 @@ pub(super) struct PendingAccesses {
 
 impl PendingAccesses {
     pub(super) fn new() -> Self {
-        PendingAccesses { lines: [0; BATCH_ACCESSES], len: 0 }
+        PendingAccesses {
+            lines: [0; BATCH_ACCESSES],
+            len: 0,
+        }
     }
 
     /// Splits a stream of pushes of any length into full batches, in order, and passes them to `run`.
     #[inline(always)]
-    pub(super) fn push<E>(&mut self, mut lines: &[u64], mut run: impl FnMut(&[u64]) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn push<E>(
+        &mut self,
+        mut lines: &[u64],
+        mut run: impl FnMut(&[u64]) -> Result<(), E>,
+    ) -> Result<(), E> {
         if self.len > 0 {
             let (batch, later_lines) = lines.split_at(lines.len().min(BATCH_ACCESSES - self.len));
             self.lines[self.len..][..batch.len()].copy_from_slice(batch);
@@ -52,9 +59,16 @@ impl PendingAccesses {
         Ok(())
     }
 
-    pub(super) fn flush<E>(&mut self, mut run: impl FnMut(&[u64]) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn flush<E>(
+        &mut self,
+        mut run: impl FnMut(&[u64]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let len = std::mem::take(&mut self.len);
-        if len > 0 { run(&self.lines[..len]) } else { Ok(()) }
+        if len > 0 {
+            run(&self.lines[..len])
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -93,8 +107,17 @@ impl StackDistances {
     /// # Errors
     /// Returns an error if there are more than 2^31 distinct lines; the engine cannot be used afterward.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        let StackDistances { simd, side: slot_allocator, counter, tally, pairs, waiting } = self;
-        waiting.push(lines, |lines| run_batches(*simd, slot_allocator, counter, tally, pairs, lines))
+        let StackDistances {
+            simd,
+            side: slot_allocator,
+            counter,
+            tally,
+            pairs,
+            waiting,
+        } = self;
+        waiting.push(lines, |lines| {
+            run_batches(*simd, slot_allocator, counter, tally, pairs, lines)
+        })
     }
 
     /// Returns the number of distinct lines among the accesses processed so far, which excludes the last incomplete
@@ -105,8 +128,17 @@ impl StackDistances {
 
     /// Returns the histogram of all accesses.
     pub fn finish(self) -> Result<DistanceHistogram, StackError> {
-        let StackDistances { simd, mut side, mut counter, mut tally, mut pairs, mut waiting } = self;
-        waiting.flush(|lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, lines))?;
+        let StackDistances {
+            simd,
+            mut side,
+            mut counter,
+            mut tally,
+            mut pairs,
+            mut waiting,
+        } = self;
+        waiting.flush(|lines| {
+            run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, lines)
+        })?;
         let cold_count = side.lines() as u64;
         // Frees their memory before the histogram is allocated.
         drop((side, counter));

@@ -30,7 +30,9 @@ impl FinderKind {
     #[inline(always)]
     fn dense_free_bytes(self) -> Option<usize> {
         match self {
-            FinderKind::Adaptive { max_dense_bytes: dense_free_bytes } => Some(dense_free_bytes),
+            FinderKind::Adaptive {
+                max_dense_bytes: dense_free_bytes,
+            } => Some(dense_free_bytes),
             #[cfg(test)]
             FinderKind::Dense | FinderKind::Sparse => None,
         }
@@ -39,7 +41,9 @@ impl FinderKind {
 
 impl Default for FinderKind {
     fn default() -> Self {
-        FinderKind::Adaptive { max_dense_bytes: DENSE_FREE_BYTES }
+        FinderKind::Adaptive {
+            max_dense_bytes: DENSE_FREE_BYTES,
+        }
     }
 }
 
@@ -60,9 +64,17 @@ impl SlotFinder {
     pub(super) fn new(kind: FinderKind) -> Self {
         #[cfg(test)]
         if kind == FinderKind::Sparse {
-            return SlotFinder { table: SlotTable::Sparse(SparseFinder::with_room_for(0)), kind, line_count: 0 };
+            return SlotFinder {
+                table: SlotTable::Sparse(SparseFinder::with_room_for(0)),
+                kind,
+                line_count: 0,
+            };
         }
-        SlotFinder { table: SlotTable::Dense(DenseFinder::new()), kind, line_count: 0 }
+        SlotFinder {
+            table: SlotTable::Dense(DenseFinder::new()),
+            kind,
+            line_count: 0,
+        }
     }
 
     /// Returns the number of distinct lines found so far.
@@ -76,12 +88,19 @@ impl SlotFinder {
     /// Accepts at most [`super::batch::BATCH_ACCESSES`] lines of at most [`super::batch::LINE_BITS`] bits; `first_slot`
     /// is above 0.
     #[inline(always)]
-    pub(super) unsafe fn replace_slots<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
+    pub(super) unsafe fn replace_slots<L: Lanes>(
+        &mut self,
+        lines: &[u64],
+        first_slot: u32,
+        pairs: &mut SlotPairs,
+    ) {
         pairs.clear();
         match &mut self.table {
             SlotTable::Dense(dense) => dense.replace_slots(lines, first_slot, pairs),
             // SAFETY: the caller guarantees that the processor has `L`.
-            SlotTable::Sparse(sparse) => unsafe { sparse.replace_slots::<L>(lines, first_slot, pairs) },
+            SlotTable::Sparse(sparse) => unsafe {
+                sparse.replace_slots::<L>(lines, first_slot, pairs)
+            },
         }
         self.line_count += lines.len() - pairs.len;
     }
@@ -99,8 +118,12 @@ impl SlotFinder {
     /// Switches from the dense to the sparse form after a batch, if the dense one has become wasteful.
     #[inline(always)]
     pub(super) fn switch_to_sparse_if_smaller(&mut self) {
-        let SlotTable::Dense(dense_finder) = &self.table else { return };
-        let Some(dense_free_bytes) = self.kind.dense_free_bytes() else { return };
+        let SlotTable::Dense(dense_finder) = &self.table else {
+            return;
+        };
+        let Some(dense_free_bytes) = self.kind.dense_free_bytes() else {
+            return;
+        };
         if dense_finder.bytes() > dense_free_bytes
             && dense_finder.bytes() > 2 * SparseFinder::bytes_for(self.line_count)
         {
@@ -110,9 +133,12 @@ impl SlotFinder {
 
     /// Switches back to the dense form at a compaction, if it would be smaller than the sparse one.
     pub(super) fn switch_to_dense_if_smaller(&mut self) {
-        let SlotTable::Sparse(sparse) = &self.table else { return };
+        let SlotTable::Sparse(sparse) = &self.table else {
+            return;
+        };
         if self.kind.dense_free_bytes().is_some()
-            && DenseFinder::bytes_for(sparse.estimate_pages()) < SparseFinder::bytes_for(self.line_count)
+            && DenseFinder::bytes_for(sparse.estimate_pages())
+                < SparseFinder::bytes_for(self.line_count)
         {
             self.table = SlotTable::Dense(convert_to_dense(sparse));
         }

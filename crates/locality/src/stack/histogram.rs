@@ -18,7 +18,8 @@ pub struct DistanceHistogram {
 impl DistanceHistogram {
     /// Builds a histogram from counts in any order; counts of equal distances are added, zero counts are dropped.
     pub fn new(cold_count: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
+        let mut counts: Vec<(u64, u64)> =
+            counts.into_iter().filter(|&(_, count)| count > 0).collect();
         if !counts.is_sorted_by(|a, b| a.0 < b.0) {
             counts.sort_unstable();
             counts.dedup_by(|next, previous| {
@@ -54,8 +55,14 @@ impl DistanceHistogram {
 
     /// Returns the misses of a fully associative LRU cache of `lines` lines.
     pub fn misses_at(&self, lines: u64) -> u64 {
-        let first_missed = self.counts.partition_point(|&(distance, _)| distance < lines);
-        self.cold_count + self.counts[first_missed..].iter().map(|&(_, count)| count).sum::<u64>()
+        let first_missed = self
+            .counts
+            .partition_point(|&(distance, _)| distance < lines);
+        self.cold_count
+            + self.counts[first_missed..]
+                .iter()
+                .map(|&(_, count)| count)
+                .sum::<u64>()
     }
 
     /// Returns the miss ratio at each size, in the order of `sizes_lines`; `None` if there are no accesses. The
@@ -83,8 +90,10 @@ impl DistanceHistogram {
     /// private caches.
     pub fn merge(&mut self, other: &DistanceHistogram) {
         let mut merged_counts = Vec::with_capacity(self.counts.len().max(other.counts.len()));
-        let (mut own_counts, mut other_counts) =
-            (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
+        let (mut own_counts, mut other_counts) = (
+            self.counts.iter().copied().peekable(),
+            other.counts.iter().copied().peekable(),
+        );
         loop {
             let next_count = match (own_counts.peek(), other_counts.peek()) {
                 (Some(a), Some(b)) if a.0 == b.0 => (a.0, a.1 + b.1),
@@ -105,7 +114,9 @@ impl DistanceHistogram {
 impl fmt::Display for DistanceHistogram {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "cold {}", self.cold_count)?;
-        self.counts.iter().try_for_each(|(distance, count)| writeln!(out, "{distance} {count}"))
+        self.counts
+            .iter()
+            .try_for_each(|(distance, count)| writeln!(out, "{distance} {count}"))
     }
 }
 
@@ -126,20 +137,32 @@ impl FromStr for DistanceHistogram {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let histogram_error = |line: usize, found: &str, expected| {
-            Err(ParseHistogramError { line, found: found.chars().take(80).collect(), expected })
+            Err(ParseHistogramError {
+                line,
+                found: found.chars().take(80).collect(),
+                expected,
+            })
         };
         let mut lines = text.lines().enumerate();
         let first_line = lines.next().map_or("", |(_, head)| head);
-        let Some(cold) = first_line.strip_prefix("cold ").and_then(|cold| cold.parse().ok()) else {
+        let Some(cold) = first_line
+            .strip_prefix("cold ")
+            .and_then(|cold| cold.parse().ok())
+        else {
             return histogram_error(1, first_line, "'cold' and a count");
         };
         let (mut counts, mut access_count): (Vec<(u64, u64)>, u64) = (Vec::new(), cold);
         for (index, line) in lines {
-            let pair = line.split_once(' ').and_then(|(d, count)| Some((d.parse().ok()?, count.parse().ok()?)));
+            let pair = line
+                .split_once(' ')
+                .and_then(|(d, count)| Some((d.parse().ok()?, count.parse().ok()?)));
             let Some((distance, count)) = pair.filter(|&(_, count)| count > 0) else {
                 return histogram_error(index + 1, line, "a distance and a count above 0");
             };
-            if counts.last().is_some_and(|&(previous_distance, _)| previous_distance >= distance) {
+            if counts
+                .last()
+                .is_some_and(|&(previous_distance, _)| previous_distance >= distance)
+            {
                 return histogram_error(index + 1, line, "distances in ascending order");
             }
             let Some(sum) = access_count.checked_add(count) else {
@@ -148,7 +171,10 @@ impl FromStr for DistanceHistogram {
             access_count = sum;
             counts.push((distance, count));
         }
-        Ok(DistanceHistogram { cold_count: cold, counts })
+        Ok(DistanceHistogram {
+            cold_count: cold,
+            counts,
+        })
     }
 }
 
@@ -158,7 +184,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_histogram() -> impl Strategy<Value = DistanceHistogram> {
-        (0u64..1000, prop::collection::vec((0u64..50, 0u64..9), 0..40))
+        (
+            0u64..1000,
+            prop::collection::vec((0u64..50, 0u64..9), 0..40),
+        )
             .prop_map(|(cold, counts)| DistanceHistogram::new(cold, counts))
     }
 
@@ -173,7 +202,10 @@ mod tests {
     #[test]
     fn damaged_text_is_rejected_with_the_line() {
         let error_text = |text: &str| text.parse::<DistanceHistogram>().unwrap_err().to_string();
-        assert_eq!(error_text(""), "histogram line 1: found '', expected 'cold' and a count");
+        assert_eq!(
+            error_text(""),
+            "histogram line 1: found '', expected 'cold' and a count"
+        );
         assert_eq!(
             error_text("cold 1\n3 x\n"),
             "histogram line 2: found '3 x', expected a distance and a count above 0"

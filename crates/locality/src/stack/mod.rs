@@ -32,7 +32,9 @@ pub use parallel::ParallelStackDistances;
 
 /// The error for a trace with more distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("stack distances: found more than {limit_lines} distinct lines, expected at most that many")]
+#[error(
+    "stack distances: found more than {limit_lines} distinct lines, expected at most that many"
+)]
 pub struct StackError {
     /// Maximum number of distinct lines.
     pub limit_lines: u64,

@@ -74,7 +74,9 @@ impl ParallelStackDistances {
 
     pub(super) fn with_sizes(threads: usize, simd: Simd, limits: FinderLimits) -> Self {
         let slot_allocator = SlotAllocator::new(simd, limits);
-        let workers = (1..threads.max(2)).map(|_| CountingWorker::start(simd)).collect();
+        let workers = (1..threads.max(2))
+            .map(|_| CountingWorker::start(simd))
+            .collect();
         let mut engine = ParallelStackDistances {
             simd,
             slot_allocator,
@@ -92,7 +94,8 @@ impl ParallelStackDistances {
     /// # Errors
     /// Same as [`StackDistances::push`](super::StackDistances::push).
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        let mut pending_accesses = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
+        let mut pending_accesses =
+            std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
         let result = pending_accesses.push(lines, |lines| self.process(lines));
         self.pending_accesses = pending_accesses;
         result
@@ -106,7 +109,8 @@ impl ParallelStackDistances {
     /// # Panics
     /// Propagates the panic of a counting thread.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
-        let mut pending_accesses = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
+        let mut pending_accesses =
+            std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
         pending_accesses.flush(|lines| self.process(lines))?;
         let lines = self.slot_allocator.lines();
         let mut histogram = DistanceHistogram::new(lines as u64, []);
@@ -145,7 +149,10 @@ impl ParallelStackDistances {
     fn restart(&mut self) {
         let (slots, lines) = (self.slot_allocator.slots(), self.slot_allocator.lines());
         // Old slots are spread over all slots, so equal ranges mean roughly equal work.
-        self.range_bits = slots.div_ceil(self.workers.len()).next_power_of_two().trailing_zeros();
+        self.range_bits = slots
+            .div_ceil(self.workers.len())
+            .next_power_of_two()
+            .trailing_zeros();
         for worker in &mut self.workers {
             worker.send(lines);
             worker.dead_above = 0;
@@ -163,11 +170,17 @@ impl ParallelStackDistances {
             worker.current_batch.new_slots.extend_from_slice(new_slots);
         } else {
             for (&old_slot, &new_slot) in old_slots.iter().zip(new_slots) {
-                let worker_index = ((old_slot >> self.range_bits) as usize).min(self.workers.len() - 1);
-                self.workers[..worker_index].iter_mut().for_each(|lower_worker| lower_worker.dead_above += 1);
+                let worker_index =
+                    ((old_slot >> self.range_bits) as usize).min(self.workers.len() - 1);
+                self.workers[..worker_index]
+                    .iter_mut()
+                    .for_each(|lower_worker| lower_worker.dead_above += 1);
                 let worker = &mut self.workers[worker_index];
                 worker.current_batch.old_slots.push(old_slot);
-                worker.current_batch.new_slots.push(new_slot - worker.dead_above);
+                worker
+                    .current_batch
+                    .new_slots
+                    .push(new_slot - worker.dead_above);
             }
         }
         for worker in &mut self.workers {
@@ -187,7 +200,11 @@ unsafe fn find_all_slots<L: Lanes>(engine: &mut ParallelStackDistances, lines: &
             break;
         }
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { engine.slot_allocator.assign_slots::<L>(batch, &mut engine.pairs) };
+        unsafe {
+            engine
+                .slot_allocator
+                .assign_slots::<L>(batch, &mut engine.pairs)
+        };
         engine.distribute_pairs();
         processed_count += batch.len();
     }
@@ -198,18 +215,32 @@ impl CountingWorker {
     fn start(simd: Simd) -> Self {
         let (batch_sender, batch_receiver) = sync_channel(MESSAGES_IN_FLIGHT);
         let (batch_returner, returned_batches) = channel();
-        let thread = Some(std::thread::spawn(move || run_counting_thread(simd, &batch_receiver, &batch_returner)));
+        let thread = Some(std::thread::spawn(move || {
+            run_counting_thread(simd, &batch_receiver, &batch_returner)
+        }));
         let current_batch = SlotBatch::with_room();
-        CountingWorker { batch_sender: Some(batch_sender), returned_batches, current_batch, dead_above: 0, thread }
+        CountingWorker {
+            batch_sender: Some(batch_sender),
+            returned_batches,
+            current_batch,
+            dead_above: 0,
+            thread,
+        }
     }
 
     /// Sends the current message and takes an empty one to fill.
     fn send(&mut self, lines: usize) {
-        let empty_batch = self.returned_batches.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
+        let empty_batch = self
+            .returned_batches
+            .try_recv()
+            .unwrap_or_else(|_| SlotBatch::with_room());
         let mut full_batch = std::mem::replace(&mut self.current_batch, empty_batch);
         full_batch.line_count = lines;
         // A closed channel means that the counting thread has panicked, which `finish` reports.
-        let _ = self.batch_sender.as_ref().map(|sender| sender.send(full_batch));
+        let _ = self
+            .batch_sender
+            .as_ref()
+            .map(|sender| sender.send(full_batch));
     }
 
     fn join(&mut self) -> DistanceHistogram {
@@ -242,7 +273,11 @@ fn run_counting_thread(
     while let Ok(mut slot_batch) = batch_receiver.recv() {
         if let Some(slots) = slot_batch.restart_slots.take() {
             counter = DeadSlotCounter::default();
-            counter = if slots > 0 { DeadSlotCounter::new(slots) } else { counter };
+            counter = if slots > 0 {
+                DeadSlotCounter::new(slots)
+            } else {
+                counter
+            };
         }
         let (counter, tally, batch) = (&mut counter, &mut tally, &slot_batch);
         dispatch!(simd, count_batch(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch));
@@ -256,8 +291,16 @@ fn run_counting_thread(
 }
 
 #[inline(always)]
-unsafe fn count_batch<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch) {
-    for (old_slots, new_slots) in batch.old_slots.chunks(BATCH_ACCESSES).zip(batch.new_slots.chunks(BATCH_ACCESSES)) {
+unsafe fn count_batch<L: Lanes>(
+    counter: &mut DeadSlotCounter,
+    tally: &mut Tally,
+    batch: &SlotBatch,
+) {
+    for (old_slots, new_slots) in batch
+        .old_slots
+        .chunks(BATCH_ACCESSES)
+        .zip(batch.new_slots.chunks(BATCH_ACCESSES))
+    {
         tally.reserve(batch.line_count);
         // SAFETY: the caller guarantees that the processor has `L`.
         unsafe { counter.kill_and_count::<L>(old_slots, new_slots, tally) };

@@ -42,7 +42,11 @@ impl Renamer {
             self.grow();
         }
         for &line in lines {
-            prefetch(self.table.as_ptr().wrapping_add(self.home_slot(line / LINES_PER_PAGE)));
+            prefetch(
+                self.table
+                    .as_ptr()
+                    .wrapping_add(self.home_slot(line / LINES_PER_PAGE)),
+            );
         }
         for (renamed_line, &line) in renamed_lines.iter_mut().zip(lines) {
             *renamed_line = if line < NARROW_LIMIT {
@@ -65,7 +69,10 @@ impl Renamer {
             let entry = &mut self.table[slot & mask];
             if entry.number == 0 {
                 self.page_count += 1;
-                *entry = RenamedPage { page, number: self.page_count };
+                *entry = RenamedPage {
+                    page,
+                    number: self.page_count,
+                };
             }
             if entry.page == page {
                 return entry.number;

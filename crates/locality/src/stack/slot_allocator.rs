@@ -22,7 +22,11 @@ pub(super) struct FinderLimits {
 
 impl Default for FinderLimits {
     fn default() -> Self {
-        FinderLimits { kind: FinderKind::default(), min_slots: 1 << 16, max_lines: MAX_LINES }
+        FinderLimits {
+            kind: FinderKind::default(),
+            min_slots: 1 << 16,
+            max_lines: MAX_LINES,
+        }
     }
 }
 
@@ -40,7 +44,14 @@ pub(super) struct SlotAllocator {
 impl SlotAllocator {
     pub(super) fn new(simd: Simd, limits: FinderLimits) -> Self {
         let finder = SlotFinder::new(limits.kind);
-        SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slot_count: limits.min_slots, limits }
+        SlotAllocator {
+            simd,
+            finder,
+            renamer: Renamer::default(),
+            next_slot: 1,
+            slot_count: limits.min_slots,
+            limits,
+        }
     }
 
     /// Returns the number of slots for which the counter must have room.
@@ -87,7 +98,9 @@ impl SlotAllocator {
     /// Returns an error if there are too many distinct lines for 32-bit slots.
     pub(super) fn compact(&mut self, dead_bits: Option<&[u64]>) -> Result<(), StackError> {
         if self.lines() > self.limits.max_lines - BATCH_ACCESSES {
-            return Err(StackError { limit_lines: self.limits.max_lines as u64 });
+            return Err(StackError {
+                limit_lines: self.limits.max_lines as u64,
+            });
         }
         let rebuilt_bits;
         let dead_bits = match dead_bits {
@@ -101,8 +114,9 @@ impl SlotAllocator {
         dispatch!(simd, renumber_slots(finder: &mut SlotFinder, dead_bits: &[u64]));
         self.finder.switch_to_dense_if_smaller();
         self.next_slot = self.lines() + 1;
-        let desired_slots =
-            (4 * self.lines()).max(self.next_slot + 2 * BATCH_ACCESSES).next_multiple_of(self.limits.min_slots);
+        let desired_slots = (4 * self.lines())
+            .max(self.next_slot + 2 * BATCH_ACCESSES)
+            .next_multiple_of(self.limits.min_slots);
         self.slot_count = desired_slots.min(MAX_SLOTS);
         Ok(())
     }
@@ -110,7 +124,8 @@ impl SlotAllocator {
     fn rebuild_dead_bits(&mut self) -> Vec<u64> {
         let mut dead_bits = vec![!0; self.slot_count.div_ceil(64)];
         // Free places contain slot 0, which is never dead, so they clear a bit that is already clear.
-        self.finder.for_each_slot(|slot| dead_bits[*slot as usize / 64] &= !(1 << (*slot % 64)));
+        self.finder
+            .for_each_slot(|slot| dead_bits[*slot as usize / 64] &= !(1 << (*slot % 64)));
         dead_bits[0] &= !1;
         dead_bits
     }

@@ -39,13 +39,20 @@ impl SparseFinder {
     }
 
     fn with_bucket_bits(bucket_bits: u32) -> Self {
-        SparseFinder { bucket_bits, line_count: 0, buckets: vec![U32x16([0; 16]); 1 << bucket_bits] }
+        SparseFinder {
+            bucket_bits,
+            line_count: 0,
+            buckets: vec![U32x16([0; 16]); 1 << bucket_bits],
+        }
     }
 
     fn bucket_bits_for(lines: usize) -> u32 {
         // 7/10 of the eight lanes of a bucket, which is 5.6 lines.
         let buckets = lines * 10 / 56 + 1;
-        buckets.next_power_of_two().trailing_zeros().max(MIN_BUCKET_BITS)
+        buckets
+            .next_power_of_two()
+            .trailing_zeros()
+            .max(MIN_BUCKET_BITS)
     }
 
     /// Returns the bytes that this number of lines would use.
@@ -59,11 +66,19 @@ impl SparseFinder {
         let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
         let rest_bits = KEY_BITS - self.bucket_bits;
         let key_rest = key & ((1 << rest_bits) - 1);
-        ((key >> rest_bits) as usize, ((key_rest << QUAD_BITS | line & 3) as u32) << DISTANCE_BITS)
+        (
+            (key >> rest_bits) as usize,
+            ((key_rest << QUAD_BITS | line & 3) as u32) << DISTANCE_BITS,
+        )
     }
 
     #[inline(always)]
-    pub(super) unsafe fn replace_slots<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
+    pub(super) unsafe fn replace_slots<L: Lanes>(
+        &mut self,
+        lines: &[u64],
+        first_slot: u32,
+        pairs: &mut SlotPairs,
+    ) {
         if Self::bucket_bits_for(self.line_count + lines.len()) > self.bucket_bits {
             self.grow();
         }
@@ -81,8 +96,11 @@ impl SparseFinder {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }
             // Precomputed places are valid unless the table has grown within the batch, which is rare.
-            let (home, tag) =
-                if self.bucket_bits == bucket_bits { home_entries[index] } else { self.home_bucket(lines[index]) };
+            let (home, tag) = if self.bucket_bits == bucket_bits {
+                home_entries[index]
+            } else {
+                self.home_bucket(lines[index])
+            };
             // SAFETY: the caller guarantees that the processor has `L`.
             let old_slot = match unsafe { self.replace_slot::<L>(home, tag, new_slot) } {
                 Some(old_slot) => old_slot,
@@ -95,7 +113,12 @@ impl SparseFinder {
     /// Sets the slot of the line and returns the old one, or 0 if the line is new. Returns `None` if the entry would
     /// lie too far from home, so that the table must grow.
     #[inline(always)]
-    unsafe fn replace_slot<L: Lanes>(&mut self, home: usize, tag: u32, new_slot: u32) -> Option<u32> {
+    unsafe fn replace_slot<L: Lanes>(
+        &mut self,
+        home: usize,
+        tag: u32,
+        new_slot: u32,
+    ) -> Option<u32> {
         let mask = self.buckets.len() - 1;
         for distance in 1..=MAX_DISTANCE {
             let bucket = &mut self.buckets[(home + distance as usize - 1) & mask];
@@ -140,7 +163,11 @@ impl SparseFinder {
                 let key_rest = key & ((1 << rest_bits) - 1);
                 let tag = ((key_rest << QUAD_BITS | low) as u32) << DISTANCE_BITS;
                 // SAFETY: the portable lanes run everywhere.
-                if unsafe { larger_table.replace_slot::<Portable>((key >> rest_bits) as usize, tag, slot) }.is_none() {
+                if unsafe {
+                    larger_table.replace_slot::<Portable>((key >> rest_bits) as usize, tag, slot)
+                }
+                .is_none()
+                {
                     bits += 1;
                     continue 'larger;
                 }
@@ -153,20 +180,33 @@ impl SparseFinder {
     /// Returns the mixed address of the quad, the low bits of the line, and the slot, for every line.
     fn entries(&self) -> impl Iterator<Item = (u64, u64, u32)> + '_ {
         let (rest_bits, mask) = (KEY_BITS - self.bucket_bits, self.buckets.len() - 1);
-        self.buckets.iter().enumerate().flat_map(move |(index, bucket)| {
-            let (tags, slots) = bucket.0.split_at(8);
-            tags.iter().zip(slots).filter(|&(&tag, _)| tag != 0).map(move |(&tag, &slot)| {
-                let distance = (tag & MAX_DISTANCE) as usize - 1;
-                let home = index.wrapping_sub(distance) & mask;
-                let key_rest = u64::from(tag >> DISTANCE_BITS);
-                ((home as u64) << rest_bits | key_rest >> QUAD_BITS, key_rest & 3, slot)
+        self.buckets
+            .iter()
+            .enumerate()
+            .flat_map(move |(index, bucket)| {
+                let (tags, slots) = bucket.0.split_at(8);
+                tags.iter()
+                    .zip(slots)
+                    .filter(|&(&tag, _)| tag != 0)
+                    .map(move |(&tag, &slot)| {
+                        let distance = (tag & MAX_DISTANCE) as usize - 1;
+                        let home = index.wrapping_sub(distance) & mask;
+                        let key_rest = u64::from(tag >> DISTANCE_BITS);
+                        (
+                            (home as u64) << rest_bits | key_rest >> QUAD_BITS,
+                            key_rest & 3,
+                            slot,
+                        )
+                    })
             })
-        })
     }
 
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
-        self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0[8..]).for_each(change);
+        self.buckets
+            .iter_mut()
+            .flat_map(|bucket| &mut bucket.0[8..])
+            .for_each(change);
     }
 
     /// Sets the slot of one line that is not in the table yet.
@@ -180,7 +220,12 @@ impl SparseFinder {
 
     /// Returns all lines with their slots, in any order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        self.entries().map(|(key, low, slot)| (crate::hash::unmix_bits(key, KEY_BITS) << QUAD_BITS | low, slot))
+        self.entries().map(|(key, low, slot)| {
+            (
+                crate::hash::unmix_bits(key, KEY_BITS) << QUAD_BITS | low,
+                slot,
+            )
+        })
     }
 
     /// Estimates the number of pages of 64 lines that occur in the table, from a sample of one page in 64.

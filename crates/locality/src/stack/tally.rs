@@ -40,7 +40,8 @@ impl Tally {
     #[cold]
     #[inline(never)]
     fn grow(&mut self, len: usize) {
-        self.counts.resize(len.max(self.counts.len() * 3 / 2).max(1024), 0);
+        self.counts
+            .resize(len.max(self.counts.len() * 3 / 2).max(1024), 0);
     }
 
     /// Counts the distance that the preceding batch stored at this index, and prefetches the counter of the new
@@ -51,7 +52,10 @@ impl Tally {
     pub(super) fn count(&mut self, index: usize, distance: u32) {
         let counter_index = distance + 1;
         prefetch(self.counts.as_ptr().wrapping_add(counter_index as usize));
-        let previous_index = std::mem::replace(&mut self.pending_indices[index % BATCH_ACCESSES], counter_index);
+        let previous_index = std::mem::replace(
+            &mut self.pending_indices[index % BATCH_ACCESSES],
+            counter_index,
+        );
         self.counts[previous_index as usize] += 1;
     }
 
@@ -71,9 +75,15 @@ impl Tally {
         }
         if !self.folded_counts.is_empty() {
             self.fold_counts();
-            return DistanceHistogram::new(cold_count, (0..).zip(self.folded_counts.into_iter().skip(1)));
+            return DistanceHistogram::new(
+                cold_count,
+                (0..).zip(self.folded_counts.into_iter().skip(1)),
+            );
         }
         let Tally { counts, .. } = self;
-        DistanceHistogram::new(cold_count, (0..).zip(counts.into_iter().skip(1).map(u64::from)))
+        DistanceHistogram::new(
+            cold_count,
+            (0..).zip(counts.into_iter().skip(1).map(u64::from)),
+        )
     }
 }

@@ -25,14 +25,20 @@ fn mattson_histogram(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram 
 }
 
 fn small_limits(kind: FinderKind) -> FinderLimits {
-    FinderLimits { kind, min_slots: 2 * BATCH_ACCESSES, ..FinderLimits::default() }
+    FinderLimits {
+        kind,
+        min_slots: 2 * BATCH_ACCESSES,
+        ..FinderLimits::default()
+    }
 }
 
 const FORMS: [FinderKind; 4] = [
     FinderKind::Dense,
     FinderKind::Sparse,
     FinderKind::Adaptive { max_dense_bytes: 0 },
-    FinderKind::Adaptive { max_dense_bytes: 1 << 20 },
+    FinderKind::Adaptive {
+        max_dense_bytes: 1 << 20,
+    },
 ];
 
 /// Returns the histogram of one engine to which the lines are pushed in portions of varying length.
@@ -103,7 +109,9 @@ proptest! {
 #[test]
 fn threads_agree_on_a_long_trace() {
     let mut random = SplitMix64::new(9);
-    let lines: Vec<u64> = (0..600_000).map(|index| random.draw_below(1 + index % 50_000) * 3).collect();
+    let lines: Vec<u64> = (0..600_000)
+        .map(|index| random.draw_below(1 + index % 50_000) * 3)
+        .collect();
     let mut distances = StackDistances::new();
     distances.push(&lines).unwrap();
     let expected = distances.finish().unwrap();
@@ -143,17 +151,26 @@ fn the_finder_switches_form_without_a_wrong_distance() {
     // last touched, the 9 999 others occurred, and 63 new lines for each of the p pages before it.
     let mut expected = vec![(9_999, 10_000), (639_999, 640_000)];
     expected.extend((0..10_000).map(|position| (9_999 + 63 * position, 1)));
-    assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(640_000, expected));
+    assert_eq!(
+        engine.finish().unwrap(),
+        DistanceHistogram::new(640_000, expected)
+    );
 }
 
 /// Is a trace with more lines than slots can number rejected, and does the error contain the limit?
 #[test]
 fn a_trace_with_too_many_lines_is_rejected_with_the_limit() {
-    let limits = FinderLimits { max_lines: 1000, ..small_limits(FinderKind::default()) };
+    let limits = FinderLimits {
+        max_lines: 1000,
+        ..small_limits(FinderKind::default())
+    };
     let mut engine = StackDistances::with_limits(Simd::detect_best(), limits);
     let lines: Vec<u64> = (0..5000).collect();
     let error = engine.push(&lines).unwrap_err();
-    assert_eq!(error.to_string(), "stack distances: found more than 1000 distinct lines, expected at most that many");
+    assert_eq!(
+        error.to_string(),
+        "stack distances: found more than 1000 distinct lines, expected at most that many"
+    );
 }
 
 /// Are distances right for footprints that span many blocks of counters, so that every level of the tree is used?
@@ -162,7 +179,9 @@ fn distances_are_right_at_every_level_of_the_tree() {
     // In a cyclic scan over n lines, every access but the first n has distance n - 1. The scan then runs backwards: the
     // line at depth i of the stack, for i = 0, 1, 2, ..., because each touch leaves deeper lines in place.
     let line_count = 300_000u64;
-    let cycle: Vec<u64> = (0..3 * line_count).map(|index| index % line_count).collect();
+    let cycle: Vec<u64> = (0..3 * line_count)
+        .map(|index| index % line_count)
+        .collect();
     let reversed_lines: Vec<u64> = (0..line_count).rev().collect();
     let mut expected: Vec<(u64, u64)> = (0..line_count).map(|distance| (distance, 1)).collect();
     expected.push((line_count - 1, 2 * line_count));
@@ -170,6 +189,9 @@ fn distances_are_right_at_every_level_of_the_tree() {
         let mut engine = StackDistances::with_simd(simd);
         engine.push(&cycle).unwrap();
         engine.push(&reversed_lines).unwrap();
-        assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(line_count, expected.clone()));
+        assert_eq!(
+            engine.finish().unwrap(),
+            DistanceHistogram::new(line_count, expected.clone())
+        );
     }
 }

@@ -68,7 +68,11 @@ pub struct ConnectionLimit<Peer> {
 impl<Peer: PartialEq> ConnectionLimit<Peer> {
     /// Builds a limit without connections. A capacity of 0 counts as 1.
     pub fn new(capacity: usize, deadlines: Deadlines) -> Self {
-        ConnectionLimit { capacity: capacity.max(1), deadlines, connections: VecDeque::new() }
+        ConnectionLimit {
+            capacity: capacity.max(1),
+            deadlines,
+            connections: VecDeque::new(),
+        }
     }
 
     /// Starts serving one more connection, and returns without waiting for it.
@@ -77,7 +81,8 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         S: Future<Output = ()> + Send + 'static,
     {
         // An admitted connection has left its slot; its task continues.
-        self.connections.retain(|(_, slot)| !slot.is_finished() && !slot.is_admitted());
+        self.connections
+            .retain(|(_, slot)| !slot.is_finished() && !slot.is_admitted());
         while self.connections.len() >= self.capacity {
             self.close_oldest();
         }
@@ -85,7 +90,9 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         let (service, own_slot, deadlines) = (service(slot.clone()), slot.clone(), self.deadlines);
         let task = tokio::spawn(async move {
             let mut service = pin!(service);
-            let has_ended = tokio::time::timeout(deadlines.unadmitted_lifetime, &mut service).await.is_ok();
+            let has_ended = tokio::time::timeout(deadlines.unadmitted_lifetime, &mut service)
+                .await
+                .is_ok();
             if !has_ended && own_slot.is_admitted() {
                 // A service that ends at the deadline and one that ends before it both close the socket, so the
                 // result is ignored.
@@ -99,9 +106,21 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
 
     /// Closes the oldest connection of the peer that has the most of them.
     fn close_oldest(&mut self) {
-        let connections_of = |peer: &Peer| self.connections.iter().filter(|(other_peer, _)| other_peer == peer).count();
-        let max_connections = self.connections.iter().map(|(peer, _)| connections_of(peer)).max();
-        let oldest_index = self.connections.iter().position(|(peer, _)| Some(connections_of(peer)) == max_connections);
+        let connections_of = |peer: &Peer| {
+            self.connections
+                .iter()
+                .filter(|(other_peer, _)| other_peer == peer)
+                .count()
+        };
+        let max_connections = self
+            .connections
+            .iter()
+            .map(|(peer, _)| connections_of(peer))
+            .max();
+        let oldest_index = self
+            .connections
+            .iter()
+            .position(|(peer, _)| Some(connections_of(peer)) == max_connections);
         if let Some((_, slot)) = oldest_index.and_then(|index| self.connections.remove(index)) {
             slot.close();
         }
@@ -124,15 +143,23 @@ pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
 ///
 /// # Errors
 /// The error of `build_service`, or the thread cannot be started.
-pub fn serve_in_own_thread<S>(name: &str, build_service: impl FnOnce() -> io::Result<S>) -> io::Result<()>
+pub fn serve_in_own_thread<S>(
+    name: &str,
+    build_service: impl FnOnce() -> io::Result<S>,
+) -> io::Result<()>
 where
     S: Future<Output = ()> + Send + 'static,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()?;
     let runtime_guard = runtime.enter();
     let service = build_service()?;
     drop(runtime_guard);
-    std::thread::Builder::new().name(name.to_string()).spawn(move || runtime.block_on(service))?;
+    std::thread::Builder::new()
+        .name(name.to_string())
+        .spawn(move || runtime.block_on(service))?;
     Ok(())
 }
 
@@ -142,7 +169,10 @@ mod tests {
 
     /// Runs `test` on the same kind of runtime as the servers.
     fn served(test: impl Future<Output = ()>) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
         runtime.block_on(test);
     }
 
@@ -152,14 +182,21 @@ mod tests {
     #[test]
     fn a_flood_by_one_peer_leaves_another_peers_connection() {
         served(async {
-            let mut limit = ConnectionLimit::new(4, Deadlines { unadmitted_lifetime: HOUR, admitted: HOUR });
+            let mut limit = ConnectionLimit::new(
+                4,
+                Deadlines {
+                    unadmitted_lifetime: HOUR,
+                    admitted: HOUR,
+                },
+            );
             let mut slots = Vec::new();
-            let connect = |limit: &mut ConnectionLimit<u32>, slots: &mut Vec<ConnectionSlot>, peer| {
-                limit.serve(peer, |slot| {
-                    slots.push(slot);
-                    std::future::pending()
-                });
-            };
+            let connect =
+                |limit: &mut ConnectionLimit<u32>, slots: &mut Vec<ConnectionSlot>, peer| {
+                    limit.serve(peer, |slot| {
+                        slots.push(slot);
+                        std::future::pending()
+                    });
+                };
             connect(&mut limit, &mut slots, 1);
             connect(&mut limit, &mut slots, 2);
             slots[1].admit();
@@ -168,7 +205,10 @@ mod tests {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
             assert!(!slots[0].is_finished() && !slots[1].is_finished());
-            assert_eq!(slots.iter().filter(|slot| !slot.is_finished()).count(), 4 + 1);
+            assert_eq!(
+                slots.iter().filter(|slot| !slot.is_finished()).count(),
+                4 + 1
+            );
         });
     }
 
@@ -177,7 +217,13 @@ mod tests {
     fn every_connection_ends_by_its_deadline_or_when_closed() {
         served(async {
             let ms = Duration::from_millis;
-            let mut limit = ConnectionLimit::new(4, Deadlines { unadmitted_lifetime: ms(50), admitted: ms(400) });
+            let mut limit = ConnectionLimit::new(
+                4,
+                Deadlines {
+                    unadmitted_lifetime: ms(50),
+                    admitted: ms(400),
+                },
+            );
             let mut slots = Vec::new();
             for peer in 0..3 {
                 limit.serve(peer, |slot| {
@@ -189,7 +235,10 @@ mod tests {
             slots[2].admit();
             slots[2].close();
             tokio::time::sleep(ms(200)).await;
-            assert_eq!([0, 1, 2].map(|index: usize| slots[index].is_finished()), [true, false, true]);
+            assert_eq!(
+                [0, 1, 2].map(|index: usize| slots[index].is_finished()),
+                [true, false, true]
+            );
             tokio::time::sleep(ms(600)).await;
             assert!(slots[1].is_finished());
         });

@@ -19,15 +19,26 @@ const MAX_HEAD_LINES: usize = 64;
 /// Returns a server that reads one head of a few kilobytes within some seconds, responds, and closes the connection.
 pub fn single_request_server() -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).keep_alive(false);
-    http.max_buf_size(MAX_HEAD_BYTES).max_headers(MAX_HEAD_LINES);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_DEADLINE)
+        .keep_alive(false);
+    http.max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEAD_LINES);
     http
 }
 
 /// Returns whether `host` is a name that only this host has. A foreign page can make a browser send requests to this
 /// server under that page's own name (DNS rebinding).
 pub fn is_this_host(host: &str) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else { return false };
-    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority
+        .host()
+        .trim_start_matches('[')
+        .trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost")
+        || name
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }

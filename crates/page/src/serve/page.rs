@@ -29,11 +29,14 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 
-use super::connection_limit::{ConnectionLimit, ConnectionSlot, Deadlines, accept, serve_in_own_thread};
+use super::connection_limit::{
+    ConnectionLimit, ConnectionSlot, Deadlines, accept, serve_in_own_thread,
+};
 use super::{is_this_host, single_request_server};
 use crate::file::embed_json;
 use crate::{
-    CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, page_html,
+    CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder,
+    content_policy, page_html,
 };
 
 /// Maximum number of viewers at the same time.
@@ -42,8 +45,10 @@ const MAX_VIEWERS: usize = 8;
 const MAX_CONNECTIONS: usize = 32;
 /// Maximum lifetimes of a connection, whatever its peer reads or sends. A viewer reconnects automatically, and sends
 /// the number of the last window that it received.
-pub const DEADLINES: Deadlines =
-    Deadlines { unadmitted_lifetime: Duration::from_secs(15), admitted: Duration::from_secs(60) };
+pub const DEADLINES: Deadlines = Deadlines {
+    unadmitted_lifetime: Duration::from_secs(15),
+    admitted: Duration::from_secs(60),
+};
 /// Time after which a viewer whose connection has ended reconnects.
 const RETRY_MS: u32 = 200;
 /// Once the kernel's buffers are full, a viewer that reads nothing for this long is disconnected.
@@ -93,8 +98,16 @@ pub struct PageFeed {
 
 impl PageFeed {
     /// Passes on one iteration, or drops it if the page's thread is behind.
-    pub fn push(&self, record: WindowRecord, profiles: &Profiles, build_state: impl FnOnce() -> DaemonState) {
-        match self.record_sender.try_send((record, profiles.clone(), build_state())) {
+    pub fn push(
+        &self,
+        record: WindowRecord,
+        profiles: &Profiles,
+        build_state: impl FnOnce() -> DaemonState,
+    ) {
+        match self
+            .record_sender
+            .try_send((record, profiles.clone(), build_state()))
+        {
             // The loop ignores a page that has ended or is behind.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
@@ -125,22 +138,37 @@ struct PageBuffer {
 impl PageBuffer {
     fn push(&mut self, snapshot: Snapshot) -> serde_json::Result<()> {
         let data = embed_json(&snapshot)?;
-        let event = Bytes::from(format!("id: {}:{}\nevent: window\ndata: {data}\n\n", self.run, snapshot.window));
+        let event = Bytes::from(format!(
+            "id: {}:{}\nevent: window\ndata: {data}\n\n",
+            self.run, snapshot.window
+        ));
         self.event_bytes += event.len();
         self.windows.push_back(BufferedWindow {
             window: snapshot.window,
             event,
-            programs: snapshot.programs.iter().map(|program| program.program).collect(),
+            programs: snapshot
+                .programs
+                .iter()
+                .map(|program| program.program)
+                .collect(),
             curves: snapshot.curves,
             matrix: snapshot.matrix,
         });
         while self.windows.len() > MAX_BUFFERED_WINDOWS
             || (self.event_bytes > MAX_BUFFERED_BYTES && self.windows.len() > 1)
         {
-            let Some(oldest_window) = self.windows.pop_front() else { break };
+            let Some(oldest_window) = self.windows.pop_front() else {
+                break;
+            };
             self.event_bytes -= oldest_window.event.len();
-            self.curves.extend(oldest_window.curves.into_iter().map(|curve| (curve.program, curve)));
-            self.curves.retain(|program, _| oldest_window.programs.contains(program));
+            self.curves.extend(
+                oldest_window
+                    .curves
+                    .into_iter()
+                    .map(|curve| (curve.program, curve)),
+            );
+            self.curves
+                .retain(|program, _| oldest_window.programs.contains(program));
             self.matrix = oldest_window.matrix.or(self.matrix.take());
         }
         Ok(())
@@ -164,9 +192,15 @@ impl PageBuffer {
 
     /// Returns the number of the last window, and the events of the windows after `last_seen`.
     fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
-        let new_windows = self.windows.iter().filter(|stored| last_seen.is_none_or(|last| stored.window > last));
+        let new_windows = self
+            .windows
+            .iter()
+            .filter(|stored| last_seen.is_none_or(|last| stored.window > last));
         (
-            self.windows.back().map(|stored| stored.window).or(last_seen),
+            self.windows
+                .back()
+                .map(|stored| stored.window)
+                .or(last_seen),
             new_windows.map(|stored| stored.event.clone()).collect(),
         )
     }
@@ -210,21 +244,36 @@ pub fn serve_within(
     })
 }
 
-fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io::Result<PageFeed> {
+fn serve_at(
+    page_address: &PageAddress,
+    header: &RunHeader,
+    deadlines: Deadlines,
+) -> io::Result<PageFeed> {
     let is_path = page_address.address.contains('/');
-    let token = if page_address.requires_token && !is_path { Some(random_text()?) } else { None };
+    let token = if page_address.requires_token && !is_path {
+        Some(random_text()?)
+    } else {
+        None
+    };
     let mut builder = SnapshotBuilder::new(header);
     let run = random_text()?;
     let mut head = builder.page_header("live");
     head.run.clone_from(&run);
-    let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", embed_json(&head)?));
+    let head = Bytes::from(format!(
+        "retry: {RETRY_MS}\nevent: head\ndata: {}\n\n",
+        embed_json(&head)?
+    ));
     let listener = if is_path {
         BoundListener::bind_path(&page_address.address)?
     } else {
         BoundListener::bind_address(&page_address.address)?
     };
     let server = Arc::new(PageServer {
-        buffer: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
+        buffer: Mutex::new(PageBuffer {
+            run,
+            head,
+            ..PageBuffer::default()
+        }),
         window_count: watch::Sender::new(0),
         page: Bytes::from(page_html(None)?),
         policy_value: HeaderValue::from_str(&content_policy()).map_err(io::Error::other)?,
@@ -236,20 +285,26 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
         (BoundListener::Tcp(_, address), Some(token)) => format!("http://{address}/#token={token}"),
         (BoundListener::Tcp(_, address), None) => format!("http://{address}/"),
     };
-    let (record_sender, record_receiver) = sync_channel::<(WindowRecord, Profiles, DaemonState)>(MAX_QUEUED_RECORDS);
+    let (record_sender, record_receiver) =
+        sync_channel::<(WindowRecord, Profiles, DaemonState)>(MAX_QUEUED_RECORDS);
     let page_server = Arc::clone(&server);
-    std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
-        for (record, profiles, daemon_state) in record_receiver {
-            let window = record.observation.window;
-            let snapshot = builder.build_snapshot(&record, &profiles, Some(daemon_state));
-            // A window with a number that JSON cannot represent is left out.
-            if page_server.lock_buffer().push(snapshot).is_ok() {
-                page_server.window_count.send_replace(window + 1);
+    std::thread::Builder::new()
+        .name("cachemate-page".into())
+        .spawn(move || {
+            for (record, profiles, daemon_state) in record_receiver {
+                let window = record.observation.window;
+                let snapshot = builder.build_snapshot(&record, &profiles, Some(daemon_state));
+                // A window with a number that JSON cannot represent is left out.
+                if page_server.lock_buffer().push(snapshot).is_ok() {
+                    page_server.window_count.send_replace(window + 1);
+                }
             }
-        }
-    })?;
+        })?;
     serve_in_own_thread("cachemate-http", || listener.listen(server, deadlines))?;
-    Ok(PageFeed { record_sender, address: display_address })
+    Ok(PageFeed {
+        record_sender,
+        address: display_address,
+    })
 }
 
 /// Returns 128 random bits as text.
@@ -257,7 +312,10 @@ fn random_text() -> io::Result<String> {
     let mut bytes = [0u8; 16];
     let mut filled_bytes = 0;
     while filled_bytes < bytes.len() {
-        filled_bytes += rustix::rand::getrandom(&mut bytes[filled_bytes..], rustix::rand::GetRandomFlags::empty())?;
+        filled_bytes += rustix::rand::getrandom(
+            &mut bytes[filled_bytes..],
+            rustix::rand::GetRandomFlags::empty(),
+        )?;
     }
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -272,8 +330,10 @@ impl BoundListener {
         let listener = TcpListener::bind(address)?;
         let local_address = listener.local_addr()?;
         if !local_address.ip().is_loopback() {
-            let message =
-                format!("found {}, expected a loopback address such as 127.0.0.1:9754, or a path", local_address.ip());
+            let message = format!(
+                "found {}, expected a loopback address such as 127.0.0.1:9754, or a path",
+                local_address.ip()
+            );
             return Err(io::Error::other(message));
         }
         listener.set_nonblocking(true)?;
@@ -283,9 +343,14 @@ impl BoundListener {
     /// Binds a socket that only its owner may open; a stale socket is replaced.
     fn bind_path(path: &str) -> io::Result<Self> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another process serves it",
+            ));
         }
-        let is_socket = |metadata: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type());
+        let is_socket = |metadata: std::fs::Metadata| {
+            std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type())
+        };
         if std::fs::symlink_metadata(path).is_ok_and(is_socket) {
             std::fs::remove_file(path)?;
         }
@@ -307,9 +372,13 @@ impl BoundListener {
                 Box::pin(async move {
                     let mut connection_limit = ConnectionLimit::new(MAX_CONNECTIONS, deadlines);
                     loop {
-                        let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
+                        let Some((stream, peer)) = accept(listener.accept().await).await else {
+                            continue;
+                        };
                         shrink_buffer(&stream);
-                        connection_limit.serve(peer.ip(), |slot| serve_connection(stream, slot, Arc::clone(&server)));
+                        connection_limit.serve(peer.ip(), |slot| {
+                            serve_connection(stream, slot, Arc::clone(&server))
+                        });
                     }
                 })
             }
@@ -318,10 +387,16 @@ impl BoundListener {
                 Box::pin(async move {
                     let mut connection_limit = ConnectionLimit::new(MAX_CONNECTIONS, deadlines);
                     loop {
-                        let Some((stream, _)) = accept(listener.accept().await).await else { continue };
-                        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
+                        let Some((stream, _)) = accept(listener.accept().await).await else {
+                            continue;
+                        };
+                        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else {
+                            continue;
+                        };
                         shrink_buffer(&stream);
-                        connection_limit.serve(user, |slot| serve_connection(stream, slot, Arc::clone(&server)));
+                        connection_limit.serve(user, |slot| {
+                            serve_connection(stream, slot, Arc::clone(&server))
+                        });
                     }
                 })
             }
@@ -334,18 +409,33 @@ fn shrink_buffer(stream: &impl std::os::fd::AsFd) {
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SEND_BUFFER_BYTES);
 }
 
-async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, slot: ConnectionSlot, server: Arc<PageServer>) {
-    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(respond(&request, &slot, &server))));
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    slot: ConnectionSlot,
+    server: Arc<PageServer>,
+) {
+    let service = service_fn(|request| {
+        std::future::ready(Ok::<_, Infallible>(respond(&request, &slot, &server)))
+    });
     // A peer that sends an invalid request, or disconnects, needs no response.
-    let _ = single_request_server().serve_connection(TokioIo::new(stream), service).await;
+    let _ = single_request_server()
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }
 
 type PageResponse = Response<Either<Full<Bytes>, Events>>;
 
-fn build_response(status: StatusCode, content_type: &'static str, text: impl Into<Bytes>) -> PageResponse {
+fn build_response(
+    status: StatusCode,
+    content_type: &'static str,
+    text: impl Into<Bytes>,
+) -> PageResponse {
     let mut response = Response::new(Either::Left(Full::new(text.into())));
     *response.status_mut() = status;
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(
+        hyper::header::CONTENT_TYPE,
+        HeaderValue::from_static(content_type),
+    );
     response
 }
 
@@ -353,7 +443,11 @@ fn build_refusal(status: StatusCode, text: &str) -> PageResponse {
     build_response(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn respond(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
+fn respond(
+    request: &Request<Incoming>,
+    slot: &ConnectionSlot,
+    server: &Arc<PageServer>,
+) -> PageResponse {
     let mut response = route(request, slot, server);
     let fixed_headers = [
         ("x-content-type-options", "nosniff"),
@@ -364,37 +458,64 @@ fn respond(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<Page
         ("x-frame-options", "DENY"),
     ];
     for (name, value) in fixed_headers {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
     }
-    response.headers_mut().insert(POLICY_HEADER, server.policy_value.clone());
+    response
+        .headers_mut()
+        .insert(POLICY_HEADER, server.policy_value.clone());
     response
 }
 
-fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
+fn route(
+    request: &Request<Incoming>,
+    slot: &ConnectionSlot,
+    server: &Arc<PageServer>,
+) -> PageResponse {
     let headers = request.headers();
-    let header_text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let header_text = |name| {
+        headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
     let Some(host) = header_text(HOST.as_str()).filter(|host| is_this_host(host)) else {
-        return build_refusal(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
+        return build_refusal(
+            StatusCode::MISDIRECTED_REQUEST,
+            "Host: expected localhost or a loopback address",
+        );
     };
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return build_refusal(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
+        return build_refusal(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "the page can be read, by GET and HEAD",
+        );
     }
     let (path_secret, path_name) = secret_and_name(request.uri().path());
     match path_name {
         "/" if path_secret.is_none() => {
-            return build_response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone());
+            return build_response(
+                StatusCode::OK,
+                "text/html; charset=utf-8",
+                server.page.clone(),
+            );
         }
         "/events" | "/enter" => {}
         _ => return build_refusal(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
     }
-    let is_own_origin =
-        headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
-    let is_same_site = header_text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
+    let is_own_origin = headers
+        .get(ORIGIN)
+        .is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
+    let is_same_site =
+        header_text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
     if !is_own_origin || !is_same_site {
         return build_refusal(StatusCode::FORBIDDEN, "the request comes from another page");
     }
     if !is_authorized(headers, path_secret, server) {
-        return build_refusal(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
+        return build_refusal(
+            StatusCode::UNAUTHORIZED,
+            "expected the token that was printed at the start",
+        );
     }
     if path_name == "/events" {
         let last_event_id = header_text("last-event-id").map(str::to_string);
@@ -414,15 +535,24 @@ fn secret_and_name(path: &str) -> (Option<&str>, &str) {
 
 /// Returns whether a request contains the token, in the header or in the path.
 fn is_authorized(headers: &HeaderMap, path_secret: Option<&str>, server: &PageServer) -> bool {
-    let Some(token) = &server.token else { return true };
-    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let Some(token) = &server.token else {
+        return true;
+    };
+    let bearer = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     let mut secrets = bearer.into_iter().chain(path_secret.map(str::as_bytes));
     secrets.any(|secret| constant_time_eq(secret, token.as_bytes()))
 }
 
 /// Compares two secrets in a time that does not depend on the position of the first difference.
 pub fn constant_time_eq(secret: &[u8], token: &[u8]) -> bool {
-    secret.len() == token.len() && secret.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    secret.len() == token.len()
+        && secret
+            .iter()
+            .zip(token)
+            .fold(0, |differs, (a, b)| differs | (a ^ b))
+            == 0
 }
 
 /// A stream of events as the body of a response; a viewer keeps its slot while the stream lasts.
@@ -444,22 +574,39 @@ impl Body for Events {
         mut self: Pin<&mut Self>,
         context: &mut std::task::Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.events.poll_recv(context).map(|event| event.map(|bytes| Ok(Frame::data(bytes))))
+        self.events
+            .poll_recv(context)
+            .map(|event| event.map(|bytes| Ok(Frame::data(bytes))))
     }
 }
 
-fn stream_events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>) -> PageResponse {
+fn stream_events(
+    server: &Arc<PageServer>,
+    slot: &ConnectionSlot,
+    last_id: Option<&str>,
+) -> PageResponse {
     if server.viewer_count.fetch_add(1, Ordering::Relaxed) >= MAX_VIEWERS {
         server.viewer_count.fetch_sub(1, Ordering::Relaxed);
-        return build_refusal(StatusCode::SERVICE_UNAVAILABLE, "the limit on viewers is reached");
+        return build_refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the limit on viewers is reached",
+        );
     }
     let (event_sender, event_receiver) = mpsc::channel(4);
-    let stream = Events { events: event_receiver, server: Arc::clone(server) };
+    let stream = Events {
+        events: event_receiver,
+        server: Arc::clone(server),
+    };
     // Only viewers are admitted, so the limit on viewers also limits admitted connections.
     slot.admit();
-    let last_window = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.lock_buffer().run);
+    let last_window = last_id
+        .and_then(|id| id.split_once(':'))
+        .filter(|(run, _)| *run == server.lock_buffer().run);
     let last_window = last_window.and_then(|(_, window)| window.parse().ok());
-    let (send_task, slot) = (stream_to_viewer(Arc::clone(server), event_sender, last_window), slot.clone());
+    let (send_task, slot) = (
+        stream_to_viewer(Arc::clone(server), event_sender, last_window),
+        slot.clone(),
+    );
     tokio::spawn(async move {
         if send_task.await == ViewerEnd::Stalled {
             // The connection would otherwise wait for a viewer that does not read, although the sender has ended.
@@ -468,7 +615,9 @@ fn stream_events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Optio
     });
     let mut response = Response::new(Either::Right(stream));
     let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, content_type);
+    response
+        .headers_mut()
+        .insert(hyper::header::CONTENT_TYPE, content_type);
     response
 }
 
@@ -491,7 +640,9 @@ async fn stream_to_viewer(
     window_updates.mark_unchanged();
     let (mut events, last_sent) = {
         let buffer = server.lock_buffer();
-        let Ok(first_events) = buffer.first_events(last_seen) else { return ViewerEnd::Disconnected };
+        let Ok(first_events) = buffer.first_events(last_seen) else {
+            return ViewerEnd::Disconnected;
+        };
         (first_events, buffer.events_after(last_seen).0)
     };
     last_seen = last_sent;

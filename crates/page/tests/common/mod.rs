@@ -12,7 +12,12 @@ use base64::Engine as _;
 use cachemate_page::{CacheHeader, PageHeader, SHAPE};
 use serde_json::{Value, json};
 
-const PROGRAMS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
+const PROGRAMS: [&str; 4] = [
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+];
 const SWITCHES: &str = "--headless --no-sandbox --disable-gpu --disable-background-networking --no-first-run \
                         --disable-component-update --disable-sync --remote-debugging-pipe";
 /// Time after which a hung browser is ended; no test needs longer.
@@ -39,18 +44,36 @@ impl Browser {
         })?;
         let profile = tempfile::tempdir().unwrap();
         // The browser reads commands from descriptor 3 and responds on 4, each terminated by a zero byte.
-        let line = format!("exec {program} {SWITCHES} \"--user-data-dir=$0\" about:blank 3<&0 4>&1 >&2 </dev/null");
+        let line = format!(
+            "exec {program} {SWITCHES} \"--user-data-dir=$0\" about:blank 3<&0 4>&1 >&2 </dev/null"
+        );
         let mut command = Command::new("timeout");
-        command.args(["-k", "5", SECONDS, "sh", "-c", &line]).arg(profile.path());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+            .args(["-k", "5", SECONDS, "sh", "-c", &line])
+            .arg(profile.path());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         let commands = child.stdin.take();
         let answers = BufReader::new(child.stdout.take()?);
         let complaints = Vec::new();
-        let mut browser = Browser { child, commands, answers, session: None, next: 0, complaints, _profile: profile };
+        let mut browser = Browser {
+            child,
+            commands,
+            answers,
+            session: None,
+            next: 0,
+            complaints,
+            _profile: profile,
+        };
         let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
         let attached = json!({"targetId": target["targetId"], "flatten": true});
-        let session = browser.call("Target.attachToTarget", attached)["sessionId"].as_str().unwrap().to_string();
+        let session = browser.call("Target.attachToTarget", attached)["sessionId"]
+            .as_str()
+            .unwrap()
+            .to_string();
         browser.session = Some(session);
         for domain in ["Page", "Runtime", "Log", "Accessibility", "Performance"] {
             browser.call(&format!("{domain}.enable"), json!({}));
@@ -84,7 +107,9 @@ impl Browser {
     fn record_complaint(&mut self, event: &Value) {
         let params = &event["params"];
         match event["method"].as_str() {
-            Some("Runtime.exceptionThrown") => self.complaints.push(params["exceptionDetails"].to_string()),
+            Some("Runtime.exceptionThrown") => {
+                self.complaints.push(params["exceptionDetails"].to_string())
+            }
             Some("Log.entryAdded") if params["entry"]["level"] == "error" => {
                 self.complaints.push(params["entry"]["text"].to_string());
             }
@@ -97,7 +122,11 @@ impl Browser {
     pub fn eval(&mut self, script: &str) -> Value {
         let parameters = json!({"expression": script, "awaitPromise": true, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", parameters);
-        assert!(answer["exceptionDetails"].is_null(), "{script}: {}", answer["exceptionDetails"]);
+        assert!(
+            answer["exceptionDetails"].is_null(),
+            "{script}: {}",
+            answer["exceptionDetails"]
+        );
         answer["result"]["value"].clone()
     }
 
@@ -118,7 +147,8 @@ impl Browser {
     }
 
     pub fn set_viewport(&mut self, width: u32, height: u32, scheme: &str) {
-        let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        let size =
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size);
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
         self.call("Emulation.setEmulatedMedia", features);
@@ -138,16 +168,24 @@ impl Browser {
                 "ArrowRight" => 39,
                 other => panic!("{other}: no code is known"),
             };
-            let event = json!({"type": kind, "key": key, "text": text, "windowsVirtualKeyCode": code});
+            let event =
+                json!({"type": kind, "key": key, "text": text, "windowsVirtualKeyCode": code});
             self.call("Input.dispatchKeyEvent", event);
         }
     }
 
     /// Stores a screenshot in the directory that `CACHEMATE_PICTURES` names, for inspection.
     pub fn save_screenshot(&mut self, name: &str) {
-        let Some(dir) = std::env::var_os("CACHEMATE_PICTURES") else { return };
-        let screenshot = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": false}));
-        let bytes = base64::engine::general_purpose::STANDARD.decode(screenshot["data"].as_str().unwrap()).unwrap();
+        let Some(dir) = std::env::var_os("CACHEMATE_PICTURES") else {
+            return;
+        };
+        let screenshot = self.call(
+            "Page.captureScreenshot",
+            json!({"captureBeyondViewport": false}),
+        );
+        let bytes = base64::engine::general_purpose::STANDARD
+            .decode(screenshot["data"].as_str().unwrap())
+            .unwrap();
         std::fs::write(Path::new(&dir).join(name), bytes).unwrap();
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::common::{Browser, page_header};
 use cachemate_core::Estimate;
 use cachemate_page::{
-    CurveSnapshot, DecisionSnapshot, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun, ShareSnapshot,
-    Snapshot, page_html,
+    CurveSnapshot, DecisionSnapshot, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun,
+    ShareSnapshot, Snapshot, page_html,
 };
 use serde_json::json;
 
@@ -27,7 +27,16 @@ const SCROLLS_BY_KEYS: &str = "[...document.querySelectorAll('main *')].filter((
     part.scrollWidth > part.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(part).overflowX) && \
     part.tabIndex < 0 && !part.querySelector('button, [tabindex]')).map((part) => part.id || part.className)";
 
-const NAMES: [&str; 8] = ["gzip", "mcf", "libquantum", "povray", "postgres", "redis-server", "clang", "stream"];
+const NAMES: [&str; 8] = [
+    "gzip",
+    "mcf",
+    "libquantum",
+    "povray",
+    "postgres",
+    "redis-server",
+    "clang",
+    "stream",
+];
 
 /// Rounds to four digits, as the builder of snapshots does.
 fn rounded(value: f64) -> f64 {
@@ -40,7 +49,9 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
     let head = page_header(caches);
     let mut state = 1u64;
     let mut draw = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         rounded((state >> 40) as f64 / f64::from(1 << 24))
     };
     let mut places: Vec<u32> = (0..programs).map(|program| program % caches).collect();
@@ -51,9 +62,17 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 let program = ((draw() * f64::from(programs)) as u32).min(programs - 1);
                 places[program as usize] = (places[program as usize] + 1) % caches;
                 decisions.push(DecisionSnapshot {
-                    kind: if window % 20 == 5 { "plain" } else { "rolled-back" },
+                    kind: if window % 20 == 5 {
+                        "plain"
+                    } else {
+                        "rolled-back"
+                    },
                     programs: vec![program],
-                    text: format!("{} goes to cache {}", name(program), places[program as usize]),
+                    text: format!(
+                        "{} goes to cache {}",
+                        name(program),
+                        places[program as usize]
+                    ),
                     numbers: vec![("gain_share".into(), 0.12)],
                 });
             }
@@ -80,7 +99,11 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
         });
         let programs_shown: Vec<_> = programs_shown.collect();
         let members = programs.min(16) as usize;
-        let mut table = || (0..members).map(|_| (0..members).map(|_| Some(rounded(0.4 * draw()))).collect()).collect();
+        let mut table = || {
+            (0..members)
+                .map(|_| (0..members).map(|_| Some(rounded(0.4 * draw()))).collect())
+                .collect()
+        };
         let matrix = MatrixSnapshot {
             programs: (0..members as u32).collect(),
             forecast: table(),
@@ -92,7 +115,14 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             level: "L3".into(),
             source: "stall-counters".into(),
             points: (1..=32)
-                .map(|step| (step << 20, 20.0 / step as f64, 18.0 / step as f64, 23.0 / step as f64))
+                .map(|step| {
+                    (
+                        step << 20,
+                        20.0 / step as f64,
+                        18.0 / step as f64,
+                        23.0 / step as f64,
+                    )
+                })
                 .collect(),
         };
         let share = |group: u32, indices: &str| ShareSnapshot {
@@ -113,14 +143,29 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             decisions,
             programs: programs_shown,
             shares: vec![share(0, "0-3"), share(1, "4-15")],
-            probes: vec![ProbeSnapshot { kind: "evicted lines", cost_s: 0.02, program: Some(1) }],
-            refused: if window % 9 == 8 { vec!["CPUs of mcf: no permission".into()] } else { Vec::new() },
-            curves: if window == 0 { (0..programs).map(curve).collect() } else { Vec::new() },
+            probes: vec![ProbeSnapshot {
+                kind: "evicted lines",
+                cost_s: 0.02,
+                program: Some(1),
+            }],
+            refused: if window % 9 == 8 {
+                vec!["CPUs of mcf: no permission".into()]
+            } else {
+                Vec::new()
+            },
+            curves: if window == 0 {
+                (0..programs).map(curve).collect()
+            } else {
+                Vec::new()
+            },
             matrix: (window % 8 == 0).then_some(matrix),
             ..Snapshot::default()
         }
     });
-    RecordedRun { snapshots: snapshots.collect(), head }
+    RecordedRun {
+        snapshots: snapshots.collect(),
+        head,
+    }
 }
 
 fn plain_name(program: u32) -> String {
@@ -140,16 +185,26 @@ fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
 /// program in its box?
 #[test]
 fn the_page_fits_the_window_and_every_control_has_a_name() {
-    let Some((mut browser, _turn)) = open_browser("the page's layout") else { return };
+    let Some((mut browser, _turn)) = open_browser("the page's layout") else {
+        return;
+    };
     let _dir = open(&mut browser, &run(8, 2, 40, plain_name));
     browser.eval("cachemate.show(30); cachemate.choose(2)");
     let mut papers = Vec::new();
-    for (width, scheme) in [(1280, "light"), (1280, "dark"), (375, "light"), (320, "dark")] {
+    for (width, scheme) in [
+        (1280, "light"),
+        (1280, "dark"),
+        (375, "light"),
+        (320, "dark"),
+    ] {
         browser.set_viewport(width, 900, scheme);
         browser.wait_until("document.querySelectorAll('#detail canvas').length === 3");
         browser.save_screenshot(&format!("page-{width}-{scheme}.png"));
         let wide = browser.eval("document.documentElement.scrollWidth");
-        assert!(wide.as_u64() <= Some(u64::from(width)), "{width} {scheme}: {wide}");
+        assert!(
+            wide.as_u64() <= Some(u64::from(width)),
+            "{width} {scheme}: {wide}"
+        );
         assert_eq!(browser.eval(SCROLLS_BY_KEYS), json!([]), "{width} {scheme}");
         papers.push(browser.eval("getComputedStyle(document.body).backgroundColor"));
     }
@@ -158,28 +213,54 @@ fn the_page_fits_the_window_and_every_control_has_a_name() {
                   b = chip.closest('.box').getBoundingClientRect(); return a.left >= b.left && a.right <= b.right && a.bottom <= b.bottom; })";
     // Programs move into their boxes, so the picture is correct only when they have arrived.
     browser.wait_until(inside);
-    assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(8));
+    assert_eq!(
+        browser.eval("document.querySelectorAll('.chip').length"),
+        json!(8)
+    );
     let tree = browser.call("Accessibility.getFullAXTree", json!({}));
     let controls = tree["nodes"].as_array().unwrap().iter().filter(|node| {
         let role = node["role"]["value"].as_str().unwrap_or_default();
         ["button", "slider", "textbox"].contains(&role) && node["ignored"] != json!(true)
     });
-    let names: Vec<String> =
-        controls.map(|node| node["name"]["value"].as_str().unwrap_or_default().to_string()).collect();
-    assert!(names.len() > 12 && names.iter().all(|name| !name.is_empty()), "{names:?}");
-    assert!(names.iter().any(|name| name.contains("libquantum, 3 threads, in cache")), "{names:?}");
+    let names: Vec<String> = controls
+        .map(|node| {
+            node["name"]["value"]
+                .as_str()
+                .unwrap_or_default()
+                .to_string()
+        })
+        .collect();
+    assert!(
+        names.len() > 12 && names.iter().all(|name| !name.is_empty()),
+        "{names:?}"
+    );
+    assert!(
+        names
+            .iter()
+            .any(|name| name.contains("libquantum, 3 threads, in cache")),
+        "{names:?}"
+    );
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
 /// Does a recording play, step and jump, by mouse and keyboard, and show the state of each window?
 #[test]
 fn a_recording_plays_back() {
-    let Some((mut browser, _turn)) = open_browser("playback") else { return };
+    let Some((mut browser, _turn)) = open_browser("playback") else {
+        return;
+    };
     let snapshots = run(4, 2, 40, plain_name);
     let _dir = open(&mut browser, &snapshots);
     let clock = "document.getElementById('clock').textContent";
-    assert_eq!(browser.eval(clock), json!("window 39, 40 s"), "it opens where most is known");
-    assert_eq!(browser.eval("document.getElementById('slider').value"), json!("39"));
+    assert_eq!(
+        browser.eval(clock),
+        json!("window 39, 40 s"),
+        "it opens where most is known"
+    );
+    assert_eq!(
+        browser.eval("document.getElementById('slider').value"),
+        json!("39")
+    );
     browser.press_key("Home");
     browser.wait_until(&format!("{clock} === 'window 0, 1 s'"));
     browser.press_key("ArrowRight");
@@ -192,10 +273,17 @@ fn a_recording_plays_back() {
         let places = browser.eval(
             "[...document.querySelectorAll('.chip')].map((chip) => [Number(chip.dataset.program), Number(chip.closest('.box').querySelector('b').textContent.split(' ')[1])]).sort((a, b) => a[0] - b[0])",
         );
-        let expected: Vec<(u32, u32)> = snapshot.programs.iter().map(|p| (p.program, p.places[0].0)).collect();
+        let expected: Vec<(u32, u32)> = snapshot
+            .programs
+            .iter()
+            .map(|p| (p.program, p.places[0].0))
+            .collect();
         assert_eq!(places, json!(expected), "window {index}");
     }
-    assert_eq!(browser.eval("document.querySelectorAll('.mark').length"), json!(4));
+    assert_eq!(
+        browser.eval("document.querySelectorAll('.mark').length"),
+        json!(4)
+    );
     browser.eval("document.querySelector('.mark').click()");
     let shown = browser
         .eval("document.getElementById('decision').open && document.getElementById('decision-texts').textContent");
@@ -209,7 +297,10 @@ fn a_recording_plays_back() {
     browser.wait_until("cachemate.timer === null");
     browser.eval("document.querySelector('.chip').focus()");
     browser.press_key("ArrowRight");
-    assert_eq!(browser.eval("document.activeElement === document.querySelectorAll('.chip')[1]"), json!(true));
+    assert_eq!(
+        browser.eval("document.activeElement === document.querySelectorAll('.chip')[1]"),
+        json!(true)
+    );
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 
@@ -217,7 +308,8 @@ fn a_recording_plays_back() {
 /// second represents it.
 #[test]
 fn a_page_with_an_hour_of_windows_is_at_most_5_mb() {
-    let bytes = page_html(Some(&run(8, 2, 1080, plain_name))).unwrap().len() - page_html(None).unwrap().len();
+    let bytes = page_html(Some(&run(8, 2, 1080, plain_name))).unwrap().len()
+        - page_html(None).unwrap().len();
     assert!(10 * bytes < 5_000_000, "{bytes} bytes for a tenth");
 }
 
@@ -225,7 +317,9 @@ fn a_page_with_an_hour_of_windows_is_at_most_5_mb() {
 /// well; and do programs of one name have names of their own?
 #[test]
 fn a_long_recording_is_zoomed_and_equal_names_distinguished() {
-    let Some((mut browser, _turn)) = open_browser("zooming") else { return };
+    let Some((mut browser, _turn)) = open_browser("zooming") else {
+        return;
+    };
     let mut long = run(16, 2, 2000, plain_name);
     long.snapshots[1234].programs[1].speed_per_s = Some(7e12);
     let _dir = open(&mut browser, &long);
@@ -234,15 +328,28 @@ fn a_long_recording_is_zoomed_and_equal_names_distinguished() {
     browser.wait_until("document.querySelectorAll('#detail canvas').length === 3");
     let points = "cachemate.charts.plots.speed.data[0].length";
     assert!(browser.eval(points).as_u64() <= Some(300));
-    assert_eq!(browser.eval("Math.max(...cachemate.charts.plots.speed.data[2])").as_f64(), Some(7e12), "an extreme");
+    assert_eq!(
+        browser
+            .eval("Math.max(...cachemate.charts.plots.speed.data[2])")
+            .as_f64(),
+        Some(7e12),
+        "an extreme"
+    );
     browser.save_screenshot("page-long.png");
     browser.eval("document.getElementById('closer').focus()");
     for _ in 0..3 {
         browser.press_key(" ");
     }
     browser.wait_until("cachemate.charts.range !== null");
-    assert_eq!(browser.eval(points), json!(249), "every window of an eighth");
-    assert_eq!(browser.eval("document.getElementById('range').textContent"), json!("18:30 to 22:39"));
+    assert_eq!(
+        browser.eval(points),
+        json!(249),
+        "every window of an eighth"
+    );
+    assert_eq!(
+        browser.eval("document.getElementById('range').textContent"),
+        json!("18:30 to 22:39")
+    );
     for _ in 0..3 {
         browser.eval("document.getElementById('wider').click()");
     }
@@ -255,7 +362,9 @@ fn a_long_recording_is_zoomed_and_equal_names_distinguished() {
 /// Is a program whose name looks like markup, a script or the end of one shown by that name, without any effect?
 #[test]
 fn a_name_like_markup_is_shown_as_text() {
-    let Some((mut browser, _turn)) = open_browser("hostile names") else { return };
+    let Some((mut browser, _turn)) = open_browser("hostile names") else {
+        return;
+    };
     let hostile = [
         "<img src=x onerror=\"window.hacked=1\">",
         "</script><script>window.hacked=1</script>",
@@ -264,7 +373,10 @@ fn a_name_like_markup_is_shown_as_text() {
         "<svg onload=window.hacked=1>",
         "'-alert(1)-'${window.hacked=1}",
     ];
-    let _dir = open(&mut browser, &run(6, 2, 20, |program| hostile[program as usize].to_string()));
+    let _dir = open(
+        &mut browser,
+        &run(6, 2, 20, |program| hostile[program as usize].to_string()),
+    );
     for index in 0..6 {
         browser.eval(&format!("cachemate.show(null); cachemate.choose({index}); document.querySelectorAll('.mark').forEach((mark) => mark.click()); document.getElementById('decision').close()"));
     }
@@ -276,10 +388,20 @@ fn a_name_like_markup_is_shown_as_text() {
         browser.eval("window.hacked === undefined && document.querySelectorAll('img, main script').length === 0"),
         json!(true)
     );
-    assert_eq!(browser.complaints, Vec::<String>::new(), "the content policy had nothing to keep out");
-    browser.eval("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked=1\">')");
+    assert_eq!(
+        browser.complaints,
+        Vec::<String>::new(),
+        "the content policy had nothing to keep out"
+    );
+    browser.eval(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked=1\">')",
+    );
     browser.wait_until("document.images[0].complete");
-    assert_eq!(browser.eval("window.hacked === undefined"), json!(true), "and it would keep it out");
+    assert_eq!(
+        browser.eval("window.hacked === undefined"),
+        json!(true),
+        "and it would keep it out"
+    );
     assert!(!browser.complaints.is_empty());
 }
 
@@ -288,7 +410,9 @@ fn a_name_like_markup_is_shown_as_text() {
 /// happens elsewhere and later.
 #[test]
 fn an_update_costs_less_than_redrawing_the_boxes() {
-    let Some((mut browser, _turn)) = open_browser("the cost of an update") else { return };
+    let Some((mut browser, _turn)) = open_browser("the cost of an update") else {
+        return;
+    };
     let _dir = open(&mut browser, &run(200, 16, 120, plain_name));
     browser.set_viewport(1400, 900, "light");
     browser.eval(
@@ -297,7 +421,11 @@ fn an_update_costs_less_than_redrawing_the_boxes() {
     );
     let thread_ms = |browser: &mut Browser| {
         let metrics = browser.call("Performance.getMetrics", json!({}));
-        let time = metrics["metrics"].as_array().unwrap().iter().find(|metric| metric["name"] == "ThreadTime");
+        let time = metrics["metrics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|metric| metric["name"] == "ThreadTime");
         1000.0 * time.unwrap()["value"].as_f64().unwrap()
     };
     let start = thread_ms(&mut browser);
@@ -306,9 +434,15 @@ fn an_update_costs_less_than_redrawing_the_boxes() {
     browser.eval(
         "told.slice(20).forEach((one) => { cachemate.boxes.build(cachemate.store.head); cachemate.boxes.show(one, 3, true); void document.body.offsetHeight; })",
     );
-    let (update, anew) = ((updated - start) / 100.0, (thread_ms(&mut browser) - updated) / 100.0);
+    let (update, anew) = (
+        (updated - start) / 100.0,
+        (thread_ms(&mut browser) - updated) / 100.0,
+    );
     browser.save_screenshot("page-200.png");
-    let wall = browser.eval("cachemate.spent.slice(20).sort((a, b) => a - b)[50]").as_f64().unwrap();
+    let wall = browser
+        .eval("cachemate.spent.slice(20).sort((a, b) => a - b)[50]")
+        .as_f64()
+        .unwrap();
     println!(
         "200 programs on 16 caches, script, style and layout of an update: {wall:.1} ms by the clock (median, bar 16 ms), \
          {update:.1} ms of the main thread (mean); drawing the boxes anew {anew:.1} ms"

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use crate::common::{Browser, page_header};
 use cachemate_core::Estimate;
-use cachemate_page::{CurveSnapshot, MatrixSnapshot, ProgramSnapshot, RecordedRun, Snapshot, page_html};
+use cachemate_page::{
+    CurveSnapshot, MatrixSnapshot, ProgramSnapshot, RecordedRun, Snapshot, page_html,
+};
 use serde_json::json;
 
 /// Height of the compared part in pixels, and width and height of a cell.
@@ -27,7 +29,10 @@ fn brightness_grid(browser: &mut Browser) -> String {
           pen.font = '16px ' + getComputedStyle(document.body).fontFamily; \
           return pen.measureText('Which programs should share a cache 0123456789').width.toFixed(1); })()",
     );
-    let screenshot = browser.call("Page.captureScreenshot", json!({"captureBeyondViewport": false}));
+    let screenshot = browser.call(
+        "Page.captureScreenshot",
+        json!({"captureBeyondViewport": false}),
+    );
     let script = format!(
         "(async () => {{ const picture = new Image(); picture.src = 'data:image/png;base64,{}'; await picture.decode(); \
          const canvas = document.createElement('canvas'); canvas.width = picture.width; canvas.height = picture.height; \
@@ -50,7 +55,10 @@ fn changed_share(expected: &str, found: &str) -> f64 {
     if expected.len() != found.len() {
         return 1.0;
     }
-    let changed = expected.bytes().zip(found.bytes()).filter(|(a, b)| a.abs_diff(*b) >= CHANGED_LEVELS);
+    let changed = expected
+        .bytes()
+        .zip(found.bytes())
+        .filter(|(a, b)| a.abs_diff(*b) >= CHANGED_LEVELS);
     changed.count() as f64 / expected.len().max(1) as f64
 }
 
@@ -59,12 +67,14 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
     browser.set_viewport(width, HEIGHT, "light");
     let look = |browser: &mut Browser| {
         browser.open(&format!("file://{}", file.display()));
-        browser.eval("document.fonts.ready.then(() => new Promise((done) => setTimeout(done, 600)))");
+        browser
+            .eval("document.fonts.ready.then(() => new Promise((done) => setTimeout(done, 600)))");
     };
     look(browser);
     browser.save_screenshot(&format!("{name}-{width}.png"));
     let found = brightness_grid(browser);
-    let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/looks/{name}-{width}.txt"));
+    let stored =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/looks/{name}-{width}.txt"));
     if std::env::var_os("UPDATE_EXPECT").is_some() {
         std::fs::write(&stored, &found).unwrap();
     }
@@ -79,7 +89,10 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
         return;
     }
     let changed = changed_share(expected, found);
-    assert!(changed <= MAX_CHANGED, "{name} at {width}: {changed:.3} of the cells differ\n{expected}\nnow\n{found}");
+    assert!(
+        changed <= MAX_CHANGED,
+        "{name} at {width}: {changed:.3} of the cells differ\n{expected}\nnow\n{found}"
+    );
     // The comparison has to notice a part that is missing.
     look(browser);
     browser.eval(&format!(
@@ -88,7 +101,10 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
     browser.eval("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100)))");
     let without = brightness_grid(browser);
     let changed = changed_share(expected, without.split_once('\n').unwrap().1);
-    assert!(changed > MAX_CHANGED, "{name} at {width}: without {hide}, only {changed:.3} of the cells differ");
+    assert!(
+        changed > MAX_CHANGED,
+        "{name} at {width}: without {hide}, only {changed:.3} of the cells differ"
+    );
 }
 
 /// A run of two programs on two caches, with a matrix and a curve.
@@ -103,22 +119,47 @@ fn sample_run() -> RecordedRun {
         speed_per_s: Some(1e9 + 1e7 * (window * u64::from(program + 3) % 10) as f64),
         speed_unit: Some("instructions"),
         slowdown: Some(0.1 * f64::from(program)),
-        forecast_slowdown: Some(Estimate { value: 0.11 * f64::from(program), low: 0.0, high: 0.5 }),
+        forecast_slowdown: Some(Estimate {
+            value: 0.11 * f64::from(program),
+            low: 0.0,
+            high: 0.5,
+        }),
         ..ProgramSnapshot::default()
     };
-    let table = || (0..4).map(|row| (0..4).map(|column| Some(0.05 * f64::from(row * column))).collect()).collect();
+    let table = || {
+        (0..4)
+            .map(|row| {
+                (0..4)
+                    .map(|column| Some(0.05 * f64::from(row * column)))
+                    .collect()
+            })
+            .collect()
+    };
     let curve = |program| CurveSnapshot {
         program,
         level: "L3".into(),
         source: "stall-counters".into(),
-        points: (1..=32).map(|step| (step << 20, 20.0 / step as f64, 18.0 / step as f64, 23.0 / step as f64)).collect(),
+        points: (1..=32)
+            .map(|step| {
+                (
+                    step << 20,
+                    20.0 / step as f64,
+                    18.0 / step as f64,
+                    23.0 / step as f64,
+                )
+            })
+            .collect(),
     };
     let snapshot = |window: u64| Snapshot {
         window,
         at_s: window as f64 + 1.0,
         duration_s: 1.0,
         programs: (0..4).map(|number| program(number, window)).collect(),
-        curves: if window == 0 { (0..4).map(curve).collect() } else { Vec::new() },
+        curves: if window == 0 {
+            (0..4).map(curve).collect()
+        } else {
+            Vec::new()
+        },
         matrix: Some(MatrixSnapshot {
             programs: (0..4).collect(),
             forecast: table(),
@@ -127,7 +168,10 @@ fn sample_run() -> RecordedRun {
         }),
         ..Snapshot::default()
     };
-    RecordedRun { snapshots: (0..20).map(snapshot).collect(), head }
+    RecordedRun {
+        snapshots: (0..20).map(snapshot).collect(),
+        head,
+    }
 }
 
 /// On a wide and a narrow window: is the look of a run's page and of a study's report that of the stored pictures?

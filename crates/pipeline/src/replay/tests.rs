@@ -1,4 +1,6 @@
-use cachemate_core::test_support::alternating::{self, AlternatingPolicy, CpuPredictor, alternating_config};
+use cachemate_core::test_support::alternating::{
+    self, AlternatingPolicy, CpuPredictor, alternating_config,
+};
 use cachemate_core::*;
 use cachemate_trace::RunLogWriter;
 
@@ -22,8 +24,14 @@ fn replay_alternating(
     let machine = ReplayMachine::new(RunLogReader::open(path).unwrap());
     let current = Rc::clone(&machine.current_record);
     let first = alternating_config().first_window;
-    let control_loop =
-        ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "turns", AlternatingPolicy { stride }, first);
+    let control_loop = ControlLoop::new(
+        machine,
+        Vec::new(),
+        Box::new(CpuPredictor),
+        "turns",
+        AlternatingPolicy { stride },
+        first,
+    );
     replay_windows(control_loop, &current, must_match, visit_window)
 }
 
@@ -35,14 +43,22 @@ fn the_same_policy_repeats_and_a_changed_one_is_detected() {
     let records = record_run(&path);
     let run = |stride, must_match| {
         let mut replayed_windows = Vec::new();
-        let result = replay_alternating(&path, stride, must_match, |replayed| replayed_windows.push(replayed));
+        let result = replay_alternating(&path, stride, must_match, |replayed| {
+            replayed_windows.push(replayed)
+        });
         (result, replayed_windows)
     };
     let (windows, replayed_windows) = run(1, true);
     assert_eq!(windows.unwrap(), 6);
     for (replayed, record) in replayed_windows.iter().zip(&records) {
-        assert_eq!((&replayed.decision, &replayed.plan_difference), (&record.decision, &None));
-        assert_eq!(replayed.forecast_errors_instr_per_cycle, record.forecast_errors_instr_per_cycle);
+        assert_eq!(
+            (&replayed.decision, &replayed.plan_difference),
+            (&record.decision, &None)
+        );
+        assert_eq!(
+            replayed.forecast_errors_instr_per_cycle,
+            record.forecast_errors_instr_per_cycle
+        );
     }
     let (result, replayed_windows) = run(2, true);
     assert_eq!(replayed_windows.len(), 1);
@@ -61,10 +77,19 @@ fn another_policys_forecasts_are_made_under_the_recorded_plan() {
     let records = record_run(&path);
     let mut replayed_windows = Vec::new();
     replay_alternating(&path, 2, false, |replayed| replayed_windows.push(replayed)).unwrap();
-    assert_eq!(replayed_windows.iter().filter(|replayed| replayed.plan_difference.is_some()).count(), 3);
+    assert_eq!(
+        replayed_windows
+            .iter()
+            .filter(|replayed| replayed.plan_difference.is_some())
+            .count(),
+        3
+    );
     // The predictor and the plans in force are those of the recording, and so are the misses.
     for (replayed, record) in replayed_windows.iter().zip(&records) {
-        assert_eq!(replayed.forecast_errors_instr_per_cycle, record.forecast_errors_instr_per_cycle);
+        assert_eq!(
+            replayed.forecast_errors_instr_per_cycle,
+            record.forecast_errors_instr_per_cycle
+        );
     }
 }
 
@@ -76,8 +101,13 @@ fn a_plan_that_was_not_recorded_is_refused() {
     let records = record_run(&path);
     let mut machine = ReplayMachine::new(RunLogReader::open(&path).unwrap());
     machine.observe().unwrap();
-    assert_eq!(machine.apply(&records[0].decision.plan).unwrap(), records[0].applied);
-    let applied = machine.apply(&Plan::idle(WindowLength::Time { ns: 1_000 })).unwrap();
+    assert_eq!(
+        machine.apply(&records[0].decision.plan).unwrap(),
+        records[0].applied
+    );
+    let applied = machine
+        .apply(&Plan::idle(WindowLength::Time { ns: 1_000 }))
+        .unwrap();
     assert_eq!(applied.refused[0].reason, RefusalReason::NotRecorded);
     assert_eq!(applied.affinity, records[0].applied.affinity);
 }
@@ -111,7 +141,12 @@ impl Policy for LastCpuPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000 });
         let last: CpuSet = view.topology.online().iter().last().into_iter().collect();
-        plan.affinity = view.observation.tasks.iter().map(|task| (task.task, last.clone())).collect();
+        plan.affinity = view
+            .observation
+            .tasks
+            .iter()
+            .map(|task| (task.task, last.clone()))
+            .collect();
         Decision::new(plan, Vec::new())
     }
 }
@@ -129,7 +164,14 @@ fn a_run_with_cpus_taken_offline_and_online_replays() {
         host.capabilities.clone(),
         alternating_config(),
     );
-    let mut run = ControlLoop::new(Hotplug(host, 0), Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
+    let mut run = ControlLoop::new(
+        Hotplug(host, 0),
+        Vec::new(),
+        Box::new(CpuPredictor),
+        "last",
+        LastCpuPolicy,
+        first,
+    );
     let mut log = RunLogWriter::create(&path, false, &header).unwrap();
     let (mut online, mut scored) = (Vec::new(), Vec::new());
     while let Some(record) = run.step().unwrap() {
@@ -138,20 +180,45 @@ fn a_run_with_cpus_taken_offline_and_online_replays() {
         log.push(&record).unwrap();
     }
     log.finish().unwrap();
-    assert_eq!(online, [None, None, Some("0".to_string()), None, Some("0-1".to_string()), None]);
+    assert_eq!(
+        online,
+        [
+            None,
+            None,
+            Some("0".to_string()),
+            None,
+            Some("0-1".to_string()),
+            None
+        ]
+    );
     assert_eq!(scored, [false, true, false, true, false, true]);
     let replay_again = |path: &std::path::Path| {
         let machine = ReplayMachine::new(RunLogReader::open(path).unwrap());
         let current = Rc::clone(&machine.current_record);
-        let control_loop = ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
+        let control_loop = ControlLoop::new(
+            machine,
+            Vec::new(),
+            Box::new(CpuPredictor),
+            "last",
+            LastCpuPolicy,
+            first,
+        );
         replay_windows(control_loop, &current, true, |_| {})
     };
     assert_eq!(replay_again(&path).unwrap(), 6);
     let text = std::fs::read_to_string(&path).unwrap();
     let old_format = text.replacen("\"format\":4", "\"format\":3", 1);
-    let old_format = old_format.replace(",\"online\":\"0-1\"}", "}").replace(",\"online\":\"0\"}", "}");
-    assert!(old_format.len() < text.len() - 20, "two windows recorded it");
+    let old_format = old_format
+        .replace(",\"online\":\"0-1\"}", "}")
+        .replace(",\"online\":\"0\"}", "}");
+    assert!(
+        old_format.len() < text.len() - 20,
+        "two windows recorded it"
+    );
     std::fs::write(&path, old_format).unwrap();
     let error = replay_again(&path).unwrap_err().to_string();
-    assert!(error.starts_with("window 2: the policy 'last' decides differently"), "{error}");
+    assert!(
+        error.starts_with("window 2: the policy 'last' decides differently"),
+        "{error}"
+    );
 }

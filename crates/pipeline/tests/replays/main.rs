@@ -24,10 +24,21 @@ fn policy_parameters(policy: &str) -> &'static str {
     }
 }
 
-fn standard_pipeline(policy: &str, predictor: PredictorConfig, simulated: bool) -> StandardPipeline {
+fn standard_pipeline(
+    policy: &str,
+    predictor: PredictorConfig,
+    simulated: bool,
+) -> StandardPipeline {
     StandardPipeline {
-        policy: PolicyConfig { name: policy.to_string(), parameters: policy_parameters(policy).to_string(), seed: 11 },
-        guard: Some(GuardConfig { trial_windows: 3, ..GuardConfig::default() }),
+        policy: PolicyConfig {
+            name: policy.to_string(),
+            parameters: policy_parameters(policy).to_string(),
+            seed: 11,
+        },
+        guard: Some(GuardConfig {
+            trial_windows: 3,
+            ..GuardConfig::default()
+        }),
         counted_instructions: if simulated { 10_000.0 } else { 1e8 },
         predictor,
         watches_code: simulated,
@@ -37,7 +48,8 @@ fn standard_pipeline(policy: &str, predictor: PredictorConfig, simulated: bool) 
 
 /// Runs a pipeline to its end, writes its log to `path`, and returns its records.
 fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<WindowRecord> {
-    let mut log = RunLogWriter::create(path, true, &pipeline.build_run_header(&machine)).expect("the log can be made");
+    let mut log = RunLogWriter::create(path, true, &pipeline.build_run_header(&machine))
+        .expect("the log can be made");
     let mut records = Vec::new();
     let on_window = |_: &mut M, record: WindowRecord| {
         log.push(&record).expect("every record can be written");
@@ -54,10 +66,15 @@ fn assert_replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     let log = RunLogReader::open(path).expect("the log can be read");
     let mut index = 0;
     let on_window = |replayed: cachemate_pipeline::ReplayedWindow| {
-        assert_eq!(replayed.decision, records[index].decision, "'{policy}', window {}", replayed.window);
+        assert_eq!(
+            replayed.decision, records[index].decision,
+            "'{policy}', window {}",
+            replayed.window
+        );
         index += 1;
     };
-    let windows = replay(log, None, on_window).unwrap_or_else(|error| panic!("'{policy}': {error}"));
+    let windows =
+        replay(log, None, on_window).unwrap_or_else(|error| panic!("'{policy}': {error}"));
     assert_eq!(windows as usize, records.len(), "'{policy}'");
 }
 
@@ -68,22 +85,36 @@ fn every_policy_recorded_on_a_host_replays() {
     let (mut rolled_back, mut evicted) = (0, 0);
     for counters in [true, false] {
         for entry in policies::ENTRIES {
-            let penalty = PredictorConfig { miss_penalty_cycles: 187.5, miss_penalty_source: "measured".to_string() };
+            let penalty = PredictorConfig {
+                miss_penalty_cycles: 187.5,
+                miss_penalty_source: "measured".to_string(),
+            };
             let host = ModeledHost::new(counters, 70);
-            let config =
-                standard_pipeline(entry.name, penalty, false).for_machine(host.topology(), host.capabilities());
-            let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
+            let config = standard_pipeline(entry.name, penalty, false)
+                .for_machine(host.topology(), host.capabilities());
+            let path = dir
+                .path()
+                .join(format!("{}-{counters}.jsonl.zst", entry.name));
             let records = record(Pipeline::build(config).unwrap(), host, &path);
             let reasons = || records.iter().flat_map(|record| &record.decision.reasons);
-            rolled_back += reasons().filter(|reason| reason.kind == ReasonKind::RolledBack).count();
-            let probe_results = records.iter().flat_map(|record| &record.observation.probe_results);
+            rolled_back += reasons()
+                .filter(|reason| reason.kind == ReasonKind::RolledBack)
+                .count();
+            let probe_results = records
+                .iter()
+                .flat_map(|record| &record.observation.probe_results);
             evicted += probe_results
-                .filter(|probe_result| matches!(probe_result.evidence, ProbeEvidence::PrimeProbe { .. }))
+                .filter(|probe_result| {
+                    matches!(probe_result.evidence, ProbeEvidence::PrimeProbe { .. })
+                })
                 .count();
             assert_replays(entry.name, &path, &records);
         }
     }
-    assert!(rolled_back > 0, "no policy was rolled back: the guard was not replayed");
+    assert!(
+        rolled_back > 0,
+        "no policy was rolled back: the guard was not replayed"
+    );
     assert!(evicted > 0, "no evicted-line answer was replayed");
 }
 
@@ -95,13 +126,22 @@ fn every_policy_recorded_on_the_simulator_replays() {
     for entry in policies::ENTRIES {
         let program = |name: &'static str| {
             let maker = move |run: u32| {
-                kernels::build_threads(name, u64::from(run) + 3, &kernels::Options::default()).expect("a known kernel")
+                kernels::build_threads(name, u64::from(run) + 3, &kernels::Options::default())
+                    .expect("a known kernel")
             };
             SimProgram::new(name.to_string(), Box::new(maker))
         };
         let ends = Some(RunLimit::Cycles(3_000_000));
-        let options = SimOptions { seed: 5, scale: 1000, ends, ..SimOptions::default() };
-        let programs = ["mcf", "art", "gamess", "libquantum"].map(program).into_iter().collect();
+        let options = SimOptions {
+            seed: 5,
+            scale: 1000,
+            ends,
+            ..SimOptions::default()
+        };
+        let programs = ["mcf", "art", "gamess", "libquantum"]
+            .map(program)
+            .into_iter()
+            .collect();
         let mut machine = SimMachine::new(&spec, &options, programs).unwrap();
         let standard = standard_pipeline(entry.name, miss_penalty_of_machine(&spec), true);
         let config = standard.for_machine(machine.topology(), machine.capabilities());
@@ -117,20 +157,32 @@ fn every_policy_recorded_on_the_simulator_replays() {
 #[test]
 fn a_forged_log_is_detected_at_its_window() {
     let dir = tempfile::tempdir().unwrap();
-    let penalty = PredictorConfig { miss_penalty_cycles: 150.0, miss_penalty_source: "measured".to_string() };
+    let penalty = PredictorConfig {
+        miss_penalty_cycles: 150.0,
+        miss_penalty_source: "measured".to_string(),
+    };
     let host = ModeledHost::new(true, 20);
-    let config = standard_pipeline("dio", penalty, false).for_machine(host.topology(), host.capabilities());
+    let config =
+        standard_pipeline("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");
     let records = record(Pipeline::build(config).unwrap(), host, &path);
-    let changed_window =
-        (0..records.len()).find(|&index| !records[index].decision.reasons.is_empty()).expect("dio says why");
+    let changed_window = (0..records.len())
+        .find(|&index| !records[index].decision.reasons.is_empty())
+        .expect("dio says why");
     let mut forged = records.clone();
     forged[changed_window].decision.reasons.clear();
     let header = RunLogReader::open(&path).unwrap().header().clone();
     let mut log = RunLogWriter::create(&path, true, &header).unwrap();
     forged.iter().for_each(|record| log.push(record).unwrap());
     log.finish().unwrap();
-    let error = replay(RunLogReader::open(&path).unwrap(), None, |_| ()).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("window {changed_window}: the policy 'dio' decides differently")), "{error}");
+    let error = replay(RunLogReader::open(&path).unwrap(), None, |_| ())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with(&format!(
+            "window {changed_window}: the policy 'dio' decides differently"
+        )),
+        "{error}"
+    );
     assert!(error.contains("reasons.0: recorded none"), "{error}");
 }

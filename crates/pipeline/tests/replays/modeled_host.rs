@@ -25,24 +25,48 @@ impl ModeledHost {
     /// Creates a host with counters, or one that resembles a virtual machine without counters.
     pub fn new(counters: bool, windows: u64) -> Self {
         let topology = test_support::last_level_caches(2, 2, CacheLevel::L3, 16 << 20);
-        let mut can = vec![Ability::ProbeFromOutside, Ability::Affinity, Ability::Weights, Ability::Gangs];
+        let mut can = vec![
+            Ability::ProbeFromOutside,
+            Ability::Affinity,
+            Ability::Weights,
+            Ability::Gangs,
+        ];
         can.push(Ability::SampleReuses);
         if counters {
             can.extend([Ability::CountPerTask, Ability::SampleAccesses]);
         }
         let mut capabilities = test_support::capabilities_fixture(&can);
-        let absent = [Ability::CountPerTask, Ability::TraceAddresses, Ability::CountSuperSets, Ability::CountPerCache];
+        let absent = [
+            Ability::CountPerTask,
+            Ability::TraceAddresses,
+            Ability::CountSuperSets,
+            Ability::CountPerCache,
+        ];
         for ability in absent.into_iter().filter(|ability| !can.contains(ability)) {
-            let unsupported = Support::No { reason: "not on this host".to_string(), remedy: None };
+            let unsupported = Support::No {
+                reason: "not on this host".to_string(),
+                remedy: None,
+            };
             capabilities.abilities.insert(ability, unsupported);
         }
         let plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
-        ModeledHost { topology, capabilities, counters, window: 0, windows, plan }
+        ModeledHost {
+            topology,
+            capabilities,
+            counters,
+            window: 0,
+            windows,
+            plan,
+        }
     }
 
     fn cpu_of(&self, task: u32) -> u32 {
         let default_cpu = task; // victims 0 and 1 share the first cache, streams 2 and 3 the second
-        let pinned_cpu = self.plan.affinity.get(&TaskId(task)).and_then(IndexSet::first);
+        let pinned_cpu = self
+            .plan
+            .affinity
+            .get(&TaskId(task))
+            .and_then(IndexSet::first);
         pinned_cpu.unwrap_or(default_cpu).min(TASKS - 1)
     }
 
@@ -75,7 +99,14 @@ impl ModeledHost {
             (CounterEvent::Instructions, 4.0 * accesses),
             (CounterEvent::Cycles, 2e9),
             (CounterEvent::References(CacheLevel::L3), accesses),
-            (CounterEvent::Misses(CacheLevel::L3), if self.access_ns(id) == 27.0 { 0.01 } else { 0.9 } * accesses),
+            (
+                CounterEvent::Misses(CacheLevel::L3),
+                if self.access_ns(id) == 27.0 {
+                    0.01
+                } else {
+                    0.9
+                } * accesses,
+            ),
         ];
         // Counting starts late, as in the modeled lab, where programs start one after the other.
         let counts = if self.counters && self.window >= COUNTED_FROM {
@@ -84,7 +115,12 @@ impl ModeledHost {
             EventCounts::default()
         };
         TaskSample {
-            name: if Self::is_stream(id) { "stream" } else { "victim" }.to_string(),
+            name: if Self::is_stream(id) {
+                "stream"
+            } else {
+                "victim"
+            }
+            .to_string(),
             cpu: Some(cpu),
             on_cpu_ns: vec![(cpu, WINDOW_NS)],
             progress: Some(accesses),
@@ -100,13 +136,22 @@ impl ModeledHost {
                 let share = if stream(task) { 900 } else { 20 };
                 let sample = |index: u32| PrimeProbeSample {
                     target_running: index.is_multiple_of(2),
-                    evicted: if index.is_multiple_of(2) { share + index } else { index },
+                    evicted: if index.is_multiple_of(2) {
+                        share + index
+                    } else {
+                        index
+                    },
                     reloads: 1000,
                     elapsed_ns: 1_000_000,
                     round_trips_ns: Some((60.0, 61.0)),
                 };
                 let samples = (0..(*samples).max(8)).map(sample).collect();
-                ProbeEvidence::PrimeProbe { task: *task, buffer_bytes: 1 << 20, wait_ns: 1_000_000, samples }
+                ProbeEvidence::PrimeProbe {
+                    task: *task,
+                    buffer_bytes: 1 << 20,
+                    wait_ns: 1_000_000,
+                    samples,
+                }
             }
             ProbeKind::Neighbor { task, neighbor } => ProbeEvidence::NeighborSlowdown {
                 task: *task,
@@ -119,15 +164,25 @@ impl ModeledHost {
             },
             ProbeKind::PingPong { cpus } => {
                 let is_same_cache = cpus.0.0 / 2 == cpus.1.0 / 2;
-                ProbeEvidence::PingPong { cpus: *cpus, round_trip_ns: if is_same_cache { 60.0 } else { 320.0 } }
+                ProbeEvidence::PingPong {
+                    cpus: *cpus,
+                    round_trip_ns: if is_same_cache { 60.0 } else { 320.0 },
+                }
             }
             ProbeKind::ReuseTimes { task, locations } => {
                 let reuse = |index: u32| ReuseSample {
-                    accesses: Some(if stream(task) { 1 << 30 } else { 1 << (index % 12) }),
+                    accesses: Some(if stream(task) {
+                        1 << 30
+                    } else {
+                        1 << (index % 12)
+                    }),
                     elapsed_ns: 1_000,
                     reused: !stream(task),
                 };
-                ProbeEvidence::Reuses { task: *task, samples: (0..*locations).map(reuse).collect() }
+                ProbeEvidence::Reuses {
+                    task: *task,
+                    samples: (0..*locations).map(reuse).collect(),
+                }
             }
             _ => return None,
         })
@@ -147,12 +202,21 @@ impl Machine for ModeledHost {
         }
         let answer_probe = |probe: &ProbeRequest| {
             let evidence = self.probe_evidence(&probe.kind)?;
-            Some(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
+            Some(ProbeResult {
+                probe: probe.id,
+                evidence,
+                complete: true,
+                cost_ns: vec![(None, 5)],
+            })
         };
         let observation = Observation {
             probe_results: self.plan.probes.iter().filter_map(answer_probe).collect(),
             applied: self.applied_plan(),
-            ..observation_of(self.window, WINDOW_NS, (0..TASKS).map(|id| self.task_sample(id)))
+            ..observation_of(
+                self.window,
+                WINDOW_NS,
+                (0..TASKS).map(|id| self.task_sample(id)),
+            )
         };
         self.window += 1;
         Ok(Some(observation))
@@ -166,6 +230,11 @@ impl Machine for ModeledHost {
 impl ModeledHost {
     fn applied_plan(&self) -> AppliedPlan {
         let (affinity, gangs) = (self.plan.affinity.clone(), self.plan.gangs.clone());
-        AppliedPlan { affinity, gangs, weights: BTreeMap::new(), ..AppliedPlan::default() }
+        AppliedPlan {
+            affinity,
+            gangs,
+            weights: BTreeMap::new(),
+            ..AppliedPlan::default()
+        }
     }
 }

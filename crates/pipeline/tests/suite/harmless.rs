@@ -21,7 +21,8 @@ fn uncontended_machine() -> SimMachine {
     let program = |index: u64| {
         let maker = move |run: u32| {
             let seed = 100 * index + u64::from(run) + 1;
-            kernels::build_threads("gamess", seed, &kernels::Options::default()).expect("a known program")
+            kernels::build_threads("gamess", seed, &kernels::Options::default())
+                .expect("a known program")
         };
         SimProgram::new(format!("gamess-{index}"), Box::new(maker))
     };
@@ -32,14 +33,19 @@ fn uncontended_machine() -> SimMachine {
         ends: Some(RunLimit::Cycles(CYCLES)),
         ..SimOptions::default()
     };
-    SimMachine::new(&spec, &options, (0..4).map(program).collect()).expect("four programs on four cores")
+    SimMachine::new(&spec, &options, (0..4).map(program).collect())
+        .expect("four programs on four cores")
 }
 
 fn run(policy: &str, guarded: bool) -> RunResults {
     let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
     let mut machine = uncontended_machine();
     let standard = StandardPipeline {
-        policy: PolicyConfig { name: policy.to_string(), parameters: String::new(), seed: 3 },
+        policy: PolicyConfig {
+            name: policy.to_string(),
+            parameters: String::new(),
+            seed: 3,
+        },
         guard: guarded.then(GuardConfig::default),
         counted_instructions: 10_000.0,
         predictor: miss_penalty_of_machine(&spec),
@@ -49,7 +55,10 @@ fn run(policy: &str, guarded: bool) -> RunResults {
     let config = standard.for_machine(machine.topology(), machine.capabilities());
     machine.set_first_window(config.first_window);
     let pipeline = Pipeline::build(config).expect("a policy of the registry with its defaults");
-    pipeline.run(machine, |_, _| true).expect("the run ends").collect_results()
+    pipeline
+        .run(machine, |_, _| true)
+        .expect("the run ends")
+        .collect_results()
 }
 
 /// Does no task lose more than one percent of its instructions under any unguarded policy, except policies that are
@@ -58,9 +67,15 @@ fn run(policy: &str, guarded: bool) -> RunResults {
 /// Cost: 38 s of CPU, because every policy of the registry runs the same four programs.
 #[test]
 fn no_policy_slows_a_program_without_contention() {
-    let harmful: Vec<&str> =
-        policies::ENTRIES.iter().filter(|entry| entry.is_harmful_by_design).map(|entry| entry.name).collect();
-    println!("policies that harm by design, exempt from this: {}", harmful.join(", "));
+    let harmful: Vec<&str> = policies::ENTRIES
+        .iter()
+        .filter(|entry| entry.is_harmful_by_design)
+        .map(|entry| entry.name)
+        .collect();
+    println!(
+        "policies that harm by design, exempt from this: {}",
+        harmful.join(", ")
+    );
     let default = run("default", false);
     let losses: Vec<String> = policies::ENTRIES
         .par_iter()
@@ -71,10 +86,20 @@ fn no_policy_slows_a_program_without_contention() {
                 let now = results.tasks[task].instructions as f64;
                 let loss = 1.0 - now / default_results.instructions as f64;
                 println!("{:20} task {task}: {:+.2} %", entry.name, -100.0 * loss);
-                (loss > MAX_LOSS).then(|| format!("{}, task {task}: {:.1} %", entry.name, 100.0 * loss))
+                (loss > MAX_LOSS)
+                    .then(|| format!("{}, task {task}: {:.1} %", entry.name, 100.0 * loss))
             };
-            default.tasks.iter().enumerate().filter_map(loss).collect::<Vec<_>>()
+            default
+                .tasks
+                .iter()
+                .enumerate()
+                .filter_map(loss)
+                .collect::<Vec<_>>()
         })
         .collect();
-    assert!(losses.is_empty(), "instructions lost: {}", losses.join("; "));
+    assert!(
+        losses.is_empty(),
+        "instructions lost: {}",
+        losses.join("; ")
+    );
 }

@@ -1,8 +1,8 @@
 //! Does a sweep over a few way masks yield the curve that closed-form theory predicts?
 
 use cachemate_core::{
-    Access, AccessSource, BatchEnd, CacheLevel, Machine, PolicyConfig, Profiler, Profiles, SplitMix64, TaskId,
-    TracedCache, WindowLength,
+    Access, AccessSource, BatchEnd, CacheLevel, Machine, PolicyConfig, Profiler, Profiles,
+    SplitMix64, TaskId, TracedCache, WindowLength,
 };
 use cachemate_locality::profilers::SizeSweepProfiler;
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
@@ -20,7 +20,11 @@ struct Uniform(SplitMix64);
 
 impl AccessSource for Uniform {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        batch.extend((0..1000).map(|_| Access::load(64 * (self.0.next_u64() % LINES), INSTRUCTIONS_OF_A_LOAD - 1)));
+        batch.extend(
+            (0..1000).map(|_| {
+                Access::load(64 * (self.0.next_u64() % LINES), INSTRUCTIONS_OF_A_LOAD - 1)
+            }),
+        );
         BatchEnd::More
     }
 }
@@ -41,18 +45,39 @@ impl AccessSource for StreamLoads {
 fn sweep_curve() -> Vec<(u64, f64)> {
     // As many counters as events, so that none is multiplexed.
     let spec = cachemate_spec::load_machine("lab-vm?counters.count=64").expect("a shipped machine");
-    let uniform = SimProgram::new("uniform", Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]));
+    let uniform = SimProgram::new(
+        "uniform",
+        Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]),
+    );
     let stream = SimProgram::new("stream", Box::new(|_| vec![Box::new(StreamLoads(0)) as _]));
     let ends = Some(RunLimit::Cycles(3 * STEP_NS * spec.hertz / 1_000_000_000));
-    let options = SimOptions { seed: 4, scale: 1, ends, ..SimOptions::default() };
-    let mut machine = SimMachine::new(&spec, &options, vec![uniform, stream]).expect("two programs on two CPUs");
-    let steps =
-        [("0-1", "2-15"), ("0-3", "4-15"), ("0-5", "6-15")].iter().enumerate().map(|(index, (first, second))| {
-            format!("{{ from_ns = {}, shares = [\"{first}\", \"{second}\"] }}", index as u64 * STEP_NS)
+    let options = SimOptions {
+        seed: 4,
+        scale: 1,
+        ends,
+        ..SimOptions::default()
+    };
+    let mut machine =
+        SimMachine::new(&spec, &options, vec![uniform, stream]).expect("two programs on two CPUs");
+    let steps = [("0-1", "2-15"), ("0-3", "4-15"), ("0-5", "6-15")]
+        .iter()
+        .enumerate()
+        .map(|(index, (first, second))| {
+            format!(
+                "{{ from_ns = {}, shares = [\"{first}\", \"{second}\"] }}",
+                index as u64 * STEP_NS
+            )
         });
-    let parameters = format!("window_ns = {WINDOW_NS}\nsteps = [{}]", steps.collect::<Vec<_>>().join(", "));
+    let parameters = format!(
+        "window_ns = {WINDOW_NS}\nsteps = [{}]",
+        steps.collect::<Vec<_>>().join(", ")
+    );
     let standard = StandardPipeline {
-        policy: PolicyConfig { name: "static-partition".into(), parameters, seed: 1 },
+        policy: PolicyConfig {
+            name: "static-partition".into(),
+            parameters,
+            seed: 1,
+        },
         guard: None,
         counted_instructions: 100_000.0,
         predictor: miss_penalty_of_machine(&spec),
@@ -61,7 +86,13 @@ fn sweep_curve() -> Vec<(u64, f64)> {
     };
     let config = standard.for_machine(machine.topology(), machine.capabilities());
     machine.set_first_window(config.first_window);
-    let cache = TracedCache { level: CacheLevel::L3, size_bytes: 8 << 20, colors: 1, ways: 16, points: 16 };
+    let cache = TracedCache {
+        level: CacheLevel::L3,
+        size_bytes: 8 << 20,
+        colors: 1,
+        ways: 16,
+        points: 16,
+    };
     let (mut profiler, mut profiles) = (SizeSweepProfiler::new(cache, 10_000.0), Profiles::new());
     let pipeline = Pipeline::build(config).expect("a policy of the registry");
     pipeline
@@ -70,8 +101,13 @@ fn sweep_curve() -> Vec<(u64, f64)> {
             true
         })
         .expect("the run ends");
-    let curve = profiles[&TaskId(0)].misses_per_kilo_instr().expect("three sizes were held");
-    curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).collect()
+    let curve = profiles[&TaskId(0)]
+        .misses_per_kilo_instr()
+        .expect("three sizes were held");
+    curve
+        .iter()
+        .map(|(bytes, rate)| (*bytes, rate.value))
+        .collect()
 }
 
 /// Returns the expected misses per thousand instructions with this number of ways. Each page of 4 KiB falls at random
@@ -100,7 +136,13 @@ fn a_sweep_over_three_masks_gives_the_closed_form() {
     assert_eq!(sizes, [1, 2, 3]);
     for (bytes, miss_rate) in curve {
         let closed_form = closed_form((bytes >> 19) as f64);
-        println!("{} MiB: {miss_rate:.1} swept, {closed_form:.1} by closed form", bytes >> 20);
-        assert!((miss_rate / closed_form - 1.0).abs() < 0.05, "{bytes}: {miss_rate} against {closed_form}");
+        println!(
+            "{} MiB: {miss_rate:.1} swept, {closed_form:.1} by closed form",
+            bytes >> 20
+        );
+        assert!(
+            (miss_rate / closed_form - 1.0).abs() < 0.05,
+            "{bytes}: {miss_rate} against {closed_form}"
+        );
     }
 }

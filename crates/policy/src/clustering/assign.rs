@@ -44,7 +44,8 @@ struct ChipLoads<'a> {
 
 impl ChipLoads<'_> {
     fn load_per_cpu(&self, chip: usize, added_threads: usize) -> f64 {
-        (self.thread_counts[chip] + added_threads) as f64 / f64::from(self.chips[chip].cpu_count.max(1))
+        (self.thread_counts[chip] + added_threads) as f64
+            / f64::from(self.chips[chip].cpu_count.max(1))
     }
 
     /// Returns the chips, least loaded first. Ties go to the chip with the larger value of `preference_of`, then to the
@@ -63,14 +64,19 @@ impl ChipLoads<'_> {
     /// Returns the highest minimum load per CPU that the remaining threads can produce on the chips outside
     /// `excluded_chips`.
     fn achievable_min_load(&self, excluded_chips: &[usize], remaining_threads: usize) -> f64 {
-        let mut open_chips: Vec<usize> = (0..self.chips.len()).filter(|chip| !excluded_chips.contains(chip)).collect();
+        let mut open_chips: Vec<usize> = (0..self.chips.len())
+            .filter(|chip| !excluded_chips.contains(chip))
+            .collect();
         open_chips.sort_by(|&a, &b| self.load_per_cpu(a, 0).total_cmp(&self.load_per_cpu(b, 0)));
         let (mut threads, mut cpus) = (remaining_threads as f64, 0.0);
         for (index, &chip) in open_chips.iter().enumerate() {
             threads += self.thread_counts[chip] as f64;
             cpus += f64::from(self.chips[chip].cpu_count.max(1));
             let load_per_cpu = threads / cpus;
-            if open_chips.get(index + 1).is_none_or(|&next| load_per_cpu <= self.load_per_cpu(next, 0)) {
+            if open_chips
+                .get(index + 1)
+                .is_none_or(|&next| load_per_cpu <= self.load_per_cpu(next, 0))
+            {
                 return load_per_cpu;
             }
         }
@@ -79,12 +85,23 @@ impl ChipLoads<'_> {
 
     /// Returns whether the remaining threads can balance `size` more threads that are spread evenly over
     /// `target_chips`. A difference of one thread always counts as balanced.
-    fn is_balanced(&self, target_chips: &[usize], size: usize, remaining_threads: usize, limit: f64) -> bool {
+    fn is_balanced(
+        &self,
+        target_chips: &[usize],
+        size: usize,
+        remaining_threads: usize,
+        limit: f64,
+    ) -> bool {
         let threads_per_chip = size.div_ceil(target_chips.len().max(1));
-        let max_load = target_chips.iter().map(|&chip| self.load_per_cpu(chip, threads_per_chip)).fold(0.0, f64::max);
+        let max_load = target_chips
+            .iter()
+            .map(|&chip| self.load_per_cpu(chip, threads_per_chip))
+            .fold(0.0, f64::max);
         let load_gap = max_load - self.achievable_min_load(target_chips, remaining_threads);
-        let load_per_thread =
-            target_chips.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpu_count.max(1))).fold(0.0, f64::max);
+        let load_per_thread = target_chips
+            .iter()
+            .map(|&chip| 1.0 / f64::from(self.chips[chip].cpu_count.max(1)))
+            .fold(0.0, f64::max);
         load_gap <= limit * max_load + 1e-9 || load_gap <= load_per_thread + 1e-9
     }
 }
@@ -98,26 +115,50 @@ pub fn assign(
     chips: &[Chip],
     max_imbalance: f64,
 ) -> Assignment {
-    let mut assignment =
-        Assignment { chip_by_thread: vec![None; threads.len()], chip_of_cluster: vec![None; clusters.len()] };
+    let mut assignment = Assignment {
+        chip_by_thread: vec![None; threads.len()],
+        chip_of_cluster: vec![None; clusters.len()],
+    };
     if chips.is_empty() {
         return assignment;
     }
     let movable_members = |members: &[usize]| -> Vec<usize> {
-        members.iter().copied().filter(|&thread| !threads[thread].is_fixed).collect()
+        members
+            .iter()
+            .copied()
+            .filter(|&thread| !threads[thread].is_fixed)
+            .collect()
     };
-    let mut loads = ChipLoads { chips, thread_counts: chips.iter().map(|chip| chip.fixed_threads).collect() };
-    let mut remaining_threads: usize =
-        clusters.iter().map(|members| movable_members(members).len()).sum::<usize>() + unclustered_threads.len();
+    let mut loads = ChipLoads {
+        chips,
+        thread_counts: chips.iter().map(|chip| chip.fixed_threads).collect(),
+    };
+    let mut remaining_threads: usize = clusters
+        .iter()
+        .map(|members| movable_members(members).len())
+        .sum::<usize>()
+        + unclustered_threads.len();
     let mut ordered_clusters: Vec<usize> = (0..clusters.len()).collect();
     ordered_clusters.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
     for cluster in ordered_clusters {
         let movable_threads = movable_members(&clusters[cluster]);
         remaining_threads -= movable_threads.len();
-        let target_chips =
-            choose_chips(&clusters[cluster], threads, &loads, movable_threads.len(), remaining_threads, max_imbalance);
+        let target_chips = choose_chips(
+            &clusters[cluster],
+            threads,
+            &loads,
+            movable_threads.len(),
+            remaining_threads,
+            max_imbalance,
+        );
         assignment.chip_of_cluster[cluster] = (target_chips.len() == 1).then_some(target_chips[0]);
-        place_on_least_loaded(&movable_threads, &target_chips, threads, &mut loads, &mut assignment.chip_by_thread);
+        place_on_least_loaded(
+            &movable_threads,
+            &target_chips,
+            threads,
+            &mut loads,
+            &mut assignment.chip_by_thread,
+        );
     }
     let all_chips: Vec<usize> = (0..chips.len()).collect();
     place_on_least_loaded(
@@ -147,19 +188,23 @@ fn choose_chips(
     let count_members = |chip: usize, requires_fixed: bool| {
         members
             .iter()
-            .filter(|&&thread| threads[thread].chip == Some(chip) && threads[thread].is_fixed >= requires_fixed)
+            .filter(|&&thread| {
+                threads[thread].chip == Some(chip) && threads[thread].is_fixed >= requires_fixed
+            })
             .count()
     };
     let order = loads.rank_chips(|chip| count_members(chip, false));
     let preferred_fixed_chip = (0..loads.chips.len())
         .filter(|&chip| count_members(chip, true) > 0)
         .max_by_key(|&chip| count_members(chip, true));
-    if let Some(chip) = preferred_fixed_chip.filter(|&chip| loads.is_balanced(&[chip], size, remaining_threads, limit))
+    if let Some(chip) = preferred_fixed_chip
+        .filter(|&chip| loads.is_balanced(&[chip], size, remaining_threads, limit))
     {
         return vec![chip];
     }
-    let is_acceptable =
-        |&chips: &usize| chips == order.len() || loads.is_balanced(&order[..chips], size, remaining_threads, limit);
+    let is_acceptable = |&chips: &usize| {
+        chips == order.len() || loads.is_balanced(&order[..chips], size, remaining_threads, limit)
+    };
     let chip_count = (1..=order.len()).find(is_acceptable).unwrap_or(order.len());
     order[..chip_count].to_vec()
 }
@@ -190,7 +235,13 @@ mod tests {
     const LIMIT: f64 = 0.25;
 
     fn sample_chips(count: usize) -> Vec<Chip> {
-        vec![Chip { cpu_count: 4, fixed_threads: 0 }; count]
+        vec![
+            Chip {
+                cpu_count: 4,
+                fixed_threads: 0
+            };
+            count
+        ]
     }
 
     /// Assigns clusters of these sizes and this many unclustered threads, none of which has been placed yet.
@@ -203,21 +254,41 @@ mod tests {
         let clusters: Vec<Vec<usize>> = sizes.iter().map(next).collect();
         let thread_count = sizes.iter().sum::<usize>() + unclustered;
         let unclustered_threads: Vec<usize> = (thread_count - unclustered..thread_count).collect();
-        assign(&vec![ThreadToPlace::default(); thread_count], &clusters, &unclustered_threads, chips, LIMIT)
+        assign(
+            &vec![ThreadToPlace::default(); thread_count],
+            &clusters,
+            &unclustered_threads,
+            chips,
+            LIMIT,
+        )
     }
 
     fn loads_by_chip(assignment: &Assignment, chips: usize) -> Vec<usize> {
         (0..chips)
-            .map(|chip| assignment.chip_by_thread.iter().filter(|placed_on| **placed_on == Some(chip)).count())
+            .map(|chip| {
+                assignment
+                    .chip_by_thread
+                    .iter()
+                    .filter(|placed_on| **placed_on == Some(chip))
+                    .count()
+            })
             .collect()
     }
 
     /// Does every cluster get a chip of its own if that is balanced: two, four on two chips, eight on eight?
     #[test]
     fn each_cluster_gets_a_chip_of_its_own_if_that_is_balanced() {
-        for (sizes, count) in [(vec![8, 8], 2), (vec![4; 4], 2), (vec![4; 8], 8), (vec![16, 16], 2)] {
+        for (sizes, count) in [
+            (vec![8, 8], 2),
+            (vec![4; 4], 2),
+            (vec![4; 8], 8),
+            (vec![16, 16], 2),
+        ] {
             let assignment = assign_sizes(&sizes, 0, &sample_chips(count));
-            assert!(assignment.chip_of_cluster.iter().all(Option::is_some), "{sizes:?}");
+            assert!(
+                assignment.chip_of_cluster.iter().all(Option::is_some),
+                "{sizes:?}"
+            );
             let loads = loads_by_chip(&assignment, count);
             assert!(loads.iter().all(|&load| load == loads[0]), "{loads:?}");
         }
@@ -236,7 +307,9 @@ mod tests {
     fn a_large_cluster_is_spread_over_few_of_many_chips() {
         let assignment = assign_sizes(&[16, 16], 0, &sample_chips(8));
         assert_eq!(loads_by_chip(&assignment, 8), [4; 8]);
-        let of_first: Vec<usize> = (0..16).filter_map(|thread| assignment.chip_by_thread[thread]).collect();
+        let of_first: Vec<usize> = (0..16)
+            .filter_map(|thread| assignment.chip_by_thread[thread])
+            .collect();
         let used_chips = (0..8).filter(|chip| of_first.contains(chip)).count();
         assert_eq!(used_chips, 4);
     }
@@ -244,10 +317,22 @@ mod tests {
     /// Do threads that cannot be moved attract their cluster?
     #[test]
     fn fixed_threads_attract_their_cluster() {
-        let fixed = ThreadToPlace { chip: Some(1), is_fixed: true };
+        let fixed = ThreadToPlace {
+            chip: Some(1),
+            is_fixed: true,
+        };
         let threads = [vec![fixed], vec![ThreadToPlace::default(); 7]].concat();
         let clusters = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
-        let chips = [Chip { cpu_count: 4, fixed_threads: 0 }, Chip { cpu_count: 4, fixed_threads: 1 }];
+        let chips = [
+            Chip {
+                cpu_count: 4,
+                fixed_threads: 0,
+            },
+            Chip {
+                cpu_count: 4,
+                fixed_threads: 1,
+            },
+        ];
         let assignment = assign(&threads, &clusters, &[], &chips, LIMIT);
         assert_eq!(assignment.chip_of_cluster, [Some(1), Some(0)]);
     }
@@ -255,12 +340,19 @@ mod tests {
     /// Does a balanced assignment stay the same when it is computed again?
     #[test]
     fn a_balanced_assignment_stays() {
-        let threads: Vec<ThreadToPlace> =
-            (0..16).map(|t| ThreadToPlace { chip: Some(1 - t / 4 % 2), is_fixed: false }).collect();
+        let threads: Vec<ThreadToPlace> = (0..16)
+            .map(|t| ThreadToPlace {
+                chip: Some(1 - t / 4 % 2),
+                is_fixed: false,
+            })
+            .collect();
         let clusters: Vec<Vec<usize>> = (0..4).map(|c| (c * 4..c * 4 + 4).collect()).collect();
         let assignment = assign(&threads, &clusters, &[], &sample_chips(2), LIMIT);
         assert!(
-            threads.iter().zip(&assignment.chip_by_thread).all(|(thread, chip)| thread.chip == *chip),
+            threads
+                .iter()
+                .zip(&assignment.chip_by_thread)
+                .all(|(thread, chip)| thread.chip == *chip),
             "{assignment:?}"
         );
     }

@@ -54,13 +54,24 @@ impl GraphSide {
     }
 
     fn nodes(&self) -> impl Iterator<Item = &[Edge]> {
-        self.first_edges.windows(2).map(|ends| &self.edges[ends[0]..ends[1]])
+        self.first_edges
+            .windows(2)
+            .map(|ends| &self.edges[ends[0]..ends[1]])
     }
 
     fn new(first_edges: Vec<usize>, edges: Vec<Edge>) -> Self {
-        let sum_weights = |ends: &[usize]| edges[ends[0]..ends[1]].iter().map(|edge| f64::from(edge.weight)).sum();
+        let sum_weights = |ends: &[usize]| {
+            edges[ends[0]..ends[1]]
+                .iter()
+                .map(|edge| f64::from(edge.weight))
+                .sum()
+        };
         let degrees = first_edges.windows(2).map(sum_weights).collect();
-        GraphSide { first_edges, edges, degrees }
+        GraphSide {
+            first_edges,
+            edges,
+            degrees,
+        }
     }
 }
 
@@ -83,22 +94,36 @@ impl SharingMatrix {
     fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entry_count, column_count) = entries_and_columns(threads);
         let cluster_weight = u32::from(earlier_cluster_weight(threshold));
-        let (mut first_edges, mut edges, mut column_sums) = (vec![0], Vec::new(), vec![0u64; column_count]);
+        let (mut first_edges, mut edges, mut column_sums) =
+            (vec![0], Vec::new(), vec![0u64; column_count]);
         let minimum = floor.max(1);
         for thread in threads {
-            column_sums.iter_mut().zip(thread.counters).for_each(|(sum, &counter)| *sum += u64::from(counter));
+            column_sums
+                .iter_mut()
+                .zip(thread.counters)
+                .for_each(|(sum, &counter)| *sum += u64::from(counter));
             for (block, counters) in thread.counters.chunks(COUNTERS_PER_BLOCK).enumerate() {
-                if counters.iter().fold(0, |largest: u8, &counter| largest.max(counter)) < minimum {
+                if counters
+                    .iter()
+                    .fold(0, |largest: u8, &counter| largest.max(counter))
+                    < minimum
+                {
                     continue;
                 }
-                let reached_counters = counters.iter().enumerate().filter(|(_, counter)| **counter >= minimum);
+                let reached_counters = counters
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, counter)| **counter >= minimum);
                 edges.extend(reached_counters.map(|(offset, &c)| Edge {
                     target: (block * COUNTERS_PER_BLOCK + offset) as u32,
                     weight: u32::from(c),
                 }));
             }
             if let Some(cluster) = thread.previous_cluster {
-                edges.push(Edge { target: (entry_count + cluster) as u32, weight: cluster_weight });
+                edges.push(Edge {
+                    target: (entry_count + cluster) as u32,
+                    weight: cluster_weight,
+                });
                 column_sums[entry_count + cluster] += u64::from(cluster_weight);
             }
             first_edges.push(edges.len());
@@ -115,8 +140,13 @@ impl SharingMatrix {
     /// Returns the raw counter, including noise.
     fn raw_count(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
         match column.checked_sub(self.entry_count) {
-            None => thread.counters.get(column).map_or(0, |&counter| u64::from(counter)),
-            Some(cluster) if thread.previous_cluster == Some(cluster) => u64::from(self.earlier_cluster_weight),
+            None => thread
+                .counters
+                .get(column)
+                .map_or(0, |&counter| u64::from(counter)),
+            Some(cluster) if thread.previous_cluster == Some(cluster) => {
+                u64::from(self.earlier_cluster_weight)
+            }
             Some(_) => 0,
         }
     }
@@ -132,9 +162,15 @@ impl Graph {
     /// Builds the graph without columns that fewer than two threads touch, because these are not evidence of sharing.
     fn from_matrix(matrix: &SharingMatrix, is_kept: &[bool]) -> Self {
         let mut touch_counts = vec![0usize; matrix.column_count];
-        matrix.thread_edges.edges.iter().for_each(|edge| touch_counts[edge.target as usize] += 1);
-        let is_retained = |edge: &&Edge| is_kept[edge.target as usize] && touch_counts[edge.target as usize] > 1;
-        let (mut first_edges, mut edges) = (vec![0], Vec::with_capacity(matrix.thread_edges.edges.len()));
+        matrix
+            .thread_edges
+            .edges
+            .iter()
+            .for_each(|edge| touch_counts[edge.target as usize] += 1);
+        let is_retained =
+            |edge: &&Edge| is_kept[edge.target as usize] && touch_counts[edge.target as usize] > 1;
+        let (mut first_edges, mut edges) =
+            (vec![0], Vec::with_capacity(matrix.thread_edges.edges.len()));
         for thread_edges in matrix.thread_edges.nodes() {
             edges.extend(thread_edges.iter().filter(is_retained));
             first_edges.push(edges.len());
@@ -153,14 +189,25 @@ impl Graph {
 /// Returns the same edges, grouped by the nodes of the other side.
 fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
     let mut first_edges = vec![0usize; other_count + 1];
-    side.edges.iter().for_each(|edge| first_edges[edge.target as usize + 1] += 1);
+    side.edges
+        .iter()
+        .for_each(|edge| first_edges[edge.target as usize + 1] += 1);
     (0..other_count).for_each(|index| first_edges[index + 1] += first_edges[index]);
     let mut next_slots = first_edges.clone();
-    let mut edges = vec![Edge { target: 0, weight: 0 }; side.edges.len()];
+    let mut edges = vec![
+        Edge {
+            target: 0,
+            weight: 0
+        };
+        side.edges.len()
+    ];
     for (node, node_edges) in side.nodes().enumerate() {
         for edge in node_edges {
             let next_slot = &mut next_slots[edge.target as usize];
-            edges[*next_slot] = Edge { target: node as u32, weight: edge.weight };
+            edges[*next_slot] = Edge {
+                target: node as u32,
+                weight: edge.weight,
+            };
             *next_slot += 1;
         }
     }
@@ -170,7 +217,10 @@ fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
 /// Returns, for each label, the sum of the degrees of its nodes.
 fn sum_by_label(labels: &[usize], degrees: &[f64], count: usize) -> Vec<f64> {
     let mut sums = vec![0.0; count];
-    labels.iter().zip(degrees).for_each(|(&label, degree)| sums[label] += degree);
+    labels
+        .iter()
+        .zip(degrees)
+        .for_each(|(&label, degree)| sums[label] += degree);
     sums
 }
 
@@ -202,7 +252,8 @@ fn move_to_best_labels(
             tie_weights[target_label] += u64::from(edge.weight);
         }
         tied_labels.sort_unstable();
-        let label_score = |label: usize| tie_weights[label] as f64 - degree * expected[label] / total_weight;
+        let label_score =
+            |label: usize| tie_weights[label] as f64 - degree * expected[label] / total_weight;
         let (mut best_label, mut best_score) = (*label, label_score(*label));
         for &candidate in &tied_labels {
             let score = label_score(candidate);
@@ -212,7 +263,9 @@ fn move_to_best_labels(
         }
         has_moved |= best_label != *label;
         *label = best_label;
-        tied_labels.drain(..).for_each(|label| tie_weights[label] = 0);
+        tied_labels
+            .drain(..)
+            .for_each(|label| tie_weights[label] = 0);
     }
     has_moved
 }
@@ -221,10 +274,22 @@ fn propagate(graph: &Graph, labels: &mut Labels, total_weight: f64) {
     let count = graph.label_count();
     for _ in 0..MAX_PASSES {
         let expected_weights = sum_by_label(&labels.columns, &graph.columns.degrees, count);
-        move_to_best_labels(&mut labels.threads, &graph.threads, &labels.columns, &expected_weights, total_weight);
+        move_to_best_labels(
+            &mut labels.threads,
+            &graph.threads,
+            &labels.columns,
+            &expected_weights,
+            total_weight,
+        );
         let expected_weights = sum_by_label(&labels.threads, &graph.threads.degrees, count);
         // Threads chose by the columns' labels, so while these stay the same, threads would choose the same again.
-        if !move_to_best_labels(&mut labels.columns, &graph.columns, &labels.threads, &expected_weights, total_weight) {
+        if !move_to_best_labels(
+            &mut labels.columns,
+            &graph.columns,
+            &labels.threads,
+            &expected_weights,
+            total_weight,
+        ) {
             return;
         }
     }
@@ -236,14 +301,16 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
     let count = graph.label_count();
     let thread_degrees = sum_by_label(&labels.threads, &graph.threads.degrees, count);
     let column_degrees = sum_by_label(&labels.columns, &graph.columns.degrees, count);
-    let used_labels: Vec<usize> =
-        (0..count).filter(|&label| thread_degrees[label] > 0.0 || column_degrees[label] > 0.0).collect();
+    let used_labels: Vec<usize> = (0..count)
+        .filter(|&label| thread_degrees[label] > 0.0 || column_degrees[label] > 0.0)
+        .collect();
     let index_by_label = positions_by_label(&used_labels, count);
     let mut cross_weights = vec![0.0; used_labels.len() * used_labels.len()];
     for (&label, edges) in labels.threads.iter().zip(graph.threads.nodes()) {
         let row_start = index_by_label[label] * used_labels.len();
         for edge in edges {
-            cross_weights[row_start + index_by_label[labels.columns[edge.target as usize]]] += f64::from(edge.weight);
+            cross_weights[row_start + index_by_label[labels.columns[edge.target as usize]]] +=
+                f64::from(edge.weight);
         }
     }
     let merge_gain = |a: usize, b: usize| {
@@ -260,7 +327,10 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
 /// Returns the index of each label among the used ones.
 fn positions_by_label(used_labels: &[usize], count: usize) -> Vec<usize> {
     let mut index_by_label = vec![0; count];
-    used_labels.iter().enumerate().for_each(|(index, &label)| index_by_label[label] = index);
+    used_labels
+        .iter()
+        .enumerate()
+        .for_each(|(index, &label)| index_by_label[label] = index);
     index_by_label
 }
 
@@ -273,7 +343,9 @@ fn merge_best_partners(
     gain: impl Fn(usize, usize) -> Option<f64>,
 ) -> bool {
     let best_partner = |a: usize| {
-        let gains = (0..used_labels.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
+        let gains = (0..used_labels.len())
+            .filter(|&b| b != a)
+            .filter_map(|b| Some((gain(a, b)?, b)));
         let best_merge = gains.reduce(|best, next| if next.0 > best.0 { next } else { best });
         best_merge.map(|(_, b)| b)
     };
@@ -286,7 +358,11 @@ fn merge_best_partners(
             has_merged = true;
         }
     }
-    labels.threads.iter_mut().chain(&mut labels.columns).for_each(|label| *label = merge_targets[*label]);
+    labels
+        .threads
+        .iter_mut()
+        .chain(&mut labels.columns)
+        .for_each(|label| *label = merge_targets[*label]);
     has_merged
 }
 
@@ -306,14 +382,23 @@ fn unite_communities(graph: &Graph, labels: &mut Labels, threshold: u64) {
 fn unite_similar_pairs(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
     let count = graph.label_count();
     let mut sizes = vec![0.0; count];
-    graph.threads.nodes().zip(&labels.threads).filter(|(edges, _)| !edges.is_empty()).for_each(|(_, &label)| {
-        sizes[label] += 1.0;
-    });
+    graph
+        .threads
+        .nodes()
+        .zip(&labels.threads)
+        .filter(|(edges, _)| !edges.is_empty())
+        .for_each(|(_, &label)| {
+            sizes[label] += 1.0;
+        });
     let used_labels: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
     let index_by_label = positions_by_label(&used_labels, count);
     let mut similarities = vec![0.0; used_labels.len() * used_labels.len()];
     let (mut sums, mut touched_labels) = (vec![0u64; count], Vec::new());
-    for edges in graph.columns.nodes().filter(|edges| 2 * edges.len() <= labels.threads.len()) {
+    for edges in graph
+        .columns
+        .nodes()
+        .filter(|edges| 2 * edges.len() <= labels.threads.len())
+    {
         for edge in edges {
             let label = labels.threads[edge.target as usize];
             if sums[label] == 0 {
@@ -332,9 +417,12 @@ fn unite_similar_pairs(graph: &Graph, labels: &mut Labels, threshold: u64) -> bo
     }
     let similarity_of = |a: usize, b: usize| similarities[a * used_labels.len() + b];
     let shared_fraction = |a: usize, b: usize| {
-        let (similarity_across, similarity_within) =
-            (similarity_of(a, b), similarity_of(a, a).min(similarity_of(b, b)));
-        (similarity_across >= threshold as f64 && DOMINANCE * similarity_across >= similarity_within)
+        let (similarity_across, similarity_within) = (
+            similarity_of(a, b),
+            similarity_of(a, a).min(similarity_of(b, b)),
+        );
+        (similarity_across >= threshold as f64
+            && DOMINANCE * similarity_across >= similarity_within)
             .then(|| similarity_across / similarity_within)
     };
     merge_best_partners(labels, &used_labels, count, shared_fraction)
@@ -342,7 +430,10 @@ fn unite_similar_pairs(graph: &Graph, labels: &mut Labels, threshold: u64) -> bo
 
 fn find_communities(graph: &Graph) -> Labels {
     let no_label = graph.columns.degrees.len();
-    let mut labels = Labels { threads: vec![no_label; graph.threads.degrees.len()], columns: (0..no_label).collect() };
+    let mut labels = Labels {
+        threads: vec![no_label; graph.threads.degrees.len()],
+        columns: (0..no_label).collect(),
+    };
     let total_weight: f64 = graph.threads.degrees.iter().sum();
     if total_weight <= 0.0 {
         return labels;
@@ -364,32 +455,50 @@ fn find_communities(graph: &Graph) -> Labels {
 }
 
 /// Returns, for each column, whether it belongs to a single community, by raw counters.
-fn exclusive_columns(threads: &[ThreadMap<'_>], matrix: &SharingMatrix, labels: &Labels) -> Vec<bool> {
+fn exclusive_columns(
+    threads: &[ThreadMap<'_>],
+    matrix: &SharingMatrix,
+    labels: &Labels,
+) -> Vec<bool> {
     let mut sizes = vec![0usize; matrix.column_count + 1];
     let mut columns: Vec<Vec<usize>> = vec![Vec::new(); matrix.column_count + 1];
-    labels.columns.iter().enumerate().filter(|(column, _)| matrix.column_sums[*column] > 0).for_each(
-        |(column, &label)| {
+    labels
+        .columns
+        .iter()
+        .enumerate()
+        .filter(|(column, _)| matrix.column_sums[*column] > 0)
+        .for_each(|(column, &label)| {
             columns[label].push(column);
-        },
-    );
+        });
     let mut within_counts = vec![0u64; matrix.column_count];
     for (thread, &label) in threads.iter().zip(&labels.threads) {
         sizes[label] += 1;
-        columns[label].iter().for_each(|&column| within_counts[column] += matrix.raw_count(thread, column));
+        columns[label]
+            .iter()
+            .for_each(|&column| within_counts[column] += matrix.raw_count(thread, column));
     }
     let is_owned = |column: usize| {
         let size = sizes[labels.columns[column]];
         let (inside_threads, outside_threads) = (size as f64, (labels.threads.len() - size) as f64);
-        let (inside_count, outside_count) =
-            (within_counts[column] as f64, (matrix.column_sums[column] - within_counts[column]) as f64);
-        let minimum =
-            if outside_threads > 0.0 { DOMINANCE * inside_threads * outside_count / outside_threads } else { 0.0 };
+        let (inside_count, outside_count) = (
+            within_counts[column] as f64,
+            (matrix.column_sums[column] - within_counts[column]) as f64,
+        );
+        let minimum = if outside_threads > 0.0 {
+            DOMINANCE * inside_threads * outside_count / outside_threads
+        } else {
+            0.0
+        };
         inside_count > 0.0 && inside_count >= minimum + 2.0 * libm::sqrt(minimum)
     };
     (0..matrix.column_count).map(is_owned).collect()
 }
 
-pub(super) fn find_co_clusters(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
+pub(super) fn find_co_clusters(
+    threads: &[ThreadMap<'_>],
+    sharing: &SharingCriteria,
+    threshold: u64,
+) -> Clusters {
     let matrix = SharingMatrix::from_threads(threads, sharing.floor, threshold);
     let mut is_selected = vec![true; matrix.column_count];
     let (mut graph, mut labels) = (Graph::from_matrix(&matrix, &is_selected), None);
@@ -397,17 +506,24 @@ pub(super) fn find_co_clusters(threads: &[ThreadMap<'_>], sharing: &SharingCrite
         let mut community_labels = find_communities(&graph);
         unite_communities(&graph, &mut community_labels, threshold.max(1));
         let owned_columns = exclusive_columns(threads, &matrix, &community_labels);
-        let is_dropped = |column: &usize| !graph.columns.edges_of(*column).is_empty() && !owned_columns[*column];
+        let is_dropped =
+            |column: &usize| !graph.columns.edges_of(*column).is_empty() && !owned_columns[*column];
         let dropped_columns: Vec<usize> = (0..matrix.column_count).filter(is_dropped).collect();
         labels = Some(community_labels);
         if dropped_columns.is_empty() {
             break;
         }
-        dropped_columns.into_iter().for_each(|column| is_selected[column] = false);
+        dropped_columns
+            .into_iter()
+            .for_each(|column| is_selected[column] = false);
         graph = Graph::from_matrix(&matrix, &is_selected);
     }
-    let is_global = (0..matrix.entry_count).map(|entry| !is_selected[entry]).collect();
-    let Some(labels) = labels else { return Clusters::from_labels(&vec![None; threads.len()], is_global) };
+    let is_global = (0..matrix.entry_count)
+        .map(|entry| !is_selected[entry])
+        .collect();
+    let Some(labels) = labels else {
+        return Clusters::from_labels(&vec![None; threads.len()], is_global);
+    };
     let mut cluster_by_thread = cluster_members(&graph, &labels, matrix.entry_count, threshold);
     assign_silent_threads(threads, sharing.floor, &mut cluster_by_thread);
     Clusters::from_labels(&cluster_by_thread, is_global)
@@ -415,42 +531,72 @@ pub(super) fn find_co_clusters(threads: &[ThreadMap<'_>], sharing: &SharingCrite
 
 /// Assigns threads without any samples to the cluster of most of their former co-members, because threads on one chip
 /// cause no remote accesses that could reveal their sharing (thesis 3.4.3 starts from the existing clusters).
-fn assign_silent_threads(threads: &[ThreadMap<'_>], floor: u8, cluster_by_thread: &mut [Option<usize>]) {
+fn assign_silent_threads(
+    threads: &[ThreadMap<'_>],
+    floor: u8,
+    cluster_by_thread: &mut [Option<usize>],
+) {
     let mut votes: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
     for (thread, label) in threads.iter().zip(cluster_by_thread.iter()) {
         if let (Some(previous_cluster), Some(label)) = (thread.previous_cluster, *label) {
-            *votes.entry(previous_cluster).or_default().entry(label).or_insert(0) += 1;
+            *votes
+                .entry(previous_cluster)
+                .or_default()
+                .entry(label)
+                .or_insert(0) += 1;
         }
     }
     for (thread, label) in threads.iter().zip(cluster_by_thread) {
         let is_silent = label.is_none() && thread.counters.iter().all(|&counter| counter < floor);
         let previous_cluster = thread.previous_cluster.filter(|_| is_silent);
-        let Some(votes) = previous_cluster.and_then(|previous| votes.get(&previous)) else { continue };
+        let Some(votes) = previous_cluster.and_then(|previous| votes.get(&previous)) else {
+            continue;
+        };
         let max_votes = votes.values().copied().max();
-        *label = votes.iter().find(|(_, count)| Some(**count) == max_votes).map(|(winning_label, _)| *winning_label);
+        *label = votes
+            .iter()
+            .find(|(_, count)| Some(**count) == max_votes)
+            .map(|(winning_label, _)| *winning_label);
     }
 }
 
 /// Returns the cluster of each thread. A thread belongs to its community if it shares enough with the rest on the
 /// community's own entries, or if it was in the same earlier cluster (columns from `first_cluster_column` on).
-fn cluster_members(graph: &Graph, labels: &Labels, first_cluster_column: usize, threshold: u64) -> Vec<Option<usize>> {
+fn cluster_members(
+    graph: &Graph,
+    labels: &Labels,
+    first_cluster_column: usize,
+    threshold: u64,
+) -> Vec<Option<usize>> {
     let mut sizes = vec![0.0; graph.label_count()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);
     let inner_weight = |column: usize| -> f64 {
         let column_edges = graph.columns.edges_of(column).iter();
-        let inner_edges = column_edges.filter(|edge| labels.threads[edge.target as usize] == labels.columns[column]);
+        let inner_edges = column_edges
+            .filter(|edge| labels.threads[edge.target as usize] == labels.columns[column]);
         inner_edges.map(|edge| f64::from(edge.weight)).sum()
     };
     let inner_weights: Vec<f64> = (0..labels.columns.len()).map(inner_weight).collect();
     let cluster_of_thread = |(edges, &label): (&[Edge], &usize)| {
-        let inside_edges = || edges.iter().filter(|edge| labels.columns[edge.target as usize] == label);
-        let tie_weight =
-            |edge: &Edge| f64::from(edge.weight) * (inner_weights[edge.target as usize] - f64::from(edge.weight));
-        let is_similar_enough =
-            inside_edges().map(tie_weight).sum::<f64>() / (sizes[label] - 1.0) >= (threshold as f64).max(1.0);
+        let inside_edges = || {
+            edges
+                .iter()
+                .filter(|edge| labels.columns[edge.target as usize] == label)
+        };
+        let tie_weight = |edge: &Edge| {
+            f64::from(edge.weight) * (inner_weights[edge.target as usize] - f64::from(edge.weight))
+        };
+        let is_similar_enough = inside_edges().map(tie_weight).sum::<f64>() / (sizes[label] - 1.0)
+            >= (threshold as f64).max(1.0);
         (sizes[label] > 1.0
-            && (is_similar_enough || inside_edges().any(|edge| edge.target as usize >= first_cluster_column)))
+            && (is_similar_enough
+                || inside_edges().any(|edge| edge.target as usize >= first_cluster_column)))
         .then_some(label)
     };
-    graph.threads.nodes().zip(&labels.threads).map(cluster_of_thread).collect()
+    graph
+        .threads
+        .nodes()
+        .zip(&labels.threads)
+        .map(cluster_of_thread)
+        .collect()
 }

@@ -79,7 +79,11 @@ impl Clusters {
             }))
         });
         let cluster_by_thread = thread_clusters.collect();
-        Clusters { cluster_by_thread, cluster_count, global_entries }
+        Clusters {
+            cluster_by_thread,
+            cluster_count,
+            global_entries,
+        }
     }
 }
 
@@ -93,7 +97,12 @@ pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 /// square. The result is at least that of four regions at the floor, the smallest that exceeds chance.
 pub fn scaled_threshold(threshold: f64, sample_share: f64, floor: u8) -> u64 {
     let minimum = 4.0 * f64::from(floor) * f64::from(floor);
-    libm::round((threshold * sample_share * sample_share).max(minimum).max(1.0)).min(1e9) as u64
+    libm::round(
+        (threshold * sample_share * sample_share)
+            .max(minimum)
+            .max(1.0),
+    )
+    .min(1e9) as u64
 }
 
 /// Finds the clusters among threads. `threshold` is the minimum similarity (a dot product of counters) of two threads
@@ -118,8 +127,16 @@ fn earlier_cluster_weight(threshold: u64) -> u16 {
 /// Returns the number of entries of the shMaps, and the number of columns: one for each entry, followed by one for each
 /// earlier cluster.
 fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
-    let entry_count = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
-    let earlier_count = threads.iter().filter_map(|thread| thread.previous_cluster).max().map_or(0, |last| last + 1);
+    let entry_count = threads
+        .iter()
+        .map(|thread| thread.counters.len())
+        .max()
+        .unwrap_or(0);
+    let earlier_count = threads
+        .iter()
+        .filter_map(|thread| thread.previous_cluster)
+        .max()
+        .map_or(0, |last| last + 1);
     (entry_count, entry_count + earlier_count)
 }
 
@@ -135,9 +152,16 @@ impl CounterWeights {
         let (entry_count, column_count) = entries_and_columns(threads);
         let mut rows = vec![0; column_count * threads.len()];
         let cluster_weight = earlier_cluster_weight(threshold) as i16;
-        for (thread, row) in threads.iter().zip(rows.chunks_exact_mut(column_count.max(1))) {
+        for (thread, row) in threads
+            .iter()
+            .zip(rows.chunks_exact_mut(column_count.max(1)))
+        {
             for (weight, &counter) in row.iter_mut().zip(thread.counters) {
-                *weight = if counter >= floor { i16::from(counter) } else { 0 };
+                *weight = if counter >= floor {
+                    i16::from(counter)
+                } else {
+                    0
+                };
             }
             if let Some(cluster) = thread.previous_cluster {
                 row[entry_count + cluster] = cluster_weight;
@@ -151,7 +175,11 @@ impl CounterWeights {
     }
 
     fn clear_column(&mut self, column: usize) {
-        self.rows.iter_mut().skip(column).step_by(self.column_count.max(1)).for_each(|weight| *weight = 0);
+        self.rows
+            .iter_mut()
+            .skip(column)
+            .step_by(self.column_count.max(1))
+            .for_each(|weight| *weight = 0);
     }
 }
 

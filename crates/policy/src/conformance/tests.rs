@@ -17,11 +17,17 @@ impl<F: FnMut(&View<'_>, &mut Plan)> Policy for FnPolicy<F> {
 }
 
 fn rule_broken<F: FnMut(&View<'_>, &mut Plan) + 'static>(make: impl Fn() -> F) -> &'static str {
-    check_policy(&|_| Box::new(FnPolicy(make())), 40).expect_err("this policy breaks a rule").rule
+    check_policy(&|_| Box::new(FnPolicy(make())), 40)
+        .expect_err("this policy breaks a rule")
+        .rule
 }
 
 fn movable_tasks<'a>(view: &'a View<'_>) -> impl Iterator<Item = TaskId> + 'a {
-    view.observation.tasks.iter().filter(|task| !task.unmovable && !task.exited).map(|task| task.task)
+    view.observation
+        .tasks
+        .iter()
+        .filter(|task| !task.unmovable && !task.exited)
+        .map(|task| task.task)
 }
 fn single_cpu(id: u32) -> CpuSet {
     [id].into_iter().collect()
@@ -33,39 +39,60 @@ fn bad_policies_are_detected() {
     let valid = "the plan is always valid";
     let moves_fixed = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.affinity.extend(view.observation.tasks.iter().map(|task| (task.task, single_cpu(0))));
+            plan.affinity.extend(
+                view.observation
+                    .tasks
+                    .iter()
+                    .map(|task| (task.task, single_cpu(0))),
+            );
         }
     };
     assert_eq!(rule_broken(moves_fixed), valid);
     let starves = || {
         |view: &View<'_>, plan: &mut Plan| {
             let cpus = view.topology.online();
-            let gangs =
-                movable_tasks(view).take(1).map(|task| Gang { members: vec![(task, None)], slices: 1 }).collect();
-            plan.gangs.push(GangSchedule { cpus, slice_ns: 1_000, gangs });
+            let gangs = movable_tasks(view)
+                .take(1)
+                .map(|task| Gang {
+                    members: vec![(task, None)],
+                    slices: 1,
+                })
+                .collect();
+            plan.gangs.push(GangSchedule {
+                cpus,
+                slice_ns: 1_000,
+                gangs,
+            });
         }
     };
     assert_eq!(rule_broken(starves), valid);
     let by_id = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.weights.extend(movable_tasks(view).max().map(|task| (task, 2.0)));
+            plan.weights
+                .extend(movable_tasks(view).max().map(|task| (task, 2.0)));
         }
     };
     assert_eq!(rule_broken(by_id), "renaming tasks renames the plan");
     let forgets = || {
         |view: &View<'_>, plan: &mut Plan| {
             plan.affinity.extend(
-                movable_tasks(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, single_cpu(0))),
+                movable_tasks(view)
+                    .filter(|task| view.profiles.contains_key(task))
+                    .map(|task| (task, single_cpu(0))),
             );
         }
     };
-    assert_eq!(rule_broken(forgets), "without evidence allowed, gangs and shares stay");
+    assert_eq!(
+        rule_broken(forgets),
+        "without evidence allowed, gangs and shares stay"
+    );
     let calls = Rc::new(Cell::new(0u32));
     let outside = || {
         let calls = calls.clone();
         move |view: &View<'_>, plan: &mut Plan| {
             calls.set(calls.get() + 1);
-            plan.weights.extend(movable_tasks(view).map(|task| (task, f64::from(calls.get()))));
+            plan.weights
+                .extend(movable_tasks(view).map(|task| (task, f64::from(calls.get()))));
         }
     };
     assert_eq!(rule_broken(outside), "same input, same output");
@@ -76,17 +103,39 @@ fn bad_policies_are_detected() {
 #[test]
 fn the_generator_covers_the_cases_of_the_rules() {
     let scripts: Vec<ObservationScript> = (0..40).map(ObservationScript::generate).collect();
-    let tasks = || scripts.iter().flat_map(|script| &script.windows).flat_map(|(observation, _)| &observation.tasks);
-    assert!(scripts.iter().any(|script| script.topology.caches.is_empty()));
-    assert!(scripts.iter().any(|script| script.topology.cpus.iter().any(|cpu| !cpu.online)));
-    assert!(scripts.iter().any(|script| script.windows.iter().all(|(observation, _)| observation.tasks.is_empty())));
+    let tasks = || {
+        scripts
+            .iter()
+            .flat_map(|script| &script.windows)
+            .flat_map(|(observation, _)| &observation.tasks)
+    };
+    assert!(
+        scripts
+            .iter()
+            .any(|script| script.topology.caches.is_empty())
+    );
+    assert!(
+        scripts
+            .iter()
+            .any(|script| script.topology.cpus.iter().any(|cpu| !cpu.online))
+    );
+    assert!(scripts.iter().any(|script| {
+        script
+            .windows
+            .iter()
+            .all(|(observation, _)| observation.tasks.is_empty())
+    }));
     assert!(
         tasks().any(|task| task.unmovable)
             && tasks().any(|task| task.exited)
             && tasks().any(|task| task.goal.is_some())
     );
     assert!(tasks().any(|task| task.counts.get(CounterEvent::Cycles).is_none()));
-    let more_than_cpus =
-        |script: &ObservationScript| script.windows.iter().any(|(s, _)| s.tasks.len() > script.topology.cpus.len());
+    let more_than_cpus = |script: &ObservationScript| {
+        script
+            .windows
+            .iter()
+            .any(|(s, _)| s.tasks.len() > script.topology.cpus.len())
+    };
     assert!(scripts.iter().any(more_than_cpus));
 }

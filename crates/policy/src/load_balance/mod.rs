@@ -52,7 +52,10 @@ struct BinLoads {
 
 impl BinLoads {
     fn without_tasks(capacities: &[CacheCapacity]) -> Self {
-        BinLoads { sums: vec![0.0; capacities.len()], counts: vec![0; capacities.len()] }
+        BinLoads {
+            sums: vec![0.0; capacities.len()],
+            counts: vec![0; capacities.len()],
+        }
     }
     fn add(&mut self, bin: usize, weight: f64) {
         self.sums[bin] += weight;
@@ -60,7 +63,10 @@ impl BinLoads {
     }
     fn from_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Self {
         let mut loads = BinLoads::without_tasks(capacities);
-        task_loads.iter().zip(bins).for_each(|(task_load, &bin)| loads.add(bin, task_load.weight));
+        task_loads
+            .iter()
+            .zip(bins)
+            .for_each(|(task_load, &bin)| loads.add(bin, task_load.weight));
         loads
     }
 }
@@ -77,11 +83,15 @@ struct TaskQuota {
 impl TaskQuota {
     fn for_tasks(capacities: &[CacheCapacity], tasks: usize) -> Self {
         let cpu_count: usize = capacities.iter().map(|capacity| capacity.cpus).sum();
-        TaskQuota { min_tasks_per_cpu: tasks / cpu_count.max(1), surplus_cpus: tasks % cpu_count.max(1) }
+        TaskQuota {
+            min_tasks_per_cpu: tasks / cpu_count.max(1),
+            surplus_cpus: tasks % cpu_count.max(1),
+        }
     }
     fn has_room(&self, capacity: &CacheCapacity, count: usize, extra_tasks: usize) -> bool {
         count < self.min_tasks_per_cpu * capacity.cpus
-            || (extra_tasks < self.surplus_cpus && count < (self.min_tasks_per_cpu + 1) * capacity.cpus)
+            || (extra_tasks < self.surplus_cpus
+                && count < (self.min_tasks_per_cpu + 1) * capacity.cpus)
     }
     fn count_extra_tasks(&self, capacities: &[CacheCapacity], counts: &[usize]) -> usize {
         capacities
@@ -92,7 +102,8 @@ impl TaskQuota {
     }
     fn is_within_quota(&self, capacities: &[CacheCapacity], counts: &[usize]) -> bool {
         let is_within = |(capacity, &count): (&CacheCapacity, &usize)| {
-            (self.min_tasks_per_cpu * capacity.cpus..=(self.min_tasks_per_cpu + 1) * capacity.cpus).contains(&count)
+            (self.min_tasks_per_cpu * capacity.cpus..=(self.min_tasks_per_cpu + 1) * capacity.cpus)
+                .contains(&count)
         };
         capacities.iter().zip(counts).all(is_within)
     }
@@ -102,7 +113,8 @@ impl TaskQuota {
 /// differ from bins; 0 if all sums are 0.
 pub fn unevenness(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> f64 {
     let sums = BinLoads::from_bins(capacities, task_loads, bins).sums;
-    variation_coefficient(&sums) + package_sums(capacities, &sums).map_or(0.0, |sums| variation_coefficient(&sums))
+    variation_coefficient(&sums)
+        + package_sums(capacities, &sums).map_or(0.0, |sums| variation_coefficient(&sums))
 }
 
 /// Returns the sums of the packages; `None` if each package has one bin, or all bins are in one package.
@@ -111,7 +123,12 @@ fn package_sums(capacities: &[CacheCapacity], sums: &[f64]) -> Option<Vec<f64>> 
     packages.sort_unstable();
     packages.dedup();
     let sum_package = |package: u32| {
-        capacities.iter().zip(sums).filter(move |(capacity, _)| capacity.package == package).map(|(_, sum)| sum).sum()
+        capacities
+            .iter()
+            .zip(sums)
+            .filter(move |(capacity, _)| capacity.package == package)
+            .map(|(_, sum)| sum)
+            .sum()
     };
     let is_informative = packages.len() > 1 && packages.len() < capacities.len();
     is_informative.then(|| packages.into_iter().map(sum_package).collect())
@@ -122,5 +139,11 @@ fn variation_coefficient(sums: &[f64]) -> f64 {
     if mean <= 0.0 {
         return 0.0;
     }
-    (sums.iter().map(|sum| (sum - mean) * (sum - mean)).sum::<f64>() / sums.len() as f64).sqrt() / mean
+    (sums
+        .iter()
+        .map(|sum| (sum - mean) * (sum - mean))
+        .sum::<f64>()
+        / sums.len() as f64)
+        .sqrt()
+        / mean
 }

@@ -6,19 +6,41 @@ use super::exchanges::{max_distance, tournament_pairs};
 use super::*;
 
 fn equal_capacities(bin_count: usize, seats: usize) -> Vec<CacheCapacity> {
-    vec![CacheCapacity { cpus: seats, package: 0 }; bin_count]
+    vec![
+        CacheCapacity {
+            cpus: seats,
+            package: 0
+        };
+        bin_count
+    ]
 }
 fn newcomer_loads(weights: &[f64]) -> Vec<TaskLoad> {
-    weights.iter().map(|&weight| TaskLoad { weight, current_bin: None, is_unmovable: false }).collect()
+    weights
+        .iter()
+        .map(|&weight| TaskLoad {
+            weight,
+            current_bin: None,
+            is_unmovable: false,
+        })
+        .collect()
 }
 fn placed_loads(task_loads: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
-    task_loads.iter().zip(bins).map(|(task_load, &bin)| TaskLoad { current_bin: Some(bin), ..*task_load }).collect()
+    task_loads
+        .iter()
+        .zip(bins)
+        .map(|(task_load, &bin)| TaskLoad {
+            current_bin: Some(bin),
+            ..*task_load
+        })
+        .collect()
 }
 fn sums_by_bin(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
     BinLoads::from_bins(capacities, task_loads, bins).sums
 }
 fn counts_by_bin(capacities: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
-    (0..capacities.len()).map(|bin| bins.iter().filter(|&&other| other == bin).count()).collect()
+    (0..capacities.len())
+        .map(|bin| bins.iter().filter(|&&other| other == bin).count())
+        .collect()
 }
 
 /// Runs rounds of exchanges until a whole tournament changes nothing.
@@ -42,7 +64,9 @@ fn exchanged_to_the_end(
 /// Are eight programs of one workload paired as worked out by hand, heaviest with lightest, with equal sums per socket?
 #[test]
 fn heaviest_are_paired_with_lightest_and_sockets_are_equal() {
-    let capacities: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { cpus: 2, package }).to_vec();
+    let capacities: Vec<CacheCapacity> = [0, 0, 1, 1]
+        .map(|package| CacheCapacity { cpus: 2, package })
+        .to_vec();
     let task_loads = newcomer_loads(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
     let bins = balance_centrally(&capacities, &task_loads, 0.0);
     assert_eq!(sums_by_bin(&capacities, &task_loads, &bins), vec![9.0; 4]);
@@ -51,7 +75,11 @@ fn heaviest_are_paired_with_lightest_and_sockets_are_equal() {
     let totals = sums_by_bin(&capacities, &uneven, &bins);
     assert_eq!(totals[0].max(totals[1]).max(totals[2]).max(totals[3]), 20.0);
     let packages = package_sums(&capacities, &totals).unwrap();
-    assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {totals:?}");
+    assert_eq!(
+        packages[0].max(packages[1]),
+        24.0,
+        "the heaviest cache shares its bus with the lightest: {totals:?}"
+    );
 }
 
 /// Does a heavy task get a cache to itself while CPUs are free, and does no task wait while they are?
@@ -59,9 +87,17 @@ fn heaviest_are_paired_with_lightest_and_sockets_are_equal() {
 fn a_heavy_task_gets_a_cache_to_itself_while_cpus_are_free() {
     let capacities = equal_capacities(2, 4);
     let task_loads = newcomer_loads(&[100.0, 1.0, 1.0, 1.0, 1.0]);
-    assert_eq!(counts_by_bin(&capacities, &balance_centrally(&capacities, &task_loads, 0.0)), [1, 4]);
+    assert_eq!(
+        counts_by_bin(
+            &capacities,
+            &balance_centrally(&capacities, &task_loads, 0.0)
+        ),
+        [1, 4]
+    );
     let (bins, _) = exchanged_to_the_end(&capacities, task_loads, 0.0);
-    assert!(counts_by_bin(&capacities, &bins) == [1, 4] || counts_by_bin(&capacities, &bins) == [4, 1]);
+    assert!(
+        counts_by_bin(&capacities, &bins) == [1, 4] || counts_by_bin(&capacities, &bins) == [4, 1]
+    );
 }
 
 /// Do tasks stay for a small gain and move for a large one?
@@ -74,7 +110,15 @@ fn small_gains_move_no_task() {
     };
     assert_eq!(bins_of([5.0, 5.1, 5.0, 5.2], 0.05), [0, 0, 1, 1]);
     let split = bins_of([9.0, 9.0, 1.0, 1.0], 0.05);
-    assert_eq!(split.iter().zip([0, 0, 1, 1]).filter(|(a, b)| **a != *b).count(), 2, "{split:?}");
+    assert_eq!(
+        split
+            .iter()
+            .zip([0, 0, 1, 1])
+            .filter(|(a, b)| **a != *b)
+            .count(),
+        2,
+        "{split:?}"
+    );
 }
 
 /// Does a task that cannot move stay, with the others arranged around it?
@@ -82,7 +126,11 @@ fn small_gains_move_no_task() {
 fn tasks_that_cannot_move_stay() {
     let capacities = equal_capacities(2, 2);
     let mut task_loads = newcomer_loads(&[9.0, 8.0, 1.0, 0.5]);
-    task_loads[0] = TaskLoad { weight: 9.0, current_bin: Some(1), is_unmovable: true };
+    task_loads[0] = TaskLoad {
+        weight: 9.0,
+        current_bin: Some(1),
+        is_unmovable: true,
+    };
     let bins = balance_centrally(&capacities, &task_loads, 0.0);
     assert_eq!((bins[0], bins[1]), (1, 0));
     let (bins, _) = exchanged_to_the_end(&capacities, task_loads, 0.0);
@@ -93,11 +141,18 @@ fn tasks_that_cannot_move_stay() {
 #[test]
 fn each_bin_meets_each_other_bin_once() {
     for bin_count in 0..12usize {
-        let rounds = if bin_count % 2 == 0 { bin_count.max(1) - 1 } else { bin_count };
-        let mut met: Vec<(usize, usize)> =
-            (0..rounds as u64).flat_map(|round| tournament_pairs(bin_count, round)).collect();
+        let rounds = if bin_count % 2 == 0 {
+            bin_count.max(1) - 1
+        } else {
+            bin_count
+        };
+        let mut met: Vec<(usize, usize)> = (0..rounds as u64)
+            .flat_map(|round| tournament_pairs(bin_count, round))
+            .collect();
         met.sort_unstable();
-        let every: Vec<(usize, usize)> = (0..bin_count).flat_map(|a| (a + 1..bin_count).map(move |b| (a, b))).collect();
+        let every: Vec<(usize, usize)> = (0..bin_count)
+            .flat_map(|a| (a + 1..bin_count).map(move |b| (a, b)))
+            .collect();
         assert_eq!(met, every, "{bin_count}");
     }
 }

@@ -53,50 +53,99 @@ impl DemandCurve {
         cache_bytes: u64,
         units: u32,
     ) -> Option<Self> {
-        let bytes_of_units = |unit_count: u32| cache_bytes as f64 * f64::from(unit_count) / f64::from(units);
-        let curve = profile.misses_per_kilo_instr().filter(|curve| !curve.is_empty())?;
-        let mut misses =
-            isotonic_decreasing((1..=units).map(|units_held| value_at(curve, bytes_of_units(units_held))).collect());
+        let bytes_of_units =
+            |unit_count: u32| cache_bytes as f64 * f64::from(unit_count) / f64::from(units);
+        let curve = profile
+            .misses_per_kilo_instr()
+            .filter(|curve| !curve.is_empty())?;
+        let mut misses = isotonic_decreasing(
+            (1..=units)
+                .map(|units_held| value_at(curve, bytes_of_units(units_held)))
+                .collect(),
+        );
         let measured_rate = speed.and_then(|speed| speed.misses_per_kilo_instr);
         let (max_rate, min_rate) = (misses[0], misses[units as usize - 1]);
-        let rate_offset = measured_rate.map_or(0.0, |rate| (rate - max_rate).max(0.0) - (min_rate - rate).max(0.0));
-        misses.iter_mut().for_each(|rate| *rate = (*rate + rate_offset).max(0.0));
+        let rate_offset = measured_rate.map_or(0.0, |rate| {
+            (rate - max_rate).max(0.0) - (min_rate - rate).max(0.0)
+        });
+        misses
+            .iter_mut()
+            .for_each(|rate| *rate = (*rate + rate_offset).max(0.0));
         let whole_cache_rate = misses[units as usize - 1];
-        let cycles_per_kilo_misses =
-            speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
+        let cycles_per_kilo_misses = speed
+            .and_then(|speed| speed.stall_cycles_per_miss)
+            .unwrap_or(miss_penalty_cycles)
+            / 1000.0;
         let extrapolate_cycles = |cycles: f64, rate: f64| -> Vec<f64> {
             // If the speed was measured at a higher miss rate than the curve's, extrapolation must not yield negative
             // cycles.
-            misses.iter().map(|misses| (cycles + (misses - rate) * cycles_per_kilo_misses).max(0.01)).collect()
+            misses
+                .iter()
+                .map(|misses| (cycles + (misses - rate) * cycles_per_kilo_misses).max(0.01))
+                .collect()
         };
-        let solo_instr_per_cycle =
-            profile.rates.solo_instr_per_cycle.map(|rate| rate.value).filter(|&rate| rate.is_finite() && rate > 0.0);
-        let cycles = match (solo_instr_per_cycle, stalls_by_units(profile, &bytes_of_units, units)) {
+        let solo_instr_per_cycle = profile
+            .rates
+            .solo_instr_per_cycle
+            .map(|rate| rate.value)
+            .filter(|&rate| rate.is_finite() && rate > 0.0);
+        let cycles = match (
+            solo_instr_per_cycle,
+            stalls_by_units(profile, &bytes_of_units, units),
+        ) {
             (Some(solo), Some(stalls)) => {
                 let minimum = stalls[units as usize - 1];
-                stalls.iter().map(|stalls| 1.0 / solo + (stalls - minimum) / 1000.0).collect()
+                stalls
+                    .iter()
+                    .map(|stalls| 1.0 / solo + (stalls - minimum) / 1000.0)
+                    .collect()
             }
             (Some(solo), None) => extrapolate_cycles(1.0 / solo, whole_cache_rate),
             (None, _) => {
                 let speed = speed?;
-                extrapolate_cycles(speed.cycles_per_instr, speed.misses_per_kilo_instr.unwrap_or(whole_cache_rate))
+                extrapolate_cycles(
+                    speed.cycles_per_instr,
+                    speed.misses_per_kilo_instr.unwrap_or(whole_cache_rate),
+                )
             }
         };
-        let demand_curve = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
-        let numbers = demand_curve.misses_per_kilo_instr.iter().chain(&demand_curve.cycles_per_instr);
-        numbers.into_iter().all(|number| number.is_finite()).then_some(demand_curve)
+        let demand_curve = DemandCurve {
+            misses_per_kilo_instr: misses,
+            cycles_per_instr: cycles,
+        };
+        let numbers = demand_curve
+            .misses_per_kilo_instr
+            .iter()
+            .chain(&demand_curve.cycles_per_instr);
+        numbers
+            .into_iter()
+            .all(|number| number.is_finite())
+            .then_some(demand_curve)
     }
 
     /// Bounds the curve by a measurement with this number of units. The cost with this number of units or more is at
     /// most the measured cost. If no other program used the units, the cost with this number or fewer is at least the
     /// measured cost.
     #[must_use]
-    pub fn apply_bound(mut self, units: u32, measured_speed: MeasuredSpeed, is_exclusive: bool) -> Self {
+    pub fn apply_bound(
+        mut self,
+        units: u32,
+        measured_speed: MeasuredSpeed,
+        is_exclusive: bool,
+    ) -> Self {
         let bound_values = |values: &mut [f64], measured_value: f64| {
             for (index, value) in values.iter_mut().enumerate() {
                 let units_held = index as u32 + 1;
-                *value = if is_exclusive && units_held <= units { value.max(measured_value) } else { *value };
-                *value = if units_held >= units { value.min(measured_value) } else { *value };
+                *value = if is_exclusive && units_held <= units {
+                    value.max(measured_value)
+                } else {
+                    *value
+                };
+                *value = if units_held >= units {
+                    value.min(measured_value)
+                } else {
+                    *value
+                };
             }
         };
         bound_values(&mut self.cycles_per_instr, measured_speed.cycles_per_instr);
@@ -110,8 +159,13 @@ impl DemandCurve {
     pub fn mean_of_curves(curves: &[DemandCurve]) -> Option<Self> {
         let first = curves.first()?;
         let mean_values = |values_of: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
-            let mean_at =
-                |index: usize| curves.iter().map(|curve| values_of(curve)[index]).sum::<f64>() / curves.len() as f64;
+            let mean_at = |index: usize| {
+                curves
+                    .iter()
+                    .map(|curve| values_of(curve)[index])
+                    .sum::<f64>()
+                    / curves.len() as f64
+            };
             (0..values_of(first).len()).map(mean_at).collect()
         };
         let misses = mean_values(|curve| &curve.misses_per_kilo_instr);
@@ -137,7 +191,8 @@ impl DemandCurve {
     /// whole cache; all units always suffice.
     pub fn min_units_within(&self, max_slowdown: f64) -> u32 {
         let limit = self.whole_cache_cycles() * (1.0 + max_slowdown.max(0.0)) * (1.0 + 1e-12);
-        crate::solvers::sizing::min_units_for_cost(&self.cycles_per_instr, limit).unwrap_or(self.units())
+        crate::solvers::sizing::min_units_for_cost(&self.cycles_per_instr, limit)
+            .unwrap_or(self.units())
     }
 
     /// Converts the demand to a profile for a predictor: the curve, the stalls that yield these cycles, and the solo
@@ -146,19 +201,33 @@ impl DemandCurve {
         let units = u64::from(self.units());
         let curve_points = |values: &[f64], offset: f64, scale: f64| {
             let curve_point = |(index, value): (usize, &f64)| {
-                (cache_bytes * (index as u64 + 1) / units, Estimate::exact((value - offset) * scale))
+                (
+                    cache_bytes * (index as u64 + 1) / units,
+                    Estimate::exact((value - offset) * scale),
+                )
             };
-            values.iter().enumerate().map(curve_point).collect::<SizeCurve>()
+            values
+                .iter()
+                .enumerate()
+                .map(curve_point)
+                .collect::<SizeCurve>()
         };
         let solo = Some(Fact::oracle(1.0 / self.whole_cache_cycles()));
         Profile::default()
-            .with_misses(level, curve_points(&self.misses_per_kilo_instr, 0.0, 1.0), FactSource::Oracle)
+            .with_misses(
+                level,
+                curve_points(&self.misses_per_kilo_instr, 0.0, 1.0),
+                FactSource::Oracle,
+            )
             .with_stalls(
                 level,
                 curve_points(&self.cycles_per_instr, self.whole_cache_cycles(), 1000.0),
                 FactSource::Oracle,
             )
-            .with_rates(RateFacts { solo_instr_per_cycle: solo, ..RateFacts::default() })
+            .with_rates(RateFacts {
+                solo_instr_per_cycle: solo,
+                ..RateFacts::default()
+            })
     }
 }
 
@@ -166,19 +235,31 @@ impl DemandCurve {
 pub(crate) fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     let error_width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
     let min_width = curve.iter().map(error_width).fold(f64::INFINITY, f64::min);
-    let curve_point = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
+    let curve_point = curve
+        .iter()
+        .find(|(size, _)| *size as f64 >= bytes)
+        .or(curve.last());
     curve_point.is_some_and(|point| error_width(point) > 2.0 * min_width)
 }
 
 /// Returns the stalls by number of units; `None` unless the stall curve spans the sizes, because it is unknown beyond
 /// its ends.
-fn stalls_by_units(profile: &Profile, size_of_units: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
+fn stalls_by_units(
+    profile: &Profile,
+    size_of_units: &impl Fn(u32) -> f64,
+    units: u32,
+) -> Option<Vec<f64>> {
     let curve = profile.stalls_per_kilo_instr()?;
     let (first_bytes, last_bytes) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
-    let is_spanning =
-        curve.len() >= 3 && first_bytes <= size_of_units(2.min(units)) && last_bytes >= size_of_units(units) * 0.99;
+    let is_spanning = curve.len() >= 3
+        && first_bytes <= size_of_units(2.min(units))
+        && last_bytes >= size_of_units(units) * 0.99;
     is_spanning.then(|| {
-        isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size_of_units(units_held))).collect())
+        isotonic_decreasing(
+            (1..=units)
+                .map(|units_held| value_at(curve, size_of_units(units_held)))
+                .collect(),
+        )
     })
 }
 
@@ -206,12 +287,16 @@ fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
             blocks.truncate(blocks.len() - 2);
             let total_count = count + last_count;
             blocks.push((
-                (previous_value * count as f64 + last_value * last_count as f64) / total_count as f64,
+                (previous_value * count as f64 + last_value * last_count as f64)
+                    / total_count as f64,
                 total_count,
             ));
         }
     }
-    blocks.into_iter().flat_map(|(value, count)| std::iter::repeat_n(value, count)).collect()
+    blocks
+        .into_iter()
+        .flat_map(|(value, count)| std::iter::repeat_n(value, count))
+        .collect()
 }
 
 #[cfg(test)]
@@ -221,8 +306,12 @@ mod tests {
     const CACHE: u64 = 4 << 20;
 
     fn curve_fixture(rates: &[f64]) -> SizeCurve {
-        let point =
-            |(index, &rate): (usize, &f64)| (CACHE * (index as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
+        let point = |(index, &rate): (usize, &f64)| {
+            (
+                CACHE * (index as u64 + 1) / rates.len() as u64,
+                Estimate::exact(rate),
+            )
+        };
         rates.iter().enumerate().map(point).collect()
     }
     fn profile_fixture(rates: &[f64]) -> Profile {
@@ -237,11 +326,23 @@ mod tests {
             misses_per_kilo_instr: Some(20.0),
             stall_cycles_per_miss: Some(50.0),
         };
-        let space =
-            DemandCurve::from_profile(&profile_fixture(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4)
-                .unwrap();
+        let space = DemandCurve::from_profile(
+            &profile_fixture(&[40.0, 20.0, 10.0, 10.0]),
+            Some(speed),
+            300.0,
+            CACHE,
+            4,
+        )
+        .unwrap();
         assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
-        assert_eq!((space.sensitivity(), space.min_units_within(0.0), space.min_units_within(0.4)), (1.0, 3, 2));
+        assert_eq!(
+            (
+                space.sensitivity(),
+                space.min_units_within(0.0),
+                space.min_units_within(0.4)
+            ),
+            (1.0, 3, 2)
+        );
     }
 
     /// Does a rate that fits no size shift the curve, whereas one that fits a size does not?
@@ -253,61 +354,127 @@ mod tests {
             stall_cycles_per_miss: Some(100.0),
         };
         let demand = |rate| {
-            DemandCurve::from_profile(&profile_fixture(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4)
-                .unwrap()
+            DemandCurve::from_profile(
+                &profile_fixture(&[4.0, 1.0, 0.0, 0.0]),
+                Some(speed(rate)),
+                300.0,
+                CACHE,
+                4,
+            )
+            .unwrap()
         };
         assert_eq!(demand(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
         assert_eq!(demand(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
-        let high =
-            DemandCurve::from_profile(&profile_fixture(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4)
-                .unwrap();
+        let high = DemandCurve::from_profile(
+            &profile_fixture(&[4.0, 3.0, 3.0, 2.0]),
+            Some(speed(1.5)),
+            300.0,
+            CACHE,
+            4,
+        )
+        .unwrap();
         assert_eq!(high.misses_per_kilo_instr, [3.5, 2.5, 2.5, 1.5]);
-        assert_eq!(demand(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
+        assert_eq!(
+            demand(7.0).cycles_per_instr[0],
+            2.0,
+            "it is as fast as with the least space, at best"
+        );
     }
 
     /// Does a measurement under a share bound the curve from above for more units, and from below for fewer units if no
     /// other program used them?
     #[test]
     fn measured_shares_bound_the_curve() {
-        let flat = DemandCurve { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };
+        let flat = DemandCurve {
+            misses_per_kilo_instr: vec![1.0; 4],
+            cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1],
+        };
         let measured = |cycles| MeasuredSpeed {
             cycles_per_instr: cycles,
             misses_per_kilo_instr: None,
             stall_cycles_per_miss: None,
         };
-        assert_eq!(flat.clone().apply_bound(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
-        assert_eq!(flat.clone().apply_bound(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
-        let shared = |cycles| flat.clone().apply_bound(2, measured(cycles), false).cycles_per_instr;
-        assert_eq!(shared(1.15), [2.0, 1.15, 1.15, 1.1], "alone in these units, it would be no slower");
-        assert_eq!(shared(3.0), [2.0, 1.5, 1.2, 1.1], "others used the units: fewer are not bounded");
+        assert_eq!(
+            flat.clone()
+                .apply_bound(2, measured(3.0), true)
+                .cycles_per_instr,
+            [3.0, 3.0, 1.2, 1.1]
+        );
+        assert_eq!(
+            flat.clone()
+                .apply_bound(2, measured(1.15), true)
+                .cycles_per_instr,
+            [2.0, 1.15, 1.15, 1.1]
+        );
+        let shared = |cycles| {
+            flat.clone()
+                .apply_bound(2, measured(cycles), false)
+                .cycles_per_instr
+        };
+        assert_eq!(
+            shared(1.15),
+            [2.0, 1.15, 1.15, 1.1],
+            "alone in these units, it would be no slower"
+        );
+        assert_eq!(
+            shared(3.0),
+            [2.0, 1.5, 1.2, 1.1],
+            "others used the units: fewer are not bounded"
+        );
     }
 
     /// Is a stall curve used if it spans the sizes, and ignored otherwise?
     #[test]
     fn stall_curves_count_if_they_span_the_sizes() {
-        let solo = RateFacts { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..RateFacts::default() };
+        let solo = RateFacts {
+            solo_instr_per_cycle: Some(Fact::oracle(1.0)),
+            ..RateFacts::default()
+        };
         let profile_with_solo = profile_fixture(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
         let stalls = curve_fixture(&[500.0, 100.0, 100.0, 100.0]);
-        let profile_with_stalls =
-            profile_with_solo.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
-        let cycles =
-            |profile: &Profile| DemandCurve::from_profile(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
+        let profile_with_stalls = profile_with_solo.with_stalls(
+            CacheLevel::L2,
+            stalls.clone(),
+            FactSource::StallCounters,
+        );
+        let cycles = |profile: &Profile| {
+            DemandCurve::from_profile(profile, None, 100.0, CACHE, 4)
+                .unwrap()
+                .cycles_per_instr
+        };
         assert_eq!(cycles(&profile_with_stalls), [1.4, 1.0, 1.0, 1.0]);
-        let short = profile_with_stalls.with_stalls(CacheLevel::L2, stalls[2..].to_vec(), FactSource::StallCounters);
+        let short = profile_with_stalls.with_stalls(
+            CacheLevel::L2,
+            stalls[2..].to_vec(),
+            FactSource::StallCounters,
+        );
         assert_eq!(cycles(&short), [4.0, 2.0, 1.0, 1.0]);
     }
 
     /// Is there no demand curve without a miss-rate curve or a speed?
     #[test]
     fn there_is_no_demand_curve_without_evidence() {
-        assert_eq!(DemandCurve::from_profile(&profile_fixture(&[1.0]), None, 100.0, CACHE, 4), None);
-        let speed = MeasuredSpeed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
-        assert_eq!(DemandCurve::from_profile(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
+        assert_eq!(
+            DemandCurve::from_profile(&profile_fixture(&[1.0]), None, 100.0, CACHE, 4),
+            None
+        );
+        let speed = MeasuredSpeed {
+            cycles_per_instr: 2.0,
+            misses_per_kilo_instr: None,
+            stall_cycles_per_miss: None,
+        };
+        assert_eq!(
+            DemandCurve::from_profile(&Profile::default(), Some(speed), 100.0, CACHE, 4),
+            None
+        );
     }
 
     /// Are rises of a noisy curve averaged out?
     #[test]
     fn rises_of_a_noisy_curve_are_averaged_out() {
-        assert_eq!(isotonic_decreasing(vec![5.0, 1.0, 3.0, 2.0, 0.0]), [5.0, 2.0, 2.0, 2.0, 0.0]);
+        assert_eq!(
+            isotonic_decreasing(vec![5.0, 1.0, 3.0, 2.0, 0.0]),
+            [5.0, 2.0, 2.0, 2.0, 0.0]
+        );
     }
 }

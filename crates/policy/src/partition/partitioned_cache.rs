@@ -6,8 +6,8 @@
 //! copying is charged like any other. Ways leave no trace, so it suffices to remove the shares.
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, Goal, GroupId, PageMigration, PartitionSupport, ProcessId, ShareMember, TaskSample,
-    Topology, Units,
+    Cache, CacheId, CacheShare, Goal, GroupId, PageMigration, PartitionSupport, ProcessId,
+    ShareMember, TaskSample, Topology, Units,
 };
 
 use crate::verifier::speeds::ProcessPhase;
@@ -24,11 +24,18 @@ impl CacheProcess<'_> {
     pub fn home_cache(&self, caches: &[(&Cache, PartitionSupport)]) -> Option<CacheId> {
         let time_on_cache = |cache: &Cache| -> u64 {
             let cpu_times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
-            cpu_times.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+            cpu_times
+                .filter(|(cpu, _)| cache.cpus.contains(cpu.0))
+                .map(|(_, ns)| ns)
+                .sum()
         };
-        let time_by_cache = caches.iter().map(|(cache, _)| (time_on_cache(cache), cache.id));
+        let time_by_cache = caches
+            .iter()
+            .map(|(cache, _)| (time_on_cache(cache), cache.id));
         let longest_residency = time_by_cache.reduce(|a, b| if b.0 > a.0 { b } else { a });
-        longest_residency.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
+        longest_residency
+            .filter(|(ns, _)| *ns > 0)
+            .map(|(_, cache)| cache)
     }
 
     /// Returns the strictest goal of all threads of the process.
@@ -49,15 +56,28 @@ pub struct PartitionedCache<'a> {
 
 impl<'a> PartitionedCache<'a> {
     /// Builds the cache without processes.
-    pub fn new(cache: &'a Cache, partition_units: PartitionSupport, topology: &'a Topology) -> Self {
-        let outer_caches =
-            topology.caches.iter().filter(|outer| outer.level > cache.level && cache.cpus.is_subset(&outer.cpus));
+    pub fn new(
+        cache: &'a Cache,
+        partition_units: PartitionSupport,
+        topology: &'a Topology,
+    ) -> Self {
+        let outer_caches = topology
+            .caches
+            .iter()
+            .filter(|outer| outer.level > cache.level && cache.cpus.is_subset(&outer.cpus));
         let outer_cache = outer_caches.max_by_key(|outer| outer.size_bytes);
-        PartitionedCache { cache, outer_cache, partition_units, processes: Vec::new() }
+        PartitionedCache {
+            cache,
+            outer_cache,
+            partition_units,
+            processes: Vec::new(),
+        }
     }
 
     pub fn has_goals(&self) -> bool {
-        self.processes.iter().any(|process| process.goal().max_slowdown.is_some())
+        self.processes
+            .iter()
+            .any(|process| process.goal().max_slowdown.is_some())
     }
     /// Returns whether the cache needs a partition: it has several processes, or a process with a goal.
     pub fn needs_partition(&self) -> bool {
@@ -67,17 +87,28 @@ impl<'a> PartitionedCache<'a> {
     /// Returns the shares of this cache, without members that have exited.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
         let is_member = |member: &ShareMember| match member {
-            ShareMember::Process(process) => {
-                self.processes.iter().any(|cache_process| cache_process.process == *process)
-            }
+            ShareMember::Process(process) => self
+                .processes
+                .iter()
+                .any(|cache_process| cache_process.process == *process),
             ShareMember::Task(_) => false,
         };
         let cache_shares = shares.iter().filter(|share| share.cache == self.cache.id);
         let remaining_shares = cache_shares.map(|share| {
-            let members = share.members.iter().filter(|member| is_member(member)).copied().collect();
-            CacheShare { members, ..share.clone() }
+            let members = share
+                .members
+                .iter()
+                .filter(|member| is_member(member))
+                .copied()
+                .collect();
+            CacheShare {
+                members,
+                ..share.clone()
+            }
         });
-        remaining_shares.filter(|share| !share.members.is_empty()).collect()
+        remaining_shares
+            .filter(|share| !share.members.is_empty())
+            .collect()
     }
 
     /// Returns the shares that cancel a partition, which give every process the whole cache; none if the units are
@@ -87,15 +118,24 @@ impl<'a> PartitionedCache<'a> {
             PartitionSupport::Ways { .. } => Vec::new(),
             PartitionSupport::Colors { colors: units, .. } => vec![CacheShare {
                 group: GroupId(0),
-                members: self.processes.iter().map(|process| ShareMember::Process(process.process)).collect(),
+                members: self
+                    .processes
+                    .iter()
+                    .map(|process| ShareMember::Process(process.process))
+                    .collect(),
                 cache: self.cache.id,
-                units: Units::Colors { allowed: (0..units).collect(), migration },
+                units: Units::Colors {
+                    allowed: (0..units).collect(),
+                    migration,
+                },
             }],
         }
     }
 
     /// Returns whether every process may use the whole cache.
     pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
-        shares.iter().all(|share| share.units.set().count() == self.partition_units.units())
+        shares
+            .iter()
+            .all(|share| share.units.set().count() == self.partition_units.units())
     }
 }

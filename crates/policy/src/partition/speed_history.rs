@@ -12,19 +12,24 @@
 //! than half of a program's work has a match in the other record.
 
 use cachemate_core::{
-    CacheLevel, CounterEvent, EventCounts, Observation, ProbeKind, ProcessId, StallCause, TaskSample,
+    CacheLevel, CounterEvent, EventCounts, Observation, ProbeKind, ProcessId, StallCause,
+    TaskSample,
 };
 use std::collections::BTreeMap;
 
 use super::demand_curve::MeasuredSpeed;
 use crate::verifier::noise::{
-    Difference, MIN_AUTOCORRELATION_WINDOWS, corrected_autocorrelation, student_bound, variance_factor,
+    Difference, MIN_AUTOCORRELATION_WINDOWS, corrected_autocorrelation, student_bound,
+    variance_factor,
 };
 
 /// Returns whether the probe stops, occupies or slows programs. Watch points and hardware contexts' own counters do
 /// not.
 pub fn is_disturbing(kind: &ProbeKind) -> bool {
-    !matches!(kind, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
+    !matches!(
+        kind,
+        ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. }
+    )
 }
 
 /// The counts of one process in one window; `None` means not counted.
@@ -62,7 +67,11 @@ fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
         .into_iter()
         .filter(move |&outer_level| outer_level > level)
         .map(StallCause::Hit);
-    hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
+    hits.chain([
+        StallCause::LocalMemory,
+        StallCause::RemoteMemory,
+        StallCause::BusQueue,
+    ])
 }
 
 /// Returns the counts of accesses that reach the cache; `None` if not all of them were counted.
@@ -77,15 +86,20 @@ pub fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64
 
 impl SpeedSample {
     fn from_sample(task: &TaskSample, level: CacheLevel) -> Option<Self> {
-        let instructions_and_cycles =
-            task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
+        let instructions_and_cycles = task
+            .counts
+            .get(CounterEvent::Instructions)
+            .zip(task.counts.get(CounterEvent::Cycles));
         let (instructions, cycles) = instructions_and_cycles.filter(|(_, cycles)| *cycles > 0.0)?;
-        let stalls = stalls_beyond(level).filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
+        let stalls = stalls_beyond(level)
+            .filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
         Some(SpeedSample {
             instructions,
             cycles,
             misses: task.counts.get(CounterEvent::Misses(level)),
-            stall_cycles: stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles)),
+            stall_cycles: stalls.fold(None, |sum: Option<f64>, cycles| {
+                Some(sum.unwrap_or(0.0) + cycles)
+            }),
             incoming: incoming_accesses(&task.counts, level),
         })
     }
@@ -104,7 +118,10 @@ impl SpeedSample {
 
     /// Returns the sample without its incoming accesses, so that it matches any other sample.
     pub fn without_traffic(&self) -> Self {
-        SpeedSample { incoming: None, ..*self }
+        SpeedSample {
+            incoming: None,
+            ..*self
+        }
     }
 
     fn plus(self, addend: SpeedSample) -> Self {
@@ -121,10 +138,16 @@ impl SpeedSample {
 
     /// Returns whether equally many accesses reach the cache in both windows.
     fn has_similar_traffic(&self, other: &SpeedSample) -> bool {
-        let Some((own_rates, other_rates)) = self.incoming.zip(other.incoming) else { return true };
-        let rate_per_kilo_instr = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
+        let Some((own_rates, other_rates)) = self.incoming.zip(other.incoming) else {
+            return true;
+        };
+        let rate_per_kilo_instr =
+            |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
         (0..3).all(|index| {
-            let (a, b) = (rate_per_kilo_instr(own_rates[index], self), rate_per_kilo_instr(other_rates[index], other));
+            let (a, b) = (
+                rate_per_kilo_instr(own_rates[index], self),
+                rate_per_kilo_instr(other_rates[index], other),
+            );
             (a - b).abs() <= MAX_RATE_DIFFERENCE + RATE_TOLERANCE * a.max(b)
         })
     }
@@ -147,8 +170,9 @@ impl SpeedRecord {
         let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
         for task in &observation.tasks {
             if let Some(sample) = SpeedSample::from_sample(task, level) {
-                let process_sample =
-                    window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.plus(sample));
+                let process_sample = window
+                    .get(&task.process)
+                    .map_or(sample, |earlier_sample| earlier_sample.plus(sample));
                 window.insert(task.process, process_sample);
             }
         }
@@ -171,17 +195,29 @@ impl SpeedRecord {
 
     /// Returns the last `windows` windows of each process.
     pub fn latest_windows(&self, windows: u32) -> SpeedRecord {
-        let latest_samples =
-            |samples: &[SpeedSample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
-        let samples = self.samples.iter().map(|(&process, samples)| (process, latest_samples(samples))).collect();
-        SpeedRecord { samples, windows: self.windows.min(windows) }
+        let latest_samples = |samples: &[SpeedSample]| {
+            samples[samples.len().saturating_sub(windows as usize)..].to_vec()
+        };
+        let samples = self
+            .samples
+            .iter()
+            .map(|(&process, samples)| (process, latest_samples(samples)))
+            .collect();
+        SpeedRecord {
+            samples,
+            windows: self.windows.min(windows),
+        }
     }
 
     /// Returns a record with the windows of both records, starting with those of this one.
     pub fn concatenated_with(&self, addend: &SpeedRecord) -> SpeedRecord {
         let mut joined_record = self.clone();
         for (&process, samples) in &addend.samples {
-            joined_record.samples.entry(process).or_default().extend(samples);
+            joined_record
+                .samples
+                .entry(process)
+                .or_default()
+                .extend(samples);
         }
         joined_record.windows += addend.windows;
         joined_record
@@ -189,20 +225,30 @@ impl SpeedRecord {
 
     /// Returns the speed of a process; `None` until it has run in an undisturbed window.
     pub fn measured_speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
-        let sample_sum = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
+        let sample_sum = self
+            .samples
+            .get(&process)?
+            .iter()
+            .copied()
+            .reduce(SpeedSample::plus)?;
         let totals = Some(sample_sum).filter(|sums| sums.instructions > 0.0)?;
-        let stalls_and_misses = totals.stall_cycles.zip(totals.misses.filter(|&misses| misses > 0.0));
+        let stalls_and_misses = totals
+            .stall_cycles
+            .zip(totals.misses.filter(|&misses| misses > 0.0));
         Some(MeasuredSpeed {
             cycles_per_instr: totals.cycles / totals.instructions,
-            misses_per_kilo_instr: totals.misses.map(|misses| 1000.0 * misses / totals.instructions),
+            misses_per_kilo_instr: totals
+                .misses
+                .map(|misses| 1000.0 * misses / totals.instructions),
             stall_cycles_per_miss: stalls_and_misses.map(|(stalls, misses)| stalls / misses),
         })
     }
 
     /// Returns the sum of weighted speeds of the processes that ran.
     pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
-        let weighted_speed =
-            |(process, weight): &(ProcessId, f64)| Some(weight / self.measured_speed(*process)?.cycles_per_instr);
+        let weighted_speed = |(process, weight): &(ProcessId, f64)| {
+            Some(weight / self.measured_speed(*process)?.cycles_per_instr)
+        };
         weights.iter().filter_map(weighted_speed).sum()
     }
 
@@ -215,19 +261,22 @@ impl SpeedRecord {
     /// Returns the sum of weighted speeds over that in another record, with weights in cycles per instruction; `None`
     /// if a process cannot be compared.
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
-        let (mut speed_sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
+        let (mut speed_sums, mut variances, mut degrees_of_freedom) =
+            ([0.0; 2], [0.0; 2], f64::INFINITY);
         for &(process, weight) in weights {
             let matched_speeds = self.match_speeds(other, process)?;
             degrees_of_freedom = degrees_of_freedom.min(matched_speeds.degrees_of_freedom);
             for side in 0..2 {
                 let speed = weight / matched_speeds.cycles_per_instr[side];
                 speed_sums[side] += speed;
-                variances[side] +=
-                    matched_speeds.variance[side] * (speed / matched_speeds.cycles_per_instr[side]).powi(2);
+                variances[side] += matched_speeds.variance[side]
+                    * (speed / matched_speeds.cycles_per_instr[side]).powi(2);
             }
         }
         let ratio = speed_sums[0] / speed_sums[1];
-        let relative_variance: f64 = (0..2).map(|side| variances[side] / (speed_sums[side] * speed_sums[side])).sum();
+        let relative_variance: f64 = (0..2)
+            .map(|side| variances[side] / (speed_sums[side] * speed_sums[side]))
+            .sum();
         ratio.is_finite().then(|| Ratio {
             ratio,
             standard_error: ratio * libm::sqrt(relative_variance),
@@ -238,10 +287,15 @@ impl SpeedRecord {
 
 /// Returns the speeds of a process in two series of windows over the same work: the first series' windows of the kinds
 /// that both series contain. `None` if these windows contain too little of the work.
-pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample]) -> Option<MatchedSpeeds> {
+pub fn match_samples(
+    own_samples: &[SpeedSample],
+    other_samples: &[SpeedSample],
+) -> Option<MatchedSpeeds> {
     let mut window_kinds: Vec<MatchedWindows<'_>> = Vec::new();
-    for (side, sample) in
-        own_samples.iter().map(|sample| (0, sample)).chain(other_samples.iter().map(|sample| (1, sample)))
+    for (side, sample) in own_samples
+        .iter()
+        .map(|sample| (0, sample))
+        .chain(other_samples.iter().map(|sample| (1, sample)))
     {
         match window_kinds.iter_mut().find(|window_kind| {
             window_kind[0]
@@ -259,18 +313,26 @@ pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample])
     }
     let work: f64 = own_samples.iter().map(|sample| sample.instructions).sum();
     window_kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
-    let common_work: f64 = window_kinds.iter().map(|kind| total_instructions(&kind[0])).sum();
+    let common_work: f64 = window_kinds
+        .iter()
+        .map(|kind| total_instructions(&kind[0]))
+        .sum();
     if common_work <= 0.0 || common_work < MIN_COMMON_SHARE * work {
         return None;
     }
     let (relative_variance, degrees_of_freedom) = pooled_variance(&window_kinds);
-    let mut matched_speeds = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
+    let mut matched_speeds = MatchedSpeeds {
+        cycles_per_instr: [0.0; 2],
+        variance: [0.0; 2],
+        degrees_of_freedom,
+    };
     for kind in &window_kinds {
         let work_share = total_instructions(&kind[0]) / common_work;
         for (side, samples) in kind.iter().enumerate() {
             let cycles = work_share * cycles_per_instr(samples);
             matched_speeds.cycles_per_instr[side] += cycles;
-            matched_speeds.variance[side] += relative_variance * cycles * cycles / samples.len() as f64;
+            matched_speeds.variance[side] +=
+                relative_variance * cycles * cycles / samples.len() as f64;
         }
     }
     Some(matched_speeds)
@@ -289,7 +351,9 @@ impl MatchedSpeeds {
     /// Returns the logarithm of the other speed over this record's speed.
     pub fn difference(&self) -> Difference {
         let [own_cycles, other_cycles] = self.cycles_per_instr;
-        let relative_variance: f64 = (0..2).map(|side| self.variance[side] / self.cycles_per_instr[side].powi(2)).sum();
+        let relative_variance: f64 = (0..2)
+            .map(|side| self.variance[side] / self.cycles_per_instr[side].powi(2))
+            .sum();
         Difference {
             value: libm::log(own_cycles / other_cycles),
             standard_error: libm::sqrt(relative_variance),
@@ -320,7 +384,10 @@ const DEFAULT_AUTOCORRELATION: f64 = 0.6;
 impl Ratio {
     /// Returns whether the difference exceeds chance, if it is evaluated no more than [`MAX_EVALUATIONS`] times.
     pub fn is_significant(&self) -> bool {
-        let t_bound = student_bound(FALSE_ADOPTION_RATE / MAX_EVALUATIONS as f64, self.degrees_of_freedom);
+        let t_bound = student_bound(
+            FALSE_ADOPTION_RATE / MAX_EVALUATIONS as f64,
+            self.degrees_of_freedom,
+        );
         self.ratio != 1.0 && (self.ratio - 1.0).abs() >= t_bound * self.standard_error
     }
 
@@ -345,18 +412,34 @@ fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
 /// the squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
 /// (Bartlett 1946).
 fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
-    let (mut square_sum, mut product_sum, mut degrees_of_freedom, mut window_count, mut series_count) =
-        (0.0, 0.0, 0, 0, 0);
+    let (
+        mut square_sum,
+        mut product_sum,
+        mut degrees_of_freedom,
+        mut window_count,
+        mut series_count,
+    ) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
         let mean_cycles_per_instr = cycles_per_instr(samples);
         let deviations: Vec<f64> = samples
             .iter()
-            .map(|sample| sample.cycles / (mean_cycles_per_instr * sample.instructions.max(1.0)) - 1.0)
+            .map(|sample| {
+                sample.cycles / (mean_cycles_per_instr * sample.instructions.max(1.0)) - 1.0
+            })
             .collect();
-        square_sum += deviations.iter().map(|deviation| deviation * deviation).sum::<f64>();
-        product_sum += deviations.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
-        (degrees_of_freedom, window_count, series_count) =
-            (degrees_of_freedom + samples.len() - 1, window_count + samples.len(), series_count + 1);
+        square_sum += deviations
+            .iter()
+            .map(|deviation| deviation * deviation)
+            .sum::<f64>();
+        product_sum += deviations
+            .windows(2)
+            .map(|pair| pair[0] * pair[1])
+            .sum::<f64>();
+        (degrees_of_freedom, window_count, series_count) = (
+            degrees_of_freedom + samples.len() - 1,
+            window_count + samples.len(),
+            series_count + 1,
+        );
     }
     if degrees_of_freedom == 0 {
         return (f64::INFINITY, 1.0);
@@ -367,7 +450,10 @@ fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
         corrected_autocorrelation(product_sum / square_sum, series_count, window_count as f64)
     };
     let variance_factor = variance_factor(autocorrelation);
-    (square_sum / degrees_of_freedom as f64 * variance_factor, (degrees_of_freedom as f64 / variance_factor).max(1.0))
+    (
+        square_sum / degrees_of_freedom as f64 * variance_factor,
+        (degrees_of_freedom as f64 / variance_factor).max(1.0),
+    )
 }
 
 #[cfg(test)]
@@ -396,13 +482,21 @@ pub(crate) mod tests {
 
     /// Returns a window of one process in a phase in which this many accesses reach the cache.
     pub fn window_in_phase(instructions: u64, cycles: u64, l1_misses: u64) -> Observation {
-        let [data, code] = [CacheLevel::L1Data, CacheLevel::L1Instruction].map(CounterEvent::Misses);
-        let counts =
-            [(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, cycles), (data, l1_misses), (code, 0)];
+        let [data, code] =
+            [CacheLevel::L1Data, CacheLevel::L1Instruction].map(CounterEvent::Misses);
+        let counts = [
+            (CounterEvent::Instructions, instructions),
+            (CounterEvent::Cycles, cycles),
+            (data, l1_misses),
+            (code, 0),
+        ];
         observation_fixture(
             &[
                 &counts[..],
-                &[(CounterEvent::References(CacheLevel::L2), l1_misses), (CounterEvent::Misses(CacheLevel::L2), 10)],
+                &[
+                    (CounterEvent::References(CacheLevel::L2), l1_misses),
+                    (CounterEvent::Misses(CacheLevel::L2), 10),
+                ],
             ]
             .concat(),
         )
@@ -421,20 +515,59 @@ pub(crate) mod tests {
         ]);
         let trace = ProbeRequest {
             id: ProbeId(1),
-            kind: ProbeKind::MissTrace { task: TaskId(0), entries: 9, includes_code: false },
+            kind: ProbeKind::MissTrace {
+                task: TaskId(0),
+                entries: 9,
+                includes_code: false,
+            },
             budget_ns: 1,
         };
         record.add(&window, CacheLevel::L2, &[trace]);
-        let stream = ProbeKind::Neighbor { task: TaskId(0), neighbor: cachemate_core::Neighbor::Stream };
-        record.add(&window, CacheLevel::L2, &[ProbeRequest { id: ProbeId(2), kind: stream, budget_ns: 1 }]);
-        let rows = ProbeKind::PairedRows { cache: CacheId(0), task: TaskId(0), peers: Vec::new(), total_ns: 1 };
-        record.add(&window, CacheLevel::L2, &[ProbeRequest { id: ProbeId(3), kind: rows, budget_ns: 1 }]);
-        assert_eq!(record.measured_speed(ProcessId(0)), None, "a trace, a stream and rows");
+        let stream = ProbeKind::Neighbor {
+            task: TaskId(0),
+            neighbor: cachemate_core::Neighbor::Stream,
+        };
+        record.add(
+            &window,
+            CacheLevel::L2,
+            &[ProbeRequest {
+                id: ProbeId(2),
+                kind: stream,
+                budget_ns: 1,
+            }],
+        );
+        let rows = ProbeKind::PairedRows {
+            cache: CacheId(0),
+            task: TaskId(0),
+            peers: Vec::new(),
+            total_ns: 1,
+        };
+        record.add(
+            &window,
+            CacheLevel::L2,
+            &[ProbeRequest {
+                id: ProbeId(3),
+                kind: rows,
+                budget_ns: 1,
+            }],
+        );
+        assert_eq!(
+            record.measured_speed(ProcessId(0)),
+            None,
+            "a trace, a stream and rows"
+        );
         record.add(&window, CacheLevel::L2, &[]);
         let speed = record.measured_speed(ProcessId(0)).unwrap();
-        assert_eq!((speed.cycles_per_instr, speed.misses_per_kilo_instr), (3.0, Some(10.0)));
+        assert_eq!(
+            (speed.cycles_per_instr, speed.misses_per_kilo_instr),
+            (3.0, Some(10.0))
+        );
         assert_eq!(speed.stall_cycles_per_miss, Some(150.0));
-        window.applied.pending.push(PendingItem { item: PlanItem::Plan, done: 1, total: Some(2) });
+        window.applied.pending.push(PendingItem {
+            item: PlanItem::Plan,
+            done: 1,
+            total: Some(2),
+        });
         record.add(&window, CacheLevel::L2, &[]);
         assert_eq!(record.windows, 1);
     }
@@ -445,9 +578,16 @@ pub(crate) mod tests {
         let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
         slow.add(&window_of(1000, 3000, 0), CacheLevel::L2, &[]);
         fast.add(&window_of(1000, 2000, 0), CacheLevel::L2, &[]);
-        let ratio = |record: &SpeedRecord| record.speed_over(&slow, &[(ProcessId(0), 2.0)]).map(|found| found.ratio);
+        let ratio = |record: &SpeedRecord| {
+            record
+                .speed_over(&slow, &[(ProcessId(0), 2.0)])
+                .map(|found| found.ratio)
+        };
         assert_eq!(ratio(&fast), Some(1.5));
-        assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
+        assert_eq!(
+            fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]),
+            None
+        );
     }
 
     /// Do extra slow windows in one record not affect the comparison, and are phases that only one record has left out,
@@ -457,26 +597,42 @@ pub(crate) mod tests {
         let record = |windows: &[(u64, u64)]| {
             let mut record = SpeedRecord::default();
             for &(cycles, incoming) in windows {
-                record.add(&window_in_phase(10_000, cycles, incoming), CacheLevel::L2, &[]);
+                record.add(
+                    &window_in_phase(10_000, cycles, incoming),
+                    CacheLevel::L2,
+                    &[],
+                );
             }
             record
         };
         let (fast, slow) = ((10_000, 1_000), (40_000, 400));
         let mostly_fast = record(&[fast, fast, fast, slow]);
-        let relative_speed = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
-        let is_close =
-            |ratio: Option<Ratio>, expected: f64| ratio.is_some_and(|ratio| (ratio.ratio - expected).abs() < 1e-9);
+        let relative_speed = |windows: &[(u64, u64)]| {
+            record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)])
+        };
+        let is_close = |ratio: Option<Ratio>, expected: f64| {
+            ratio.is_some_and(|ratio| (ratio.ratio - expected).abs() < 1e-9)
+        };
         assert!(is_close(relative_speed(&[slow, slow, slow, fast]), 1.0));
         // The other record is ten percent faster in both phases, for any mix of them.
-        assert!(is_close(relative_speed(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
-        assert!(is_close(relative_speed(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
+        assert!(is_close(
+            relative_speed(&[(36_000, 400), (9_000, 1_000)]),
+            1.0 / 0.9
+        ));
+        assert!(
+            is_close(relative_speed(&[fast, slow, (90_000, 100)]), 1.0),
+            "a phase that the other lacks"
+        );
         assert_eq!(
             relative_speed(&[fast, (90_000, 100), (90_000, 100)]),
             None,
             "most of it is a phase that the other lacks"
         );
         // Further phases of the other record have no effect.
-        assert!(is_close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
+        assert!(is_close(
+            record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]),
+            1.0
+        ));
     }
 
     /// Is the error of a ratio no smaller than the spread of repetitions, and not much larger with independent windows,
@@ -487,18 +643,44 @@ pub(crate) mod tests {
         let mut record = |windows: u32| {
             let mut record = SpeedRecord::default();
             for _ in 0..windows {
-                record.add(&window_of(1000, 2000 + generator.draw_below(1000), 10), CacheLevel::L2, &[]);
+                record.add(
+                    &window_of(1000, 2000 + generator.draw_below(1000), 10),
+                    CacheLevel::L2,
+                    &[],
+                );
             }
             record
         };
         let weights = [(ProcessId(0), 1.0)];
-        let ratios: Vec<Ratio> = (0..400).map(|_| record(8).speed_over(&record(4), &weights).unwrap()).collect();
-        let mean = ratios.iter().map(|sample_ratio| sample_ratio.ratio).sum::<f64>() / 400.0;
-        let spread =
-            libm::sqrt(ratios.iter().map(|sample_ratio| (sample_ratio.ratio - mean).powi(2)).sum::<f64>() / 399.0);
-        let error =
-            libm::sqrt(ratios.iter().map(|sample_ratio| sample_ratio.standard_error.powi(2)).sum::<f64>() / 400.0);
+        let ratios: Vec<Ratio> = (0..400)
+            .map(|_| record(8).speed_over(&record(4), &weights).unwrap())
+            .collect();
+        let mean = ratios
+            .iter()
+            .map(|sample_ratio| sample_ratio.ratio)
+            .sum::<f64>()
+            / 400.0;
+        let spread = libm::sqrt(
+            ratios
+                .iter()
+                .map(|sample_ratio| (sample_ratio.ratio - mean).powi(2))
+                .sum::<f64>()
+                / 399.0,
+        );
+        let error = libm::sqrt(
+            ratios
+                .iter()
+                .map(|sample_ratio| sample_ratio.standard_error.powi(2))
+                .sum::<f64>()
+                / 400.0,
+        );
         assert!((0.95..1.35).contains(&(error / spread)), "{error} {spread}");
-        assert_eq!(record(1).speed_over(&record(1), &weights).unwrap().standard_error, f64::INFINITY);
+        assert_eq!(
+            record(1)
+                .speed_over(&record(1), &weights)
+                .unwrap()
+                .standard_error,
+            f64::INFINITY
+        );
     }
 }

@@ -11,9 +11,21 @@ use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
 /// Returns the units of each group. `current_units` may be empty sets, and `sizes` are the new numbers of units, which
 /// add up to at most the cache's units.
-pub fn assign(current_units: &[IndexSet], sizes: &[u32], partition_units: &PartitionSupport) -> Vec<IndexSet> {
-    debug_assert!(current_units.len() == sizes.len() && sizes.iter().sum::<u32>() <= partition_units.units());
-    if matches!(partition_units, PartitionSupport::Ways { contiguous: true, .. }) {
+pub fn assign(
+    current_units: &[IndexSet],
+    sizes: &[u32],
+    partition_units: &PartitionSupport,
+) -> Vec<IndexSet> {
+    debug_assert!(
+        current_units.len() == sizes.len() && sizes.iter().sum::<u32>() <= partition_units.units()
+    );
+    if matches!(
+        partition_units,
+        PartitionSupport::Ways {
+            contiguous: true,
+            ..
+        }
+    ) {
         assign_side_by_side(current_units, sizes)
     } else {
         assign_keeping_units(current_units, sizes, partition_units.units())
@@ -37,15 +49,25 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
     let mut free_units: IndexSet = (0..units).collect();
     let mut assigned_units: Vec<IndexSet> = Vec::with_capacity(current_units.len());
     for (group_units, &size) in current_units.iter().zip(sizes) {
-        let retained_units: IndexSet =
-            group_units.iter().filter(|&unit| free_units.contains(unit)).take(size as usize).collect();
-        retained_units.iter().for_each(|unit| free_units.remove(unit));
+        let retained_units: IndexSet = group_units
+            .iter()
+            .filter(|&unit| free_units.contains(unit))
+            .take(size as usize)
+            .collect();
+        retained_units
+            .iter()
+            .for_each(|unit| free_units.remove(unit));
         assigned_units.push(retained_units);
     }
     for (group, &size) in assigned_units.iter_mut().zip(sizes) {
         while group.count() < size {
-            let is_adjacent = |unit: u32| group.contains(unit + 1) || (unit > 0 && group.contains(unit - 1));
-            let Some(unit) = free_units.iter().find(|&unit| is_adjacent(unit)).or_else(|| free_units.first()) else {
+            let is_adjacent =
+                |unit: u32| group.contains(unit + 1) || (unit > 0 && group.contains(unit - 1));
+            let Some(unit) = free_units
+                .iter()
+                .find(|&unit| is_adjacent(unit))
+                .or_else(|| free_units.first())
+            else {
                 break;
             };
             free_units.remove(unit);
@@ -61,9 +83,17 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 
     let resident_pages: u64 = pages_per_color.iter().sum();
     let max_pages_per_color = resident_pages.div_ceil(u64::from(allowed_colors.count().max(1)));
     let count_moved_pages = |(color, &pages): (usize, &u64)| {
-        if allowed_colors.contains(color as u32) { pages.saturating_sub(max_pages_per_color) } else { pages }
+        if allowed_colors.contains(color as u32) {
+            pages.saturating_sub(max_pages_per_color)
+        } else {
+            pages
+        }
     };
-    pages_per_color.iter().enumerate().map(count_moved_pages).sum()
+    pages_per_color
+        .iter()
+        .enumerate()
+        .map(count_moved_pages)
+        .sum()
 }
 
 /// Returns the last-level caches that can be partitioned, with their units. Colors apply to all caches of the level, so
@@ -71,8 +101,13 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 
 pub fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionSupport)> {
     let mut caches: Vec<(CacheId, PartitionSupport)> = Vec::new();
     for cache in view.topology.last_level_caches() {
-        let Some(partition_units) = PartitionSupport::preferred(view.partitions_of(cache.id)) else { continue };
-        let has_colors = caches.iter().any(|(_, other_units)| other_units.colors().is_some());
+        let Some(partition_units) = PartitionSupport::preferred(view.partitions_of(cache.id))
+        else {
+            continue;
+        };
+        let has_colors = caches
+            .iter()
+            .any(|(_, other_units)| other_units.colors().is_some());
         if !has_colors || partition_units.colors().is_none() {
             caches.push((cache.id, partition_units));
         }
@@ -85,9 +120,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const COLORS: PartitionSupport =
-        PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7368.0 };
-    const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 8 };
+    const COLORS: PartitionSupport = PartitionSupport::Colors {
+        colors: 16,
+        page_bytes: 4096,
+        page_migration_ns: 7368.0,
+    };
+    const WAYS: PartitionSupport = PartitionSupport::Ways {
+        ways: 16,
+        min_ways: 1,
+        contiguous: true,
+        max_groups: 8,
+    };
 
     fn parse_masks(masks: &[&str]) -> Vec<IndexSet> {
         masks.iter().map(|set| set.parse().unwrap()).collect()
@@ -109,7 +152,10 @@ mod tests {
     #[test]
     fn masks_are_contiguous_if_the_hardware_requires_it() {
         let now = parse_masks(&["8-15", "", "0-7"]);
-        assert_eq!(mask_strings(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
+        assert_eq!(
+            mask_strings(&assign(&now, &[6, 2, 8], &WAYS)),
+            ["8-13", "14-15", "0-7"]
+        );
     }
 
     /// Do shrinking and growing move pages by the paper's rule: all pages out of revoked colors, and a part of them

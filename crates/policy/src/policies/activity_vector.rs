@@ -16,8 +16,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, CacheLevel, Decision, IndexSet, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, SuperSetCount,
-    TaskId, View,
+    Ability, CacheLevel, Decision, IndexSet, Policy, ProbeEvidence, ProbeId, ProbeKind,
+    ProbeRequest, SuperSetCount, TaskId, View,
 };
 use serde::Deserialize;
 
@@ -101,17 +101,31 @@ impl Parameters {
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = super::parse_parameters(text)?;
         let weights = &parameters.weights;
-        let all_weights =
-            [weights.bit_weights().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
+        let all_weights = [
+            weights.bit_weights().as_slice(),
+            &[weights.miss_per_kilo_instr, weights.instr_per_cycle],
+        ]
+        .concat();
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
         if !(1..=4096).contains(&parameters.super_sets) {
-            return Err(ParameterError::invalid_value("super_sets", parameters.super_sets, "1 to 4096"));
+            return Err(ParameterError::invalid_value(
+                "super_sets",
+                parameters.super_sets,
+                "1 to 4096",
+            ));
         }
-        ParameterRange::FromZero
-            .check([("busy_above", parameters.busy_above), ("weights.newcomer", weights.newcomer)])?;
-        ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parameters.max_lag_samples)])?;
+        ParameterRange::FromZero.check([
+            ("busy_above", parameters.busy_above),
+            ("weights.newcomer", weights.newcomer),
+        ])?;
+        ParameterRange::FromZeroUnlimited
+            .check([("max_lag_samples", parameters.max_lag_samples)])?;
         if let Some(invalid_weight) = all_weights.iter().find(|weight| !weight.is_finite()) {
-            return Err(ParameterError::invalid_value("weights", invalid_weight, "finite numbers"));
+            return Err(ParameterError::invalid_value(
+                "weights",
+                invalid_weight,
+                "finite numbers",
+            ));
         }
         // With a weight of 0, a task could wait forever.
         ParameterRange::Above(0.0).check([("weights.sample", weights.sample)])?;
@@ -127,7 +141,14 @@ impl Parameters {
 impl FactorWeights {
     /// Returns the weights of shared bits by level (data, code, last) and kind (use, miss).
     fn bit_weights(&self) -> [f64; 6] {
-        [self.data_use, self.data_miss, self.code_use, self.code_miss, self.last_level_use, self.last_level_miss]
+        [
+            self.data_use,
+            self.data_miss,
+            self.code_use,
+            self.code_miss,
+            self.last_level_use,
+            self.last_level_miss,
+        ]
     }
 }
 
@@ -162,41 +183,74 @@ impl Policy for ActivityVectors {
 
 /// Returns the first data level, the first code level, and the contended level.
 fn weighted_levels(view: &View<'_>) -> [Option<CacheLevel>; 3] {
-    let level_if_present =
-        |level: CacheLevel| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
-    [level_if_present(CacheLevel::L1Data), level_if_present(CacheLevel::L1Instruction), view.topology.last_level()]
+    let level_if_present = |level: CacheLevel| {
+        view.topology
+            .caches
+            .iter()
+            .any(|cache| cache.level == level)
+            .then_some(level)
+    };
+    [
+        level_if_present(CacheLevel::L1Data),
+        level_if_present(CacheLevel::L1Instruction),
+        view.topology.last_level(),
+    ]
 }
 
 impl ActivityVectors {
     fn update_rates(&mut self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) {
-        self.rates.retain(|task, _| view.profiles.contains_key(task));
+        self.rates
+            .retain(|task, _| view.profiles.contains_key(task));
         for task in view.observation.tasks.iter().filter(|task| !task.exited) {
-            let Some(profile) = view.profiles.get(&task.task).filter(|profile| !profile.locality.activity.is_empty())
+            let Some(profile) = view
+                .profiles
+                .get(&task.task)
+                .filter(|profile| !profile.locality.activity.is_empty())
             else {
                 self.rates.remove(&task.task);
                 continue;
             };
             let facts = profile.locality.activity.iter();
-            let raw_counts: RawCounts = facts.map(|(level, fact)| (*level, fact.value.clone())).collect();
-            if self.rates.get(&task.task).is_some_and(|(previous_counts, _)| *previous_counts == raw_counts) {
+            let raw_counts: RawCounts = facts
+                .map(|(level, fact)| (*level, fact.value.clone()))
+                .collect();
+            if self
+                .rates
+                .get(&task.task)
+                .is_some_and(|(previous_counts, _)| *previous_counts == raw_counts)
+            {
                 continue;
             }
             let is_of_task = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: counted_task, .. } if *counted_task == task.task);
-            let is_measured =
-                view.observation.probe_results.iter().any(|probe_result| is_of_task(&probe_result.evidence));
+            let is_measured = view
+                .observation
+                .probe_results
+                .iter()
+                .any(|probe_result| is_of_task(&probe_result.evidence));
             let ran_ns = task.ran_ns();
             // A recorded profile covers a whole sample, and so does the profile of a task that ran all the time.
-            let window_scale =
-                if is_measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
+            let window_scale = if is_measured && ran_ns > 0 {
+                view.observation.span.elapsed_ns as f64 / ran_ns as f64
+            } else {
+                1.0
+            };
             let scale_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
-                let counts = raw_counts.iter().find(|(counted_level, _)| Some(*counted_level) == level);
+                let counts = raw_counts
+                    .iter()
+                    .find(|(counted_level, _)| Some(*counted_level) == level);
                 let counts = counts.map_or(&[][..], |(_, counts)| counts);
                 counts
                     .iter()
-                    .map(|count| (count.accesses as f64 * window_scale, count.misses as f64 * window_scale))
+                    .map(|count| {
+                        (
+                            count.accesses as f64 * window_scale,
+                            count.misses as f64 * window_scale,
+                        )
+                    })
                     .collect()
             };
-            self.rates.insert(task.task, (raw_counts.clone(), levels.map(scale_level)));
+            self.rates
+                .insert(task.task, (raw_counts.clone(), levels.map(scale_level)));
         }
     }
 
@@ -207,34 +261,64 @@ impl ActivityVectors {
         }
         let mut miss_counts: BTreeMap<TaskId, f64> = BTreeMap::new();
         for probe_result in &view.observation.probe_results {
-            if let ProbeEvidence::Activity { task, level, super_sets, .. } = &probe_result.evidence
+            if let ProbeEvidence::Activity {
+                task,
+                level,
+                super_sets,
+                ..
+            } = &probe_result.evidence
                 && Some(*level) == last_level
             {
                 let misses: u64 = super_sets.iter().map(|count| count.misses).sum();
                 *miss_counts.entry(*task).or_default() += misses as f64;
             }
         }
-        self.reload_costs.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &miss_counts);
+        self.reload_costs.observe(
+            &view.observation.tasks,
+            view.observation.span.elapsed_ns,
+            &miss_counts,
+        );
     }
 
     fn build_vectors(&self, view: &View<'_>) -> ExpectedVectors {
-        let rate_of_kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
+        let rate_of_kind = |cell: usize, count: &(f64, f64)| {
+            if cell.is_multiple_of(2) {
+                count.0
+            } else {
+                count.1
+            }
+        };
         // The order of arrival is used because floating-point sums depend on the order, which must not depend on task
         // ids.
-        let live_rates =
-            || view.observation.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
+        let live_rates = || {
+            view.observation
+                .tasks
+                .iter()
+                .filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)))
+        };
         let busy_threshold = |cell: usize| {
             let (mut sum, mut super_sets) = (0.0, 0);
             for (_, rates) in live_rates() {
-                sum += rates[cell / 2].iter().map(|count| rate_of_kind(cell, count)).sum::<f64>();
+                sum += rates[cell / 2]
+                    .iter()
+                    .map(|count| rate_of_kind(cell, count))
+                    .sum::<f64>();
                 super_sets += rates[cell / 2].len();
             }
             self.parameters.busy_above * sum / super_sets.max(1) as f64
         };
         let weights = self.parameters.weights.bit_weights();
-        let thresholds: [f64; 6] =
-            std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { busy_threshold(cell) });
-        let (newcomer_weight, busy_misses) = (self.parameters.weights.newcomer, busy_threshold(LAST_LEVEL_MISS));
+        let thresholds: [f64; 6] = std::array::from_fn(|cell| {
+            if weights[cell] == 0.0 {
+                f64::INFINITY
+            } else {
+                busy_threshold(cell)
+            }
+        });
+        let (newcomer_weight, busy_misses) = (
+            self.parameters.weights.newcomer,
+            busy_threshold(LAST_LEVEL_MISS),
+        );
         let reload_cost = |task: TaskId| match self.reload_costs.reload_misses(task) {
             Some(misses) if busy_misses > 0.0 => newcomer_weight * misses / busy_misses,
             _ => 0.0,
@@ -243,9 +327,11 @@ impl ActivityVectors {
         let busy_sets = |rates: &SuperSetRates| -> [IndexSet; 6] {
             std::array::from_fn(|cell| {
                 let super_set_counts = rates[cell / 2].iter().enumerate();
-                let busy_super_sets =
-                    super_set_counts.filter(|(_, count)| rate_of_kind(cell, count) > thresholds[cell]);
-                busy_super_sets.map(|(super_set, _)| super_set as u32).collect()
+                let busy_super_sets = super_set_counts
+                    .filter(|(_, count)| rate_of_kind(cell, count) > thresholds[cell]);
+                busy_super_sets
+                    .map(|(super_set, _)| super_set as u32)
+                    .collect()
             })
         };
         let weights = self.parameters.weights;
@@ -257,21 +343,48 @@ impl ActivityVectors {
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
         let expected_use = |(task, rates)| {
-            let (busy_super_sets, rate_cost, reload_cost, must_stay) =
-                (busy_sets(rates), rate_cost_of(task), reload_cost(task), needs_second_sample(task));
-            (task, ExpectedUse { busy_super_sets, rate_cost, reload_cost, must_stay })
+            let (busy_super_sets, rate_cost, reload_cost, must_stay) = (
+                busy_sets(rates),
+                rate_cost_of(task),
+                reload_cost(task),
+                needs_second_sample(task),
+            );
+            (
+                task,
+                ExpectedUse {
+                    busy_super_sets,
+                    rate_cost,
+                    reload_cost,
+                    must_stay,
+                },
+            )
         };
         let tasks = live_rates().map(expected_use).collect();
-        let (bit_weights, weighs_counters) =
-            (weights.bit_weights(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
+        let (bit_weights, weighs_counters) = (
+            weights.bit_weights(),
+            weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0,
+        );
         let needs_evidence = weighs_counters || bit_weights.iter().any(|weight| *weight != 0.0);
-        ExpectedVectors { bit_weights, tasks, needs_evidence }
+        ExpectedVectors {
+            bit_weights,
+            tasks,
+            needs_evidence,
+        }
     }
 
     /// Returns a permanent probe of every task for every level that has a weight and that the machine can count.
-    fn super_set_probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
-        let tasks: Vec<TaskId> =
-            view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+    fn super_set_probes(
+        &self,
+        view: &View<'_>,
+        levels: &[Option<CacheLevel>; 3],
+    ) -> Vec<ProbeRequest> {
+        let tasks: Vec<TaskId> = view
+            .observation
+            .tasks
+            .iter()
+            .filter(|task| !task.exited)
+            .map(|task| task.task)
+            .collect();
         if tasks.is_empty() || !view.capabilities.has_ability(Ability::CountSuperSets) {
             return Vec::new();
         }
@@ -286,8 +399,11 @@ impl ActivityVectors {
                 counted_levels.extend(level.filter(|level| !counted_levels.contains(level)));
             }
         }
-        let probe_kind =
-            |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
+        let probe_kind = |level| ProbeKind::SuperSets {
+            tasks: tasks.clone(),
+            level,
+            super_sets: self.parameters.super_sets,
+        };
         // Counting costs the tasks no time, so the budget is effectively unlimited.
         let build_probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
             id: ProbeId(id),
@@ -320,31 +436,53 @@ impl CoRunCost for ExpectedVectors {
         !self.needs_evidence || self.tasks.contains_key(&task)
     }
     fn penalty(&self, task: TaskId, co_runner: TaskId) -> f64 {
-        let (Some(task_use), Some(co_runner_use)) = (self.tasks.get(&task), self.tasks.get(&co_runner)) else {
+        let (Some(task_use), Some(co_runner_use)) =
+            (self.tasks.get(&task), self.tasks.get(&co_runner))
+        else {
             return 0.0;
         };
-        let cells = self.bit_weights.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
+        let cells = self
+            .bit_weights
+            .iter()
+            .enumerate()
+            .filter(|(_, weight)| **weight != 0.0);
         cells
             .map(|(cell, weight)| {
-                weight * f64::from(task_use.busy_super_sets[cell].common_count(&co_runner_use.busy_super_sets[cell]))
+                weight
+                    * f64::from(
+                        task_use.busy_super_sets[cell]
+                            .common_count(&co_runner_use.busy_super_sets[cell]),
+                    )
             })
             .sum()
     }
     fn solo_cost(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |expected_use| expected_use.rate_cost)
+        self.tasks
+            .get(&task)
+            .map_or(0.0, |expected_use| expected_use.rate_cost)
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |expected_use| expected_use.reload_cost)
+        self.tasks
+            .get(&task)
+            .map_or(0.0, |expected_use| expected_use.reload_cost)
     }
     fn must_stay(&self, task: TaskId) -> bool {
-        self.tasks.get(&task).is_some_and(|expected_use| expected_use.must_stay)
+        self.tasks
+            .get(&task)
+            .is_some_and(|expected_use| expected_use.must_stay)
     }
 }
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    let Parameters { form, window_ns, max_lag_samples, weights, .. } = parameters;
+    let Parameters {
+        form,
+        window_ns,
+        max_lag_samples,
+        weights,
+        ..
+    } = parameters;
     let scheduler = CoScheduler::new(form, window_ns, weights.sample, max_lag_samples);
     Ok(Box::new(ActivityVectors {
         parameters,

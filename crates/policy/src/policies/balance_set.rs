@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::ReplacementModel;
 use cachemate_core::{
-    Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Profile, Reason,
-    TaskId, View, WindowLength,
+    Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, ProbeId, ProbeKind, ProbeRequest,
+    Profile, Reason, TaskId, View, WindowLength,
 };
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
@@ -25,7 +25,9 @@ use serde::Deserialize;
 use super::{ParameterError, ParameterRange};
 use crate::gang_quantum::{self, GangCandidate, QuantumTooLong};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
-use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, build_rotation, find_best_groups};
+use crate::solvers::balance::{
+    ComposedModel, GroupModel, RotationRule, build_rotation, find_best_groups,
+};
 
 /// The model of a group's miss ratio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -156,7 +158,9 @@ struct SharedReuse {
 
 impl Policy for BalanceSet {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time {
+            ns: self.parameters.window_ns,
+        });
         let mut reasons = Vec::new();
         let has_gangs = view.capabilities.has_ability(Ability::Gangs);
         let mut placement = std::mem::take(&mut self.placement);
@@ -179,39 +183,67 @@ impl Policy for BalanceSet {
                         slice_ns: slice_ns.max(view.capabilities.min_slice_ns.unwrap_or(0)),
                         gangs: state.gangs.iter().map(|gang| build_gang(gang)).collect(),
                     }),
-                    Err(quantum_error) => reasons.push(Reason::new(Vec::new(), quantum_error.to_string(), Vec::new())),
+                    Err(quantum_error) => reasons.push(Reason::new(
+                        Vec::new(),
+                        quantum_error.to_string(),
+                        Vec::new(),
+                    )),
                 }
             }
             self.request_reuse_probes(view, &domain, is_crowded, &mut plan);
         }
         self.placement = placement;
-        self.pending_probes.retain(|_, probe| plan.probes.contains(probe));
+        self.pending_probes
+            .retain(|_, probe| plan.probes.contains(probe));
         Decision::new(plan, reasons)
     }
 }
 
 fn build_gang(members: &[TaskId]) -> Gang {
-    Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
+    Gang {
+        members: members.iter().map(|&task| (task, None)).collect(),
+        slices: 1,
+    }
 }
 
 /// Returns the maximum number of turns from one turn of a task to its next.
 fn max_turn_gap(groups: &[Vec<TaskId>], task: TaskId) -> usize {
-    let turn_indices: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
-    let Some((first, last)) = turn_indices.first().zip(turn_indices.last()) else { return groups.len() };
+    let turn_indices: Vec<usize> = (0..groups.len())
+        .filter(|&index| groups[index].contains(&task))
+        .collect();
+    let Some((first, last)) = turn_indices.first().zip(turn_indices.last()) else {
+        return groups.len();
+    };
     let turns_across_end = first + groups.len() - last;
-    turn_indices.windows(2).map(|pair| pair[1] - pair[0]).fold(turns_across_end, usize::max)
+    turn_indices
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .fold(turns_across_end, usize::max)
 }
 
 impl BalanceSet {
     /// Requests the reuse times of threads whose profile has none, until these probes are answered.
-    fn request_reuse_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, is_crowded: bool, plan: &mut Plan) {
+    fn request_reuse_probes(
+        &mut self,
+        view: &View<'_>,
+        domain: &LlcTasks<'_>,
+        is_crowded: bool,
+        plan: &mut Plan,
+    ) {
         if !is_crowded || !view.capabilities.has_ability(Ability::SampleReuses) {
             return;
         }
         for task in domain.tasks.iter().map(|sample| sample.task) {
-            let has_reuse_times = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times().is_some());
-            let is_answered =
-                |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
+            let has_reuse_times = view
+                .profiles
+                .get(&task)
+                .is_some_and(|profile| profile.reuse_times().is_some());
+            let is_answered = |probe: &ProbeRequest| {
+                view.observation
+                    .probe_results
+                    .iter()
+                    .any(|a| a.probe == probe.id && a.complete)
+            };
             let is_over = match self.pending_probes.get(&task) {
                 Some(probe) => is_answered(probe),
                 None => has_reuse_times,
@@ -220,7 +252,10 @@ impl BalanceSet {
                 continue;
             }
             let probe = self.pending_probes.entry(task).or_insert_with(|| {
-                let probe_kind = ProbeKind::ReuseTimes { task, locations: self.parameters.locations };
+                let probe_kind = ProbeKind::ReuseTimes {
+                    task,
+                    locations: self.parameters.locations,
+                };
                 self.next_probe += 1;
                 ProbeRequest {
                     id: ProbeId(self.next_probe - 1),
@@ -245,13 +280,25 @@ impl CacheRotation {
         if let Some(configured_ns) = parameters.slice_ns {
             return Ok(configured_ns);
         }
-        let cache = view.topology.last_level_caches().find(|cache| cache.id == domain.cache);
-        let refill_ns = |task: TaskId| gang_quantum::refill_ns(view.profiles.get(&task)?, cache?, view);
+        let cache = view
+            .topology
+            .last_level_caches()
+            .find(|cache| cache.id == domain.cache);
+        let refill_ns =
+            |task: TaskId| gang_quantum::refill_ns(view.profiles.get(&task)?, cache?, view);
         let task_ids = || domain.tasks.iter().map(|sample| sample.task);
-        let members: Vec<GangCandidate> =
-            task_ids().map(|task| GangCandidate { refill_ns: refill_ns(task), slowdown: 0.0 }).collect();
-        let longest_gap = task_ids().map(|task| max_turn_gap(&self.gangs, task)).max().unwrap_or(1);
-        let computed_quantum = gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
+        let members: Vec<GangCandidate> = task_ids()
+            .map(|task| GangCandidate {
+                refill_ns: refill_ns(task),
+                slowdown: 0.0,
+            })
+            .collect();
+        let longest_gap = task_ids()
+            .map(|task| max_turn_gap(&self.gangs, task))
+            .max()
+            .unwrap_or(1);
+        let computed_quantum =
+            gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
         match computed_quantum.transpose() {
             Some(length) => *self.turn_ns.insert(length),
             None => *self.turn_ns.get_or_insert(Ok(USUAL_SLICE_NS)),
@@ -266,17 +313,25 @@ impl CacheRotation {
         parameters: &Parameters,
         requests: &BTreeMap<TaskId, ProbeRequest>,
     ) {
-        self.task_models.retain(|task, _| domain.tasks.iter().any(|sample| sample.task == *task));
+        self.task_models
+            .retain(|task, _| domain.tasks.iter().any(|sample| sample.task == *task));
         for task in domain.tasks.iter().map(|sample| sample.task) {
-            let Some(profile) = view.profiles.get(&task) else { continue };
-            let is_answered =
-                |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
+            let Some(profile) = view.profiles.get(&task) else {
+                continue;
+            };
+            let is_answered = |probe: &ProbeRequest| {
+                view.observation
+                    .probe_results
+                    .iter()
+                    .any(|a| a.probe == probe.id && a.complete)
+            };
             let has_new_evidence = match (self.task_models.get(&task), requests.get(&task)) {
                 (_, Some(probe)) => is_answered(probe),
                 (None, None) => true,
                 (Some(model), None) => {
                     model.phase != profile.phase_number
-                        || (parameters.group_model == GroupRatioModel::Composed && model.shared_reuse.is_none())
+                        || (parameters.group_model == GroupRatioModel::Composed
+                            && model.shared_reuse.is_none())
                 }
             };
             if let Some(model) = Some(profile)
@@ -289,15 +344,26 @@ impl CacheRotation {
     }
 
     /// Forms new gangs if the set of tasks has changed or new evidence has arrived.
-    fn form_gangs(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, reasons: &mut Vec<Reason>) {
+    fn form_gangs(
+        &mut self,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+        seed: u64,
+        reasons: &mut Vec<Reason>,
+    ) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
-        let inputs: Vec<(TaskId, Option<TaskModel>)> =
-            tasks.iter().map(|task| (*task, self.task_models.get(task).cloned())).collect();
+        let inputs: Vec<(TaskId, Option<TaskModel>)> = tasks
+            .iter()
+            .map(|task| (*task, self.task_models.get(task).cloned()))
+            .collect();
         if inputs == self.gang_inputs {
             return;
         }
         let group_size = domain.cpus.count() as usize;
-        let task_models: Vec<Option<TaskModel>> = inputs.iter().map(|(_, known_model)| known_model.clone()).collect();
+        let task_models: Vec<Option<TaskModel>> = inputs
+            .iter()
+            .map(|(_, known_model)| known_model.clone())
+            .collect();
         self.gang_inputs = inputs;
         let Some(model) = build_group_model(&task_models, domain, parameters) else {
             self.gangs = Vec::new();
@@ -309,56 +375,105 @@ impl CacheRotation {
             TurnFrequency::Uniform => RotationRule::Uniform { seed },
         };
         let groups = build_rotation(&model, &best_grouping, rule);
-        let mean_ratio = groups.iter().map(|group| model.group_miss_ratio(group)).sum::<f64>() / groups.len() as f64;
+        let mean_ratio = groups
+            .iter()
+            .map(|group| model.group_miss_ratio(group))
+            .sum::<f64>()
+            / groups.len() as f64;
         reasons.push(Reason::new(
             Vec::new(),
             "groups take turns, at or below the lowest miss ratio that leaves no thread out",
             vec![
-                ("threshold_misses_per_100_refs".to_string(), 100.0 * best_grouping.threshold),
-                ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean_ratio),
+                (
+                    "threshold_misses_per_100_refs".to_string(),
+                    100.0 * best_grouping.threshold,
+                ),
+                (
+                    "mean_group_misses_per_100_refs".to_string(),
+                    100.0 * mean_ratio,
+                ),
                 ("groups".to_string(), groups.len() as f64),
                 (
                     "threads_unknown".to_string(),
-                    task_models.iter().filter(|task_model| task_model.is_none()).count() as f64,
+                    task_models
+                        .iter()
+                        .filter(|task_model| task_model.is_none())
+                        .count() as f64,
                 ),
             ],
         ));
         for (position, &task) in tasks.iter().enumerate() {
-            let turn_count = groups.iter().filter(|group| group.contains(&position)).count();
-            let Some(task_model) = &task_models[position] else { continue };
+            let turn_count = groups
+                .iter()
+                .filter(|group| group.contains(&position))
+                .count();
+            let Some(task_model) = &task_models[position] else {
+                continue;
+            };
             reasons.push(Reason::new(
                 vec![task],
                 format!("{{0}} is in {turn_count} of {} groups", groups.len()),
-                vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * task_model.miss_ratio)],
+                vec![(
+                    "partial_cache_misses_per_100_refs".to_string(),
+                    100.0 * task_model.miss_ratio,
+                )],
             ));
         }
-        self.gangs = groups.iter().map(|group| group.iter().map(|&index| tasks[index]).collect()).collect();
+        self.gangs = groups
+            .iter()
+            .map(|group| group.iter().map(|&index| tasks[index]).collect())
+            .collect();
     }
 }
 
 /// Returns the model of a thread on this cache, from its profile; `None` if the profile lacks the required facts.
-fn build_task_model(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
+fn build_task_model(
+    profile: &Profile,
+    domain: &LlcTasks<'_>,
+    parameters: &Parameters,
+) -> Option<TaskModel> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
     let share_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
-    let reuse = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
+    let reuse = profile
+        .reuse_times()
+        .and_then(|times| ReuseTimes::from_profile(times));
     let lines = (share_bytes / line_bytes.max(1)).max(1);
-    let ratio_by_reuse = reuse.as_ref().and_then(|reuse| match parameters.replacement {
-        ReplacementKind::Random => statcache::miss_ratio(reuse, lines),
-        ReplacementKind::Lru => statstack::miss_ratio(reuse, lines),
-    });
+    let ratio_by_reuse = reuse
+        .as_ref()
+        .and_then(|reuse| match parameters.replacement {
+            ReplacementKind::Random => statcache::miss_ratio(reuse, lines),
+            ReplacementKind::Lru => statstack::miss_ratio(reuse, lines),
+        });
     let ratio_by_curve = || {
         let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
-        let refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0).filter(|refs| *refs > 0.0)?;
+        let refs = profile
+            .rates
+            .llc_refs_per_mega_instr
+            .map(|refs| refs.value / 1000.0)
+            .filter(|refs| *refs > 0.0)?;
         Some((curve.rate_at(share_bytes)? / refs).clamp(0.0, 1.0))
     };
-    let ratio = ratio_by_reuse.or_else(ratio_by_curve).filter(|ratio| ratio.is_finite())?;
+    let ratio = ratio_by_reuse
+        .or_else(ratio_by_curve)
+        .filter(|ratio| ratio.is_finite())?;
     let shared_reuse = (parameters.group_model == GroupRatioModel::Composed).then(|| {
-        let speed = profile.rates.observed_instr_per_cycle.or(profile.rates.solo_instr_per_cycle)?.value;
+        let speed = profile
+            .rates
+            .observed_instr_per_cycle
+            .or(profile.rates.solo_instr_per_cycle)?
+            .value;
         let rate = profile.rates.llc_refs_per_mega_instr?.value * 1e-6 * speed;
         let times = profile.reuse_times().cloned()?;
-        (rate.is_finite() && rate > 0.0).then_some(SharedReuse { reuse_times: times, refs_per_cycle: rate })
+        (rate.is_finite() && rate > 0.0).then_some(SharedReuse {
+            reuse_times: times,
+            refs_per_cycle: rate,
+        })
     });
-    Some(TaskModel { phase: profile.phase_number, miss_ratio: ratio, shared_reuse: shared_reuse.flatten() })
+    Some(TaskModel {
+        phase: profile.phase_number,
+        miss_ratio: ratio,
+        shared_reuse: shared_reuse.flatten(),
+    })
 }
 
 /// Returns the group model of all threads of the cache, in which a thread without a model equals the worst known one.
@@ -368,24 +483,45 @@ fn build_group_model(
     domain: &LlcTasks<'_>,
     parameters: &Parameters,
 ) -> Option<GroupModel> {
-    let is_usable =
-        |model: &&TaskModel| parameters.group_model == GroupRatioModel::Average || model.shared_reuse.is_some();
-    let worst_model =
-        task_models.iter().flatten().filter(is_usable).max_by(|a, b| a.miss_ratio.total_cmp(&b.miss_ratio))?;
-    let model_of_threads = || task_models.iter().map(|model| model.as_ref().filter(is_usable).unwrap_or(worst_model));
+    let is_usable = |model: &&TaskModel| {
+        parameters.group_model == GroupRatioModel::Average || model.shared_reuse.is_some()
+    };
+    let worst_model = task_models
+        .iter()
+        .flatten()
+        .filter(is_usable)
+        .max_by(|a, b| a.miss_ratio.total_cmp(&b.miss_ratio))?;
+    let model_of_threads = || {
+        task_models
+            .iter()
+            .map(|model| model.as_ref().filter(is_usable).unwrap_or(worst_model))
+    };
     if parameters.group_model == GroupRatioModel::Average {
-        return Some(GroupModel::Average(model_of_threads().map(|model| model.miss_ratio).collect()));
+        return Some(GroupModel::Average(
+            model_of_threads().map(|model| model.miss_ratio).collect(),
+        ));
     }
     let reuse_by_thread: Vec<(ReuseTimes, f64)> = model_of_threads()
         .map(|model| {
             let shared_reuse = model.shared_reuse.as_ref()?;
-            Some((ReuseTimes::from_profile(&shared_reuse.reuse_times)?, shared_reuse.refs_per_cycle))
+            Some((
+                ReuseTimes::from_profile(&shared_reuse.reuse_times)?,
+                shared_reuse.refs_per_cycle,
+            ))
         })
         .collect::<Option<_>>()?;
-    let shared: Vec<(&ReuseTimes, f64)> = reuse_by_thread.iter().map(|(times, rate)| (times, *rate)).collect();
+    let shared: Vec<(&ReuseTimes, f64)> = reuse_by_thread
+        .iter()
+        .map(|(times, rate)| (times, *rate))
+        .collect();
     let lines = domain.size_bytes? / u64::from(domain.line_bytes?).max(1);
-    ComposedModel::new(&shared, domain.cpus.count() as usize, lines, parameters.replacement_model())
-        .map(GroupModel::Composed)
+    ComposedModel::new(
+        &shared,
+        domain.cpus.count() as usize,
+        lines,
+        parameters.replacement_model(),
+    )
+    .map(GroupModel::Composed)
 }
 
 /// Builds the policy for the registry.

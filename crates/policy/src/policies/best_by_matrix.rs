@@ -31,7 +31,10 @@ pub struct Parameters {
 
 impl Default for Parameters {
     fn default() -> Self {
-        Parameters { window_ns: 100_000_000, slowdowns: Vec::new() }
+        Parameters {
+            window_ns: 100_000_000,
+            slowdowns: Vec::new(),
+        }
     }
 }
 
@@ -47,7 +50,11 @@ impl Parameters {
             }
             if let Some(column) = values.iter().position(|value| !value.is_finite()) {
                 let bad_value = format!("{} in row {row}, column {column}", values[column]);
-                return Err(ParameterError::invalid_value("slowdowns", bad_value, "a number"));
+                return Err(ParameterError::invalid_value(
+                    "slowdowns",
+                    bad_value,
+                    "a number",
+                ));
             }
         }
         Ok(parameters)
@@ -65,7 +72,9 @@ pub(super) struct MatrixPolicy {
 
 impl Policy for MatrixPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time {
+            ns: self.parameters.window_ns,
+        });
         for task in &view.observation.tasks {
             let next_row = self.row_by_task.len();
             self.row_by_task.entry(task.task).or_insert(next_row);
@@ -73,10 +82,16 @@ impl Policy for MatrixPolicy {
         let tasks: Vec<TaskId> = view
             .movable_tasks()
             .map(|task| task.task)
-            .filter(|task| self.row_by_task.get(task).is_some_and(|&row| row < self.parameters.slowdowns.len()))
+            .filter(|task| {
+                self.row_by_task
+                    .get(task)
+                    .is_some_and(|&row| row < self.parameters.slowdowns.len())
+            })
             .collect();
         let mut reasons = Vec::new();
-        if tasks.len() != self.placed_cpus.len() || !tasks.iter().all(|task| self.placed_cpus.contains_key(task)) {
+        if tasks.len() != self.placed_cpus.len()
+            || !tasks.iter().all(|task| self.placed_cpus.contains_key(task))
+        {
             self.place(view, &tasks, &mut reasons);
         }
         plan.affinity = self.placed_cpus.clone();
@@ -87,18 +102,31 @@ impl Policy for MatrixPolicy {
 impl MatrixPolicy {
     fn place(&mut self, view: &View<'_>, tasks: &[TaskId], reasons: &mut Vec<Reason>) {
         self.placed_cpus.clear();
-        let Ok(seats) = placement::cache_seats(view.topology, tasks.len()) else { return };
+        let Ok(seats) = placement::cache_seats(view.topology, tasks.len()) else {
+            return;
+        };
         if seats.iter().all(|cache| cache.cache.is_none()) {
             return;
         }
         let row_of_task = |task: &TaskId| self.row_by_task.get(task).copied().unwrap_or(0);
-        let cost_of_pair = |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row_of_task(i)][row_of_task(j)];
-        let costs: Vec<Vec<f64>> = tasks.iter().map(|i| tasks.iter().map(|j| cost_of_pair(i, j)).collect()).collect();
-        let seat_counts = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
+        let cost_of_pair =
+            |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row_of_task(i)][row_of_task(j)];
+        let costs: Vec<Vec<f64>> = tasks
+            .iter()
+            .map(|i| tasks.iter().map(|j| cost_of_pair(i, j)).collect())
+            .collect();
+        let seat_counts = Seats {
+            cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect(),
+        };
         let mut solution = (self.solve)(&costs, &seat_counts);
         exchange_equal_caches(view, tasks, &seats, &mut solution.seating);
         let slowdowns = solution.seating.costs_by_program(&costs);
-        let has_shared_cpus = solution.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
+        let has_shared_cpus = solution
+            .seating
+            .by_cache
+            .iter()
+            .flatten()
+            .any(|cpu| cpu.len() > 1);
         for (index, cpus) in cpus_of(&solution.seating, &seats, has_shared_cpus) {
             let text = format!("{{0}} is assigned to CPUs {cpus}");
             let numbers = vec![("slowdown_percent".to_string(), 100.0 * slowdowns[index])];
@@ -110,16 +138,39 @@ impl MatrixPolicy {
 
 /// Exchanges whole groups between caches with equally many CPUs, as long as that leaves more tasks on their memory node
 /// or cache.
-fn exchange_equal_caches(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
-    let node_of_cpu =
-        |cpu: CpuId| view.topology.cpus.iter().find(|cpu_info| cpu_info.id == cpu).map(|cpu| cpu.memory_node);
-    let current_cpus: Vec<Option<CpuId>> =
-        tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();
+fn exchange_equal_caches(
+    view: &View<'_>,
+    tasks: &[TaskId],
+    seats: &[placement::CacheSeats],
+    seating: &mut Seating,
+) {
+    let node_of_cpu = |cpu: CpuId| {
+        view.topology
+            .cpus
+            .iter()
+            .find(|cpu_info| cpu_info.id == cpu)
+            .map(|cpu| cpu.memory_node)
+    };
+    let current_cpus: Vec<Option<CpuId>> = tasks
+        .iter()
+        .map(|task| {
+            view.observation
+                .tasks
+                .iter()
+                .find(|sample| sample.task == *task)?
+                .cpu
+        })
+        .collect();
     // Keeping a task on its node counts more than keeping it on any of the node's caches.
     let stay_value = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let member_stay_value = |&member: &usize| {
-            let Some(cpu) = current_cpus[member] else { return 0 };
-            let is_home_node = cache.cpus.first().is_some_and(|first| node_of_cpu(*first) == node_of_cpu(cpu));
+            let Some(cpu) = current_cpus[member] else {
+                return 0;
+            };
+            let is_home_node = cache
+                .cpus
+                .first()
+                .is_some_and(|first| node_of_cpu(*first) == node_of_cpu(cpu));
             2 * u32::from(is_home_node) + u32::from(cache.cpus.contains(&cpu))
         };
         group.iter().flatten().map(member_stay_value).sum()
@@ -128,23 +179,34 @@ fn exchange_equal_caches(view: &View<'_>, tasks: &[TaskId], seats: &[placement::
         let groups = &seating.by_cache;
         let is_equal_size = |a: usize, b: usize| seats[a].cpus.len() == seats[b].cpus.len();
         let is_exchange_better = |&(a, b): &(usize, usize)| {
-            let [current_value, exchanged_value] =
-                [(a, b), (b, a)].map(|(x, y)| stay_value(&groups[a], &seats[x]) + stay_value(&groups[b], &seats[y]));
+            let [current_value, exchanged_value] = [(a, b), (b, a)].map(|(x, y)| {
+                stay_value(&groups[a], &seats[x]) + stay_value(&groups[b], &seats[y])
+            });
             is_equal_size(a, b) && exchanged_value > current_value
         };
         let pairs = (0..seats.len()).flat_map(|a| (a + 1..seats.len()).map(move |b| (a, b)));
-        let Some((a, b)) = pairs.into_iter().find(is_exchange_better) else { return };
+        let Some((a, b)) = pairs.into_iter().find(is_exchange_better) else {
+            return;
+        };
         seating.by_cache.swap(a, b);
     }
 }
 
 /// Returns the CPUs of every task: all CPUs of its cache, or a single CPU if it matters which tasks take turns.
-fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], assigns_one_cpu: bool) -> Vec<(usize, CpuSet)> {
+fn cpus_of(
+    seating: &Seating,
+    seats: &[placement::CacheSeats],
+    assigns_one_cpu: bool,
+) -> Vec<(usize, CpuSet)> {
     let mut task_cpus = Vec::new();
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
         for (members, cpu) in cpus.iter().zip(&cache.cpus) {
             let cache_cpus = || cache.cpus.iter().map(|cpu| cpu.0).collect();
-            let cpu_set: CpuSet = if assigns_one_cpu { [cpu.0].into_iter().collect() } else { cache_cpus() };
+            let cpu_set: CpuSet = if assigns_one_cpu {
+                [cpu.0].into_iter().collect()
+            } else {
+                cache_cpus()
+            };
             task_cpus.extend(members.iter().map(|&member| (member, cpu_set.clone())));
         }
     }
@@ -157,7 +219,12 @@ pub(super) fn build_matrix_policy(
     solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
 ) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(MatrixPolicy { parameters, solve, row_by_task: BTreeMap::new(), placed_cpus: BTreeMap::new() }))
+    Ok(Box::new(MatrixPolicy {
+        parameters,
+        solve,
+        row_by_task: BTreeMap::new(),
+        placed_cpus: BTreeMap::new(),
+    }))
 }
 
 /// Builds the policy for the registry.
@@ -177,8 +244,9 @@ mod tests {
         let topology = last_level_caches(2, 2, CacheLevel::L2, 4 << 20);
         // The first two programs go together, and so do the last two.
         let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };
-        let slowdowns: Vec<String> =
-            (0..4).map(|i| format!("{:?}", (0..4).map(|j| harm(i, j)).collect::<Vec<f64>>())).collect();
+        let slowdowns: Vec<String> = (0..4)
+            .map(|i| format!("{:?}", (0..4).map(|j| harm(i, j)).collect::<Vec<f64>>()))
+            .collect();
         let placed_from = |cpus: [u32; 4]| {
             let task = |(id, cpu): (u32, u32)| TaskSample {
                 cpu: Some(CpuId(cpu)),
@@ -188,10 +256,16 @@ mod tests {
             fixture.observation = observation_of(0, 1, (0..).zip(cpus).map(task));
             let mut policy = build(&format!("slowdowns = [{}]", slowdowns.join(", ")), 1).unwrap();
             let plan = fixture.decide(policy.as_mut(), &NullPredictor).plan;
-            (0..4).map(|task| plan.affinity[&TaskId(task)].iter().next().unwrap() / 2).collect::<Vec<u32>>()
+            (0..4)
+                .map(|task| plan.affinity[&TaskId(task)].iter().next().unwrap() / 2)
+                .collect::<Vec<u32>>()
         };
         assert_eq!(placed_from([0, 1, 2, 3]), [0, 0, 1, 1]);
         assert_eq!(placed_from([2, 3, 0, 1]), [1, 1, 0, 0]);
-        assert_eq!(placed_from([2, 3, 3, 0]), [1, 1, 0, 0], "three of four stay");
+        assert_eq!(
+            placed_from([2, 3, 3, 0]),
+            [1, 1, 0, 0],
+            "three of four stay"
+        );
     }
 }

@@ -25,9 +25,9 @@ mod trace_planner;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration, PartitionSupport,
-    Plan, Policy, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Verification,
-    View, WindowLength,
+    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration,
+    PartitionSupport, Plan, Policy, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind,
+    ShareMember, TaskId, TaskSample, Verification, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -39,7 +39,10 @@ use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{assign, pages_to_move};
 use crate::verifier::speeds::ProcessPhase;
 use ab_test::{AbTest, AbTestLengths};
-use allocate::{Allocation, AllocationLimits, Claimant, PartitionGroup, PartitionKind, SizingObjective, allocate};
+use allocate::{
+    Allocation, AllocationLimits, Claimant, PartitionGroup, PartitionKind, SizingObjective,
+    allocate,
+};
 use share_controller::{ShareController, ShareVerdict, TrialStatus, TrialTerms};
 use trace_planner::{TracePlanner, TraceTerms};
 
@@ -100,18 +103,27 @@ impl Default for Parameters {
 impl Parameters {
     fn trial_terms(&self, domain: &PartitionedCache<'_>) -> TrialTerms {
         let lengths = AbTestLengths::for_cache(domain, self.warmup_windows, self.measure_windows);
-        TrialTerms { lengths, min_gain: self.min_gain, trial_share: self.trial_share }
+        TrialTerms {
+            lengths,
+            min_gain: self.min_gain,
+            trial_share: self.trial_share,
+        }
     }
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
-        ParameterRange::Above(0.0)
-            .check([("trial_share", parameters.trial_share), ("trace_share", parameters.trace_share)])?;
+        ParameterRange::Above(0.0).check([
+            ("trial_share", parameters.trial_share),
+            ("trace_share", parameters.trace_share),
+        ])?;
         ParameterRange::FromZero.check([
             ("insensitive_below", parameters.insensitive_below),
             ("min_gain", parameters.min_gain),
-            ("miss_penalty_cycles", parameters.miss_penalty_cycles.unwrap_or(1.0)),
+            (
+                "miss_penalty_cycles",
+                parameters.miss_penalty_cycles.unwrap_or(1.0),
+            ),
         ])?;
         Ok(parameters)
     }
@@ -129,18 +141,25 @@ struct CacheSizing {
 
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time {
+            ns: self.parameters.window_ns,
+        });
         let mut reasons = Vec::new();
         self.traces.record_answers(view);
         for domain in self.collect_partitionable_caches(view) {
             let controller = self.caches.entry(domain.cache.id).or_default();
-            let current_shares = controller.observe(view, &domain, self.parameters.trial_terms(&domain));
+            let current_shares =
+                controller.observe(view, &domain, self.parameters.trial_terms(&domain));
             let shares = self.size_caches(view, &domain, current_shares, &mut reasons);
-            plan.penalties.extend(time_share_penalties(view, &domain, &shares));
+            plan.penalties
+                .extend(time_share_penalties(view, &domain, &shares));
             plan.shares.extend(shares);
             plan.probes.extend(self.request_traces(view, &domain));
         }
-        Decision { verification: self.verification_terms(&reasons), ..Decision::new(plan, reasons) }
+        Decision {
+            verification: self.verification_terms(&reasons),
+            ..Decision::new(plan, reasons)
+        }
     }
 }
 
@@ -150,7 +169,10 @@ impl CacheSizing {
     fn verification_terms(&self, reasons: &[Reason]) -> Verification {
         if self.caches.values().any(ShareController::is_on_trial) {
             Verification::Trial
-        } else if reasons.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict) {
+        } else if reasons
+            .iter()
+            .any(|reason| reason.kind == ReasonKind::TrialVerdict)
+        {
             Verification::Measured
         } else {
             Verification::BeforeAndAfter
@@ -158,13 +180,22 @@ impl CacheSizing {
     }
 
     /// Returns every last-level cache that can be partitioned, with its processes.
-    fn collect_partitionable_caches<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
+    fn collect_partitionable_caches<'a>(
+        &mut self,
+        view: &'a View<'a>,
+    ) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable_tasks() {
             // A process is not partitioned if any of its threads must not be changed.
-            let is_unmovable =
-                view.observation.tasks.iter().any(|sample| sample.process == task.process && sample.unmovable);
-            match processes.iter_mut().find(|cache_process| cache_process.process == task.process) {
+            let is_unmovable = view
+                .observation
+                .tasks
+                .iter()
+                .any(|sample| sample.process == task.process && sample.unmovable);
+            match processes
+                .iter_mut()
+                .find(|cache_process| cache_process.process == task.process)
+            {
                 Some(cache_process) => cache_process.tasks.push(task),
                 None if !is_unmovable => processes.push(CacheProcess {
                     process: task.process,
@@ -182,19 +213,33 @@ impl CacheSizing {
             .caches
             .iter()
             .filter(|cache| cache.last_level && cache.size_bytes.is_some())
-            .filter_map(|cache| Some((cache, PartitionSupport::preferred(view.partitions_of(cache.id))?)))
+            .filter_map(|cache| {
+                Some((
+                    cache,
+                    PartitionSupport::preferred(view.partitions_of(cache.id))?,
+                ))
+            })
             .collect();
-        self.home_caches.retain(|process, _| processes.iter().any(|cache_process| cache_process.process == *process));
+        self.home_caches.retain(|process, _| {
+            processes
+                .iter()
+                .any(|cache_process| cache_process.process == *process)
+        });
         let mut domains: Vec<PartitionedCache<'a>> = caches
             .iter()
-            .map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units, view.topology))
+            .map(|&(cache, partition_units)| {
+                PartitionedCache::new(cache, partition_units, view.topology)
+            })
             .collect();
         for cache_process in processes {
             if let Some(cache) = cache_process.home_cache(&caches) {
                 self.home_caches.insert(cache_process.process, cache);
             }
             let home_cache = self.home_caches.get(&cache_process.process);
-            if let Some(domain) = domains.iter_mut().find(|domain| Some(&domain.cache.id) == home_cache) {
+            if let Some(domain) = domains
+                .iter_mut()
+                .find(|domain| Some(&domain.cache.id) == home_cache)
+            {
                 domain.processes.push(cache_process);
             }
         }
@@ -210,12 +255,23 @@ impl CacheSizing {
         reasons: &mut Vec<Reason>,
     ) -> Vec<CacheShare> {
         let parameters = &self.parameters;
-        let Some(controller) = self.caches.get_mut(&domain.cache.id) else { return current_shares };
+        let Some(controller) = self.caches.get_mut(&domain.cache.id) else {
+            return current_shares;
+        };
         let undivided_shares = || domain.undivided_shares(parameters.page_migration.into());
         if !domain.needs_partition() {
-            return if current_shares.is_empty() { current_shares } else { undivided_shares() };
+            return if current_shares.is_empty() {
+                current_shares
+            } else {
+                undivided_shares()
+            };
         }
-        match controller.judge_window(view, domain, &current_shares, parameters.trial_terms(domain)) {
+        match controller.judge_window(
+            view,
+            domain,
+            &current_shares,
+            parameters.trial_terms(domain),
+        ) {
             Some(TrialStatus::Running(shares)) => return shares,
             Some(TrialStatus::Over(verdict)) => {
                 reasons.push(verdict_reason(domain, &verdict));
@@ -229,29 +285,67 @@ impl CacheSizing {
         let claimants: Option<Vec<Claimant>> = domain
             .processes
             .iter()
-            .map(|cache_process| build_claimant(view, domain, cache_process, controller, parameters))
+            .map(|cache_process| {
+                build_claimant(view, domain, cache_process, controller, parameters)
+            })
             .collect();
-        let Some(mut claimants) = claimants.filter(|_| domain.has_goals() || controller.can_start_trial()) else {
+        let Some(mut claimants) =
+            claimants.filter(|_| domain.has_goals() || controller.can_start_trial())
+        else {
             return current_shares;
         };
-        raise_floors_of_unmet_goals(controller, domain, &mut claimants, &current_shares, parameters, reasons);
-        let payback_ns = controller.expected_lifetime_ns(parameters.window_ns).min(parameters.payback_ns as f64);
-        let forecast = SizingForecast { view, domain, claimants: &claimants, speeds: &controller.speeds, payback_ns };
+        raise_floors_of_unmet_goals(
+            controller,
+            domain,
+            &mut claimants,
+            &current_shares,
+            parameters,
+            reasons,
+        );
+        let payback_ns = controller
+            .expected_lifetime_ns(parameters.window_ns)
+            .min(parameters.payback_ns as f64);
+        let forecast = SizingForecast {
+            view,
+            domain,
+            claimants: &claimants,
+            speeds: &controller.speeds,
+            payback_ns,
+        };
         let trial = forecast.build_trial(parameters);
-        let retrial = trial.clone().filter(|_| !domain.is_undivided(&current_shares));
+        let retrial = trial
+            .clone()
+            .filter(|_| !domain.is_undivided(&current_shares));
         if let Some(trial) = retrial.clone().filter(|_| controller.tests_current_next()) {
-            controller.start_trial(current_shares.clone(), undivided_shares(), current_shares.clone(), trial, true);
+            controller.start_trial(
+                current_shares.clone(),
+                undivided_shares(),
+                current_shares.clone(),
+                trial,
+                true,
+            );
             return current_shares;
         }
         let mut allocation_reasons = Vec::new();
-        let proposal = plan_shares(view, domain, &claimants, &current_shares, parameters, &mut allocation_reasons);
-        let chosen_shares =
-            proposal.and_then(|proposed| forecast.choose_shares(parameters, &current_shares, proposed, reasons));
+        let proposal = plan_shares(
+            view,
+            domain,
+            &claimants,
+            &current_shares,
+            parameters,
+            &mut allocation_reasons,
+        );
+        let chosen_shares = proposal.and_then(|proposed| {
+            forecast.choose_shares(parameters, &current_shares, proposed, reasons)
+        });
         match (chosen_shares, trial, retrial) {
             (Some(chosen_shares), Some(trial), _) => {
                 reasons.extend(allocation_reasons);
-                let fallback_shares =
-                    if current_shares.is_empty() { undivided_shares() } else { current_shares.clone() };
+                let fallback_shares = if current_shares.is_empty() {
+                    undivided_shares()
+                } else {
+                    current_shares.clone()
+                };
                 let tests_current_shares = domain.is_undivided(&chosen_shares);
                 controller.start_trial(
                     current_shares.clone(),
@@ -268,7 +362,13 @@ impl CacheSizing {
                 chosen_shares
             }
             (None, _, Some(trial)) => {
-                controller.start_trial(current_shares.clone(), undivided_shares(), current_shares.clone(), trial, true);
+                controller.start_trial(
+                    current_shares.clone(),
+                    undivided_shares(),
+                    current_shares.clone(),
+                    trial,
+                    true,
+                );
                 current_shares
             }
             (None, _, None) => current_shares,
@@ -276,13 +376,21 @@ impl CacheSizing {
     }
 
     /// Returns the trace requests for one cache.
-    fn request_traces(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
+    fn request_traces(
+        &mut self,
+        view: &View<'_>,
+        domain: &PartitionedCache<'_>,
+    ) -> Vec<ProbeRequest> {
         let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
         let controller = self.caches.entry(domain.cache.id).or_default();
         // While no trial may begin, no curve is needed.
         let is_cooling_down = !domain.has_goals() && !controller.can_start_trial();
         let parameters = &self.parameters;
-        if !can_trace || parameters.trace_entries == 0 || is_cooling_down || !domain.needs_partition() {
+        if !can_trace
+            || parameters.trace_entries == 0
+            || is_cooling_down
+            || !domain.needs_partition()
+        {
             return Vec::new();
         }
         let terms = TraceTerms {
@@ -293,7 +401,8 @@ impl CacheSizing {
             max_share: parameters.trace_share,
             max_longer_share: parameters.trial_share,
         };
-        self.traces.request_traces(view, domain, &controller.speeds, &terms)
+        self.traces
+            .request_traces(view, domain, &controller.speeds, &terms)
     }
 }
 
@@ -308,20 +417,46 @@ fn build_claimant(
     let bytes = domain.cache.size_bytes?;
     let task_demand = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
-        let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
-        DemandCurve::from_profile(profile, speed, penalty, bytes, domain.partition_units.units())
+        let penalty = parameters
+            .miss_penalty_cycles
+            .or(view.predictor.miss_penalty_cycles())?;
+        DemandCurve::from_profile(
+            profile,
+            speed,
+            penalty,
+            bytes,
+            domain.partition_units.units(),
+        )
     };
-    let thread_demands: Vec<DemandCurve> = cache_process.tasks.iter().filter_map(task_demand).collect();
+    let thread_demands: Vec<DemandCurve> =
+        cache_process.tasks.iter().filter_map(task_demand).collect();
     let goal = cache_process.goal();
-    let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
-    let min_units = controller.insufficient_units.get(&cache_process.process).map_or(1, |units| units + 1);
-    let demand = controller.apply_bounds(cache_process, DemandCurve::mean_of_curves(&thread_demands)?);
-    Some(Claimant { demand, priority, max_slowdown: goal.max_slowdown, min_units })
+    let priority = if goal.priority.is_finite() && goal.priority > 0.0 {
+        goal.priority
+    } else {
+        1.0
+    };
+    let min_units = controller
+        .insufficient_units
+        .get(&cache_process.process)
+        .map_or(1, |units| units + 1);
+    let demand =
+        controller.apply_bounds(cache_process, DemandCurve::mean_of_curves(&thread_demands)?);
+    Some(Claimant {
+        demand,
+        priority,
+        max_slowdown: goal.max_slowdown,
+        min_units,
+    })
 }
 
 /// Returns the group's id: the pool is group 0 of its cache, and every other group has the id of its first process.
 fn group_id(kind: PartitionKind, first_process: ProcessId) -> GroupId {
-    GroupId(if kind == PartitionKind::Pool { 0 } else { first_process.0 + 1 })
+    GroupId(if kind == PartitionKind::Pool {
+        0
+    } else {
+        first_process.0 + 1
+    })
 }
 
 fn plan_shares(
@@ -332,9 +467,17 @@ fn plan_shares(
     parameters: &Parameters,
     reasons: &mut Vec<Reason>,
 ) -> Option<Vec<CacheShare>> {
-    let online_count =
-        view.topology.cpus.iter().filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0)).count();
-    let thread_count = domain.processes.iter().map(|cache_process| cache_process.tasks.len()).sum::<usize>();
+    let online_count = view
+        .topology
+        .cpus
+        .iter()
+        .filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0))
+        .count();
+    let thread_count = domain
+        .processes
+        .iter()
+        .map(|cache_process| cache_process.tasks.len())
+        .sum::<usize>();
     let limits = AllocationLimits {
         objective: parameters.objective,
         units: domain.partition_units.units(),
@@ -351,22 +494,40 @@ fn plan_shares(
     };
     let allocation = allocate(claimants, &limits).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
-    let id_of_group = |group: &PartitionGroup| group_id(group.kind, domain.processes[group.members[0]].process);
+    let id_of_group =
+        |group: &PartitionGroup| group_id(group.kind, domain.processes[group.members[0]].process);
     let current_units_of = |group: GroupId| {
-        current_shares.iter().find(|share| share.group == group).map(|share| share.units.set().clone())
+        current_shares
+            .iter()
+            .find(|share| share.group == group)
+            .map(|share| share.units.set().clone())
     };
-    let current_units: Vec<IndexSet> =
-        allocation.groups.iter().map(|group| current_units_of(id_of_group(group)).unwrap_or_default()).collect();
+    let current_units: Vec<IndexSet> = allocation
+        .groups
+        .iter()
+        .map(|group| current_units_of(id_of_group(group)).unwrap_or_default())
+        .collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
     let units = assign(&current_units, &sizes, &domain.partition_units);
     let migration: PageMigration = parameters.page_migration.into();
     let share_of_group = |(group, units): (&PartitionGroup, IndexSet)| CacheShare {
         group: id_of_group(group),
-        members: group.members.iter().map(|&index| ShareMember::Process(domain.processes[index].process)).collect(),
+        members: group
+            .members
+            .iter()
+            .map(|&index| ShareMember::Process(domain.processes[index].process))
+            .collect(),
         cache: domain.cache.id,
         units: domain.partition_units.to_units(units, migration),
     };
-    Some(allocation.groups.iter().zip(units).map(share_of_group).collect())
+    Some(
+        allocation
+            .groups
+            .iter()
+            .zip(units)
+            .map(share_of_group)
+            .collect(),
+    )
 }
 
 fn explain_allocation(
@@ -378,14 +539,25 @@ fn explain_allocation(
     let first_task = |at: usize| domain.processes[at].tasks[0].task;
     for &index in &allocation.lowered_floors {
         let limit = claimants[index].max_slowdown.unwrap_or(0.0);
-        let text = "{0} cannot meet its goal: the goals together do not fit in one cache".to_string();
-        reasons.push(Reason::new(vec![first_task(index)], text, vec![("max_slowdown".to_string(), limit)]));
+        let text =
+            "{0} cannot meet its goal: the goals together do not fit in one cache".to_string();
+        reasons.push(Reason::new(
+            vec![first_task(index)],
+            text,
+            vec![("max_slowdown".to_string(), limit)],
+        ));
     }
     if let Some(cost) = allocation.floor_cost_to_others {
-        let tasks =
-            (0..claimants.len()).filter(|&index| claimants[index].max_slowdown.is_some()).map(first_task).collect();
+        let tasks = (0..claimants.len())
+            .filter(|&index| claimants[index].max_slowdown.is_some())
+            .map(first_task)
+            .collect();
         let text = "goals slow the other programs on this cache down, by the objective".to_string();
-        reasons.push(Reason::new(tasks, text, vec![("objective_lost".to_string(), cost)]));
+        reasons.push(Reason::new(
+            tasks,
+            text,
+            vec![("objective_lost".to_string(), cost)],
+        ));
     }
 }
 
@@ -404,14 +576,25 @@ impl SizingForecast<'_> {
     /// Returns the performance under the present shares, with measured values as far as there are any.
     fn current_performance(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.forecast_speeds_under(shares)?;
-        let measured_or_forecast = |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self
-            .speeds
-            .measured_speed(cache_process.process)
-        {
-            Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
-            None => estimate,
-        };
-        Some(self.domain.processes.iter().zip(forecast).map(measured_or_forecast).collect())
+        let measured_or_forecast =
+            |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self
+                .speeds
+                .measured_speed(cache_process.process)
+            {
+                Some(speed) => (
+                    speed.misses_per_kilo_instr.unwrap_or(estimate.0),
+                    speed.cycles_per_instr,
+                ),
+                None => estimate,
+            };
+        Some(
+            self.domain
+                .processes
+                .iter()
+                .zip(forecast)
+                .map(measured_or_forecast)
+                .collect(),
+        )
     }
 
     /// Returns the misses per thousand instructions and the cycles per instruction of each claimant under these shares,
@@ -421,26 +604,52 @@ impl SizingForecast<'_> {
         let mut profiles = Profiles::new();
         let mut plan = Plan::idle(self.view.previous_plan.window);
         plan.shares = shares.to_vec();
-        for (index, (claimant, cache_process)) in self.claimants.iter().zip(&self.domain.processes).enumerate() {
+        for (index, (claimant, cache_process)) in self
+            .claimants
+            .iter()
+            .zip(&self.domain.processes)
+            .enumerate()
+        {
             let mut profile = claimant.demand.to_profile(self.domain.cache.level, bytes);
             profile.process = Some(cache_process.process);
             profiles.insert(TaskId(index as u32), profile);
-            plan.affinity.insert(TaskId(index as u32), self.domain.cache.cpus.clone());
+            plan.affinity
+                .insert(TaskId(index as u32), self.domain.cache.cpus.clone());
         }
-        let forecast = self.view.predictor.forecast(&View { profiles: &profiles, ..*self.view }, &plan);
+        let forecast = self.view.predictor.forecast(
+            &View {
+                profiles: &profiles,
+                ..*self.view
+            },
+            &plan,
+        );
         let speed_of_claimant = |index: usize| {
             let task_forecast = forecast.tasks.get(&TaskId(index as u32))?;
-            Some((task_forecast.misses_per_kilo_instr?.value, 1.0 / task_forecast.instr_per_cycle?.value))
+            Some((
+                task_forecast.misses_per_kilo_instr?.value,
+                1.0 / task_forecast.instr_per_cycle?.value,
+            ))
         };
-        let forecasts: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(speed_of_claimant).collect();
-        forecasts.filter(|speeds| speeds.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
+        let forecasts: Option<Vec<(f64, f64)>> =
+            (0..self.claimants.len()).map(speed_of_claimant).collect();
+        forecasts.filter(|speeds| {
+            speeds
+                .iter()
+                .all(|(misses, cycles)| misses.is_finite() && cycles.is_finite())
+        })
     }
 
     fn count_missed_goals(&self, performances: &[(f64, f64)]) -> usize {
         let is_broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
-            claimant.max_slowdown.is_some_and(|limit| claimant.misses_goal(cycles, limit))
+            claimant
+                .max_slowdown
+                .is_some_and(|limit| claimant.misses_goal(cycles, limit))
         };
-        self.claimants.iter().zip(performances).filter(|entry| is_broken(*entry)).count()
+        self.claimants
+            .iter()
+            .zip(performances)
+            .filter(|entry| is_broken(*entry))
+            .count()
     }
 
     /// Returns the shares to adopt; an empty list means the whole cache. `None` if the present shares stay.
@@ -456,24 +665,41 @@ impl SizingForecast<'_> {
         let score_of = |performances: &[(f64, f64)]| objective.score(self.claimants, performances);
         let mut candidates = vec![proposed_shares];
         if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(current_shares) {
-            candidates.push(self.domain.undivided_shares(parameters.page_migration.into()));
+            candidates.push(
+                self.domain
+                    .undivided_shares(parameters.page_migration.into()),
+            );
         }
-        let candidate_forecasts: Option<Vec<_>> =
-            candidates.iter().map(|shares| self.forecast_speeds_under(shares)).collect();
+        let candidate_forecasts: Option<Vec<_>> = candidates
+            .iter()
+            .map(|shares| self.forecast_speeds_under(shares))
+            .collect();
         let forecasts = candidate_forecasts?;
         let best_index = (0..candidates.len()).reduce(|a, b| {
-            let rank_key = |index: usize| (self.count_missed_goals(&forecasts[index]), score_of(&forecasts[index]));
+            let rank_key = |index: usize| {
+                (
+                    self.count_missed_goals(&forecasts[index]),
+                    score_of(&forecasts[index]),
+                )
+            };
             if rank_key(b) < rank_key(a) { b } else { a }
         })?;
-        let (chosen_shares, chosen_forecast) = (candidates.swap_remove(best_index), &forecasts[best_index]);
+        let (chosen_shares, chosen_forecast) =
+            (candidates.swap_remove(best_index), &forecasts[best_index]);
         if chosen_shares == current_shares {
             return None;
         }
-        let meets_more_goals = self.count_missed_goals(chosen_forecast) < self.count_missed_goals(&current_speeds);
-        let misses_more_goals = self.count_missed_goals(chosen_forecast) > self.count_missed_goals(&current_speeds);
-        let relative_gain =
-            (score_of(&current_speeds) - score_of(chosen_forecast)) / score_of(&current_speeds).abs().max(1e-9);
-        let changes = if self.build_trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
+        let meets_more_goals =
+            self.count_missed_goals(chosen_forecast) < self.count_missed_goals(&current_speeds);
+        let misses_more_goals =
+            self.count_missed_goals(chosen_forecast) > self.count_missed_goals(&current_speeds);
+        let relative_gain = (score_of(&current_speeds) - score_of(chosen_forecast))
+            / score_of(&current_speeds).abs().max(1e-9);
+        let changes = if self.build_trial(parameters).is_some() {
+            CHANGES_OF_A_TRIAL
+        } else {
+            1.0
+        };
         let cost_ns = changes * self.copying_cost_ns(&chosen_shares);
         // Share of the time that the change saves, summed over all processes.
         let saved_share = current_speeds
@@ -484,25 +710,49 @@ impl SizingForecast<'_> {
         let saved_ns = saved_share * self.payback_ns;
         let pays_off = match objective {
             // The change meets the same goals in less space, so only the cost of copying counts against it.
-            SizingObjective::LeastSpace => !misses_more_goals && cost_ns <= parameters.min_gain * self.payback_ns,
+            SizingObjective::LeastSpace => {
+                !misses_more_goals && cost_ns <= parameters.min_gain * self.payback_ns
+            }
             SizingObjective::Fairness => {
-                !misses_more_goals && relative_gain >= parameters.min_gain && cost_ns <= self.payback_ns
+                !misses_more_goals
+                    && relative_gain >= parameters.min_gain
+                    && cost_ns <= self.payback_ns
             }
             _ => !misses_more_goals && relative_gain >= parameters.min_gain && saved_ns > cost_ns,
         };
         if !(meets_more_goals || pays_off) {
             return None;
         }
-        let tasks: Vec<TaskId> =
-            self.domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
-        let shares: Vec<String> = chosen_shares.iter().map(|share| share.units.set().to_string()).collect();
+        let tasks: Vec<TaskId> = self
+            .domain
+            .processes
+            .iter()
+            .map(|cache_process| cache_process.tasks[0].task)
+            .collect();
+        let shares: Vec<String> = chosen_shares
+            .iter()
+            .map(|share| share.units.set().to_string())
+            .collect();
         let text = if self.domain.is_undivided(&chosen_shares) {
-            format!("cache {} is better shared than partitioned", self.domain.cache.id.0)
+            format!(
+                "cache {} is better shared than partitioned",
+                self.domain.cache.id.0
+            )
         } else {
-            format!("cache {} is partitioned into {}", self.domain.cache.id.0, shares.join(" | "))
+            format!(
+                "cache {} is partitioned into {}",
+                self.domain.cache.id.0,
+                shares.join(" | ")
+            )
         };
-        let numbers = [("gain_share", relative_gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", saved_ns)];
-        let numbers = numbers.map(|(name, value)| (name.to_string(), value)).to_vec();
+        let numbers = [
+            ("gain_share", relative_gain),
+            ("cost_ns", cost_ns),
+            ("earned_within_horizon_ns", saved_ns),
+        ];
+        let numbers = numbers
+            .map(|(name, value)| (name.to_string(), value))
+            .to_vec();
         reasons.push(Reason::new(tasks, text, numbers));
         Some(chosen_shares)
     }
@@ -513,28 +763,58 @@ impl SizingForecast<'_> {
             parameters.objective,
             SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
         );
-        let has_all_speeds =
-            self.domain.processes.iter().all(|present| self.speeds.measured_speed(present.process).is_some());
-        let is_measurable =
-            compares_speeds && has_all_speeds && !self.domain.has_goals() && parameters.measure_windows > 0;
+        let has_all_speeds = self
+            .domain
+            .processes
+            .iter()
+            .all(|present| self.speeds.measured_speed(present.process).is_some());
+        let is_measurable = compares_speeds
+            && has_all_speeds
+            && !self.domain.has_goals()
+            && parameters.measure_windows > 0;
         let weight_of = |(cache_process, claimant): (&CacheProcess<'_>, &Claimant)| {
-            (cache_process.process, claimant.priority * claimant.demand.whole_cache_cycles())
+            (
+                cache_process.process,
+                claimant.priority * claimant.demand.whole_cache_cycles(),
+            )
         };
-        let process_weights = || self.domain.processes.iter().zip(self.claimants).map(weight_of).collect();
-        is_measurable.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, process_weights()))
+        let process_weights = || {
+            self.domain
+                .processes
+                .iter()
+                .zip(self.claimants)
+                .map(weight_of)
+                .collect()
+        };
+        is_measurable.then(|| {
+            AbTest::new(
+                parameters.trial_terms(self.domain).lengths,
+                process_weights(),
+            )
+        })
     }
 
     /// Returns the cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are
     /// unknown.
     fn copying_cost_ns(&self, shares: &[CacheShare]) -> f64 {
-        let PartitionSupport::Colors { page_migration_ns: move_page_ns, .. } = self.domain.partition_units else {
+        let PartitionSupport::Colors {
+            page_migration_ns: move_page_ns,
+            ..
+        } = self.domain.partition_units
+        else {
             return 0.0;
         };
         let mut pages = 0;
         for cache_process in &self.domain.processes {
-            let share =
-                shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
-            let pages_per_color = cache_process.tasks.iter().find_map(|task| task.pages_per_color.as_ref());
+            let share = shares.iter().find(|share| {
+                share
+                    .members
+                    .contains(&ShareMember::Process(cache_process.process))
+            });
+            let pages_per_color = cache_process
+                .tasks
+                .iter()
+                .find_map(|task| task.pages_per_color.as_ref());
             if let Some((share, pages_per_color)) = share.zip(pages_per_color) {
                 pages += pages_to_move(pages_per_color, share.units.set());
             }
@@ -560,11 +840,18 @@ fn raise_floors_of_unmet_goals(
         return;
     }
     for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
-        let measured_cycles =
-            controller.speeds.measured_speed(cache_process.process).map(|speed| speed.cycles_per_instr);
-        let share =
-            current_shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
-        let (Some(limit), Some(cycles), Some(share)) = (claimant.max_slowdown, measured_cycles, share) else {
+        let measured_cycles = controller
+            .speeds
+            .measured_speed(cache_process.process)
+            .map(|speed| speed.cycles_per_instr);
+        let share = current_shares.iter().find(|share| {
+            share
+                .members
+                .contains(&ShareMember::Process(cache_process.process))
+        });
+        let (Some(limit), Some(cycles), Some(share)) =
+            (claimant.max_slowdown, measured_cycles, share)
+        else {
             continue;
         };
         if !claimant.misses_goal(cycles, limit) {
@@ -572,7 +859,10 @@ fn raise_floors_of_unmet_goals(
         }
         let units = share.units.set().count();
         claimant.min_units = claimant.min_units.max(units + 1);
-        let is_new_result = controller.insufficient_units.insert(cache_process.process, units) != Some(units);
+        let is_new_result = controller
+            .insufficient_units
+            .insert(cache_process.process, units)
+            != Some(units);
         if is_new_result
             && units + (current_shares.len() as u32 - 1) * domain.partition_units.min_units()
                 >= domain.partition_units.units()
@@ -588,8 +878,14 @@ fn raise_floors_of_unmet_goals(
 
 /// Returns the verdict of a trial as a reason for the log.
 fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
-    let text = match (verdict.tests_current_shares, verdict.is_adopted, verdict.ratio) {
-        (false, true, _) => "the trial of new shares of cache {} made its programs faster: they are kept",
+    let text = match (
+        verdict.tests_current_shares,
+        verdict.is_adopted,
+        verdict.ratio,
+    ) {
+        (false, true, _) => {
+            "the trial of new shares of cache {} made its programs faster: they are kept"
+        }
         (false, false, Some(_)) => {
             "the trial of new shares of cache {} made its programs no faster: the old shares are kept"
         }
@@ -599,15 +895,35 @@ fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reas
         (true, false, Some(_)) => {
             "the repeated trial of the shares of cache {} shows its programs faster with them: they are kept"
         }
-        (_, false, None) => "the trial of the shares of cache {} was inconclusive: the old shares are kept",
+        (_, false, None) => {
+            "the trial of the shares of cache {} was inconclusive: the old shares are kept"
+        }
     };
     let text = text.replace("{}", &domain.cache.id.0.to_string());
-    let tasks = domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
-    let ratio_numbers =
-        verdict.ratio.map(|ratio| [("speed_over_before", ratio.ratio), ("standard_error", ratio.standard_error)]);
-    let numbers = ratio_numbers.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
-    let numbers = numbers.map(|(name, value)| (name.to_string(), value)).collect();
-    Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
+    let tasks = domain
+        .processes
+        .iter()
+        .map(|cache_process| cache_process.tasks[0].task)
+        .collect();
+    let ratio_numbers = verdict.ratio.map(|ratio| {
+        [
+            ("speed_over_before", ratio.ratio),
+            ("standard_error", ratio.standard_error),
+        ]
+    });
+    let numbers = ratio_numbers
+        .into_iter()
+        .flatten()
+        .chain([("lost_windows", verdict.lost_windows)]);
+    let numbers = numbers
+        .map(|(name, value)| (name.to_string(), value))
+        .collect();
+    Reason {
+        kind: ReasonKind::TrialVerdict,
+        tasks,
+        text,
+        numbers,
+    }
 }
 
 fn can_set_penalties(view: &View<'_>) -> bool {
@@ -615,23 +931,39 @@ fn can_set_penalties(view: &View<'_>) -> bool {
 }
 
 /// Returns penalties that keep the programs of one time-share group from running together, with all their threads.
-fn time_share_penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
+fn time_share_penalties(
+    view: &View<'_>,
+    domain: &PartitionedCache<'_>,
+    shares: &[CacheShare],
+) -> Vec<CoRunPenalty> {
     if !can_set_penalties(view) {
         return Vec::new();
     }
     let mut penalties = Vec::new();
-    for share in shares.iter().filter(|share| share.group != GroupId(0) && share.members.len() > 1) {
+    for share in shares
+        .iter()
+        .filter(|share| share.group != GroupId(0) && share.members.len() > 1)
+    {
         let members: Vec<&CacheProcess<'_>> = domain
             .processes
             .iter()
-            .filter(|cache_process| share.members.contains(&ShareMember::Process(cache_process.process)))
+            .filter(|cache_process| {
+                share
+                    .members
+                    .contains(&ShareMember::Process(cache_process.process))
+            })
             .collect();
         for (index, a) in members.iter().enumerate() {
             for b in &members[index + 1..] {
-                for (task, partner) in
-                    a.tasks.iter().flat_map(|task| b.tasks.iter().map(move |partner| (task, partner)))
+                for (task, partner) in a
+                    .tasks
+                    .iter()
+                    .flat_map(|task| b.tasks.iter().map(move |partner| (task, partner)))
                 {
-                    penalties.push(CoRunPenalty { tasks: (task.task, partner.task), penalty: 1.0 });
+                    penalties.push(CoRunPenalty {
+                        tasks: (task.task, partner.task),
+                        penalty: 1.0,
+                    });
                 }
             }
         }

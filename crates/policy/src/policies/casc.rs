@@ -24,8 +24,8 @@ mod bucketization;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CounterEvent, CounterScope, Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Reason, TaskId,
-    TaskSample, View, WindowLength,
+    CacheId, CounterEvent, CounterScope, Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest,
+    Reason, TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -105,7 +105,8 @@ impl Parameters {
         ])?;
         ParameterRange::Above(1.0).check([("threshold_step", parameters.threshold_step)])?;
         let variation = parameters.max_run_time_variation;
-        ParameterRange::FromZeroUnlimited.check(variation.map(|bound| ("max_run_time_variation", bound)))?;
+        ParameterRange::FromZeroUnlimited
+            .check(variation.map(|bound| ("max_run_time_variation", bound)))?;
         Ok(parameters)
     }
 
@@ -119,7 +120,9 @@ impl Parameters {
             threshold: self.threshold,
             threshold_step: self.threshold_step,
             runnable_per_cpu: self.runnable_per_cpu,
-            max_run_time_variation: self.max_run_time_variation.filter(|_| self.is_better_form()),
+            max_run_time_variation: self
+                .max_run_time_variation
+                .filter(|_| self.is_better_form()),
         }
     }
 }
@@ -136,9 +139,16 @@ struct Casc {
 
 impl Policy for Casc {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time {
+            ns: self.parameters.window_ns,
+        });
         let mut reasons = Vec::new();
-        let cores: BTreeMap<u32, u32> = view.topology.cpus.iter().map(|cpu| (cpu.id.0, cpu.core)).collect();
+        let cores: BTreeMap<u32, u32> = view
+            .topology
+            .cpus
+            .iter()
+            .map(|cpu| (cpu.id.0, cpu.core))
+            .collect();
         for domain in self.placement.place_tasks_by_cache(view) {
             let state = self.caches.entry(domain.cache).or_default();
             state.record_estimates(view, &domain, &self.parameters);
@@ -158,14 +168,30 @@ impl Policy for Casc {
 /// In the better form, neighbors in this order are on different cores. A thread that waits for memory leaves its core's
 /// pipeline to its siblings. If all such threads were on one core, the other threads would compete for the remaining
 /// cores.
-fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
-    let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
-    let rank_in_core = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
+fn spread_over_cores(
+    cores: &BTreeMap<u32, u32>,
+    domain: &LlcTasks<'_>,
+    parameters: &Parameters,
+) -> Vec<u32> {
+    let cpus: Vec<(u32, u32)> = domain
+        .cpus
+        .iter()
+        .map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu)))
+        .collect();
+    let rank_in_core = |at: usize| {
+        cpus[..at]
+            .iter()
+            .filter(|(_, core)| *core == cpus[at].1)
+            .count()
+    };
     let mut ordered_cpus: Vec<usize> = (0..cpus.len()).collect();
     if parameters.is_better_form() {
         ordered_cpus.sort_by_key(|&index| rank_in_core(index));
     }
-    ordered_cpus.into_iter().map(|index| cpus[index].0).collect()
+    ordered_cpus
+        .into_iter()
+        .map(|index| cpus[index].0)
+        .collect()
 }
 
 /// Tasks of one cache, with their measurements and assignment.
@@ -215,35 +241,63 @@ struct MissRateMonitor {
 
 impl CascCache {
     /// Records the estimates of the profiles, and drops exited tasks.
-    fn record_estimates(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
+    fn record_estimates(
+        &mut self,
+        view: &View<'_>,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+    ) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         self.task_rates.retain(|task, _| is_in_domain(task));
         self.stale_tasks.retain(is_in_domain);
         for sample in &domain.tasks {
-            let Some(profile) = view.profiles.get(&sample.task) else { continue };
+            let Some(profile) = view.profiles.get(&sample.task) else {
+                continue;
+            };
             let old_rate = self.task_rates.get_mut(&sample.task);
             let rates = &profile.rates;
-            let Some(pcmr) = rates.pcmr.map(|fact| fact.estimate()).filter(|pcmr| pcmr.value.is_finite()) else {
+            let Some(pcmr) = rates
+                .pcmr
+                .map(|fact| fact.estimate())
+                .filter(|pcmr| pcmr.value.is_finite())
+            else {
                 if let Some(old_rate) = old_rate {
                     old_rate.is_current = false;
                 }
                 continue;
             };
-            let speed = rates.observed_instr_per_cycle.or(rates.solo_instr_per_cycle);
+            let speed = rates
+                .observed_instr_per_cycle
+                .or(rates.solo_instr_per_cycle);
             let refs = rates.llc_refs_per_mega_instr.zip(speed);
-            let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
+            let refs_rate = refs
+                .map(|(refs, speed)| refs.value * speed.value)
+                .filter(|rate| *rate > 0.0);
             let half_width = 0.5 * (pcmr.high - pcmr.low);
             // The reference rate changes constantly, so the rate at which the PCMR was measured is kept.
-            let same_measurement =
-                old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
+            let same_measurement = old_rate
+                .filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
             let refs_rate = same_measurement.map_or(refs_rate, |old_rate| old_rate.refs_rate);
-            self.task_rates.insert(sample.task, TaskRate { pcmr: pcmr.value, half_width, refs_rate, is_current: true });
+            self.task_rates.insert(
+                sample.task,
+                TaskRate {
+                    pcmr: pcmr.value,
+                    half_width,
+                    refs_rate,
+                    is_current: true,
+                },
+            );
         }
         self.schedule_remeasurement(view, domain, parameters);
     }
 
     /// If configured, schedules one thread after the other for a new measurement.
-    fn schedule_remeasurement(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
+    fn schedule_remeasurement(
+        &mut self,
+        view: &View<'_>,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+    ) {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let is_due = parameters
             .remeasure_every_ns
@@ -253,17 +307,26 @@ impl CascCache {
             && self.unmeasured_tasks(domain).is_empty()
             && !domain.tasks.is_empty()
         {
-            self.stale_tasks.push(domain.tasks[self.next_remeasured % domain.tasks.len()].task);
+            self.stale_tasks
+                .push(domain.tasks[self.next_remeasured % domain.tasks.len()].task);
             (self.next_remeasured, self.last_remeasurement_ns) = (self.next_remeasured + 1, now_ns);
         }
     }
 
     fn is_current(&self, task: TaskId) -> bool {
-        self.task_rates.get(&task).is_some_and(|rate| rate.is_current) && !self.stale_tasks.contains(&task)
+        self.task_rates
+            .get(&task)
+            .is_some_and(|rate| rate.is_current)
+            && !self.stale_tasks.contains(&task)
     }
 
     fn unmeasured_tasks(&self, domain: &LlcTasks<'_>) -> Vec<TaskId> {
-        domain.tasks.iter().map(|sample| sample.task).filter(|&task| !self.is_current(task)).collect()
+        domain
+            .tasks
+            .iter()
+            .map(|sample| sample.task)
+            .filter(|&task| !self.is_current(task))
+            .collect()
     }
 
     /// Ends completed measurements and requests the next ones.
@@ -276,15 +339,20 @@ impl CascCache {
     ) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         let is_complete = |id: ProbeId| {
-            view.observation.probe_results.iter().any(|probe_result| probe_result.probe == id && probe_result.complete)
+            view.observation
+                .probe_results
+                .iter()
+                .any(|probe_result| probe_result.probe == id && probe_result.complete)
         };
         let (ended_probes, still_pending): (Vec<OpenProbe>, Vec<OpenProbe>) =
-            std::mem::take(&mut self.pending_probes).into_iter().partition(|open_probe| {
-                let id = open_probe.probe.id;
-                is_complete(id)
-                    || view.observation.applied.has_refused_probe(id)
-                    || !open_probe.tasks.iter().all(is_in_domain)
-            });
+            std::mem::take(&mut self.pending_probes)
+                .into_iter()
+                .partition(|open_probe| {
+                    let id = open_probe.probe.id;
+                    is_complete(id)
+                        || view.observation.applied.has_refused_probe(id)
+                        || !open_probe.tasks.iter().all(is_in_domain)
+                });
         self.pending_probes = still_pending;
         for probe in ended_probes {
             self.judge(&probe, is_complete(probe.probe.id), parameters);
@@ -295,7 +363,11 @@ impl CascCache {
             return;
         }
         // The literal form measures a thread again like a new one, beside threads of known PCMR (CASC 5.3.4).
-        let current_count = domain.tasks.iter().filter(|sample| self.is_current(sample.task)).count();
+        let current_count = domain
+            .tasks
+            .iter()
+            .filter(|sample| self.is_current(sample.task))
+            .count();
         if parameters.is_better_form() || current_count + 1 < domain.cpus.count() as usize {
             self.request_rows(domain, parameters, next_probe);
         } else {
@@ -306,12 +378,22 @@ impl CascCache {
     /// Accepts a measurement that is accurate enough; otherwise, repeats it with longer rows.
     fn judge(&mut self, open_probe: &OpenProbe, is_complete: bool, parameters: &Parameters) {
         let is_accurate = |task: &TaskId| {
-            self.task_rates.get(task).is_some_and(|rate| rate.is_current && rate.half_width <= parameters.max_error)
+            self.task_rates
+                .get(task)
+                .is_some_and(|rate| rate.is_current && rate.half_width <= parameters.max_error)
         };
-        let are_all_current =
-            open_probe.tasks.iter().all(|task| self.task_rates.get(task).is_some_and(|rate| rate.is_current));
-        self.stale_tasks.retain(|task| !open_probe.tasks.contains(task));
-        let max_row_ns = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
+        let are_all_current = open_probe.tasks.iter().all(|task| {
+            self.task_rates
+                .get(task)
+                .is_some_and(|rate| rate.is_current)
+        });
+        self.stale_tasks
+            .retain(|task| !open_probe.tasks.contains(task));
+        let max_row_ns = if parameters.is_better_form() {
+            parameters.max_row_ns
+        } else {
+            parameters.row_ns
+        };
         let doubled_row_ns = (2 * self.row_ns).min(max_row_ns.max(parameters.row_ns));
         if !is_complete {
             // The probe was refused, or one of its threads exited.
@@ -326,7 +408,12 @@ impl CascCache {
     }
 
     /// Requests rows that each leave out one of n + 1 threads: unmeasured threads, completed with measured ones.
-    fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next_probe: &mut u32) {
+    fn request_rows(
+        &mut self,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+        next_probe: &mut u32,
+    ) {
         let mut measured_tasks = self.unmeasured_tasks(domain);
         if measured_tasks.is_empty() || !self.pending_probes.is_empty() {
             return;
@@ -335,13 +422,21 @@ impl CascCache {
         if !parameters.is_better_form() && self.task_rates.is_empty() {
             measured_tasks = domain.tasks.iter().map(|sample| sample.task).collect();
         }
-        let other_tasks: Vec<TaskId> =
-            domain.tasks.iter().map(|sample| sample.task).filter(|task| !measured_tasks.contains(task)).collect();
+        let other_tasks: Vec<TaskId> = domain
+            .tasks
+            .iter()
+            .map(|sample| sample.task)
+            .filter(|task| !measured_tasks.contains(task))
+            .collect();
         measured_tasks.extend(other_tasks);
         measured_tasks.truncate(max_tasks);
         self.row_ns = self.row_ns.max(parameters.row_ns);
         let row_without = |left_out_task: &TaskId| {
-            measured_tasks.iter().copied().filter(|task| task != left_out_task).collect::<Vec<TaskId>>()
+            measured_tasks
+                .iter()
+                .copied()
+                .filter(|task| task != left_out_task)
+                .collect::<Vec<TaskId>>()
         };
         let rows: Vec<Vec<TaskId>> = measured_tasks.iter().map(row_without).collect();
         let probe_kind = ProbeKind::CoRunRows {
@@ -351,17 +446,34 @@ impl CascCache {
             boost: true,
             rows,
         };
-        let budget_ns =
-            (self.row_ns + parameters.settle_ns).saturating_mul((max_tasks * max_tasks) as u64).saturating_mul(4);
-        let probe = ProbeRequest { id: ProbeId(*next_probe), kind: probe_kind, budget_ns };
+        let budget_ns = (self.row_ns + parameters.settle_ns)
+            .saturating_mul((max_tasks * max_tasks) as u64)
+            .saturating_mul(4);
+        let probe = ProbeRequest {
+            id: ProbeId(*next_probe),
+            kind: probe_kind,
+            budget_ns,
+        };
         *next_probe += 1;
-        self.pending_probes.push(OpenProbe { probe, tasks: measured_tasks });
+        self.pending_probes.push(OpenProbe {
+            probe,
+            tasks: measured_tasks,
+        });
     }
 
     /// Requests a measurement of every new thread beside all known ones, again whenever more threads are known.
-    fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next_probe: &mut u32) {
-        let current_tasks: Vec<TaskId> =
-            domain.tasks.iter().map(|sample| sample.task).filter(|&task| self.is_current(task)).collect();
+    fn request_newcomer_rows(
+        &mut self,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+        next_probe: &mut u32,
+    ) {
+        let current_tasks: Vec<TaskId> = domain
+            .tasks
+            .iter()
+            .map(|sample| sample.task)
+            .filter(|&task| self.is_current(task))
+            .collect();
         let newcomer_and_peers = |open_probe: &OpenProbe| match &open_probe.probe.kind {
             ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
@@ -375,7 +487,11 @@ impl CascCache {
             return;
         }
         for &task in &newcomers {
-            if self.pending_probes.iter().any(|open_probe| open_probe.tasks == [task]) {
+            if self
+                .pending_probes
+                .iter()
+                .any(|open_probe| open_probe.tasks == [task])
+            {
                 continue;
             }
             let probe_kind = ProbeKind::PairedRows {
@@ -390,7 +506,10 @@ impl CascCache {
                 budget_ns: parameters.row_ns.saturating_mul(1_000),
             };
             *next_probe += 1;
-            self.pending_probes.push(OpenProbe { probe, tasks: vec![task] });
+            self.pending_probes.push(OpenProbe {
+                probe,
+                tasks: vec![task],
+            });
         }
         self.row_ns = parameters.row_ns;
     }
@@ -398,7 +517,13 @@ impl CascCache {
     fn tasks_with_rates(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<BucketThread>)> {
         let bucket_thread = |sample: &&TaskSample| {
             let rate = self.task_rates.get(&sample.task);
-            (sample.task, rate.map(|rate| BucketThread { pcmr: rate.pcmr, refs_rate: rate.refs_rate }))
+            (
+                sample.task,
+                rate.map(|rate| BucketThread {
+                    pcmr: rate.pcmr,
+                    refs_rate: rate.refs_rate,
+                }),
+            )
         };
         domain.tasks.iter().map(bucket_thread).collect()
     }
@@ -412,32 +537,52 @@ impl CascCache {
         reasons: &mut Vec<Reason>,
     ) {
         let threads = self.tasks_with_rates(domain);
-        let bucket_threads: Vec<BucketThread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
+        let bucket_threads: Vec<BucketThread> =
+            threads.iter().filter_map(|(_, thread)| *thread).collect();
         let cpus = domain.cpus.count() as usize;
         if bucket_threads.len() < cpus || threads.len() <= cpus {
             self.assignment = None;
             return;
         }
-        if self.assignment.as_ref().is_some_and(|assigned| !self.is_due(assigned, &threads, parameters)) {
+        if self
+            .assignment
+            .as_ref()
+            .is_some_and(|assigned| !self.is_due(assigned, &threads, parameters))
+        {
             return;
         }
         let buckets = bucketize(&bucket_threads, cpus, &parameters.bucketization_rules());
         let mut numbers = vec![
-            ("expected_misses_per_100_refs".to_string(), buckets.miss_rate),
-            ("threshold_misses_per_100_refs".to_string(), buckets.threshold),
+            (
+                "expected_misses_per_100_refs".to_string(),
+                buckets.miss_rate,
+            ),
+            (
+                "threshold_misses_per_100_refs".to_string(),
+                buckets.threshold,
+            ),
         ];
         let max_by_cpu = ordered_cpus.iter().zip(&buckets.max_pcmr);
-        numbers.extend(
-            max_by_cpu.map(|(cpu, &max_pcmr)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max_pcmr))),
-        );
+        numbers.extend(max_by_cpu.map(|(cpu, &max_pcmr)| {
+            (
+                format!("cpu_{cpu}_max_pcmr_per_100_refs"),
+                f64::from(max_pcmr),
+            )
+        }));
         let text =
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
         reasons.push(Reason::new(Vec::new(), text, numbers));
         for (index, thread) in threads.iter().enumerate() {
-            let Some(bucket_thread) = thread.1 else { continue };
-            let admitted_cpus = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, bucket_thread.pcmr)).count();
+            let Some(bucket_thread) = thread.1 else {
+                continue;
+            };
+            let admitted_cpus = (0..cpus)
+                .filter(|&cpu| buckets.can_admit(cpu, bucket_thread.pcmr))
+                .count();
             let previously_admitted_cpus = self.assignment.as_ref().map(|assignment| {
-                (0..cpus).filter(|&cpu| assignment.buckets.can_admit(cpu, bucket_thread.pcmr)).count()
+                (0..cpus)
+                    .filter(|&cpu| assignment.buckets.can_admit(cpu, bucket_thread.pcmr))
+                    .count()
             });
             if admitted_cpus < cpus && previously_admitted_cpus != Some(admitted_cpus) {
                 let text = format!(
@@ -462,24 +607,37 @@ impl CascCache {
         if assignment.threads == threads {
             return false;
         }
-        let same_tasks = threads.iter().map(|(task, _)| task).eq(assignment.threads.iter().map(|(task, _)| task));
+        let same_tasks = threads
+            .iter()
+            .map(|(task, _)| task)
+            .eq(assignment.threads.iter().map(|(task, _)| task));
         if parameters.is_better_form() || !same_tasks {
             return true;
         }
         let largest_pcmr = |threads: &[(TaskId, Option<BucketThread>)]| {
-            threads.iter().filter_map(|(_, thread)| Some(thread.as_ref()?.pcmr)).fold(f64::NEG_INFINITY, f64::max)
+            threads
+                .iter()
+                .filter_map(|(_, thread)| Some(thread.as_ref()?.pcmr))
+                .fold(f64::NEG_INFINITY, f64::max)
         };
-        largest_pcmr(threads) > largest_pcmr(&assignment.threads) || assignment.buckets.miss_rate > parameters.threshold
+        largest_pcmr(threads) > largest_pcmr(&assignment.threads)
+            || assignment.buckets.miss_rate > parameters.threshold
     }
 
     /// Compares the cache's miss rate with the expected one while no measurement runs.
-    fn observe_miss_rate(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
+    fn observe_miss_rate(
+        &mut self,
+        view: &View<'_>,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+    ) {
         if self.assignment.is_none() || !self.pending_probes.is_empty() {
             self.rate_monitor = MissRateMonitor::default();
             return;
         }
-        let Some((observed, expected)) =
-            self.observed_rate(view, domain).zip(self.expected_miss_rate(domain, parameters))
+        let Some((observed, expected)) = self
+            .observed_rate(view, domain)
+            .zip(self.expected_miss_rate(domain, parameters))
         else {
             return;
         };
@@ -489,9 +647,15 @@ impl CascCache {
             self.rate_monitor.usual_deviations.push(log_deviation);
             return;
         }
-        let mean_deviation = self.rate_monitor.usual_deviations.iter().sum::<f64>() / window_count as f64;
-        let is_drifted = (log_deviation - mean_deviation).abs() > libm::log(1.0 + parameters.drift_threshold);
-        self.rate_monitor.drifted_windows = if is_drifted { self.rate_monitor.drifted_windows + 1 } else { 0 };
+        let mean_deviation =
+            self.rate_monitor.usual_deviations.iter().sum::<f64>() / window_count as f64;
+        let is_drifted =
+            (log_deviation - mean_deviation).abs() > libm::log(1.0 + parameters.drift_threshold);
+        self.rate_monitor.drifted_windows = if is_drifted {
+            self.rate_monitor.drifted_windows + 1
+        } else {
+            0
+        };
         if self.rate_monitor.drifted_windows >= parameters.drift_windows {
             self.rate_monitor = MissRateMonitor::default();
             self.stale_tasks = domain.tasks.iter().map(|sample| sample.task).collect();
@@ -499,10 +663,20 @@ impl CascCache {
     }
 
     fn observed_rate(&self, view: &View<'_>, domain: &LlcTasks<'_>) -> Option<f64> {
-        let level = view.topology.caches.iter().find(|cache| cache.id == domain.cache)?.level;
-        let (_, counts) =
-            view.observation.shared_counts.iter().find(|(scope, _)| *scope == CounterScope::Cache(domain.cache))?;
-        let references = counts.get(CounterEvent::References(level)).filter(|&references| references > 0.0)?;
+        let level = view
+            .topology
+            .caches
+            .iter()
+            .find(|cache| cache.id == domain.cache)?
+            .level;
+        let (_, counts) = view
+            .observation
+            .shared_counts
+            .iter()
+            .find(|(scope, _)| *scope == CounterScope::Cache(domain.cache))?;
+        let references = counts
+            .get(CounterEvent::References(level))
+            .filter(|&references| references > 0.0)?;
         Some(100.0 * counts.get(CounterEvent::Misses(level))? / references)
     }
 
@@ -515,7 +689,10 @@ impl CascCache {
                 continue;
             }
             let task_rate = self.task_rates.get(&sample.task)?;
-            let rate = task_rate.refs_rate.filter(|_| parameters.is_better_form()).unwrap_or(1.0);
+            let rate = task_rate
+                .refs_rate
+                .filter(|_| parameters.is_better_form())
+                .unwrap_or(1.0);
             weighted_sum += run_ns as f64 * rate * task_rate.pcmr;
             weight_sum += run_ns as f64 * rate;
         }
@@ -523,30 +700,50 @@ impl CascCache {
     }
 
     /// Writes the allowed CPUs of this cache's tasks into the plan.
-    fn write_plan(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
+    fn write_plan(
+        &self,
+        domain: &LlcTasks<'_>,
+        cpus: &[u32],
+        parameters: &Parameters,
+        plan: &mut Plan,
+    ) {
         let first_cpu: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
         // New threads wait on the first CPU once enough threads are known to measure them (CASC 4.2.2.2).
-        let awaits_secondary_measurement =
-            !parameters.is_better_form() && self.task_rates.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
+        let awaits_secondary_measurement = !parameters.is_better_form()
+            && self.task_rates.len() + 1 >= cpus.len()
+            && domain.tasks.len() > cpus.len();
         for sample in &domain.tasks {
             let allowed_cpus = match (self.task_rates.get(&sample.task), &self.assignment) {
                 (Some(rate), Some(assignment)) => {
                     let admits_thread = |cpu: &usize| assignment.buckets.can_admit(*cpu, rate.pcmr);
-                    (0..cpus.len()).filter(admits_thread).map(|cpu| cpus[cpu]).collect()
+                    (0..cpus.len())
+                        .filter(admits_thread)
+                        .map(|cpu| cpus[cpu])
+                        .collect()
                 }
                 (None, _) if awaits_secondary_measurement => first_cpu.clone(),
                 _ => domain.cpus.clone(),
             };
             // A PCMR above all maximums of the literal form's last assignment restricts the thread to the CPUs with the
             // highest maximum.
-            let allowed_cpus = if allowed_cpus.is_empty() { self.most_permissive_cpus(cpus) } else { allowed_cpus };
+            let allowed_cpus = if allowed_cpus.is_empty() {
+                self.most_permissive_cpus(cpus)
+            } else {
+                allowed_cpus
+            };
             plan.affinity.insert(sample.task, allowed_cpus);
         }
-        plan.probes.extend(self.pending_probes.iter().map(|open_probe| open_probe.probe.clone()));
+        plan.probes.extend(
+            self.pending_probes
+                .iter()
+                .map(|open_probe| open_probe.probe.clone()),
+        );
     }
 
     fn most_permissive_cpus(&self, cpus: &[u32]) -> cachemate_core::CpuSet {
-        let Some(assignment) = &self.assignment else { return cpus.iter().copied().collect() };
+        let Some(assignment) = &self.assignment else {
+            return cpus.iter().copied().collect();
+        };
         let max_pcmr = assignment.buckets.max_pcmr.iter().copied().max();
         cpus.iter()
             .zip(&assignment.buckets.max_pcmr)
@@ -559,7 +756,12 @@ impl CascCache {
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(Casc { parameters, placement: StickyPlacement::default(), caches: BTreeMap::new(), next_probe: 0 }))
+    Ok(Box::new(Casc {
+        parameters,
+        placement: StickyPlacement::default(),
+        caches: BTreeMap::new(),
+        next_probe: 0,
+    }))
 }
 
 #[cfg(test)]

@@ -63,36 +63,90 @@ struct RelativeMisses<'a> {
 }
 
 fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
-    let recorded_mpki = profile.misses_per_kilo_instr().and_then(|curve| curve.last()).map(|(_, misses)| misses.value);
-    profile.rates.observed_misses_per_kilo_instr.map(|misses| misses.value).or(recorded_mpki)
+    let recorded_mpki = profile
+        .misses_per_kilo_instr()
+        .and_then(|curve| curve.last())
+        .map(|(_, misses)| misses.value);
+    profile
+        .rates
+        .observed_misses_per_kilo_instr
+        .map(|misses| misses.value)
+        .or(recorded_mpki)
 }
 
 impl Policy for CounterDriven {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let live_tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
-        let task_and_mpki = |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
+        let live_tasks = view
+            .observation
+            .tasks
+            .iter()
+            .filter(|task| !task.exited)
+            .map(|task| task.task);
+        let task_and_mpki =
+            |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
         let rates: Vec<(TaskId, f64)> = live_tasks.filter_map(task_and_mpki).collect();
         let mean_mpki = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
-        let relative_rate = |rate: f64| if mean_mpki > 0.0 { rate / mean_mpki } else { 0.0 };
-        let relative_mpki = rates.into_iter().map(|(task, rate)| (task, relative_rate(rate))).collect();
+        let relative_rate = |rate: f64| {
+            if mean_mpki > 0.0 {
+                rate / mean_mpki
+            } else {
+                0.0
+            }
+        };
+        let relative_mpki = rates
+            .into_iter()
+            .map(|(task, rate)| (task, relative_rate(rate)))
+            .collect();
         self.observe_refills(view);
         let (penalty_weight, reload_costs) = (self.penalty_weight, &self.reload_costs);
         // The order of arrival is used for the same reason as in `activity_vector`.
-        let samples = view.observation.tasks.iter().filter_map(|task| reload_costs.misses_per_sample(task.task));
-        let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
+        let samples = view
+            .observation
+            .tasks
+            .iter()
+            .filter_map(|task| reload_costs.misses_per_sample(task.task));
+        let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| {
+            (sum + misses, count + 1.0)
+        });
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
-        self.scheduler.decide(view, &RelativeMisses { penalty_weight, relative_mpki, reload_costs, misses_per_sample })
+        self.scheduler.decide(
+            view,
+            &RelativeMisses {
+                penalty_weight,
+                relative_mpki,
+                reload_costs,
+                misses_per_sample,
+            },
+        )
     }
 }
 
 impl CounterDriven {
     fn observe_refills(&mut self, view: &View<'_>) {
-        let Some(last_level) = view.topology.last_level().filter(|_| self.scheduler.form == CoScheduleForm::Set) else {
+        let Some(last_level) = view
+            .topology
+            .last_level()
+            .filter(|_| self.scheduler.form == CoScheduleForm::Set)
+        else {
             return;
         };
-        let miss_count = |task: &TaskSample| Some((task.task, task.counts.get(CounterEvent::Misses(last_level))?));
-        let miss_counts = view.observation.tasks.iter().filter_map(miss_count).collect();
-        self.reload_costs.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &miss_counts);
+        let miss_count = |task: &TaskSample| {
+            Some((
+                task.task,
+                task.counts.get(CounterEvent::Misses(last_level))?,
+            ))
+        };
+        let miss_counts = view
+            .observation
+            .tasks
+            .iter()
+            .filter_map(miss_count)
+            .collect();
+        self.reload_costs.observe(
+            &view.observation.tasks,
+            view.observation.span.elapsed_ns,
+            &miss_counts,
+        );
     }
 }
 
@@ -104,14 +158,18 @@ impl CoRunCost for RelativeMisses<'_> {
         let rate_of_task = |task| self.relative_mpki.get(&task).copied();
         rate_of_task(first_task)
             .zip(rate_of_task(other_task))
-            .map_or(0.0, |(first_rate, other_rate)| self.penalty_weight * first_rate * other_rate)
+            .map_or(0.0, |(first_rate, other_rate)| {
+                self.penalty_weight * first_rate * other_rate
+            })
     }
     fn solo_cost(&self, _: TaskId) -> f64 {
         0.0
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
         match self.reload_costs.reload_misses(task) {
-            Some(misses) if self.misses_per_sample > 0.0 => self.penalty_weight * misses / self.misses_per_sample,
+            Some(misses) if self.misses_per_sample > 0.0 => {
+                self.penalty_weight * misses / self.misses_per_sample
+            }
             _ => 0.0,
         }
     }
@@ -124,14 +182,26 @@ impl CoRunCost for RelativeMisses<'_> {
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed_parameters: Parameters = super::parse_parameters(parameters)?;
     ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
-    ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed_parameters.max_lag_samples)])?;
-    let Parameters { penalty_weight, sample_weight, .. } = parsed_parameters;
-    ParameterRange::Above(0.0).check([("penalty_weight", penalty_weight), ("sample_weight", sample_weight)])?;
+    ParameterRange::FromZeroUnlimited
+        .check([("max_lag_samples", parsed_parameters.max_lag_samples)])?;
+    let Parameters {
+        penalty_weight,
+        sample_weight,
+        ..
+    } = parsed_parameters;
+    ParameterRange::Above(0.0).check([
+        ("penalty_weight", penalty_weight),
+        ("sample_weight", sample_weight),
+    ])?;
     let scheduler = CoScheduler::new(
         parsed_parameters.form,
         parsed_parameters.window_ns,
         sample_weight,
         parsed_parameters.max_lag_samples,
     );
-    Ok(Box::new(CounterDriven { penalty_weight, scheduler, reload_costs: ReloadCosts::default() }))
+    Ok(Box::new(CounterDriven {
+        penalty_weight,
+        scheduler,
+        reload_costs: ReloadCosts::default(),
+    }))
 }

@@ -16,7 +16,9 @@ pub struct Parameters {
 
 impl Default for Parameters {
     fn default() -> Self {
-        Parameters { window_ns: 100_000_000 }
+        Parameters {
+            window_ns: 100_000_000,
+        }
     }
 }
 

@@ -30,38 +30,88 @@ impl Policy for Di {
 }
 
 /// Returns the solo misses per thousand instructions of each task, from its profile, all for the same size of cache.
-pub(super) fn recorded_rates(view: &View<'_>, recorded_cache: RecordedCache) -> BTreeMap<TaskId, f64> {
-    let Some(cache) = first_sized_cache(view.topology) else { return BTreeMap::new() };
+pub(super) fn recorded_rates(
+    view: &View<'_>,
+    recorded_cache: RecordedCache,
+) -> BTreeMap<TaskId, f64> {
+    let Some(cache) = first_sized_cache(view.topology) else {
+        return BTreeMap::new();
+    };
     let rates_on_share_of = |share_count: u32| -> BTreeMap<TaskId, f64> {
-        let intensity_of =
-            |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, share_count);
-        let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
-        tasks.filter_map(|task| Some((task, intensity_of(task)? / 1000.0))).collect()
+        let intensity_of = |task: TaskId| {
+            misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, share_count)
+        };
+        let tasks = view
+            .observation
+            .tasks
+            .iter()
+            .filter(|task| !task.exited)
+            .map(|task| task.task);
+        tasks
+            .filter_map(|task| Some((task, intensity_of(task)? / 1000.0)))
+            .collect()
     };
     let rates_on_whole = rates_on_share_of(1);
-    let sharer_count = if recorded_cache == RecordedCache::Share { tasks_per_cache(view) } else { 1 };
-    let rates_on_share = if sharer_count > 1 { rates_on_share_of(sharer_count) } else { BTreeMap::new() };
-    if rates_on_share.len() == rates_on_whole.len() { rates_on_share } else { rates_on_whole }
+    let sharer_count = if recorded_cache == RecordedCache::Share {
+        tasks_per_cache(view)
+    } else {
+        1
+    };
+    let rates_on_share = if sharer_count > 1 {
+        rates_on_share_of(sharer_count)
+    } else {
+        BTreeMap::new()
+    };
+    if rates_on_share.len() == rates_on_whole.len() {
+        rates_on_share
+    } else {
+        rates_on_whole
+    }
 }
 
 /// Returns the number of tasks that run below one last-level cache at a time, if all tasks are spread evenly.
 fn tasks_per_cache(view: &View<'_>) -> u32 {
-    let count_online =
-        |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
+    let count_online = |cpus: &CpuSet| {
+        view.topology
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.online && cpus.contains(cpu.id.0))
+            .count()
+    };
     let caches = || view.topology.last_level_caches();
-    let max_cpu_count = caches().map(|cache| count_online(&cache.cpus)).max().unwrap_or(1);
-    let task_count = view.observation.tasks.iter().filter(|task| !task.exited).count();
-    task_count.div_ceil(caches().count().max(1)).min(max_cpu_count) as u32
+    let max_cpu_count = caches()
+        .map(|cache| count_online(&cache.cpus))
+        .max()
+        .unwrap_or(1);
+    let task_count = view
+        .observation
+        .tasks
+        .iter()
+        .filter(|task| !task.exited)
+        .count();
+    task_count
+        .div_ceil(caches().count().max(1))
+        .min(max_cpu_count) as u32
 }
 
 /// Returns the first last-level cache of known size; on known machines, all caches of a level are alike.
 fn first_sized_cache(topology: &Topology) -> Option<SharedCache> {
-    let cache = topology.caches.iter().find(|cache| cache.last_level && cache.size_bytes.is_some())?;
+    let cache = topology
+        .caches
+        .iter()
+        .find(|cache| cache.last_level && cache.size_bytes.is_some())?;
     // The cost of a miss is 0, because a miss rate depends on the geometry only.
-    Some(SharedCache::new(cache.size_bytes?, cache.ways.unwrap_or(16), cache.line_bytes.unwrap_or(64), 0.0))
+    Some(SharedCache::new(
+        cache.size_bytes?,
+        cache.ways.unwrap_or(16),
+        cache.line_bytes.unwrap_or(64),
+        0.0,
+    ))
 }
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    Ok(Box::new(Di(IntensityBalancer::new(Parameters::parse(parameters)?))))
+    Ok(Box::new(Di(IntensityBalancer::new(Parameters::parse(
+        parameters,
+    )?))))
 }

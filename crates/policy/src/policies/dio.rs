@@ -29,22 +29,34 @@ impl Policy for Dio {
         let neighbor_slowdown_of: RateGetter = |profile| profile.contention.neighbor_slowdown;
         let rate_getters: &[RateGetter] = match self.0.parameters.counted {
             BalancedRate::Misses => &[misses_of, intensity_of, neighbor_slowdown_of],
-            BalancedRate::MemoryReads => &[read_bytes_of, misses_of, intensity_of, neighbor_slowdown_of],
+            BalancedRate::MemoryReads => {
+                &[read_bytes_of, misses_of, intensity_of, neighbor_slowdown_of]
+            }
         };
-        let is_measured = |getter: &&RateGetter| view.profiles.values().any(|profile| getter(profile).is_some());
+        let is_measured = |getter: &&RateGetter| {
+            view.profiles
+                .values()
+                .any(|profile| getter(profile).is_some())
+        };
         let getter = rate_getters.iter().find(is_measured);
-        let lacks_counters =
-            matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
+        let lacks_counters = matches!(
+            view.capabilities.abilities.get(&Ability::CountPerTask),
+            Some(Support::No { .. })
+        );
         if lacks_counters && getter.is_none() {
             let rates = recorded_rates(view, self.0.parameters.recorded_on);
             return self.0.decide(view, |task| rates.get(&task).copied());
         }
         let getter = getter.unwrap_or(&intensity_of);
-        self.0.decide(view, |task: TaskId| getter(view.profiles.get(&task)?).map(|rate| rate.value))
+        self.0.decide(view, |task: TaskId| {
+            getter(view.profiles.get(&task)?).map(|rate| rate.value)
+        })
     }
 }
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    Ok(Box::new(Dio(IntensityBalancer::new(Parameters::parse(parameters)?))))
+    Ok(Box::new(Dio(IntensityBalancer::new(Parameters::parse(
+        parameters,
+    )?))))
 }

@@ -20,8 +20,8 @@ mod gangs;
 use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
-    CpuId, CpuSet, Decision, Fact, Neighbor, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, Reason,
-    TaskId, TaskSample, View, WindowLength,
+    CpuId, CpuSet, Decision, Fact, Neighbor, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind,
+    ProbeRequest, Reason, TaskId, TaskSample, View, WindowLength,
 };
 use cachemate_locality::profilers::MIN_EVICTED_SAMPLES;
 use serde::Deserialize;
@@ -115,9 +115,19 @@ struct IntensityGangs {
 
 /// Returns whether a probe fits the budget, which is a fraction of the time since the start. First requests may also
 /// spend each task's time for the initial profiling; repeated requests wait until that time has been recovered.
-fn has_probe_budget(ledger: &ProbeLedger, is_initial: bool, view: &View<'_>, parameters: &Parameters) -> bool {
-    let task_count = if is_initial { view.movable_tasks().count() as u64 } else { 0 };
-    ledger.excess_ns(parameters.max_probe_share) <= parameters.survey_ns.saturating_mul(task_count) as f64
+fn has_probe_budget(
+    ledger: &ProbeLedger,
+    is_initial: bool,
+    view: &View<'_>,
+    parameters: &Parameters,
+) -> bool {
+    let task_count = if is_initial {
+        view.movable_tasks().count() as u64
+    } else {
+        0
+    };
+    ledger.excess_ns(parameters.max_probe_share)
+        <= parameters.survey_ns.saturating_mul(task_count) as f64
 }
 
 fn now_ns(view: &View<'_>) -> u64 {
@@ -127,7 +137,9 @@ fn now_ns(view: &View<'_>) -> u64 {
 impl Policy for IntensityGangs {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = view.previous_plan.clone();
-        plan.window = WindowLength::Time { ns: self.parameters.window_ns };
+        plan.window = WindowLength::Time {
+            ns: self.parameters.window_ns,
+        };
         self.drop_stale_parts(view, &mut plan);
         self.probe_ledger.record_window(view);
         self.record_probe_results(view);
@@ -167,7 +179,11 @@ impl IntensityGangs {
         plan.affinity.retain(|task, _| movable.contains(task));
         plan.weights.clear();
         plan.penalties.clear();
-        let members = plan.gangs.iter().flat_map(|s| &s.gangs).flat_map(|gang| &gang.members);
+        let members = plan
+            .gangs
+            .iter()
+            .flat_map(|s| &s.gangs)
+            .flat_map(|gang| &gang.members);
         let mut ganged_tasks: Vec<TaskId> = members.map(|(task, _)| *task).collect();
         ganged_tasks.sort_unstable();
         let mut sorted_tasks = movable.clone();
@@ -181,10 +197,16 @@ impl IntensityGangs {
     fn record_probe_results(&mut self, view: &View<'_>) {
         for probe_result in &view.observation.probe_results {
             match &probe_result.evidence {
-                ProbeEvidence::PingPong { cpus, round_trip_ns } => {
+                ProbeEvidence::PingPong {
+                    cpus,
+                    round_trip_ns,
+                } => {
                     let is_shared = *round_trip_ns < self.parameters.shared_max_ns;
                     if is_shared || *round_trip_ns >= self.parameters.split_min_ns {
-                        let history = self.sharing_history.entry((cpus.0.0, cpus.1.0)).or_default();
+                        let history = self
+                            .sharing_history
+                            .entry((cpus.0.0, cpus.1.0))
+                            .or_default();
                         history.push_back(is_shared);
                         if history.len() > REMEMBERED {
                             history.pop_front();
@@ -192,32 +214,44 @@ impl IntensityGangs {
                     }
                 }
                 ProbeEvidence::PrimeProbe { task, .. } => {
-                    self.intensity_windows.insert(*task, view.observation.window);
+                    self.intensity_windows
+                        .insert(*task, view.observation.window);
                 }
                 ProbeEvidence::NeighborSlowdown { task, .. } => {
-                    self.sensitivity_windows.insert(*task, view.observation.window);
+                    self.sensitivity_windows
+                        .insert(*task, view.observation.window);
                 }
                 _ => {}
             }
-            let is_answered = |probe: &mut ProbeRequest| probe_result.complete && probe.id == probe_result.probe;
+            let is_answered =
+                |probe: &mut ProbeRequest| probe_result.complete && probe.id == probe_result.probe;
             self.pending_probe.take_if(is_answered);
-            self.pending_ping_pongs.retain(|probe| !probe_result.complete || probe.id != probe_result.probe);
+            self.pending_ping_pongs
+                .retain(|probe| !probe_result.complete || probe.id != probe_result.probe);
         }
         let is_live = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
         self.sensitivity_windows.retain(|task, _| is_live(task));
         self.intensity_windows.retain(|task, _| is_live(task));
-        let is_refused = |probe: &mut ProbeRequest| view.observation.applied.has_refused_probe(probe.id);
-        self.pending_ping_pongs.retain_mut(|probe| !is_refused(probe));
+        let is_refused =
+            |probe: &mut ProbeRequest| view.observation.applied.has_refused_probe(probe.id);
+        self.pending_ping_pongs
+            .retain_mut(|probe| !is_refused(probe));
         if let Some(refused_probe) = self.pending_probe.take_if(is_refused) {
             // A refused request will not be answered, so it is not repeated before its time.
             match refused_probe.kind {
-                ProbeKind::PrimeProbe { task, .. } => self.intensity_windows.insert(task, view.observation.window),
-                ProbeKind::Neighbor { task, .. } => self.sensitivity_windows.insert(task, view.observation.window),
+                ProbeKind::PrimeProbe { task, .. } => {
+                    self.intensity_windows.insert(task, view.observation.window)
+                }
+                ProbeKind::Neighbor { task, .. } => self
+                    .sensitivity_windows
+                    .insert(task, view.observation.window),
                 _ => None,
             };
         }
         self.pending_probe.take_if(|probe| match probe.kind {
-            ProbeKind::PrimeProbe { task, .. } | ProbeKind::Neighbor { task, .. } => !is_live(&task),
+            ProbeKind::PrimeProbe { task, .. } | ProbeKind::Neighbor { task, .. } => {
+                !is_live(&task)
+            }
             _ => true,
         });
     }
@@ -232,8 +266,9 @@ impl IntensityGangs {
     /// They are repeated, because caches of virtual machines change, but at most once in the time of a window. The
     /// number of windows cannot measure that time, because a window also ends when a probe is answered.
     fn request_ping_pongs(&mut self, view: &View<'_>) {
-        let is_within_window =
-            self.last_ping_pong_ns.is_some_and(|pinged_ns| now_ns(view) < pinged_ns + self.parameters.window_ns);
+        let is_within_window = self
+            .last_ping_pong_ns
+            .is_some_and(|pinged_ns| now_ns(view) < pinged_ns + self.parameters.window_ns);
         let is_first = self.measured_domains(view).is_none();
         if is_within_window
             || !self.pending_ping_pongs.is_empty()
@@ -249,15 +284,28 @@ impl IntensityGangs {
         let mut cpu_pairs = Vec::new();
         for domain in view.last_level_domains() {
             let first_cpu = domain.first().unwrap_or(0);
-            cpu_pairs.extend(domain.iter().filter(|cpu| *cpu != first_cpu).map(|cpu| (CpuId(first_cpu), CpuId(cpu))));
+            cpu_pairs.extend(
+                domain
+                    .iter()
+                    .filter(|cpu| *cpu != first_cpu)
+                    .map(|cpu| (CpuId(first_cpu), CpuId(cpu))),
+            );
         }
         // Pairs with the fewest results come first, so that every pair is probed in turn.
-        cpu_pairs.sort_by_key(|(a, b)| self.sharing_history.get(&(a.0, b.0)).map_or(0, VecDeque::len));
+        cpu_pairs.sort_by_key(|(a, b)| {
+            self.sharing_history
+                .get(&(a.0, b.0))
+                .map_or(0, VecDeque::len)
+        });
         cpu_pairs.truncate(MAX_PAIRS);
         let budget_ns = 100_000_000;
         cpu_pairs
             .into_iter()
-            .map(|cpus| ProbeRequest { id: self.next_probe_id(), kind: ProbeKind::PingPong { cpus }, budget_ns })
+            .map(|cpus| ProbeRequest {
+                id: self.next_probe_id(),
+                kind: ProbeKind::PingPong { cpus },
+                budget_ns,
+            })
             .collect()
     }
 
@@ -269,7 +317,10 @@ impl IntensityGangs {
             let mut shared_cpus: CpuSet = [first_cpu].into_iter().collect();
             let mut separate_cpus = Vec::new();
             for cpu in domain.iter().filter(|cpu| *cpu != first_cpu) {
-                let history = self.sharing_history.get(&(first_cpu, cpu)).filter(|results| results.len() >= 2)?;
+                let history = self
+                    .sharing_history
+                    .get(&(first_cpu, cpu))
+                    .filter(|results| results.len() >= 2)?;
                 let near_count = history.iter().filter(|shares_cache| **shares_cache).count();
                 if 2 * near_count > history.len() {
                     shared_cpus.insert(cpu);
@@ -283,18 +334,31 @@ impl IntensityGangs {
         Some(domains)
     }
 
-    fn write_placement(&mut self, view: &View<'_>, domains: &[CpuSet], plan: &mut Plan, reasons: &mut Vec<Reason>) {
+    fn write_placement(
+        &mut self,
+        view: &View<'_>,
+        domains: &[CpuSet],
+        plan: &mut Plan,
+        reasons: &mut Vec<Reason>,
+    ) {
         let shared_caches: Vec<&CpuSet> = domains.iter().filter(|cpus| cpus.count() > 1).collect();
         if shared_caches.is_empty() {
             let text = "by measurement, no two CPUs share a cache now: nothing is done".to_string();
-            reasons.push(build_explanation(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
+            reasons.push(build_explanation(
+                &[],
+                text,
+                vec![("caches".to_string(), domains.len() as f64)],
+            ));
             plan.gangs.clear();
             plan.affinity.clear();
             return;
         }
         let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
-        let active_tasks: Vec<TaskId> =
-            tasks.iter().filter(|task| self.is_active(view, task)).map(|task| task.task).collect();
+        let active_tasks: Vec<TaskId> = tasks
+            .iter()
+            .filter(|task| self.is_active(view, task))
+            .map(|task| task.task)
+            .collect();
         if has_no_choice(domains, &shared_caches, &active_tasks) {
             let text =
                 "every active program has a CPU of the one shared cache, or there is one program: nothing to choose"
@@ -309,15 +373,21 @@ impl IntensityGangs {
             return; // evidence first; what is in force stays
         }
         let Some(costs) = estimate_costs(view, &active_tasks) else {
-            let text = "no sensitivity or no intensity has been measured: nothing is decided".to_string();
+            let text =
+                "no sensitivity or no intensity has been measured: nothing is decided".to_string();
             reasons.push(build_explanation(&[], text, Vec::new()));
             return;
         };
         if domains.len() > 1 {
             self.spread_over_caches(view, domains, &active_tasks, &costs, plan, reasons);
         } else if let [cpus] = shared_caches[..] {
-            let overcommitted_cache =
-                OvercommittedCache { view, cpus, tasks: &tasks, active_tasks: &active_tasks, costs: &costs };
+            let overcommitted_cache = OvercommittedCache {
+                view,
+                cpus,
+                tasks: &tasks,
+                active_tasks: &active_tasks,
+                costs: &costs,
+            };
             overcommitted_cache.write_gangs(&self.parameters, plan, reasons);
         }
     }
@@ -327,55 +397,89 @@ impl IntensityGangs {
         let waited_ns = task.run_queue_wait_ns.unwrap_or(0);
         let was_probed = self.intensity_windows.contains_key(&task.task);
         was_probed
-            || (run_ns + waited_ns) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
+            || (run_ns + waited_ns) as f64
+                >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
     /// Requests the next missing value of the active tasks. Returns whether a probe of a task is pending.
-    fn request_next_probe(&mut self, view: &View<'_>, active_tasks: &[TaskId], reasons: &mut Vec<Reason>) -> bool {
+    fn request_next_probe(
+        &mut self,
+        view: &View<'_>,
+        active_tasks: &[TaskId],
+        reasons: &mut Vec<Reason>,
+    ) -> bool {
         let repeat_windows = self.parameters.probe_again_windows;
         // Probes without result, because the CPUs shared no cache or the task gave no reading, are repeated, but
         // rarely.
-        let period = if repeat_windows > 0 { repeat_windows } else { RETRY_WINDOWS };
-        let is_due = |last_probe_window: Option<&u64>| {
-            last_probe_window.is_none_or(|last_window| view.observation.window >= last_window + period)
+        let period = if repeat_windows > 0 {
+            repeat_windows
+        } else {
+            RETRY_WINDOWS
         };
-        let is_initial = active_tasks
-            .iter()
-            .any(|task| !self.intensity_windows.contains_key(task) || !self.sensitivity_windows.contains_key(task));
-        if self.pending_probe.is_none() && has_probe_budget(&self.probe_ledger, is_initial, view, &self.parameters) {
-            let prime_probe_of = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
+        let is_due = |last_probe_window: Option<&u64>| {
+            last_probe_window
+                .is_none_or(|last_window| view.observation.window >= last_window + period)
+        };
+        let is_initial = active_tasks.iter().any(|task| {
+            !self.intensity_windows.contains_key(task)
+                || !self.sensitivity_windows.contains_key(task)
+        });
+        if self.pending_probe.is_none()
+            && has_probe_budget(&self.probe_ledger, is_initial, view, &self.parameters)
+        {
+            let prime_probe_of = |task| ProbeKind::PrimeProbe {
+                task,
+                samples: self.parameters.samples,
+            };
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
-            let stream_probe_of = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
+            let stream_probe_of = |task| ProbeKind::Neighbor {
+                task,
+                neighbor: Neighbor::Stream,
+            };
             let has_fact = |task: &TaskId, has_value: fn(&cachemate_core::Profile) -> bool| {
                 view.profiles.get(task).is_some_and(has_value)
             };
             let task_without_intensity = active_tasks.iter().find(|task| {
                 is_due(self.intensity_windows.get(task))
-                    && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))
+                    && (repeat_windows > 0
+                        || !has_fact(task, |profile| profile.contention.intensity.is_some()))
             });
             // Without any known intensity, sensitivity would not affect the decision.
-            let has_intensity =
-                active_tasks.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
-            let task_without_sensitivity = active_tasks.iter().filter(|_| has_intensity).find(|task| {
-                is_due(self.sensitivity_windows.get(task))
-                    && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
-            });
+            let has_intensity = active_tasks
+                .iter()
+                .any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
+            let task_without_sensitivity =
+                active_tasks.iter().filter(|_| has_intensity).find(|task| {
+                    is_due(self.sensitivity_windows.get(task))
+                        && (repeat_windows > 0
+                            || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
+                });
             let probe_kind = task_without_intensity
                 .map(|task| prime_probe_of(*task))
                 .or_else(|| task_without_sensitivity.map(|task| stream_probe_of(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(probe_kind) = probe_kind {
-                self.pending_probe = Some(ProbeRequest { id: self.next_probe_id(), kind: probe_kind, budget_ns });
+                self.pending_probe = Some(ProbeRequest {
+                    id: self.next_probe_id(),
+                    kind: probe_kind,
+                    budget_ns,
+                });
             }
         }
-        let Some(open_probe) = &self.pending_probe else { return false };
+        let Some(open_probe) = &self.pending_probe else {
+            return false;
+        };
         let (task, quantity) = match open_probe.kind {
             ProbeKind::PrimeProbe { task, .. } => (task, "intensity"),
             ProbeKind::Neighbor { task, .. } => (task, "sensitivity"),
             _ => return true,
         };
-        reasons.push(build_explanation(&[task], format!("the {quantity} of {{0}} is being probed"), Vec::new()));
+        reasons.push(build_explanation(
+            &[task],
+            format!("the {quantity} of {{0}} is being probed"),
+            Vec::new(),
+        ));
         true
     }
 
@@ -388,7 +492,9 @@ impl IntensityGangs {
         plan: &mut Plan,
         reasons: &mut Vec<Reason>,
     ) {
-        let seats = Seats { cpus_per_cache: domains.iter().map(CpuSet::count).collect() };
+        let seats = Seats {
+            cpus_per_cache: domains.iter().map(CpuSet::count).collect(),
+        };
         let solution = best_assignment(costs, &seats);
         plan.gangs.clear();
         plan.affinity.clear();
@@ -418,7 +524,10 @@ fn describe_probed_values(view: &View<'_>, task: TaskId) -> String {
     let sensitivity = profile.and_then(|profile| profile.contention.sensitivity);
     match (intensity, sensitivity) {
         (Some(intensity), Some(sensitivity)) => {
-            format!(" (intensity {:.2}, sensitivity {:.2})", intensity.value, sensitivity.value)
+            format!(
+                " (intensity {:.2}, sensitivity {:.2})",
+                intensity.value, sensitivity.value
+            )
         }
         (Some(intensity), None) => format!(" (intensity {:.2})", intensity.value),
         (None, Some(sensitivity)) => format!(" (sensitivity {:.2})", sensitivity.value),
@@ -430,23 +539,35 @@ fn describe_probed_values(view: &View<'_>, task: TaskId) -> String {
 /// task of unknown sensitivity is assumed to be unaffected, one of unknown intensity to be harmless.
 fn estimate_costs(view: &View<'_>, active_tasks: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value_of = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
-        view.profiles.get(task).and_then(fact_of).map(|fact| fact.value.max(0.0))
+        view.profiles
+            .get(task)
+            .and_then(fact_of)
+            .map(|fact| fact.value.max(0.0))
     };
-    let sensitivities: Vec<Option<f64>> =
-        active_tasks.iter().map(|task| value_of(task, |profile| profile.contention.sensitivity)).collect();
-    let intensities: Vec<Option<f64>> =
-        active_tasks.iter().map(|task| value_of(task, |profile| profile.contention.intensity)).collect();
+    let sensitivities: Vec<Option<f64>> = active_tasks
+        .iter()
+        .map(|task| value_of(task, |profile| profile.contention.sensitivity))
+        .collect();
+    let intensities: Vec<Option<f64>> = active_tasks
+        .iter()
+        .map(|task| value_of(task, |profile| profile.contention.intensity))
+        .collect();
     let has_values = |values: &[Option<f64>]| values.iter().any(Option::is_some);
     (has_values(&sensitivities) && has_values(&intensities)).then(|| {
         let pair_cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| {
             own_sensitivity
                 .zip(other_intensity)
-                .map_or(0.0, |(own_sensitivity, other_intensity)| own_sensitivity * other_intensity)
+                .map_or(0.0, |(own_sensitivity, other_intensity)| {
+                    own_sensitivity * other_intensity
+                })
         };
         sensitivities
             .iter()
             .map(|own_sensitivity| {
-                intensities.iter().map(|other_intensity| pair_cost(*own_sensitivity, *other_intensity)).collect()
+                intensities
+                    .iter()
+                    .map(|other_intensity| pair_cost(*own_sensitivity, *other_intensity))
+                    .collect()
             })
             .collect()
     })
@@ -456,11 +577,18 @@ fn estimate_costs(view: &View<'_>, active_tasks: &[TaskId]) -> Option<Vec<Vec<f6
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = super::parse_parameters(parameters)?;
     let slice_ns = parameters.slice_ns.unwrap_or(1) as f64;
-    ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64), ("slice_ns", slice_ns)])?;
+    ParameterRange::OneOrMore.check([
+        ("window_ns", parameters.window_ns as f64),
+        ("slice_ns", slice_ns),
+    ])?;
     // With fewer samples, no intensity would ever be known.
     if (parameters.samples as usize) < MIN_EVICTED_SAMPLES {
         let expected = format!("{MIN_EVICTED_SAMPLES} or more");
-        return Err(ParameterError::invalid_value("samples", parameters.samples, expected));
+        return Err(ParameterError::invalid_value(
+            "samples",
+            parameters.samples,
+            expected,
+        ));
     }
     ParameterRange::UpTo(1.0).check([("max_probe_share", parameters.max_probe_share)])?;
     Ok(Box::new(IntensityGangs {

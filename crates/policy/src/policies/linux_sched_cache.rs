@@ -13,7 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Cache, CacheId, CpuSet, Decision, Plan, Policy, ProcessId, Reason, TaskSample, Topology, View, WindowLength,
+    Cache, CacheId, CpuSet, Decision, Plan, Policy, ProcessId, Reason, TaskSample, Topology, View,
+    WindowLength,
 };
 use serde::Deserialize;
 
@@ -90,7 +91,9 @@ struct ProcessThreads<'a> {
 
 impl Policy for SchedCachePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time {
+            ns: self.parameters.window_ns,
+        });
         let mut reasons = Vec::new();
         let caches: Vec<&Cache> = view.topology.last_level_caches().collect();
         let processes = movable_processes(view);
@@ -100,7 +103,9 @@ impl Policy for SchedCachePolicy {
         }
         let mut cache_loads = CacheLoads::new(view, &caches);
         for process in &processes {
-            let Some(cache) = self.target_cache(process, view.topology, &caches) else { continue };
+            let Some(cache) = self.target_cache(process, view.topology, &caches) else {
+                continue;
+            };
             let cache_cpus = online_cpus(view.topology, cache);
             for task in &process.tasks {
                 if cache_loads.try_admit(&self.parameters, task, cache.id) {
@@ -114,10 +119,25 @@ impl Policy for SchedCachePolicy {
 }
 
 /// Returns a reason if the threads of a process are now gathered on another cache.
-fn explain_gathering(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_plan: &Plan) -> Option<Reason> {
-    let is_moved = |task: &&&TaskSample| plan.affinity.get(&task.task) != previous_plan.affinity.get(&task.task);
-    let tasks: Vec<_> = process.tasks.iter().filter(is_moved).map(|task| task.task).collect();
-    let text = format!("{{}} gathered on cache {}, where the process ran most", cache.id.0);
+fn explain_gathering(
+    process: &ProcessThreads<'_>,
+    cache: &Cache,
+    plan: &Plan,
+    previous_plan: &Plan,
+) -> Option<Reason> {
+    let is_moved = |task: &&&TaskSample| {
+        plan.affinity.get(&task.task) != previous_plan.affinity.get(&task.task)
+    };
+    let tasks: Vec<_> = process
+        .tasks
+        .iter()
+        .filter(is_moved)
+        .map(|task| task.task)
+        .collect();
+    let text = format!(
+        "{{}} gathered on cache {}, where the process ran most",
+        cache.id.0
+    );
     (!tasks.is_empty()).then_some(Reason::new(tasks, text, Vec::new()))
 }
 
@@ -127,25 +147,39 @@ impl SchedCachePolicy {
     fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
-        if span.elapsed_ns == 0 || self.observed_until_ns.is_some_and(|observed_ns| now_ns <= observed_ns) {
+        if span.elapsed_ns == 0
+            || self
+                .observed_until_ns
+                .is_some_and(|observed_ns| now_ns <= observed_ns)
+        {
             return;
         }
         self.observed_until_ns = Some(now_ns);
         let epochs = span.elapsed_ns as f64 / self.parameters.epoch_period_ns as f64;
         let decay = libm::exp2(-epochs);
-        let live_processes: BTreeSet<ProcessId> = processes.iter().map(|process| process.id).collect();
+        let live_processes: BTreeSet<ProcessId> =
+            processes.iter().map(|process| process.id).collect();
         self.processes.retain(|id, _| live_processes.contains(id));
         for process in processes {
             let state = self.processes.entry(process.id).or_default();
             let share_of_window = |ns: u64| ns as f64 / span.elapsed_ns as f64;
             for cache in caches {
-                let run_ns: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
+                let run_ns: u64 = process
+                    .tasks
+                    .iter()
+                    .map(|task| task.ran_on_ns(&cache.cpus))
+                    .sum();
                 let occupancy = state.cpu_share_by_cache.entry(cache.id).or_default();
                 *occupancy = *occupancy * decay + share_of_window(run_ns) * (1.0 - decay);
             }
             let run_ns: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
-            let waited_ns: u64 = process.tasks.iter().filter_map(|task| task.run_queue_wait_ns).sum();
-            state.mean_runnable = state.mean_runnable * decay + share_of_window(run_ns + waited_ns) * (1.0 - decay);
+            let waited_ns: u64 = process
+                .tasks
+                .iter()
+                .filter_map(|task| task.run_queue_wait_ns)
+                .sum();
+            state.mean_runnable =
+                state.mean_runnable * decay + share_of_window(run_ns + waited_ns) * (1.0 - decay);
             state.update_preference(
                 run_ns > 0,
                 now_ns,
@@ -162,9 +196,14 @@ impl SchedCachePolicy {
         caches: &[&'a Cache],
     ) -> Option<&'a Cache> {
         let state = self.processes.get(&process.id)?;
-        let cache = caches.iter().copied().find(|cache| Some(cache.id) == state.preferred_cache)?;
+        let cache = caches
+            .iter()
+            .copied()
+            .find(|cache| Some(cache.id) == state.preferred_cache)?;
         let is_fitting = |needed_bytes: f64, room: f64, step: f64| {
-            self.parameters.limit_factor(step).is_none_or(|scale| needed_bytes <= room * scale)
+            self.parameters
+                .limit_factor(step)
+                .is_none_or(|scale| needed_bytes <= room * scale)
         };
         let threads = state.mean_runnable * threads_per_core(topology);
         let footprint = footprint_bytes(process, topology).zip(cache.size_bytes);
@@ -184,15 +223,19 @@ impl ProcessUse {
             return;
         }
         // Among equal caches, the first one wins.
-        let largest_share =
-            self.cpu_share_by_cache.iter().fold(None, |largest_share: Option<(CacheId, f64)>, (&cache, &share)| {
-                match largest_share {
-                    Some((_, best)) if share <= best => largest_share,
-                    _ => Some((cache, share)),
-                }
-            });
-        let Some((cache, share)) = largest_share.filter(|(_, share)| *share > 0.0) else { return };
-        let preferred_share = self.preferred_cache.and_then(|preferred| self.cpu_share_by_cache.get(&preferred));
+        let largest_share = self.cpu_share_by_cache.iter().fold(
+            None,
+            |largest_share: Option<(CacheId, f64)>, (&cache, &share)| match largest_share {
+                Some((_, best)) if share <= best => largest_share,
+                _ => Some((cache, share)),
+            },
+        );
+        let Some((cache, share)) = largest_share.filter(|(_, share)| *share > 0.0) else {
+            return;
+        };
+        let preferred_share = self
+            .preferred_cache
+            .and_then(|preferred| self.cpu_share_by_cache.get(&preferred));
         if preferred_share.is_none_or(|current| share > 2.0 * current) {
             self.preferred_cache = Some(cache);
         }
@@ -211,20 +254,38 @@ struct CacheLoads {
 impl CacheLoads {
     fn new(view: &View<'_>, caches: &[&Cache]) -> Self {
         let elapsed_ns = view.observation.span.elapsed_ns.max(1) as f64;
-        let run_ns =
-            |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
-        let used_cpus = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
-        let cpu_counts =
-            caches.iter().map(|cache| (cache.id, online_cpus(view.topology, cache).count() as f64)).collect();
-        CacheLoads { used_cpus, cpu_counts, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
+        let run_ns = |cache: &Cache| {
+            view.observation
+                .tasks
+                .iter()
+                .map(|task| task.ran_on_ns(&cache.cpus))
+                .sum::<u64>() as f64
+        };
+        let used_cpus = caches
+            .iter()
+            .map(|cache| (cache.id, run_ns(cache) / elapsed_ns))
+            .collect();
+        let cpu_counts = caches
+            .iter()
+            .map(|cache| (cache.id, online_cpus(view.topology, cache).count() as f64))
+            .collect();
+        CacheLoads {
+            used_cpus,
+            cpu_counts,
+            elapsed_ns,
+            caches: caches.iter().map(|&cache| cache.clone()).collect(),
+        }
     }
 
     /// Returns whether the thread may move to this cache; if so, its load counts there from now on (`can_migrate_llc`
     /// of kernel/sched/fair.c).
     fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, target: CacheId) -> bool {
         let run_ns = |cache: &Cache| task.ran_on_ns(&cache.cpus);
-        let Some(source) =
-            self.caches.iter().max_by_key(|cache| (run_ns(cache), cache.id == target)).map(|cache| cache.id)
+        let Some(source) = self
+            .caches
+            .iter()
+            .max_by_key(|cache| (run_ns(cache), cache.id == target))
+            .map(|cache| cache.id)
         else {
             return false;
         };
@@ -233,7 +294,9 @@ impl CacheLoads {
         }
         let share = task.ran_ns() as f64 / self.elapsed_ns;
         let load_share = |cache: CacheId, used: f64| used / self.cpu_counts[&cache].max(1.0);
-        let is_full = |cache: CacheId, load: f64| load_share(cache, load) * 100.0 >= f64::from(parameters.overaggr_pct);
+        let is_full = |cache: CacheId, load: f64| {
+            load_share(cache, load) * 100.0 >= f64::from(parameters.overaggr_pct)
+        };
         let (target_load, source_load) = (self.used_cpus[&target], self.used_cpus[&source]);
         // If both caches are full, the balancer's usual rules apply.
         if is_full(target, target_load) && is_full(source, source_load) {
@@ -255,9 +318,15 @@ impl CacheLoads {
 fn movable_processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
     let mut processes: Vec<ProcessThreads<'a>> = Vec::new();
     for task in view.movable_tasks() {
-        match processes.iter_mut().find(|process| process.id == task.process) {
+        match processes
+            .iter_mut()
+            .find(|process| process.id == task.process)
+        {
             Some(process) => process.tasks.push(task),
-            None => processes.push(ProcessThreads { id: task.process, tasks: vec![task] }),
+            None => processes.push(ProcessThreads {
+                id: task.process,
+                tasks: vec![task],
+            }),
         }
     }
     processes
@@ -270,7 +339,10 @@ fn online_cpus(topology: &Topology, cache: &Cache) -> CpuSet {
 /// Returns the maximum number of hardware threads of a core.
 fn threads_per_core(topology: &Topology) -> f64 {
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
-    topology.cpus.iter().for_each(|cpu| *cores.entry((cpu.package, cpu.core)).or_default() += 1);
+    topology
+        .cpus
+        .iter()
+        .for_each(|cpu| *cores.entry((cpu.package, cpu.core)).or_default() += 1);
     f64::from(cores.values().copied().max().unwrap_or(1))
 }
 
@@ -278,18 +350,29 @@ fn threads_per_core(topology: &Topology) -> f64 {
 /// NUMA balancing.
 fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<u64> {
     let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
-    let pages_by_task =
-        process.tasks.iter().filter_map(|task| task.pages_per_color.as_ref()).map(|pages| pages.iter().sum::<u64>());
-    pages_by_task.max().filter(|_| nodes.len() > 1).map(|pages| pages * PAGE_BYTES)
+    let pages_by_task = process
+        .tasks
+        .iter()
+        .filter_map(|task| task.pages_per_color.as_ref())
+        .map(|pages| pages.iter().sum::<u64>());
+    pages_by_task
+        .max()
+        .filter(|_| nodes.len() > 1)
+        .map(|pages| pages * PAGE_BYTES)
 }
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed_parameters: Parameters = super::parse_parameters(parameters)?;
-    let periods_ns =
-        [("window_ns", parsed_parameters.window_ns), ("epoch_period_ns", parsed_parameters.epoch_period_ns)];
+    let periods_ns = [
+        ("window_ns", parsed_parameters.window_ns),
+        ("epoch_period_ns", parsed_parameters.epoch_period_ns),
+    ];
     ParameterRange::OneOrMore.check(periods_ns.map(|(name, value)| (name, value as f64)))?;
-    ParameterRange::UpTo(100.0).check([("aggr_tolerance", f64::from(parsed_parameters.aggr_tolerance))])?;
+    ParameterRange::UpTo(100.0).check([(
+        "aggr_tolerance",
+        f64::from(parsed_parameters.aggr_tolerance),
+    )])?;
     Ok(Box::new(SchedCachePolicy {
         parameters: parsed_parameters,
         processes: BTreeMap::new(),

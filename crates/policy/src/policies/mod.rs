@@ -47,7 +47,8 @@ pub struct PolicyEntry {
 }
 
 use EvidenceKind::{
-    AccessSamples, CoRunRows, MissTraces, Neighbor, PrimeProbe, ReuseSamples, StoredProfiles, SuperSets, TaskCounters,
+    AccessSamples, CoRunRows, MissTraces, Neighbor, PrimeProbe, ReuseSamples, StoredProfiles,
+    SuperSets, TaskCounters,
 };
 
 const fn entry(
@@ -56,7 +57,13 @@ const fn entry(
     needs: RequiredEvidence,
     summary: &'static str,
 ) -> PolicyEntry {
-    PolicyEntry { name, summary, needs, is_harmful_by_design: false, build }
+    PolicyEntry {
+        name,
+        summary,
+        needs,
+        is_harmful_by_design: false,
+        build,
+    }
 }
 
 /// All policies, in the order of their names.
@@ -88,18 +95,36 @@ pub const ENTRIES: &[PolicyEntry] = &[
     entry(
         "cache-sizing",
         cache_sizing::build,
-        &[&[MissTraces, ReuseSamples, StoredProfiles], &[TaskCounters, StoredProfiles]],
+        &[
+            &[MissTraces, ReuseSamples, StoredProfiles],
+            &[TaskCounters, StoredProfiles],
+        ],
         "sizes shares of each cache online from miss-rate curves, checked by measured speeds",
     ),
-    entry("casc", casc::build, &[&[CoRunRows]], "confines threads that miss much to a few CPUs of each cache (CASC)"),
+    entry(
+        "casc",
+        casc::build,
+        &[&[CoRunRows]],
+        "confines threads that miss much to a few CPUs of each cache (CASC)",
+    ),
     entry(
         "counter-driven",
         counter_driven::build,
         &[&[TaskCounters, StoredProfiles]],
         "co-runs programs that miss much with programs that miss little (AV)",
     ),
-    entry("default", default::build, &[], "changes nothing: the machine's own scheduler decides"),
-    entry("di", di::build, &[&[StoredProfiles]], "balances the miss rates of profiles over the caches (CA)"),
+    entry(
+        "default",
+        default::build,
+        &[],
+        "changes nothing: the machine's own scheduler decides",
+    ),
+    entry(
+        "di",
+        di::build,
+        &[&[StoredProfiles]],
+        "balances the miss rates of profiles over the caches (CA)",
+    ),
     entry(
         "dio",
         dio::build,
@@ -118,8 +143,18 @@ pub const ENTRIES: &[PolicyEntry] = &[
         &[],
         "gathers threads of a process on one cache, by the rules of Linux 7.2's own balancer",
     ),
-    entry("random", random::build, &[], "places each task on a random one of the emptiest caches"),
-    entry("round-robin", round_robin::build, &[], "places tasks on the caches in turn, in order of arrival"),
+    entry(
+        "random",
+        random::build,
+        &[],
+        "places each task on a random one of the emptiest caches",
+    ),
+    entry(
+        "round-robin",
+        round_robin::build,
+        &[],
+        "places tasks on the caches in turn, in order of arrival",
+    ),
     entry(
         "service-level",
         service_level::build,
@@ -161,7 +196,10 @@ pub fn profile_recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
 
 /// Returns the evidence that the policy called `name` requires; empty if there is no such policy.
 pub fn needs_by_name(name: &str) -> RequiredEvidence {
-    ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
+    ENTRIES
+        .iter()
+        .find(|entry| entry.name == name)
+        .map_or(&[], |entry| entry.needs)
 }
 
 /// The error for a policy that cannot be built.
@@ -198,11 +236,18 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
         let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
         let meant = nearest_name(name, names.iter().copied());
         let hint = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-        return Err(PolicyError::Unknown { name: name.to_string(), known: names.join(", "), meant: hint });
+        return Err(PolicyError::Unknown {
+            name: name.to_string(),
+            known: names.join(", "),
+            meant: hint,
+        });
     };
     (entry.build)(parameters, seed).map_err(|error| {
         let reason = error.with_successor(name, parameters);
-        PolicyError::Parameters { name: name.to_string(), reason }
+        PolicyError::Parameters {
+            name: name.to_string(),
+            reason,
+        }
     })
 }
 
@@ -225,8 +270,7 @@ mod tests {
     /// Do the policies also obey the rules with parameters that change their decisions?
     #[test]
     fn policies_conform_with_other_parameters() {
-        let matrix =
-            "slowdowns = [[0.1, 0.5, 0.2, 0.0], [0.4, 0.0, 0.1, 0.1], [0.0, 0.2, 0.0, 0.3], [0.6, 0.1, 0.1, 0.2]]";
+        let matrix = "slowdowns = [[0.1, 0.5, 0.2, 0.0], [0.4, 0.0, 0.1, 0.1], [0.0, 0.2, 0.0, 0.3], [0.6, 0.1, 0.1, 0.2]]";
         let distributed = "form = \"distributed\"\nworth_moving = 0.0\nrounds_per_window = 2";
         for (name, parameters) in [
             ("di", distributed),
@@ -234,9 +278,15 @@ mod tests {
             ("dio", "worth_moving = 0.0\npriorities = false"),
             ("best-by-matrix", matrix),
             ("worst-by-matrix", matrix),
-            ("balance-set", "group_model = \"composed\"\nreplacement = \"lru\"\nrotation = \"uniform\""),
+            (
+                "balance-set",
+                "group_model = \"composed\"\nreplacement = \"lru\"\nrotation = \"uniform\"",
+            ),
             ("casc", "form = \"literal\""),
-            ("casc", "max_run_time_variation = 0.3\nremeasure_every_ns = 3000000\nrow_ns = 1000"),
+            (
+                "casc",
+                "max_run_time_variation = 0.3\nremeasure_every_ns = 3000000\nrow_ns = 1000",
+            ),
         ] {
             check_policy(&|seed| build(name, parameters, seed).unwrap(), 40)
                 .unwrap_or_else(|broken| panic!("policy '{name}' with {parameters}: {broken}"));
@@ -261,10 +311,18 @@ mod tests {
         let rows = retired_spellings().filter(|row| row.scope == SpellingScope::PolicyParameter);
         for row in rows {
             let (policy, key) = row.old.split_once('.').unwrap();
-            let error = |key: &str| build(policy, &format!("\n  {key} = {{}}"), 1).err().unwrap().to_string();
+            let error = |key: &str| {
+                build(policy, &format!("\n  {key} = {{}}"), 1)
+                    .err()
+                    .unwrap()
+                    .to_string()
+            };
             let refused = error(key);
             assert!(refused.contains("line 2, column 3"), "{refused}");
-            assert!(refused.ends_with(&format!("`{}` is now `{policy}.{}`", row.old, row.new)), "{refused}");
+            assert!(
+                refused.ends_with(&format!("`{}` is now `{policy}.{}`", row.old, row.new)),
+                "{refused}"
+            );
             assert!(!error(row.new).contains("unknown field"), "{row:?}");
         }
     }
@@ -272,28 +330,47 @@ mod tests {
     /// Does the error for a wrong name or parameter help to correct it?
     #[test]
     fn errors_for_wrong_names_and_parameters_help_to_correct_them() {
-        let known_names = ENTRIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
-        let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
+        let known_names = ENTRIES
+            .iter()
+            .map(|entry| entry.name)
+            .collect::<Vec<_>>()
+            .join(", ");
+        let error =
+            |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
         assert_eq!(
             error("round-robbin", ""),
-            format!("no policy 'round-robbin'; there are {known_names} (did you mean 'round-robin'?)")
+            format!(
+                "no policy 'round-robbin'; there are {known_names} (did you mean 'round-robin'?)"
+            )
         );
         let unknown = error("random", "windov_ns = 3");
         assert!(
-            unknown.contains("windov_ns") && unknown.contains("line 1") && unknown.contains("window_ns"),
+            unknown.contains("windov_ns")
+                && unknown.contains("line 1")
+                && unknown.contains("window_ns"),
             "{unknown}"
         );
         assert!(error("default", "window_ns = 0").contains("window_ns"));
-        assert!(error("activity-vector", "[weights]\nsample = 0.0").contains("weights.sample: found 0"));
-        assert!(error("activity-vector", "weights.newcomer = -1.0").contains("weights.newcomer: found -1"));
+        assert!(
+            error("activity-vector", "[weights]\nsample = 0.0").contains("weights.sample: found 0")
+        );
+        assert!(
+            error("activity-vector", "weights.newcomer = -1.0")
+                .contains("weights.newcomer: found -1")
+        );
         assert!(error("activity-vector", "super_sets = 0").contains("super_sets: found 0"));
         assert!(error("counter-driven", "form = \"one\"").contains("replacement"));
-        assert!(error("counter-driven", "penalty_weight = nan").contains("penalty_weight: found NaN"));
+        assert!(
+            error("counter-driven", "penalty_weight = nan").contains("penalty_weight: found NaN")
+        );
         assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
         assert!(error("di", "form = \"central-ish\"").contains("distributed"));
         assert!(error("di", "worth_moving = -1.0").contains("expected 0 to 10"));
         let ragged = error("best-by-matrix", "slowdowns = [[0.0, 1.0], [0.5]]");
-        assert!(ragged.ends_with("slowdowns: found 1 values in row 1, expected 2"), "{ragged}");
+        assert!(
+            ragged.ends_with("slowdowns: found 1 values in row 1, expected 2"),
+            "{ragged}"
+        );
         assert!(error("worst-by-matrix", "slowdowns = [[nan]]").contains("row 0, column 0"));
     }
 }

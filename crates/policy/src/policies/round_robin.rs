@@ -26,7 +26,9 @@ impl Policy for RoundRobinPolicy {
         let mut home_caches = BTreeMap::new();
         for task in view.movable_tasks() {
             let previous_home = self.home_caches.get(&task.task);
-            let previous_domain = caches.iter().find(|(cache, _)| Some(cache) == previous_home);
+            let previous_domain = caches
+                .iter()
+                .find(|(cache, _)| Some(cache) == previous_home);
             let (home, cpus) = previous_domain.unwrap_or_else(|| {
                 let domain = &caches[self.next_domain % caches.len()];
                 self.next_domain = self.next_domain % caches.len() + 1;

@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, Decision, GroupId, IndexSet, PartitionSupport, Plan, PlanItem, Policy,
-    ProcessId, Reason, ShareMember, TaskId, TaskSample, View, WindowLength,
+    CacheId, CacheShare, CounterEvent, Decision, GroupId, IndexSet, PartitionSupport, Plan,
+    PlanItem, Policy, ProcessId, Reason, ShareMember, TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -75,14 +75,20 @@ impl Policy for ServiceLevel {
                 self.processes.push(task.process);
             }
         }
-        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time {
+            ns: self.parameters.window_ns,
+        });
         let mut reasons = Vec::new();
         let caches = partitionable_caches(view);
-        let (Some(&(cache, partition_units)), Some((process, min_rate))) = (caches.first(), self.goal_process(view))
+        let (Some(&(cache, partition_units)), Some((process, min_rate))) =
+            (caches.first(), self.goal_process(view))
         else {
             return Decision::new(plan, reasons);
         };
-        let tasks: Vec<&TaskSample> = view.movable_tasks().filter(|task| task.process == process).collect();
+        let tasks: Vec<&TaskSample> = view
+            .movable_tasks()
+            .filter(|task| task.process == process)
+            .collect();
         if tasks.is_empty() {
             return Decision::new(plan, reasons);
         }
@@ -97,20 +103,31 @@ fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
         WorkMetric::Reported => task.progress,
         _ => task.counts.get(CounterEvent::Instructions),
     };
-    let work: Vec<f64> = tasks.iter().filter(|task| task.has_run()).filter_map(|task| work_of_task(&task)).collect();
+    let work: Vec<f64> = tasks
+        .iter()
+        .filter(|task| task.has_run())
+        .filter_map(|task| work_of_task(&task))
+        .collect();
     let seconds = view.observation.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();
     let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
-    rate_per_s.is_finite().then_some(ServiceRate { clients, rate_per_s })
+    rate_per_s.is_finite().then_some(ServiceRate {
+        clients,
+        rate_per_s,
+    })
 }
 
 impl ServiceLevel {
     /// Returns the process that has a floor, and the rate that it promises to each client; `None` if there is no floor.
     fn goal_process(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
         if self.parameters.rate_per_s > 0.0 {
-            return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
+            return Some((
+                *self.processes.get(self.parameters.process as usize)?,
+                self.parameters.rate_per_s,
+            ));
         }
-        view.movable_tasks().find_map(|task| Some((task.process, task.goal?.min_rate?)))
+        view.movable_tasks()
+            .find_map(|task| Some((task.process, task.goal?.min_rate?)))
     }
 
     fn update_units(
@@ -124,26 +141,43 @@ impl ServiceLevel {
         let min_units = partition_units.min_units();
         self.units = self.units.clamp(min_units, partition_units.units());
         let is_share = |item: &PlanItem| matches!(item, PlanItem::Share(..));
-        let has_pending_shares = view.observation.applied.pending.iter().any(|pending| is_share(&pending.item));
+        let has_pending_shares = view
+            .observation
+            .applied
+            .pending
+            .iter()
+            .any(|pending| is_share(&pending.item));
         // A window counts only if the share was in force during it.
-        let is_in_force = view.previous_plan.shares.iter().any(|share| share.group == SERVICE_GROUP);
+        let is_in_force = view
+            .previous_plan
+            .shares
+            .iter()
+            .any(|share| share.group == SERVICE_GROUP);
         let is_measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(service_rate) =
             service_rate(view, tasks).filter(|_| !has_pending_shares && is_in_force && is_measured)
         else {
             return;
         };
-        let min_sufficient_units = self.min_units_by_clients.entry(service_rate.clients).or_insert(min_units);
+        let min_sufficient_units = self
+            .min_units_by_clients
+            .entry(service_rate.clients)
+            .or_insert(min_units);
         let units_before = self.units;
         if service_rate.rate_per_s < min_rate {
-            *min_sufficient_units = (*min_sufficient_units).max((self.units + 1).min(partition_units.units()));
-            let missing_units = (min_rate / service_rate.rate_per_s.max(min_rate / 16.0) - 1.0) * f64::from(self.units);
+            *min_sufficient_units =
+                (*min_sufficient_units).max((self.units + 1).min(partition_units.units()));
+            let missing_units = (min_rate / service_rate.rate_per_s.max(min_rate / 16.0) - 1.0)
+                * f64::from(self.units);
             let needed_units = self.units + (libm::ceil(missing_units) as u32).max(1);
-            self.units = needed_units.max(*min_sufficient_units).min(partition_units.units());
+            self.units = needed_units
+                .max(*min_sufficient_units)
+                .min(partition_units.units());
             self.satisfied_windows = 0;
         } else {
             self.satisfied_windows += 1;
-            let may_shrink = self.parameters.shrink_after > 0 && self.satisfied_windows >= self.parameters.shrink_after;
+            let may_shrink = self.parameters.shrink_after > 0
+                && self.satisfied_windows >= self.parameters.shrink_after;
             if may_shrink && self.units > *min_sufficient_units {
                 self.units -= 1;
                 self.satisfied_windows = 0;
@@ -155,8 +189,10 @@ impl ServiceLevel {
                 "{{0}} and its {} clients get {} units instead of {units_before}",
                 service_rate.clients, self.units
             );
-            let numbers =
-                vec![("rate_per_s".to_string(), service_rate.rate_per_s), ("level_per_s".to_string(), min_rate)];
+            let numbers = vec![
+                ("rate_per_s".to_string(), service_rate.rate_per_s),
+                ("level_per_s".to_string(), min_rate),
+            ];
             reasons.push(Reason::new(ids, text, numbers));
         }
     }
@@ -168,25 +204,47 @@ impl ServiceLevel {
         cache: CacheId,
         partition_units: &PartitionSupport,
     ) -> Vec<CacheShare> {
-        let is_unmovable =
-            |process: ProcessId| view.observation.tasks.iter().any(|task| task.process == process && task.unmovable);
+        let is_unmovable = |process: ProcessId| {
+            view.observation
+                .tasks
+                .iter()
+                .any(|task| task.process == process && task.unmovable)
+        };
         let mut co_runners: Vec<ShareMember> = Vec::new();
-        for task in view.movable_tasks().filter(|task| task.process != process && !is_unmovable(task.process)) {
+        for task in view
+            .movable_tasks()
+            .filter(|task| task.process != process && !is_unmovable(task.process))
+        {
             if !co_runners.contains(&ShareMember::Process(task.process)) {
                 co_runners.push(ShareMember::Process(task.process));
             }
         }
-        let mut groups = vec![(SERVICE_GROUP, vec![ShareMember::Process(process)], self.units)];
+        let mut groups = vec![(
+            SERVICE_GROUP,
+            vec![ShareMember::Process(process)],
+            self.units,
+        )];
         let remaining_units = partition_units.units() - self.units;
-        if !co_runners.is_empty() && remaining_units >= partition_units.min_units() && partition_units.max_shares() > 1
+        if !co_runners.is_empty()
+            && remaining_units >= partition_units.min_units()
+            && partition_units.max_shares() > 1
         {
             groups.push((CO_RUNNER_GROUP, co_runners, remaining_units));
         }
         let current_units = |group: GroupId| {
-            let share = view.previous_plan.shares.iter().find(|share| share.group == group);
-            share.map(|share| share.units.set().clone()).unwrap_or_default()
+            let share = view
+                .previous_plan
+                .shares
+                .iter()
+                .find(|share| share.group == group);
+            share
+                .map(|share| share.units.set().clone())
+                .unwrap_or_default()
         };
-        let current_sets: Vec<IndexSet> = groups.iter().map(|(group, ..)| current_units(*group)).collect();
+        let current_sets: Vec<IndexSet> = groups
+            .iter()
+            .map(|(group, ..)| current_units(*group))
+            .collect();
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
         let units = assign(&current_sets, &sizes, partition_units);
         let build_share = |((group, members, _), units)| CacheShare {
@@ -209,7 +267,13 @@ pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, Parameter
     ParameterRange::FromZero.check([("rate_per_s", parameters.rate_per_s)])?;
     let units = parameters.units;
     let (processes, min_units_by_clients) = (Vec::new(), BTreeMap::new());
-    Ok(Box::new(ServiceLevel { parameters, processes, units, satisfied_windows: 0, min_units_by_clients }))
+    Ok(Box::new(ServiceLevel {
+        parameters,
+        processes,
+        units,
+        satisfied_windows: 0,
+        min_units_by_clients,
+    }))
 }
 
 #[cfg(test)]
@@ -221,23 +285,53 @@ mod tests {
 
     /// Runs windows with these numbers of clients, each of which gets `rate(units, clients)` per second. Returns the
     /// units after each window. The floor comes from the parameter, or from the rule if `promised` is set.
-    fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
-        let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
+    fn run(
+        windows: &[usize],
+        promised: Option<f64>,
+        reports: bool,
+        rate: fn(u32, usize) -> f64,
+    ) -> Vec<u32> {
+        let level = if promised.is_some() {
+            ""
+        } else {
+            "rate_per_s = 100.0\n"
+        };
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
         let topology = last_level_caches(1, 4, CacheLevel::L2, 1 << 20);
-        let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
+        let colors = PartitionSupport::Colors {
+            colors: 16,
+            page_bytes: 4096,
+            page_migration_ns: 7_000.0,
+        };
         let capabilities = capabilities_fixture(&[]).with_partition(CacheId(0), colors);
         let mut fixture = ViewFixture::new(topology, capabilities, 0);
         let mut units = 4;
         let mut all_units = Vec::new();
         for (window, &clients) in windows.iter().enumerate() {
-            let count = if reports { 1 } else { rate(units, clients) as u64 };
+            let count = if reports {
+                1
+            } else {
+                rate(units, clients) as u64
+            };
             let task = |index: usize| TaskSample {
                 name: "served".to_string(),
-                on_cpu_ns: if index < clients { vec![(CpuId(index as u32), 9)] } else { Vec::new() },
+                on_cpu_ns: if index < clients {
+                    vec![(CpuId(index as u32), 9)]
+                } else {
+                    Vec::new()
+                },
                 counts: EventCounts::exact([(CounterEvent::Instructions, count)]),
-                progress: reports.then(|| if index < clients { rate(units, clients) } else { 0.0 }),
-                goal: promised.map(|rate| Goal { min_rate: Some(rate), ..Goal::default() }),
+                progress: reports.then(|| {
+                    if index < clients {
+                        rate(units, clients)
+                    } else {
+                        0.0
+                    }
+                }),
+                goal: promised.map(|rate| Goal {
+                    min_rate: Some(rate),
+                    ..Goal::default()
+                }),
                 ..TaskSample::new(TaskId(index as u32), ProcessId(0))
             };
             fixture.observation = observation_of(window as u64, 1_000_000_000, (0..4).map(task));
@@ -260,7 +354,10 @@ mod tests {
         assert_eq!(units[27], 8, "{units:?}");
         assert_eq!(units[57], 4, "{units:?}");
         // A size that failed with this number of clients is not tried again.
-        let failed = units.windows(2).filter(|pair| pair[0] == 4 && pair[1] == 3).count();
+        let failed = units
+            .windows(2)
+            .filter(|pair| pair[0] == 4 && pair[1] == 3)
+            .count();
         assert_eq!(failed, 1, "{units:?}");
     }
 
@@ -283,7 +380,19 @@ mod tests {
     /// Are invalid parameters rejected?
     #[test]
     fn invalid_parameters_are_rejected() {
-        assert!(build("rate_per_s = -1.0", 1).err().unwrap().to_string().contains("rate_per_s"));
-        assert!(build("window_ns = 0", 1).err().unwrap().to_string().contains("window_ns"));
+        assert!(
+            build("rate_per_s = -1.0", 1)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("rate_per_s")
+        );
+        assert!(
+            build("window_ns = 0", 1)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("window_ns")
+        );
     }
 }

@@ -4,8 +4,8 @@
 //! needed; processes without an entry are unrestricted; the same arrivals and times give the same plan.
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,
-    ShareMember, TaskId, View,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy,
+    ProcessId, Reason, ShareMember, TaskId, View,
 };
 use serde::Deserialize;
 
@@ -59,7 +59,12 @@ pub struct Parameters {
 impl Default for Parameters {
     fn default() -> Self {
         let window_ns = DefaultParameters::default().window_ns;
-        Parameters { window_ns, steps: Vec::new(), period_ns: 0, page_migration: MigrationMode::All }
+        Parameters {
+            window_ns,
+            steps: Vec::new(),
+            period_ns: 0,
+            page_migration: MigrationMode::All,
+        }
     }
 }
 
@@ -67,18 +72,36 @@ impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
-        if let Some(index) = parameters.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
-            let (previous_ns, next_ns) = (parameters.steps[index].from_ns, parameters.steps[index + 1].from_ns);
+        if let Some(index) = parameters
+            .steps
+            .windows(2)
+            .position(|pair| pair[0].from_ns >= pair[1].from_ns)
+        {
+            let (previous_ns, next_ns) = (
+                parameters.steps[index].from_ns,
+                parameters.steps[index + 1].from_ns,
+            );
             let name = format!("steps[{}].from_ns", index + 1);
-            return Err(ParameterError::invalid_value(name, next_ns, format!("more than {previous_ns}")));
+            return Err(ParameterError::invalid_value(
+                name,
+                next_ns,
+                format!("more than {previous_ns}"),
+            ));
         }
         Ok(parameters)
     }
 
     /// Returns the step in force at a time; `None` before the first.
     fn step_at(&self, now_ns: u64) -> Option<&PartitionStep> {
-        let offset_ns = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
-        self.steps.iter().rev().find(|step| step.from_ns <= offset_ns)
+        let offset_ns = if self.period_ns > 0 {
+            now_ns % self.period_ns
+        } else {
+            now_ns
+        };
+        self.steps
+            .iter()
+            .rev()
+            .find(|step| step.from_ns <= offset_ns)
     }
 }
 
@@ -90,7 +113,10 @@ struct StaticPartition {
 
 impl Policy for StaticPartition {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = DefaultParameters { window_ns: self.parameters.window_ns }.idle();
+        let mut plan = DefaultParameters {
+            window_ns: self.parameters.window_ns,
+        }
+        .idle();
         for task in &view.observation.tasks {
             if !self.processes.contains(&task.process) {
                 self.processes.push(task.process);
@@ -98,14 +124,24 @@ impl Policy for StaticPartition {
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let mut reasons = Vec::new();
-        let Some(step) = self.parameters.step_at(now_ns) else { return Decision::new(plan, reasons) };
+        let Some(step) = self.parameters.step_at(now_ns) else {
+            return Decision::new(plan, reasons);
+        };
         for (cache, partition_units) in partitionable_last_levels(view) {
             for (number, units) in step.shares.iter().enumerate() {
-                let Some(&process) = self.processes.get(number) else { break };
-                let members: Vec<TaskId> =
-                    view.movable_tasks().filter(|task| task.process == process).map(|task| task.task).collect();
+                let Some(&process) = self.processes.get(number) else {
+                    break;
+                };
+                let members: Vec<TaskId> = view
+                    .movable_tasks()
+                    .filter(|task| task.process == process)
+                    .map(|task| task.task)
+                    .collect();
                 // Units that this machine lacks are left out; if none remain, the process gets no share.
-                let units: IndexSet = units.iter().filter(|&unit| unit < partition_units.units()).collect();
+                let units: IndexSet = units
+                    .iter()
+                    .filter(|&unit| unit < partition_units.units())
+                    .collect();
                 if members.is_empty() || units.count() < partition_units.min_units() {
                     continue;
                 }
@@ -143,7 +179,10 @@ fn partitionable_last_levels(view: &View<'_>) -> Vec<(CacheId, PartitionSupport)
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    Ok(Box::new(StaticPartition { parameters: Parameters::parse(parameters)?, processes: Vec::new() }))
+    Ok(Box::new(StaticPartition {
+        parameters: Parameters::parse(parameters)?,
+        processes: Vec::new(),
+    }))
 }
 
 #[cfg(test)]
@@ -151,13 +190,18 @@ mod tests {
     use super::*;
     use crate::conformance::check_policy;
 
-    const STEPS: &str = "steps = [{ shares = ['0-7', ''] }, { from_ns = 3000000, shares = ['', '0-3', '4-63'] }]";
+    const STEPS: &str =
+        "steps = [{ shares = ['0-7', ''] }, { from_ns = 3000000, shares = ['', '0-3', '4-63'] }]";
 
     /// Is each step in force from its time on, and do the steps repeat?
     #[test]
     fn steps_hold_from_their_time_and_repeat() {
         let parameters = Parameters::parse(&format!("period_ns = 5000000\n{STEPS}")).unwrap();
-        let first = |now_ns: u64| parameters.step_at(now_ns).map(|step| step.shares[0].to_string());
+        let first = |now_ns: u64| {
+            parameters
+                .step_at(now_ns)
+                .map(|step| step.shares[0].to_string())
+        };
         assert_eq!(first(0), Some("0-7".to_string()));
         assert_eq!(first(2_999_999), Some("0-7".to_string()));
         assert_eq!(first(3_000_000), Some(String::new()));
@@ -179,6 +223,11 @@ mod tests {
             Parameters::parse(wrong).unwrap_err().to_string(),
             "steps[1].from_ns: found 5, expected more than 5"
         );
-        assert!(Parameters::parse("steps = [{ shares = ['7-3'] }]").unwrap_err().to_string().contains("7-3"));
+        assert!(
+            Parameters::parse("steps = [{ shares = ['7-3'] }]")
+                .unwrap_err()
+                .to_string()
+                .contains("7-3")
+        );
     }
 }

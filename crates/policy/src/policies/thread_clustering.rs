@@ -22,8 +22,8 @@ mod assignment_input;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, CounterEvent, CpuSet, Decision, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId,
-    Reason, StallCause, Support, TaskId, TaskSample, View, WindowLength,
+    Ability, CounterEvent, CpuSet, Decision, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind,
+    ProbeRequest, ProcessId, Reason, StallCause, Support, TaskId, TaskSample, View, WindowLength,
 };
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
@@ -32,7 +32,8 @@ use self::assignment_input::ClusterAssignmentInput;
 use super::{ParameterError, ParameterRange};
 use crate::clustering::assign::{Assignment, Chip, ThreadToPlace, assign};
 use crate::clustering::{
-    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
+    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters,
+    scaled_threshold,
 };
 
 /// Parameters of `thread-clustering`, with the thesis's values where it states any.
@@ -130,9 +131,14 @@ impl Parameters {
             ("samples_per_thread", parameters.samples_per_thread),
         ])?;
         if !(0.0..parameters.overhead_share).contains(&parameters.breakdown_share) {
-            let (breakdown_share, overhead_share) = (parameters.breakdown_share, parameters.overhead_share);
+            let (breakdown_share, overhead_share) =
+                (parameters.breakdown_share, parameters.overhead_share);
             let expected = format!("0 to less than overhead_share, {overhead_share}");
-            return Err(ParameterError::invalid_value("breakdown_share", breakdown_share, expected));
+            return Err(ParameterError::invalid_value(
+                "breakdown_share",
+                breakdown_share,
+                expected,
+            ));
         }
         Ok(parameters)
     }
@@ -193,9 +199,14 @@ impl Policy for ThreadClustering {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut reasons = Vec::new();
         let movable_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
-        self.cpus_by_task.retain(|task, _| movable_tasks.contains(task));
-        self.cluster_by_task
-            .retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
+        self.cpus_by_task
+            .retain(|task, _| movable_tasks.contains(task));
+        self.cluster_by_task.retain(|task, _| {
+            view.observation
+                .tasks
+                .iter()
+                .any(|sample| sample.task == *task && !sample.exited)
+        });
         if let Some(round) = self.round.take() {
             self.continue_round(round, view, &mut reasons);
         } else if self.wait_windows > 0 {
@@ -204,7 +215,9 @@ impl Policy for ThreadClustering {
         if self.round.is_none() {
             self.start_round(view, &mut reasons);
         }
-        let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
+        let mut plan = Plan::idle(WindowLength::Cycles {
+            cycles: self.parameters.window_cycles,
+        });
         plan.affinity = self.cpus_by_task.clone();
         plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
         Decision::new(plan, reasons)
@@ -219,7 +232,11 @@ fn event_ratio(
     event: CounterEvent,
     base_count: impl Fn(&TaskSample) -> Option<f64>,
 ) -> Option<f64> {
-    let threads = view.observation.tasks.iter().filter(|task| task.process == process && !task.exited);
+    let threads = view
+        .observation
+        .tasks
+        .iter()
+        .filter(|task| task.process == process && !task.exited);
     let counts = threads.filter_map(|task| Some((task.counts.get(event)?, base_count(task)?)));
     let (events, base_sum) = counts.reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
     (base_sum > 0.0).then(|| events / base_sum)
@@ -232,7 +249,11 @@ fn on_cpu_ns(task: &TaskSample) -> f64 {
 /// Returns the fraction of the process's cycles that stall on remote caches. If stalls are not counted, it is computed
 /// from remote hits and `hit_cycles`.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
-    let share_of_cycles = |event| event_ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
+    let share_of_cycles = |event| {
+        event_ratio(view, process, event, |task| {
+            task.counts.get(CounterEvent::Cycles)
+        })
+    };
     share_of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
         .or_else(|| Some((share_of_cycles(CounterEvent::RemoteCacheHits)? * hit_cycles).min(1.0)))
 }
@@ -280,20 +301,30 @@ impl ThreadClustering {
         }
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
         for task in view.movable_tasks() {
-            if shares.iter().all(|(process, _, _)| *process != task.process)
-                && let Some(share) = remote_share(view, task.process, self.parameters.remote_hit_cycles)
+            if shares
+                .iter()
+                .all(|(process, _, _)| *process != task.process)
+                && let Some(share) =
+                    remote_share(view, task.process, self.parameters.remote_hit_cycles)
             {
                 shares.push((task.process, share, task.task));
             }
         }
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
-        let Some(largest_share) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
+        let Some(largest_share) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else {
+            return;
+        };
         let thread_count = view.movable_tasks().count();
         // The obstacle of the last round has changed if the number of threads differs, or stalls have grown by half.
-        let has_changed =
-            self.last_unchanged.is_some_and(|(threads, share)| thread_count != threads || largest_share > 1.5 * share);
+        let has_changed = self
+            .last_unchanged
+            .is_some_and(|(threads, share)| thread_count != threads || largest_share > 1.5 * share);
         if has_changed {
-            (self.wait_windows, self.last_wait_windows, self.last_unchanged) = (0, 0, None);
+            (
+                self.wait_windows,
+                self.last_wait_windows,
+                self.last_unchanged,
+            ) = (0, 0, None);
         }
         if self.wait_windows > 0 {
             return;
@@ -304,7 +335,11 @@ impl ThreadClustering {
             "the process of {{0}} waits for remote caches: a sample per {sample_period} of these accesses is requested"
         );
         let numbers = |share: f64| vec![("remote_stall_percent".to_string(), 100.0 * share)];
-        reasons.extend(shares.iter().map(|&(_, share, task)| Reason::new(vec![task], &text, numbers(share))));
+        reasons.extend(
+            shares
+                .iter()
+                .map(|&(_, share, task)| Reason::new(vec![task], &text, numbers(share))),
+        );
         let probe_kind = ProbeKind::AccessSamples {
             processes: processes.clone(),
             sample_period,
@@ -338,19 +373,37 @@ impl ThreadClustering {
             return self.parameters.one_in;
         }
         // The process with the highest rate has the smallest time budget per access.
-        let accesses_per_ns = processes
-            .iter()
-            .filter_map(|&p| event_ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(on_cpu_ns(task))));
+        let accesses_per_ns = processes.iter().filter_map(|&p| {
+            event_ratio(view, p, CounterEvent::RemoteCacheHits, |task| {
+                Some(on_cpu_ns(task))
+            })
+        });
         let share = FIRST_WINDOW_SAMPLE_SHARE * self.parameters.sampling_share();
         let events_per_sample = accesses_per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
         libm::ceil(events_per_sample).clamp(1.0, 1e6) as u32
     }
 
     /// Phase 2: takes more samples, and continues with phase 3 once there are enough.
-    fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) {
+    fn continue_round(
+        &mut self,
+        mut round: SamplingRound,
+        view: &View<'_>,
+        reasons: &mut Vec<Reason>,
+    ) {
         let (mut is_complete, mut window_cost_ns) = (false, 0);
-        for probe_result in view.observation.probe_results.iter().filter(|result| result.probe == round.probe.id) {
-            if let ProbeEvidence::Samples { samples, events, sample_period, .. } = &probe_result.evidence {
+        for probe_result in view
+            .observation
+            .probe_results
+            .iter()
+            .filter(|result| result.probe == round.probe.id)
+        {
+            if let ProbeEvidence::Samples {
+                samples,
+                events,
+                sample_period,
+                ..
+            } = &probe_result.evidence
+            {
                 round.sample_count += samples.len() as u64;
                 round.events += events;
                 round.sample_period = Some(*sample_period);
@@ -364,10 +417,17 @@ impl ThreadClustering {
             return;
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        if !is_complete && now_ns.saturating_sub(round.start_ns) < self.parameters.max_detection_ns {
+        if !is_complete && now_ns.saturating_sub(round.start_ns) < self.parameters.max_detection_ns
+        {
             let hit_cycles = self.parameters.remote_hit_cycles;
-            let shares = round.processes.iter().filter_map(|&process| remote_share(view, process, hit_cycles));
-            if shares.reduce(f64::max).is_some_and(|share| share < ABANDON_SHARE * self.parameters.activation_share) {
+            let shares = round
+                .processes
+                .iter()
+                .filter_map(|&process| remote_share(view, process, hit_cycles));
+            if shares
+                .reduce(f64::max)
+                .is_some_and(|share| share < ABANDON_SHARE * self.parameters.activation_share)
+            {
                 return;
             }
             self.adjust_period(&mut round, window_cost_ns, view);
@@ -386,23 +446,35 @@ impl ThreadClustering {
     /// Adjusts the sample period to the overhead during a round (3.4.2), so that an excess is compensated over an
     /// equally long time. The probe keeps its number, so the shMaps continue.
     fn adjust_period(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
-        let tasks = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
+        let tasks = view
+            .observation
+            .tasks
+            .iter()
+            .filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = tasks.map(on_cpu_ns).sum();
         round.busy_ns += window_busy_ns;
-        let ProbeKind::AccessSamples { sample_period: one_in, max_samples: at_most, .. } = &mut round.probe.kind else {
+        let ProbeKind::AccessSamples {
+            sample_period: one_in,
+            max_samples: at_most,
+            ..
+        } = &mut round.probe.kind
+        else {
             return;
         };
         if self.parameters.one_in > 0 || window_cost_ns == 0 || window_busy_ns <= 0.0 {
             return;
         }
         let allowed_share = self.parameters.sampling_share();
-        let target_share =
-            (2.0 * allowed_share - round.cost_ns as f64 / round.busy_ns).clamp(allowed_share / 4.0, allowed_share);
+        let target_share = (2.0 * allowed_share - round.cost_ns as f64 / round.busy_ns)
+            .clamp(allowed_share / 4.0, allowed_share);
         let new_period = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / target_share;
         let period = libm::ceil(new_period).clamp(1.0, 1e6) as u32;
         if period.abs_diff(*one_in) > *one_in / 8 {
             let sample_count = u32::try_from(round.sample_count).unwrap_or(u32::MAX);
-            (*one_in, *at_most) = (period, self.parameters.samples.saturating_sub(sample_count).max(1));
+            (*one_in, *at_most) = (
+                period,
+                self.parameters.samples.saturating_sub(sample_count).max(1),
+            );
         }
     }
 
@@ -415,21 +487,36 @@ impl ThreadClustering {
     /// Returns the minimum similarity for a thread's number of samples; dot products grow with the square of that
     /// number.
     fn threshold_for_samples(&self, sample_count: u64, threads: usize) -> u64 {
-        let sample_ratio = sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
-        scaled_threshold(self.parameters.similarity_threshold, sample_ratio, self.parameters.floor)
+        let sample_ratio =
+            sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
+        scaled_threshold(
+            self.parameters.similarity_threshold,
+            sample_ratio,
+            self.parameters.floor,
+        )
     }
 
     /// Phases 3 and 4: clusters and places the threads. Returns whether anything changed.
-    fn place_threads(&mut self, round: &SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+    fn place_threads(
+        &mut self,
+        round: &SamplingRound,
+        view: &View<'_>,
+        reasons: &mut Vec<Reason>,
+    ) -> bool {
         let threads = self.sampled_tasks(round, view);
         let clusters = self.cluster_by_filter(&threads, round.sample_count, view);
         let domains = view.last_level_domains();
-        let input = ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.cpus_by_task, view);
+        let input =
+            ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.cpus_by_task, view);
         let assignment = input.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
             // No cluster has a chip, so no thread is moved, and unclustered threads do not even out the loads.
-            reasons
-                .extend(input.placement_reasons(&assignment, &domains, round).into_iter().take(input.clusters.len()));
+            reasons.extend(
+                input
+                    .placement_reasons(&assignment, &domains, round)
+                    .into_iter()
+                    .take(input.clusters.len()),
+            );
             return false;
         }
         let mut new_placement: BTreeMap<TaskId, CpuSet> = self.cpus_by_task.clone();
@@ -439,8 +526,12 @@ impl ThreadClustering {
         if new_placement == self.cpus_by_task {
             return false;
         }
-        let removed_share = input.removed_stall_share(&assignment, view, self.parameters.remote_hit_cycles);
-        if let Some(added_slowdown) = self.added_slowdown(&new_placement, view).filter(|&harm| harm > removed_share) {
+        let removed_share =
+            input.removed_stall_share(&assignment, view, self.parameters.remote_hit_cycles);
+        if let Some(added_slowdown) = self
+            .added_slowdown(&new_placement, view)
+            .filter(|&harm| harm > removed_share)
+        {
             let text = "clusters stay on separate chips: together they would lose more to cache contention than to \
                         remote accesses";
             let numbers = vec![
@@ -451,10 +542,20 @@ impl ThreadClustering {
             return false;
         }
         self.cpus_by_task = new_placement;
-        self.cluster_by_task.retain(|task, _| !input.tasks.contains(task));
-        let first_number = self.cluster_by_task.values().max().map_or(0, |last| last + 1);
-        self.cluster_by_task.extend(input.placed_clusters(&assignment, first_number));
-        (self.wait_windows, self.last_wait_windows, self.last_unchanged) = (SETTLING_WINDOWS, 0, None);
+        self.cluster_by_task
+            .retain(|task, _| !input.tasks.contains(task));
+        let first_number = self
+            .cluster_by_task
+            .values()
+            .max()
+            .map_or(0, |last| last + 1);
+        self.cluster_by_task
+            .extend(input.placed_clusters(&assignment, first_number));
+        (
+            self.wait_windows,
+            self.last_wait_windows,
+            self.last_unchanged,
+        ) = (SETTLING_WINDOWS, 0, None);
         reasons.extend(input.placement_reasons(&assignment, &domains, round));
         true
     }
@@ -464,15 +565,24 @@ impl ThreadClustering {
         let is_busy = |task: &&TaskSample| {
             let run_ns = task.ran_ns();
             let demand_ns = run_ns + task.run_queue_wait_ns.unwrap_or(0);
-            demand_ns as f64 >= self.parameters.idle_below_share * view.observation.span.elapsed_ns as f64
+            demand_ns as f64
+                >= self.parameters.idle_below_share * view.observation.span.elapsed_ns as f64
         };
-        let tasks =
-            view.observation.tasks.iter().filter(|task| !task.exited && round.processes.contains(&task.process));
+        let tasks = view
+            .observation
+            .tasks
+            .iter()
+            .filter(|task| !task.exited && round.processes.contains(&task.process));
         tasks.filter(is_busy).collect()
     }
 
     /// Returns the cluster of each thread; the threads of each filter are clustered separately.
-    fn cluster_by_filter(&self, threads: &[&TaskSample], sample_count: u64, view: &View<'_>) -> Vec<Option<usize>> {
+    fn cluster_by_filter(
+        &self,
+        threads: &[&TaskSample],
+        sample_count: u64,
+        view: &View<'_>,
+    ) -> Vec<Option<usize>> {
         let sharing = SharingCriteria {
             floor: self.parameters.floor,
             applies_floor_first: self.parameters.floor_first,
@@ -488,18 +598,25 @@ impl ThreadClustering {
             (!is_machine_wide).then_some(task.process)
         };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
-        threads.iter().map(|task| filter_of(task)).for_each(|process_filter| {
-            if !filters.contains(&process_filter) {
-                filters.push(process_filter);
-            }
-        });
+        threads
+            .iter()
+            .map(|task| filter_of(task))
+            .for_each(|process_filter| {
+                if !filters.contains(&process_filter) {
+                    filters.push(process_filter);
+                }
+            });
         let (mut cluster_by_thread, mut cluster_count) = (vec![None; threads.len()], 0);
         for process_filter in filters {
-            let members: Vec<usize> =
-                (0..threads.len()).filter(|&index| filter_of(threads[index]) == process_filter).collect();
+            let members: Vec<usize> = (0..threads.len())
+                .filter(|&index| filter_of(threads[index]) == process_filter)
+                .collect();
             let map_of_thread = |&thread_index: &usize| {
                 let task = threads[thread_index].task;
-                let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());
+                let map = view
+                    .profiles
+                    .get(&task)
+                    .and_then(|profile| profile.sharing_map());
                 let counters = map.map(|map| map.counters.as_slice());
                 ThreadMap {
                     counters: counters.unwrap_or(&[]),
@@ -517,9 +634,15 @@ impl ThreadClustering {
     }
 
     /// Returns the mean slowdown that the placement is forecast to add (thesis 3.7.1); `None` without a forecast.
-    fn added_slowdown(&self, new_placement: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
+    fn added_slowdown(
+        &self,
+        new_placement: &BTreeMap<TaskId, CpuSet>,
+        view: &View<'_>,
+    ) -> Option<f64> {
         let mean_slowdown_under = |affinity: &BTreeMap<TaskId, CpuSet>| {
-            let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
+            let mut plan = Plan::idle(WindowLength::Cycles {
+                cycles: self.parameters.window_cycles,
+            });
             plan.affinity = affinity.clone();
             let forecast = view.predictor.forecast(view, &plan);
             let forecast_of = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);

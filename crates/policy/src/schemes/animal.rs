@@ -17,8 +17,12 @@ use super::{GroupCosts, MissingEvidence, Scheme, gather_evidence};
 use crate::matrix::CostKind;
 
 /// Mutual cost of two classes, from 0 to 8, in the order turtle, sheep, rabbit, devil.
-pub const SYMBIOSIS: [[f64; 4]; 4] =
-    [[0.0, 1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 4.0, 5.0], [2.0, 4.0, 5.0, 8.0]];
+pub const SYMBIOSIS: [[f64; 4]; 4] = [
+    [0.0, 1.0, 1.0, 2.0],
+    [1.0, 2.0, 3.0, 4.0],
+    [1.0, 3.0, 4.0, 5.0],
+    [2.0, 4.0, 5.0, 8.0],
+];
 
 fn row_of_animal(animal: Animal) -> usize {
     match animal {
@@ -46,11 +50,22 @@ impl Scheme for AnimalClasses {
         "animal"
     }
 
-    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let animals = gather_evidence(self, members, "stack positions of a cache with as many ways", |profile| {
-            classify(stack_positions_on(profile, cache)?, &self.thresholds)
-        })?;
-        Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), |i, j| 0.5 * symbiosis(animals[i], animals[j])))
+    fn group_costs(
+        &self,
+        members: &[&Profile],
+        cache: &SharedCache,
+    ) -> Result<GroupCosts, MissingEvidence> {
+        let animals = gather_evidence(
+            self,
+            members,
+            "stack positions of a cache with as many ways",
+            |profile| classify(stack_positions_on(profile, cache)?, &self.thresholds),
+        )?;
+        Ok(GroupCosts::sum_of_pairs(
+            CostKind::Weight,
+            members.len(),
+            |i, j| 0.5 * symbiosis(animals[i], animals[j]),
+        ))
     }
 }
 
@@ -84,7 +99,10 @@ mod tests {
     fn unlike_pairs_never_cost_more_than_like_pairs() {
         for a in ALL {
             for b in ALL {
-                assert!(2.0 * symbiosis(a, b) <= symbiosis(a, a) + symbiosis(b, b), "{a:?} {b:?}");
+                assert!(
+                    2.0 * symbiosis(a, b) <= symbiosis(a, a) + symbiosis(b, b),
+                    "{a:?} {b:?}"
+                );
             }
         }
     }
@@ -95,7 +113,16 @@ mod tests {
         let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
         let devil = with_positions(&[1000.0, 500.0, 100.0, 100.0, 30_000.0]);
         let turtle = with_positions(&[10.0, 5.0, 1.0, 1.0, 3.0]);
-        let costs = AnimalClasses::default().pair_costs(&[&devil, &devil, &turtle, &turtle], &cache).unwrap();
-        assert_eq!((costs.mutual_cost(0, 1), costs.mutual_cost(2, 3), costs.mutual_cost(0, 2)), (8.0, 0.0, 2.0));
+        let costs = AnimalClasses::default()
+            .pair_costs(&[&devil, &devil, &turtle, &turtle], &cache)
+            .unwrap();
+        assert_eq!(
+            (
+                costs.mutual_cost(0, 1),
+                costs.mutual_cost(2, 3),
+                costs.mutual_cost(0, 2)
+            ),
+            (8.0, 0.0, 2.0)
+        );
     }
 }

@@ -17,8 +17,8 @@ pub use pain::{Pain, pain_sensitivity};
 pub use rates::{RateKind, RateScheme, miss_rate};
 pub use sdc::{Sdc, effective_ways};
 pub use shared_cache::{
-    SharedCache, SoloRates, misses_on_share_per_mega_instr, refs_per_mega_instr, solo_misses_per_mega_instr,
-    stack_positions_on,
+    SharedCache, SoloRates, misses_on_share_per_mega_instr, refs_per_mega_instr,
+    solo_misses_per_mega_instr, stack_positions_on,
 };
 pub use statcc::StatCc;
 
@@ -53,8 +53,17 @@ pub struct GroupCosts {
 
 impl GroupCosts {
     /// Builds the costs for schemes that only compare pairs: each member bears the sum over the others.
-    pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, pair_cost: impl Fn(usize, usize) -> f64) -> Self {
-        let cost_of_member = |i: usize| (0..members).filter(|&j| j != i).map(|j| pair_cost(i, j)).sum();
+    pub(crate) fn sum_of_pairs(
+        kind: CostKind,
+        members: usize,
+        pair_cost: impl Fn(usize, usize) -> f64,
+    ) -> Self {
+        let cost_of_member = |i: usize| {
+            (0..members)
+                .filter(|&j| j != i)
+                .map(|j| pair_cost(i, j))
+                .sum()
+        };
         GroupCosts {
             kind,
             costs: (0..members).map(cost_of_member).collect(),
@@ -73,17 +82,32 @@ pub trait Scheme {
     ///
     /// # Errors
     /// Returns an error for the first program without the required evidence.
-    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence>;
+    fn group_costs(
+        &self,
+        members: &[&Profile],
+        cache: &SharedCache,
+    ) -> Result<GroupCosts, MissingEvidence>;
 
     /// Returns the cost of each program beside each other one, on a cache that the two have to themselves.
-    fn pair_costs(&self, profiles: &[&Profile], cache: &SharedCache) -> Result<PairCosts, MissingEvidence> {
+    fn pair_costs(
+        &self,
+        profiles: &[&Profile],
+        cache: &SharedCache,
+    ) -> Result<PairCosts, MissingEvidence> {
         let program_count = profiles.len();
-        let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; program_count]; program_count]);
+        let (mut kind, mut cost) = (
+            self.group_costs(&[], cache)?.kind,
+            vec![vec![0.0; program_count]; program_count],
+        );
         for i in 0..program_count {
             for j in i..program_count {
-                let with_group_index =
-                    |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
-                let pair = self.group_costs(&[profiles[i], profiles[j]], cache).map_err(with_group_index)?;
+                let with_group_index = |missing: MissingEvidence| MissingEvidence {
+                    program: [i, j][missing.program],
+                    ..missing
+                };
+                let pair = self
+                    .group_costs(&[profiles[i], profiles[j]], cache)
+                    .map_err(with_group_index)?;
                 kind = pair.kind;
                 (cost[i][j], cost[j][i]) = (pair.costs[0], pair.costs[1]);
             }
@@ -99,25 +123,46 @@ pub(crate) fn gather_evidence<'a, T>(
     subject: &'static str,
     fact_of: impl Fn(&'a Profile) -> Option<T>,
 ) -> Result<Vec<T>, MissingEvidence> {
-    let missing_evidence = |program| MissingEvidence { scheme: scheme.name(), program, what: subject };
-    members.iter().enumerate().map(|(index, profile)| fact_of(profile).ok_or_else(|| missing_evidence(index))).collect()
+    let missing_evidence = |program| MissingEvidence {
+        scheme: scheme.name(),
+        program,
+        what: subject,
+    };
+    members
+        .iter()
+        .enumerate()
+        .map(|(index, profile)| fact_of(profile).ok_or_else(|| missing_evidence(index)))
+        .collect()
 }
 
 /// Returns all schemes, in the order of their names.
 pub fn all_schemes() -> Vec<Box<dyn Scheme>> {
-    let rate_scheme = |rate, sum| Box::new(RateScheme { rate, uses_sum: sum });
+    let rate_scheme = |rate, sum| {
+        Box::new(RateScheme {
+            rate,
+            uses_sum: sum,
+        })
+    };
     vec![
         rate_scheme(RateKind::Access, false),
         Box::new(AnimalClasses::default()),
-        Box::new(StatCc { solves_jointly: false }),
+        Box::new(StatCc {
+            solves_jointly: false,
+        }),
         rate_scheme(RateKind::Cpi, false),
         rate_scheme(RateKind::Miss, false),
         rate_scheme(RateKind::Miss, true),
         Box::new(Pain),
         rate_scheme(RateKind::Pcmr, false),
-        Box::new(Sdc { reports_run_time: true }),
-        Box::new(Sdc { reports_run_time: false }),
-        Box::new(StatCc { solves_jointly: true }),
+        Box::new(Sdc {
+            reports_run_time: true,
+        }),
+        Box::new(Sdc {
+            reports_run_time: false,
+        }),
+        Box::new(StatCc {
+            solves_jointly: true,
+        }),
     ]
 }
 
@@ -141,8 +186,15 @@ pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let known_names: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
     let meant = nearest_name(name, known_names.iter().copied())
         .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-    let unknown = UnknownScheme { name: name.to_string(), known: known_names.join(", "), meant };
-    schemes.into_iter().find(|scheme| scheme.name() == name).ok_or(unknown)
+    let unknown = UnknownScheme {
+        name: name.to_string(),
+        known: known_names.join(", "),
+        meant,
+    };
+    schemes
+        .into_iter()
+        .find(|scheme| scheme.name() == name)
+        .ok_or(unknown)
 }
 
 #[cfg(test)]
@@ -157,9 +209,20 @@ mod tests {
     fn schemes_are_found_by_name() {
         let names: Vec<&str> = all_schemes().iter().map(|scheme| scheme.name()).collect();
         assert!(names.is_sorted());
-        names.iter().for_each(|name| assert_eq!(find_scheme(name).map(|scheme| scheme.name()).ok(), Some(*name)));
-        let error = find_scheme("pane").err().map(|error| error.to_string()).unwrap();
-        assert!(error.starts_with("no scheme 'pane'; there are access-rate, animal,"), "{error}");
+        names.iter().for_each(|name| {
+            assert_eq!(
+                find_scheme(name).map(|scheme| scheme.name()).ok(),
+                Some(*name)
+            )
+        });
+        let error = find_scheme("pane")
+            .err()
+            .map(|error| error.to_string())
+            .unwrap();
+        assert!(
+            error.starts_with("no scheme 'pane'; there are access-rate, animal,"),
+            "{error}"
+        );
         assert!(error.ends_with("(did you mean 'pain'?)"), "{error}");
     }
 
@@ -169,10 +232,14 @@ mod tests {
         (positions, times, 0.1f64..1.0, 0.2f64..2.0, 0.0f64..50.0).prop_map(
             |(positions, times, cold_weight, ipc, pcmr)| {
                 let mut reuse = cachemate_locality::reuse::ReuseTimes::new();
-                times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some(1 << log), weight));
+                times
+                    .iter()
+                    .for_each(|&(log, weight)| reuse.add_weighted(Some(1 << log), weight));
                 reuse.add_weighted(None, cold_weight);
                 let mut profile = with_positions(&positions);
-                profile.locality.reuse_times = reuse.to_profile().map(|times| Fact::new(times, FactSource::Oracle, 0));
+                profile.locality.reuse_times = reuse
+                    .to_profile()
+                    .map(|times| Fact::new(times, FactSource::Oracle, 0));
                 profile.rates.solo_instr_per_cycle = Some(Fact::oracle(ipc));
                 profile.rates.pcmr = Some(Fact::oracle(pcmr));
                 profile
@@ -223,12 +290,19 @@ mod tests {
     #[test]
     fn absent_evidence_is_an_error_that_names_the_program() {
         let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
-        let (known_profile, unknown_profile) = (with_positions(&[1.0, 1.0, 1.0, 1.0, 1.0]), Profile::default());
+        let (known_profile, unknown_profile) = (
+            with_positions(&[1.0, 1.0, 1.0, 1.0, 1.0]),
+            Profile::default(),
+        );
         for scheme in all_schemes() {
-            let error = scheme.pair_costs(&[&unknown_profile, &unknown_profile], &cache).unwrap_err();
+            let error = scheme
+                .pair_costs(&[&unknown_profile, &unknown_profile], &cache)
+                .unwrap_err();
             assert_eq!(error.program, 0, "{}", scheme.name());
         }
-        let error = Pain.pair_costs(&[&known_profile, &known_profile, &unknown_profile], &cache).unwrap_err();
+        let error = Pain
+            .pair_costs(&[&known_profile, &known_profile, &unknown_profile], &cache)
+            .unwrap_err();
         let expected = "scheme 'pain' needs stack positions of a cache with as many ways of program 2, which its profile does not have";
         assert_eq!(error.to_string(), expected);
     }

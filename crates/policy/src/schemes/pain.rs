@@ -19,7 +19,11 @@ pub struct Pain;
 /// Returns S, the likely extra misses per million instructions in a shared cache (CA equation 1), from hits by LRU
 /// position.
 pub fn pain_sensitivity(hits: &[f64]) -> f64 {
-    let weighted_sum: f64 = hits.iter().enumerate().map(|(index, hits)| (index + 1) as f64 * hits).sum();
+    let weighted_sum: f64 = hits
+        .iter()
+        .enumerate()
+        .map(|(index, hits)| (index + 1) as f64 * hits)
+        .sum();
     weighted_sum / (1 + hits.len()) as f64
 }
 
@@ -28,13 +32,31 @@ impl Scheme for Pain {
         "pain"
     }
 
-    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
+    fn group_costs(
+        &self,
+        members: &[&Profile],
+        cache: &SharedCache,
+    ) -> Result<GroupCosts, MissingEvidence> {
         let missing_fact = "stack positions of a cache with as many ways";
-        let positions = gather_evidence(self, members, missing_fact, |profile| stack_positions_on(profile, cache))?;
-        let intensities = gather_evidence(self, members, "references per instruction", refs_per_mega_instr)?;
-        let sensitivities: Vec<f64> = positions.iter().map(|p| pain_sensitivity(&p[..cache.ways as usize])).collect();
+        let positions = gather_evidence(self, members, missing_fact, |profile| {
+            stack_positions_on(profile, cache)
+        })?;
+        let intensities = gather_evidence(
+            self,
+            members,
+            "references per instruction",
+            refs_per_mega_instr,
+        )?;
+        let sensitivities: Vec<f64> = positions
+            .iter()
+            .map(|p| pain_sensitivity(&p[..cache.ways as usize]))
+            .collect();
         let pair_cost = |i: usize, j: usize| sensitivities[i] * intensities[j] * 1e-6;
-        Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), pair_cost))
+        Ok(GroupCosts::sum_of_pairs(
+            CostKind::Weight,
+            members.len(),
+            pair_cost,
+        ))
     }
 }
 
@@ -47,7 +69,10 @@ mod tests {
     /// Does the sensitivity follow equation 1?
     #[test]
     fn sensitivity_weighs_hits_by_position() {
-        assert_eq!(pain_sensitivity(&[4.0, 3.0, 2.0, 1.0]), (4.0 + 6.0 + 6.0 + 4.0) / 5.0);
+        assert_eq!(
+            pain_sensitivity(&[4.0, 3.0, 2.0, 1.0]),
+            (4.0 + 6.0 + 6.0 + 4.0) / 5.0
+        );
     }
 
     proptest! {

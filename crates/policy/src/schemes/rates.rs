@@ -58,7 +58,11 @@ impl RateScheme {
             RateKind::Miss => miss_rate(profile, cache),
             RateKind::Access => refs_per_mega_instr(profile).map(|refs| refs / 1000.0),
             RateKind::Cpi => {
-                let ipc = profile.rates.solo_instr_per_cycle.or(profile.rates.observed_instr_per_cycle)?.value;
+                let ipc = profile
+                    .rates
+                    .solo_instr_per_cycle
+                    .or(profile.rates.observed_instr_per_cycle)?
+                    .value;
                 (ipc > 0.0).then_some(1.0 / ipc)
             }
             RateKind::Pcmr => profile.rates.pcmr.map(|pcmr| pcmr.value),
@@ -69,7 +73,10 @@ impl RateScheme {
 /// Returns LLC misses per thousand instructions: alone on the cache if known, otherwise as observed.
 pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     let solo_mpki = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
-    solo_mpki.or(profile.rates.observed_misses_per_kilo_instr.map(|observed_mpki| observed_mpki.value))
+    solo_mpki.or(profile
+        .rates
+        .observed_misses_per_kilo_instr
+        .map(|observed_mpki| observed_mpki.value))
 }
 
 impl Scheme for RateScheme {
@@ -83,9 +90,21 @@ impl Scheme for RateScheme {
         }
     }
 
-    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let rates = gather_evidence(self, members, self.required_fact(), |profile| self.rate_of(profile, cache))?;
-        let pair_cost = |i: usize, j: usize| if self.uses_sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
+    fn group_costs(
+        &self,
+        members: &[&Profile],
+        cache: &SharedCache,
+    ) -> Result<GroupCosts, MissingEvidence> {
+        let rates = gather_evidence(self, members, self.required_fact(), |profile| {
+            self.rate_of(profile, cache)
+        })?;
+        let pair_cost = |i: usize, j: usize| {
+            if self.uses_sum {
+                rates[j]
+            } else {
+                0.5 * rates[i] * rates[j]
+            }
+        };
         let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), pair_cost);
         if self.rate == RateKind::Pcmr && !rates.is_empty() {
             // The group's miss rate is the mean of its members' PCMRs, which are per 100 references (CASC 4.1).
@@ -114,7 +133,10 @@ mod tests {
     };
 
     fn with_pcmr(value: f64) -> Profile {
-        Profile::default().with_rates(RateFacts { pcmr: Some(Fact::oracle(value)), ..RateFacts::default() })
+        Profile::default().with_rates(RateFacts {
+            pcmr: Some(Fact::oracle(value)),
+            ..RateFacts::default()
+        })
     }
 
     /// Is a solo rate preferred to an observed one, and is there no rate without evidence?
@@ -127,7 +149,12 @@ mod tests {
         let curve = vec![(1 << 20, Estimate::exact(3.0))];
         let profile = profile.with_misses(CacheLevel::L2, curve, FactSource::Oracle);
         assert_eq!(miss_rate(&profile, &CACHE), Some(3.0));
-        let error = RateScheme { rate: RateKind::Cpi, uses_sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
+        let error = RateScheme {
+            rate: RateKind::Cpi,
+            uses_sum: false,
+        }
+        .pair_costs(&[&profile], &CACHE)
+        .unwrap_err();
         assert_eq!((error.scheme, error.program), ("ipc", 0));
     }
 
@@ -136,7 +163,12 @@ mod tests {
     fn a_groups_miss_rate_is_the_mean_of_its_pcmrs() {
         let profiles = [with_pcmr(2.0), with_pcmr(28.0), with_pcmr(30.0)];
         let members: Vec<&Profile> = profiles.iter().collect();
-        let costs = RateScheme { rate: RateKind::Pcmr, uses_sum: false }.group_costs(&members, &CACHE).unwrap();
+        let costs = RateScheme {
+            rate: RateKind::Pcmr,
+            uses_sum: false,
+        }
+        .group_costs(&members, &CACHE)
+        .unwrap();
         assert!((costs.group_miss_ratio.unwrap() - 0.2).abs() < 1e-12);
     }
 

@@ -30,12 +30,22 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
         let hits: Vec<f64> = profiles
             .iter()
             .zip(&won_positions)
-            .map(|(p, &position)| if position < ways as usize { p[position] } else { f64::MIN })
+            .map(|(p, &position)| {
+                if position < ways as usize {
+                    p[position]
+                } else {
+                    f64::MIN
+                }
+            })
             .collect();
         let max_hits = hits.iter().copied().fold(f64::MIN, f64::max);
-        let winners: Vec<usize> = (0..hits.len()).filter(|&index| hits[index] == max_hits).collect();
+        let winners: Vec<usize> = (0..hits.len())
+            .filter(|&index| hits[index] == max_hits)
+            .collect();
         if winners.len() > remaining_ways {
-            winners.iter().for_each(|&index| ways_by_program[index] += remaining_ways as f64 / winners.len() as f64);
+            winners.iter().for_each(|&index| {
+                ways_by_program[index] += remaining_ways as f64 / winners.len() as f64
+            });
             break;
         }
         for index in winners {
@@ -49,19 +59,34 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
 
 /// Returns the hits beyond the effective ways, in which a fraction of a way has that fraction of its hits.
 fn hits_beyond(hits: &[f64], ways: f64) -> f64 {
-    hits.iter().enumerate().map(|(index, hits)| hits * (1.0 - (ways - index as f64).clamp(0.0, 1.0))).sum()
+    hits.iter()
+        .enumerate()
+        .map(|(index, hits)| hits * (1.0 - (ways - index as f64).clamp(0.0, 1.0)))
+        .sum()
 }
 
 impl Scheme for Sdc {
     fn name(&self) -> &'static str {
-        if self.reports_run_time { "sdc" } else { "sdc-misses" }
+        if self.reports_run_time {
+            "sdc"
+        } else {
+            "sdc-misses"
+        }
     }
 
-    fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
+    fn group_costs(
+        &self,
+        members: &[&Profile],
+        cache: &SharedCache,
+    ) -> Result<GroupCosts, MissingEvidence> {
         let subject = "stack positions of a cache with as many ways";
-        let positions = gather_evidence(self, members, subject, |profile| stack_positions_on(profile, cache))?;
+        let positions = gather_evidence(self, members, subject, |profile| {
+            stack_positions_on(profile, cache)
+        })?;
         let subject = "references per instruction";
-        let solo_rates = gather_evidence(self, members, subject, |profile| SoloRates::from_profile(profile, cache))?;
+        let solo_rates = gather_evidence(self, members, subject, |profile| {
+            SoloRates::from_profile(profile, cache)
+        })?;
         let ways = cache.ways as usize;
         let effective_ways_by_program = effective_ways(&positions, cache.ways);
         let extra_misses_by_program = positions
@@ -69,7 +94,9 @@ impl Scheme for Sdc {
             .zip(&effective_ways_by_program)
             .map(|(positions, &effective_ways)| hits_beyond(&positions[..ways], effective_ways));
         let (mut costs, mut miss_ratios) = (Vec::new(), Vec::new());
-        for ((extra_misses, positions), solo) in extra_misses_by_program.zip(&positions).zip(&solo_rates) {
+        for ((extra_misses, positions), solo) in
+            extra_misses_by_program.zip(&positions).zip(&solo_rates)
+        {
             costs.push(if self.reports_run_time {
                 solo.slowdown_from_misses(extra_misses * 1e-6)
             } else {
@@ -77,9 +104,18 @@ impl Scheme for Sdc {
             });
             miss_ratios.push((positions[ways] + extra_misses) / positions.iter().sum::<f64>());
         }
-        let kind = if self.reports_run_time { CostKind::Degradation } else { CostKind::Weight };
+        let kind = if self.reports_run_time {
+            CostKind::Degradation
+        } else {
+            CostKind::Weight
+        };
         let has_miss_ratios = miss_ratios.iter().all(|ratio| ratio.is_finite());
-        Ok(GroupCosts { kind, costs, miss_ratios: has_miss_ratios.then_some(miss_ratios), group_miss_ratio: None })
+        Ok(GroupCosts {
+            kind,
+            costs,
+            miss_ratios: has_miss_ratios.then_some(miss_ratios),
+            group_miss_ratio: None,
+        })
     }
 }
 
@@ -93,8 +129,14 @@ mod tests {
     #[test]
     fn the_higher_counter_wins_and_only_its_pointer_advances() {
         // A wins 10 against 9, B wins 9 against 8, A wins 8 against 2, and B wins 2 against 1.
-        assert_eq!(effective_ways(&[&[10.0, 8.0, 1.0, 0.0], &[9.0, 2.0, 1.0, 1.0]], 4), [2.0, 2.0]);
-        assert_eq!(effective_ways(&[&[10.0, 8.0, 7.0, 6.0], &[5.0, 2.0, 1.0, 1.0]], 4), [4.0, 0.0]);
+        assert_eq!(
+            effective_ways(&[&[10.0, 8.0, 1.0, 0.0], &[9.0, 2.0, 1.0, 1.0]], 4),
+            [2.0, 2.0]
+        );
+        assert_eq!(
+            effective_ways(&[&[10.0, 8.0, 7.0, 6.0], &[5.0, 2.0, 1.0, 1.0]], 4),
+            [4.0, 0.0]
+        );
         assert_eq!(effective_ways(&[&[1.0; 5], &[1.0; 5]], 5), [2.5, 2.5]);
     }
 
@@ -102,8 +144,15 @@ mod tests {
     #[test]
     fn extra_misses_are_the_hits_beyond_the_remaining_ways() {
         let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
-        let (a, b) = (with_positions(&[10.0, 8.0, 1.0, 0.5, 3.0]), with_positions(&[9.0, 2.0, 1.0, 1.0, 0.0]));
-        let costs = Sdc { reports_run_time: false }.pair_costs(&[&a, &b], &cache).unwrap();
+        let (a, b) = (
+            with_positions(&[10.0, 8.0, 1.0, 0.5, 3.0]),
+            with_positions(&[9.0, 2.0, 1.0, 1.0, 0.0]),
+        );
+        let costs = Sdc {
+            reports_run_time: false,
+        }
+        .pair_costs(&[&a, &b], &cache)
+        .unwrap();
         assert_eq!((costs.cost[0][1], costs.cost[1][0]), (1.5, 2.0));
     }
 

@@ -56,13 +56,23 @@ impl SharedCache {
         let contexts = f64::from(machine.contexts_per_core.max(1));
         let (issue_width, window, max_overlapping_misses) = match machine.pipeline {
             CoreModel::InOrder { issue_width, .. } => (issue_width, 1.0, 1.0),
-            CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => {
-                (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
-            }
+            CoreModel::OutOfOrder {
+                issue_width,
+                window,
+                mshrs,
+                ..
+            } => (
+                issue_width,
+                f64::from(window) / contexts,
+                f64::from(mshrs) / contexts,
+            ),
         };
         // A victim cache behind this one serves some of its misses with its own latency. A profile of this level does
         // not show how many, so the latency of memory is used as an upper bound.
-        let miss_penalty_cycles = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
+        let miss_penalty_cycles = machine
+            .memory
+            .local_latency_cycles
+            .saturating_sub(cache.latency_cycles);
         Some(SharedCache {
             size_bytes: cache.size_bytes,
             ways: cache.ways,
@@ -83,7 +93,8 @@ impl SharedCache {
 
     /// Returns the cost in cycles of one more miss, for a program with this miss rate; misses in one window overlap.
     pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
-        let overlapping_misses = (self.window_instructions * misses_per_instr).clamp(1.0, self.max_overlapping_misses);
+        let overlapping_misses =
+            (self.window_instructions * misses_per_instr).clamp(1.0, self.max_overlapping_misses);
         self.miss_penalty_cycles / overlapping_misses
     }
 
@@ -113,15 +124,29 @@ impl SoloRates {
     pub fn from_profile(profile: &Profile, cache: &SharedCache) -> Option<Self> {
         let refs_per_instr = refs_per_mega_instr(profile)? * 1e-6;
         let misses_per_instr = solo_misses_per_mega_instr(profile, cache)? * 1e-6;
-        Some(Self::from_rates(profile, cache, refs_per_instr, misses_per_instr))
+        Some(Self::from_rates(
+            profile,
+            cache,
+            refs_per_instr,
+            misses_per_instr,
+        ))
     }
 
     /// Builds the rates from given references and misses, such as those of a model's own miss ratio.
-    pub fn from_rates(profile: &Profile, cache: &SharedCache, refs_per_instr: f64, misses_per_instr: f64) -> Self {
+    pub fn from_rates(
+        profile: &Profile,
+        cache: &SharedCache,
+        refs_per_instr: f64,
+        misses_per_instr: f64,
+    ) -> Self {
         let miss_cycles = cache.miss_cycles(misses_per_instr);
-        let modeled_cycles = cache.all_hit_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
-        let measured_cycles =
-            profile.rates.solo_instr_per_cycle.map(|ipc| 1.0 / ipc.value).filter(|cpi| cpi.is_finite() && *cpi > 0.0);
+        let modeled_cycles =
+            cache.all_hit_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
+        let measured_cycles = profile
+            .rates
+            .solo_instr_per_cycle
+            .map(|ipc| 1.0 / ipc.value)
+            .filter(|cpi| cpi.is_finite() && *cpi > 0.0);
         SoloRates {
             refs_per_instr,
             misses_per_instr,
@@ -133,7 +158,8 @@ impl SoloRates {
     /// Returns the cycles per instruction if every access hit. For a measured CPI, the result is at least the CPI of
     /// issue alone.
     pub fn base_cycles_per_instr(&self, cache: &SharedCache) -> f64 {
-        (self.cycles_per_instr - self.misses_per_instr * self.miss_cycles).max(1.0 / cache.issue_width)
+        (self.cycles_per_instr - self.misses_per_instr * self.miss_cycles)
+            .max(1.0 / cache.issue_width)
     }
 
     /// Returns the slowdown by this many more misses: run time over solo run time, minus one.
@@ -146,13 +172,19 @@ impl SoloRates {
 /// positions.
 pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
     let counted_refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
-    counted_refs.or_else(|| profile.stack_positions().map(|positions| positions.iter().sum()))
+    counted_refs.or_else(|| {
+        profile
+            .stack_positions()
+            .map(|positions| positions.iter().sum())
+    })
 }
 
 /// Returns the hits at LRU positions 1..=ways and the misses, per million instructions; `None` if the profile is for
 /// another number of ways.
 pub fn stack_positions_on<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
-    profile.stack_positions().filter(|positions| positions.len() == cache.ways as usize + 1)
+    profile
+        .stack_positions()
+        .filter(|positions| positions.len() == cache.ways as usize + 1)
 }
 
 /// Returns the solo misses per million instructions on the cache, from the stack positions or else from the curve.
@@ -162,7 +194,11 @@ pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Opt
 
 /// Returns the solo misses per million instructions on one of `share_count` equal shares of the cache; `None` if the
 /// curve does not reach that size.
-pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, share_count: u32) -> Option<f64> {
+pub fn misses_on_share_per_mega_instr(
+    profile: &Profile,
+    cache: &SharedCache,
+    share_count: u32,
+) -> Option<f64> {
     let shares = share_count.max(1);
     if let Some(positions) = stack_positions_on(profile, cache) {
         let ways = (cache.ways / shares).max(1) as usize;
@@ -179,16 +215,28 @@ mod tests {
     use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, RateFacts};
 
     fn profile_fixture(refs: f64, curve: &[(u64, f64)]) -> Profile {
-        let curve = curve.iter().map(|&(size, rate)| (size, Estimate::exact(rate))).collect();
-        let rates = RateFacts { llc_refs_per_mega_instr: Some(Fact::oracle(refs)), ..RateFacts::default() };
-        Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
+        let curve = curve
+            .iter()
+            .map(|&(size, rate)| (size, Estimate::exact(rate)))
+            .collect();
+        let rates = RateFacts {
+            llc_refs_per_mega_instr: Some(Fact::oracle(refs)),
+            ..RateFacts::default()
+        };
+        Profile::default()
+            .with_rates(rates)
+            .with_misses(CacheLevel::L2, curve, FactSource::Oracle)
     }
 
     /// Does the in-order model match the textbook sum, and is the slowdown that of extra misses at full latency?
     #[test]
     fn the_in_order_model_matches_the_textbook_sum() {
-        let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
-        let solo = SoloRates::from_profile(&profile_fixture(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
+        let cache = SharedCache {
+            hit_latency_cycles: 20.0,
+            ..SharedCache::new(1 << 20, 16, 64, 100.0)
+        };
+        let solo =
+            SoloRates::from_profile(&profile_fixture(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
         assert!((solo.cycles_per_instr - (1.0 + 0.01 * 20.0 + 0.002 * 100.0)).abs() < 1e-12);
         assert!((solo.slowdown_from_misses(0.001) - 0.1 / 1.4).abs() < 1e-12);
         assert!((solo.base_cycles_per_instr(&cache) - 1.2).abs() < 1e-12);
@@ -206,7 +254,10 @@ mod tests {
             ..base
         };
         assert_eq!(cache.all_hit_cycles_per_instr(0.1), 0.25 + 0.1 * 15.0);
-        assert_eq!((cache.miss_cycles(0.001), cache.miss_cycles(0.5)), (200.0, 25.0));
+        assert_eq!(
+            (cache.miss_cycles(0.001), cache.miss_cycles(0.5)),
+            (200.0, 25.0)
+        );
         assert!((cache.miss_cycles(0.04) - 200.0 / 4.04).abs() < 1e-9);
     }
 
@@ -216,8 +267,16 @@ mod tests {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
         let mut known_profile = profile_fixture(10_000.0, &[(1 << 20, 2.0)]);
         known_profile.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
-        assert_eq!(SoloRates::from_profile(&known_profile, &cache).unwrap().cycles_per_instr, 2.0);
-        assert_eq!(SoloRates::from_profile(&profile_fixture(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
+        assert_eq!(
+            SoloRates::from_profile(&known_profile, &cache)
+                .unwrap()
+                .cycles_per_instr,
+            2.0
+        );
+        assert_eq!(
+            SoloRates::from_profile(&profile_fixture(10_000.0, &[(1 << 19, 2.0)]), &cache),
+            None
+        );
     }
 
     /// On a share of the cache, do hits beyond the share miss, and is a curve read at the share's size, but not below
@@ -226,10 +285,17 @@ mod tests {
     fn hits_beyond_a_share_of_the_cache_are_misses() {
         let cache = SharedCache::new(1 << 20, 4, 64, 100.0);
         let positions = with_positions(&[8.0, 4.0, 2.0, 1.0, 0.5]);
-        let misses_on_share = |parts: u32| misses_on_share_per_mega_instr(&positions, &cache, parts);
-        assert_eq!([1, 2, 4, 9].map(misses_on_share), [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]);
+        let misses_on_share =
+            |parts: u32| misses_on_share_per_mega_instr(&positions, &cache, parts);
+        assert_eq!(
+            [1, 2, 4, 9].map(misses_on_share),
+            [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]
+        );
         let curve = profile_fixture(10_000.0, &[(1 << 19, 3.0), (1 << 20, 2.0)]);
         let misses_on_share = |parts: u32| misses_on_share_per_mega_instr(&curve, &cache, parts);
-        assert_eq!([1, 2, 4].map(misses_on_share), [Some(2000.0), Some(3000.0), None]);
+        assert_eq!(
+            [1, 2, 4].map(misses_on_share),
+            [Some(2000.0), Some(3000.0), None]
+        );
     }
 }

@@ -22,8 +22,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cachemate_core::{
-    CacheId, CounterEvent, Estimate, EventCounts, Observation, ProbeEvidence, Profile, Profiles, RowInterval,
-    ServiceIdentity, ShareMember, TaskId, TaskSample, Topology,
+    CacheId, CounterEvent, Estimate, EventCounts, Observation, ProbeEvidence, Profile, Profiles,
+    RowInterval, ServiceIdentity, ShareMember, TaskId, TaskSample, Topology,
 };
 
 use crate::solo_speeds::SoloSpeeds;
@@ -145,10 +145,16 @@ impl<'a> ServiceActivity<'a> {
 
     /// Returns the instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.
     fn counted_pace(&self) -> Option<(f64, f64)> {
-        let counts = self.tasks.iter().filter_map(|task| Some((work_counts(&task.counts)?, task.ran_ns() as f64)));
-        let ((instructions, cycles), ran_ns) =
-            counts.fold(((0.0, 0.0), 0.0), |(sums, ran_ns), (counts, ns)| (add_counts(sums, counts), ran_ns + ns));
-        (instructions > 0.0 && cycles > 0.0 && ran_ns > 0.0).then(|| (instructions / cycles, cycles / ran_ns))
+        let counts = self
+            .tasks
+            .iter()
+            .filter_map(|task| Some((work_counts(&task.counts)?, task.ran_ns() as f64)));
+        let ((instructions, cycles), ran_ns) = counts
+            .fold(((0.0, 0.0), 0.0), |(sums, ran_ns), (counts, ns)| {
+                (add_counts(sums, counts), ran_ns + ns)
+            });
+        (instructions > 0.0 && cycles > 0.0 && ran_ns > 0.0)
+            .then(|| (instructions / cycles, cycles / ran_ns))
     }
 }
 
@@ -186,13 +192,18 @@ struct CoRunnerHistory {
 impl CoRunnerHistory {
     /// Returns the presence of the service, if it was in this state.
     fn own_presence(&self, (presence, is_confined): (f64, bool)) -> f64 {
-        if is_confined == self.is_confined { presence } else { 0.0 }
+        if is_confined == self.is_confined {
+            presence
+        } else {
+            0.0
+        }
     }
 
     /// Returns the loss that its effect causes at this presence, if the effect is measured.
     fn measured_loss(&self, effect: Option<&EffectEstimate>, presence: f64) -> Option<Estimate> {
         let is_separated = self.windows_with >= MIN_WINDOWS && self.windows_without >= MIN_WINDOWS;
-        let is_measured = |effect: &&EffectEstimate| effect.value.abs() > MIN_STANDARD_ERRORS * effect.error;
+        let is_measured =
+            |effect: &&EffectEstimate| effect.value.abs() > MIN_STANDARD_ERRORS * effect.error;
         let effect = effect.filter(|_| is_separated).filter(is_measured)?;
         let loss_from_effect = |effect: f64| libm::expm1(effect * presence);
         let error_margin = MIN_STANDARD_ERRORS * effect.error;
@@ -209,7 +220,11 @@ impl CoRunnerHistory {
         }
         self.presence_windows.push_back((presence, elapsed_ns));
         let total_ns: u64 = self.presence_windows.iter().map(|(_, ns)| ns).sum();
-        let weighted_sum: f64 = self.presence_windows.iter().map(|(presence, ns)| presence * *ns as f64).sum();
+        let weighted_sum: f64 = self
+            .presence_windows
+            .iter()
+            .map(|(presence, ns)| presence * *ns as f64)
+            .sum();
         self.presence = weighted_sum / total_ns.max(1) as f64;
     }
 }
@@ -248,10 +263,13 @@ impl ServiceLosses {
         self.solo_speeds.observe(observation);
         let activities = activities_by_service(observation, topology);
         let elapsed_ns = observation.span.elapsed_ns.max(1);
-        let mut services_by_run_time: Vec<&ServiceIdentity> = activities.keys().map(|service| &**service).collect();
+        let mut services_by_run_time: Vec<&ServiceIdentity> =
+            activities.keys().map(|service| &**service).collect();
         services_by_run_time.sort_by_key(|service| std::cmp::Reverse(activities[*service].ran_ns));
-        let tracked_services: BTreeSet<&ServiceIdentity> =
-            services_by_run_time.into_iter().take(MAX_SERVICES).collect();
+        let tracked_services: BTreeSet<&ServiceIdentity> = services_by_run_time
+            .into_iter()
+            .take(MAX_SERVICES)
+            .collect();
         for service in &tracked_services {
             let history = self.histories.entry((*service).clone()).or_default();
             history.last_window = observation.window;
@@ -262,7 +280,9 @@ impl ServiceLosses {
                 history.profile = Some(Arc::new(profile.clone()));
             }
         }
-        self.histories.retain(|_, history| observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
+        self.histories.retain(|_, history| {
+            observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS
+        });
         let all_rows: Vec<ProbeRows<'_>> = (observation.probe_results.iter())
             .filter_map(|probe_result| match &probe_result.evidence {
                 ProbeEvidence::Rows(rows) => Some(ProbeRows::new(rows)),
@@ -275,15 +295,30 @@ impl ServiceLosses {
             }
         }
         for rows in &all_rows {
-            rows.partial.iter().for_each(|row| self.observe_row(row, rows, &activities, elapsed_ns));
+            rows.partial
+                .iter()
+                .for_each(|row| self.observe_row(row, rows, &activities, elapsed_ns));
         }
         let histories = self.histories.iter();
-        let known_profiles: PresentProfiles =
-            histories.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
-        let inputs = ReportInputs { observation, topology, profiles, known_profiles: &known_profiles, pair_forecast };
-        let mut reports: Vec<ServiceReport> =
-            activities.iter().map(|(service, activity)| self.build_report(service, activity, &inputs)).collect();
-        let slowdown_of = |report: &ServiceReport| report.slowdown.map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0));
+        let known_profiles: PresentProfiles = histories
+            .filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?)))
+            .collect();
+        let inputs = ReportInputs {
+            observation,
+            topology,
+            profiles,
+            known_profiles: &known_profiles,
+            pair_forecast,
+        };
+        let mut reports: Vec<ServiceReport> = activities
+            .iter()
+            .map(|(service, activity)| self.build_report(service, activity, &inputs))
+            .collect();
+        let slowdown_of = |report: &ServiceReport| {
+            report
+                .slowdown
+                .map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0))
+        };
         reports.sort_by(|a, b| {
             slowdown_of(b)
                 .total_cmp(&slowdown_of(a))
@@ -305,12 +340,20 @@ impl ServiceLosses {
         let row_counts = |activity: &ServiceActivity<'_>| activity.counts_in(&[row]);
         for (service, activity) in windows {
             let (instructions, cycles) = row_counts(activity);
-            let Some(history) = self.histories.get_mut(&**service).filter(|_| instructions > 0.0 && cycles > 0.0)
+            let Some(history) = self
+                .histories
+                .get_mut(&**service)
+                .filter(|_| instructions > 0.0 && cycles > 0.0)
             else {
                 continue;
             };
-            let speed = service_speed(activity, elapsed_ns).filter(|(metric, _)| history.metric == Some(*metric));
-            let Some(((_, speed), (window_pace, cycles_per_ns))) = speed.zip(activity.counted_pace()) else { continue };
+            let speed = service_speed(activity, elapsed_ns)
+                .filter(|(metric, _)| history.metric == Some(*metric));
+            let Some(((_, speed), (window_pace, cycles_per_ns))) =
+                speed.zip(activity.counted_pace())
+            else {
+                continue;
+            };
             let (reference_speed, pace) = match activity.counts_in(&rows.complete) {
                 (instructions, cycles) if instructions > 0.0 && cycles > 0.0 => {
                     (history.usual_speed(), instructions / cycles)
@@ -318,13 +361,18 @@ impl ServiceLosses {
                 _ if rows.complete.is_empty() => (Some(speed), window_pace),
                 _ => continue,
             };
-            let Some(reference_speed) = reference_speed else { continue };
+            let Some(reference_speed) = reference_speed else {
+                continue;
+            };
             let cycles_of_cpu = cycles_per_ns * row.span.elapsed_ns.max(1) as f64;
-            history.record_speed(reference_speed * (instructions / cycles) / pace, |co_runner| {
-                windows
-                    .get(co_runner)
-                    .map_or((0.0, false), |activity| (row_counts(activity).1 / cycles_of_cpu, activity.is_confined))
-            });
+            history.record_speed(
+                reference_speed * (instructions / cycles) / pace,
+                |co_runner| {
+                    windows.get(co_runner).map_or((0.0, false), |activity| {
+                        (row_counts(activity).1 / cycles_of_cpu, activity.is_confined)
+                    })
+                },
+            );
         }
     }
 
@@ -334,13 +382,22 @@ impl ServiceLosses {
         activity: &ServiceActivity<'_>,
         inputs: &ReportInputs<'_>,
     ) -> ServiceReport {
-        let ReportInputs { observation, topology, profiles, known_profiles: known, pair_forecast } = *inputs;
+        let ReportInputs {
+            observation,
+            topology,
+            profiles,
+            known_profiles: known,
+            pair_forecast,
+        } = *inputs;
         let elapsed_ns = observation.span.elapsed_ns.max(1);
         let solo_slowdown = self.solo_slowdown(activity, profiles, elapsed_ns);
         let mut report = ServiceReport {
             service: service.clone(),
             tasks: activity.live_tasks().map(|task| task.task).collect(),
-            max_slowdown: activity.live_tasks().filter_map(|task| task.goal?.max_slowdown).reduce(f64::min),
+            max_slowdown: activity
+                .live_tasks()
+                .filter_map(|task| task.goal?.max_slowdown)
+                .reduce(f64::min),
             cpu_share: activity.ran_ns as f64 / elapsed_ns as f64,
             slowdown: None,
             losses: Vec::new(),
@@ -348,13 +405,18 @@ impl ServiceLosses {
             reason: None,
         };
         let Some(history) = self.histories.get_mut(service) else {
-            report.reason = Some(format!("only the {MAX_SERVICES} busiest services are followed"));
+            report.reason = Some(format!(
+                "only the {MAX_SERVICES} busiest services are followed"
+            ));
             return report;
         };
         history.update_forecasts(observation.window, known, pair_forecast);
         report.losses = history.attribute_losses(solo_slowdown);
         report.prevented_losses = history.prevented_losses();
-        let measured_losses = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
+        let measured_losses = report
+            .losses
+            .iter()
+            .filter(|loss| loss.source == LossSource::Measured);
         let slowdown_by_causes = measured_losses.fold(None, |total: Option<Estimate>, loss| {
             Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
         });
@@ -362,7 +424,11 @@ impl ServiceLosses {
             .map(|solo| (Estimate::exact(solo), LossSource::Measured))
             .or_else(|| slowdown_by_causes.map(|total| (total, LossSource::Measured)))
             .or_else(|| {
-                let total = report.losses.iter().map(|loss| loss.loss).reduce(compound_loss)?;
+                let total = report
+                    .losses
+                    .iter()
+                    .map(|loss| loss.loss)
+                    .reduce(compound_loss)?;
                 Some((total, LossSource::Forecast))
             });
         report.reason = history.missing_loss_reason(&report, activity, topology);
@@ -370,14 +436,24 @@ impl ServiceLosses {
     }
 
     /// Returns the slowdown relative to the solo speeds of the service's tasks, weighted by their run time.
-    fn solo_slowdown(&self, activity: &ServiceActivity<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
+    fn solo_slowdown(
+        &self,
+        activity: &ServiceActivity<'_>,
+        profiles: &Profiles,
+        elapsed_ns: u64,
+    ) -> Option<f64> {
         let empty_profile = Profile::default();
         let task_slowdowns = activity.tasks.iter().filter_map(|task| {
             let profile = profiles.get(&task.task).unwrap_or(&empty_profile);
-            Some((self.solo_speeds.slowdown_over_solo(task, elapsed_ns, profile)?, task.ran_ns() as f64))
+            Some((
+                self.solo_speeds
+                    .slowdown_over_solo(task, elapsed_ns, profile)?,
+                task.ran_ns() as f64,
+            ))
         });
-        let (sum, weight) = task_slowdowns
-            .fold((0.0, 0.0), |(sum, weight), (slowdown, run_ns)| (sum + slowdown * run_ns, weight + run_ns));
+        let (sum, weight) = task_slowdowns.fold((0.0, 0.0), |(sum, weight), (slowdown, run_ns)| {
+            (sum + slowdown * run_ns, weight + run_ns)
+        });
         (weight > 0.0).then(|| sum / weight)
     }
 }
@@ -403,21 +479,26 @@ impl ServiceHistory {
     ) {
         let activity = &activities[service];
         let presence_of = |co_runner: &ServiceIdentity| {
-            activities
-                .get(co_runner)
-                .map_or((0.0, false), |other| (activity.presence_of(other, elapsed_ns), other.is_confined))
+            activities.get(co_runner).map_or((0.0, false), |other| {
+                (activity.presence_of(other, elapsed_ns), other.is_confined)
+            })
         };
         let min_present_ns = (MIN_PRESENCE * elapsed_ns as f64) as u64;
-        let may_be_present = |(other, activity): &(&Cow<'_, ServiceIdentity>, &ServiceActivity<'_>)| {
-            ***other != *service && activity.ran_ns >= min_present_ns
-        };
+        let may_be_present =
+            |(other, activity): &(&Cow<'_, ServiceIdentity>, &ServiceActivity<'_>)| {
+                ***other != *service && activity.ran_ns >= min_present_ns
+            };
         for (co_runner, other) in activities.iter().filter(may_be_present) {
             if activity.presence_of(other, elapsed_ns) < MIN_PRESENCE {
                 continue;
             }
             let mut windows_without = self.windows;
             let mut is_known = false;
-            for known in self.co_runners.iter_mut().filter(|known| known.service == **co_runner) {
+            for known in self
+                .co_runners
+                .iter_mut()
+                .filter(|known| known.service == **co_runner)
+            {
                 known.is_current = known.is_confined == other.is_confined;
                 is_known |= known.is_current;
                 windows_without = known.windows_without;
@@ -442,13 +523,20 @@ impl ServiceHistory {
             co_runner.decayed_presence = 0.99 * co_runner.decayed_presence + present_share;
         }
         while self.co_runners.len() > MAX_CO_RUNNERS {
-            let least_present_index = (0..self.co_runners.len())
-                .min_by(|a, b| self.co_runners[*a].decayed_presence.total_cmp(&self.co_runners[*b].decayed_presence));
-            let Some(index) = least_present_index else { break };
+            let least_present_index = (0..self.co_runners.len()).min_by(|a, b| {
+                self.co_runners[*a]
+                    .decayed_presence
+                    .total_cmp(&self.co_runners[*b].decayed_presence)
+            });
+            let Some(index) = least_present_index else {
+                break;
+            };
             self.co_runners.remove(index);
             self.regression.remove(index);
         }
-        let Some((metric, speed)) = service_speed(activity, elapsed_ns) else { return };
+        let Some((metric, speed)) = service_speed(activity, elapsed_ns) else {
+            return;
+        };
         match self.metric {
             Some(previous_metric) if previous_metric < metric => return, // a window without the better measure
             Some(previous_metric) if previous_metric > metric => self.restart(),
@@ -468,14 +556,19 @@ impl ServiceHistory {
             co_runner.windows_with += u32::from(co_runner.own_presence(presence) >= MIN_PRESENCE);
             co_runner.windows_without += u32::from(presence.0 < MIN_PRESENCE);
         }
-        let own_presence = |co_runner: &CoRunnerHistory| co_runner.own_presence(presence_of(&co_runner.service));
+        let own_presence =
+            |co_runner: &CoRunnerHistory| co_runner.own_presence(presence_of(&co_runner.service));
         let presences: Vec<f64> = self.co_runners.iter().map(own_presence).collect();
         self.regression.observe(libm::log(speed), &presences);
     }
 
     /// Returns the speed in windows with the usual presence of each co-runner; `None` before the first window.
     fn usual_speed(&self) -> Option<f64> {
-        let presences: Vec<f64> = self.co_runners.iter().map(|co_runner| co_runner.presence).collect();
+        let presences: Vec<f64> = self
+            .co_runners
+            .iter()
+            .map(|co_runner| co_runner.presence)
+            .collect();
         self.regression.predict(&presences).map(libm::exp)
     }
 
@@ -487,12 +580,27 @@ impl ServiceHistory {
         }
     }
 
-    fn update_forecasts(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
-        let Some(own_profile) = &self.profile else { return };
-        for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= MIN_PRESENCE) {
-            let is_due = co_runner.forecast.is_none_or(|(forecast_window, forecast)| {
-                window >= forecast_window + FORECAST_WINDOWS || window < forecast_window || forecast.is_none()
-            });
+    fn update_forecasts(
+        &mut self,
+        window: u64,
+        profiles: &PresentProfiles,
+        pair_forecast: &ServicePairForecast<'_>,
+    ) {
+        let Some(own_profile) = &self.profile else {
+            return;
+        };
+        for co_runner in self
+            .co_runners
+            .iter_mut()
+            .filter(|co_runner| co_runner.presence >= MIN_PRESENCE)
+        {
+            let is_due = co_runner
+                .forecast
+                .is_none_or(|(forecast_window, forecast)| {
+                    window >= forecast_window + FORECAST_WINDOWS
+                        || window < forecast_window
+                        || forecast.is_none()
+                });
             if let Some(co_runner_profile) = profiles.get(&co_runner.service).filter(|_| is_due) {
                 let curve_forecast = pair_forecast(own_profile, co_runner_profile);
                 let contention_based = || contention_forecast(own_profile, co_runner_profile);
@@ -532,25 +640,45 @@ impl ServiceHistory {
                 )),
             }
         }
-        let measured_loss = losses.iter().map(|loss| loss.loss).reduce(compound_loss).map_or(0.0, |total| total.value);
+        let measured_loss = losses
+            .iter()
+            .map(|loss| loss.loss)
+            .reduce(compound_loss)
+            .map_or(0.0, |total| total.value);
         let unexplained_loss = solo_slowdown
             .map(|solo| (1.0 + solo) / (1.0 + measured_loss) - 1.0)
             .filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED_SLOWDOWN);
-        let are_all_forecast = unmeasured_losses.iter().all(|(_, forecast, _)| forecast.is_some());
-        let attribution_weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
-            Some(forecast) if are_all_forecast => forecast.value.max(0.0),
-            _ => co_runner.presence,
-        };
-        let total: f64 =
-            unmeasured_losses.iter().map(|(co_runner, forecast, _)| attribution_weight(co_runner, *forecast)).sum();
+        let are_all_forecast = unmeasured_losses
+            .iter()
+            .all(|(_, forecast, _)| forecast.is_some());
+        let attribution_weight =
+            |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
+                Some(forecast) if are_all_forecast => forecast.value.max(0.0),
+                _ => co_runner.presence,
+            };
+        let total: f64 = unmeasured_losses
+            .iter()
+            .map(|(co_runner, forecast, _)| attribution_weight(co_runner, *forecast))
+            .sum();
         for (co_runner, forecast, loss_entry) in &unmeasured_losses {
             match (unexplained_loss.filter(|_| total > 0.0), forecast) {
                 (Some(unexplained_loss), _) => {
                     let value = unexplained_loss * attribution_weight(co_runner, *forecast) / total;
-                    let loss = Estimate { value, low: 0.0, high: unexplained_loss };
-                    losses.push(ServiceLoss { loss, source: LossSource::Attributed, ..loss_entry.clone() });
+                    let loss = Estimate {
+                        value,
+                        low: 0.0,
+                        high: unexplained_loss,
+                    };
+                    losses.push(ServiceLoss {
+                        loss,
+                        source: LossSource::Attributed,
+                        ..loss_entry.clone()
+                    });
                 }
-                (None, Some(forecast)) => losses.push(ServiceLoss { loss: *forecast, ..loss_entry.clone() }),
+                (None, Some(forecast)) => losses.push(ServiceLoss {
+                    loss: *forecast,
+                    ..loss_entry.clone()
+                }),
                 (None, None) => {}
             }
         }
@@ -563,9 +691,13 @@ impl ServiceHistory {
     fn prevented_losses(&self) -> Vec<ServiceLoss> {
         let effects = self.regression.effects();
         let loss_of = |confined: &CoRunnerHistory| {
-            let is_unconfined = |other: &CoRunnerHistory| other.service == confined.service && !other.is_confined;
-            let (index, unconfined) =
-                self.co_runners.iter().enumerate().find(|(_, co_runner)| is_unconfined(co_runner))?;
+            let is_unconfined =
+                |other: &CoRunnerHistory| other.service == confined.service && !other.is_confined;
+            let (index, unconfined) = self
+                .co_runners
+                .iter()
+                .enumerate()
+                .find(|(_, co_runner)| is_unconfined(co_runner))?;
             let loss = unconfined.measured_loss(effects.get(index), confined.presence)?;
             (loss.value > 0.0).then(|| ServiceLoss {
                 cause: confined.service.clone(),
@@ -575,7 +707,10 @@ impl ServiceHistory {
                 windows: unconfined.windows_with,
             })
         };
-        let confined = self.co_runners.iter().filter(|co_runner| co_runner.is_current && co_runner.is_confined);
+        let confined = self
+            .co_runners
+            .iter()
+            .filter(|co_runner| co_runner.is_current && co_runner.is_confined);
         let mut losses: Vec<ServiceLoss> = confined.filter_map(loss_of).collect();
         sort_losses(&mut losses);
         losses
@@ -591,8 +726,11 @@ impl ServiceHistory {
         if report.slowdown.is_some() && !report.losses.is_empty() {
             return None;
         }
-        let co_runners: Vec<&CoRunnerHistory> =
-            self.co_runners.iter().filter(|co_runner| co_runner.presence >= MIN_PRESENCE).collect();
+        let co_runners: Vec<&CoRunnerHistory> = self
+            .co_runners
+            .iter()
+            .filter(|co_runner| co_runner.presence >= MIN_PRESENCE)
+            .collect();
         Some(if activity.ran_ns == 0 {
             "it did not run in this window".to_string()
         } else if topology.last_level_caches().next().is_none() {
@@ -603,11 +741,21 @@ impl ServiceHistory {
             "no work is counted: hardware counters, a progress file or a busy program's system calls would measure it"
                 .to_string()
         } else if self.windows < 2 * MIN_WINDOWS {
-            format!("{} of {} needed windows were observed", self.windows, 2 * MIN_WINDOWS)
-        } else if co_runners.iter().all(|co_runner| co_runner.windows_without < MIN_WINDOWS) {
+            format!(
+                "{} of {} needed windows were observed",
+                self.windows,
+                2 * MIN_WINDOWS
+            )
+        } else if co_runners
+            .iter()
+            .all(|co_runner| co_runner.windows_without < MIN_WINDOWS)
+        {
             "its co-runners ran in every window: windows without them, a limit for it in mode act, or profiles would separate them"
                 .to_string()
-        } else if co_runners.iter().all(|co_runner| co_runner.windows_with < MIN_WINDOWS) {
+        } else if co_runners
+            .iter()
+            .all(|co_runner| co_runner.windows_with < MIN_WINDOWS)
+        {
             format!("its co-runners ran in fewer than {MIN_WINDOWS} windows")
         } else {
             "no loss is larger than its error".to_string()
@@ -617,7 +765,12 @@ impl ServiceHistory {
 
 /// Sorts losses, the largest first.
 fn sort_losses(losses: &mut [ServiceLoss]) {
-    losses.sort_by(|a, b| b.loss.value.total_cmp(&a.loss.value).then(a.cause.cmp(&b.cause)));
+    losses.sort_by(|a, b| {
+        b.loss
+            .value
+            .total_cmp(&a.loss.value)
+            .then(a.cause.cmp(&b.cause))
+    });
 }
 
 /// Returns a forecast from probes. Sensitivity is the slowdown beside a full stream, and intensity is a fraction of a
@@ -635,21 +788,34 @@ fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimat
 
 /// Returns the instructions and cycles of these counts, if both were counted.
 fn work_counts(counts: &EventCounts) -> Option<(f64, f64)> {
-    counts.get(CounterEvent::Instructions).zip(counts.get(CounterEvent::Cycles))
+    counts
+        .get(CounterEvent::Instructions)
+        .zip(counts.get(CounterEvent::Cycles))
 }
 
 fn add_counts(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
     (a.0 + b.0, a.1 + b.1)
 }
 
-pub(crate) fn activities_by_service<'a>(observation: &'a Observation, topology: &Topology) -> ServiceActivities<'a> {
+pub(crate) fn activities_by_service<'a>(
+    observation: &'a Observation,
+    topology: &Topology,
+) -> ServiceActivities<'a> {
     let mut activities = ServiceActivities::new();
     let shares = observation.applied.shares.iter();
-    let members: BTreeSet<ShareMember> = shares.flat_map(|active| &active.share.members).copied().collect();
+    let members: BTreeSet<ShareMember> = shares
+        .flat_map(|active| &active.share.members)
+        .copied()
+        .collect();
     for task in &observation.tasks {
         let activity = activities.entry(task.service_or_command()).or_default();
         activity.is_confined |= !members.is_empty()
-            && [ShareMember::Process(task.process), ShareMember::Task(task.task)].iter().any(|m| members.contains(m));
+            && [
+                ShareMember::Process(task.process),
+                ShareMember::Task(task.task),
+            ]
+            .iter()
+            .any(|m| members.contains(m));
         activity.ran_ns += task.ran_ns();
         for (cpu, ns) in &task.on_cpu_ns {
             if let Some(cache) = topology.last_level_cache_of(*cpu) {
@@ -665,22 +831,43 @@ pub(crate) fn activities_by_service<'a>(observation: &'a Observation, topology: 
 
 /// Returns the work per second of processor time, by the best metric that any of the tasks has.
 fn service_speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
-    let task_metrics: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
-        activity.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();
-    let metric = task_metrics.iter().flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric)).min()?;
+    let task_metrics: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> = activity
+        .tasks
+        .iter()
+        .map(|task| (*task, metrics_of(task, elapsed_ns).collect()))
+        .collect();
+    let metric = task_metrics
+        .iter()
+        .flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric))
+        .min()?;
     let metric_counts = task_metrics.iter().filter_map(|(task, metrics)| {
-        let (_, count) = metrics.iter().find(|(task_metric, _)| *task_metric == metric)?;
+        let (_, count) = metrics
+            .iter()
+            .find(|(task_metric, _)| *task_metric == metric)?;
         Some((task.ran_ns(), *count))
     });
-    let (ran_ns, work_sum) = metric_counts.fold((0, 0.0), |(run_ns, work), (ns, count)| (run_ns + ns, work + count));
+    let (ran_ns, work_sum) = metric_counts.fold((0, 0.0), |(run_ns, work), (ns, count)| {
+        (run_ns + ns, work + count)
+    });
     // One thread reports the work of all threads of its process.
-    let ran_ns = if metric == WorkMetric::Reported { activity.ran_ns } else { ran_ns };
+    let ran_ns = if metric == WorkMetric::Reported {
+        activity.ran_ns
+    } else {
+        ran_ns
+    };
     // The speed of threads that ran for less than half of the time is not that of the service.
-    (ran_ns > 0 && 2 * ran_ns >= activity.ran_ns && work_sum > 0.0).then(|| (metric, work_sum * 1e9 / ran_ns as f64))
+    (ran_ns > 0 && 2 * ran_ns >= activity.ran_ns && work_sum > 0.0)
+        .then(|| (metric, work_sum * 1e9 / ran_ns as f64))
 }
 
-fn busiest_profile<'p>(activity: &ServiceActivity<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {
-    let known_profiles = activity.tasks.iter().filter_map(|task| Some((task.ran_ns(), profiles.get(&task.task)?)));
+fn busiest_profile<'p>(
+    activity: &ServiceActivity<'_>,
+    profiles: &'p Profiles,
+) -> Option<&'p Profile> {
+    let known_profiles = activity
+        .tasks
+        .iter()
+        .filter_map(|task| Some((task.ran_ns(), profiles.get(&task.task)?)));
     known_profiles
         .filter(|(_, profile)| **profile != Profile::default())
         .max_by_key(|(run_ns, _)| *run_ns)

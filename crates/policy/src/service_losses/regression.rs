@@ -64,13 +64,21 @@ impl EffectRegression {
             self.speed_products.push(0.0);
             self.products.push(vec![0.0; self.speed_products.len()]);
         }
-        let terms: Vec<f64> = std::iter::once(1.0).chain(presence.iter().map(|presence| -presence)).collect();
+        let terms: Vec<f64> = std::iter::once(1.0)
+            .chain(presence.iter().map(|presence| -presence))
+            .collect();
         if self.window_weight > 1.0
             && let Some((effects, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE)
         {
-            let error = centered_speed - terms.iter().zip(&effects).map(|(term, effect)| term * effect).sum::<f64>();
+            let error = centered_speed
+                - terms
+                    .iter()
+                    .zip(&effects)
+                    .map(|(term, effect)| term * effect)
+                    .sum::<f64>();
             self.error_square_sum = RETENTION * self.error_square_sum + error * error;
-            self.error_product_sum = RETENTION * self.error_product_sum + error * self.last_error.unwrap_or(0.0);
+            self.error_product_sum =
+                RETENTION * self.error_product_sum + error * self.last_error.unwrap_or(0.0);
             self.last_error = Some(error);
         }
         self.decay(&terms);
@@ -95,41 +103,62 @@ impl EffectRegression {
         if information <= 0.0 {
             return;
         }
-        let (decay_factor, speed_projection) = ((1.0 - RETENTION) / information, dot(&self.speed_products, terms));
-        let explained_squares =
-            self.solve(PRIOR_NOISE * PRIOR_NOISE).map_or(0.0, |(effects, _)| dot(&effects, &self.speed_products));
+        let (decay_factor, speed_projection) = (
+            (1.0 - RETENTION) / information,
+            dot(&self.speed_products, terms),
+        );
+        let explained_squares = self
+            .solve(PRIOR_NOISE * PRIOR_NOISE)
+            .map_or(0.0, |(effects, _)| dot(&effects, &self.speed_products));
         let residual = (self.speed_square_sum - explained_squares).max(0.0);
         for (row, projection) in self.products.iter_mut().zip(&projections) {
             row.iter_mut()
                 .zip(&projections)
-                .for_each(|(product, column_projection)| *product -= decay_factor * projection * column_projection);
+                .for_each(|(product, column_projection)| {
+                    *product -= decay_factor * projection * column_projection
+                });
         }
         self.speed_products
             .iter_mut()
             .zip(&projections)
             .for_each(|(sum, projection)| *sum -= decay_factor * projection * speed_projection);
-        self.speed_square_sum -= decay_factor * speed_projection * speed_projection + (1.0 - RETENTION) * residual;
+        self.speed_square_sum -=
+            decay_factor * speed_projection * speed_projection + (1.0 - RETENTION) * residual;
     }
 
     /// Returns the estimated effect of each co-runner, by index.
     pub fn effects(&self) -> Vec<EffectEstimate> {
         // The prior is in units of the noise, which is known only after a first solution.
-        let Some((initial_effects, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else { return Vec::new() };
+        let Some((initial_effects, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else {
+            return Vec::new();
+        };
         let noise = self.noise_variance(&initial_effects);
-        let Some((effects, variances)) = self.solve(noise) else { return Vec::new() };
+        let Some((effects, variances)) = self.solve(noise) else {
+            return Vec::new();
+        };
         let variance = self.noise_variance(&effects).max(noise);
         let estimate = |(value, unit_variance): (&f64, &f64)| EffectEstimate {
             value: *value,
             error: libm::sqrt(unit_variance * variance),
         };
-        effects.iter().zip(&variances).skip(1).map(estimate).collect()
+        effects
+            .iter()
+            .zip(&variances)
+            .skip(1)
+            .map(estimate)
+            .collect()
     }
 
     /// Returns the logarithm of the speed that the effects give with these presences; `None` before the first window.
     pub fn predict(&self, presence: &[f64]) -> Option<f64> {
         let speed_offset = self.speed_offset?;
         let (effects, _) = self.solve(PRIOR_NOISE * PRIOR_NOISE)?;
-        let losses: f64 = effects.iter().skip(1).zip(presence).map(|(effect, presence)| effect * presence).sum();
+        let losses: f64 = effects
+            .iter()
+            .skip(1)
+            .zip(presence)
+            .map(|(effect, presence)| effect * presence)
+            .sum();
         Some(speed_offset + effects[0] - losses)
     }
 
@@ -139,19 +168,29 @@ impl EffectRegression {
         if index < self.speed_products.len() {
             self.speed_products.remove(index);
             self.products.remove(index);
-            self.products.iter_mut().for_each(|row| _ = row.remove(index));
+            self.products
+                .iter_mut()
+                .for_each(|row| _ = row.remove(index));
         }
     }
 
     fn noise_variance(&self, effects: &[f64]) -> f64 {
-        let explained_squares: f64 =
-            effects.iter().zip(&self.speed_products).map(|(effect, speed_product)| effect * speed_product).sum();
+        let explained_squares: f64 = effects
+            .iter()
+            .zip(&self.speed_products)
+            .map(|(effect, speed_product)| effect * speed_product)
+            .sum();
         let prior = PRIOR_WINDOWS * PRIOR_NOISE * PRIOR_NOISE;
-        let degrees_of_freedom = (self.window_weight + PRIOR_WINDOWS - effects.len() as f64).max(1.0);
-        let variance = ((self.speed_square_sum - explained_squares).max(0.0) + prior) / degrees_of_freedom;
+        let degrees_of_freedom =
+            (self.window_weight + PRIOR_WINDOWS - effects.len() as f64).max(1.0);
+        let variance =
+            ((self.speed_square_sum - explained_squares).max(0.0) + prior) / degrees_of_freedom;
         // Successive windows resemble each other, so they carry less information than as many independent ones.
-        let correlation =
-            if self.error_square_sum > 0.0 { self.error_product_sum / self.error_square_sum } else { 0.0 };
+        let correlation = if self.error_square_sum > 0.0 {
+            self.error_product_sum / self.error_square_sum
+        } else {
+            0.0
+        };
         let correlation = correlation.clamp(0.0, 0.9);
         variance * (1.0 + correlation) / (1.0 - correlation)
     }
@@ -171,17 +210,33 @@ impl EffectRegression {
             if pivot_value.is_nan() || pivot_value <= 1e-12 {
                 return None;
             }
-            matrix[pivot].iter_mut().for_each(|cell| *cell /= pivot_value);
+            matrix[pivot]
+                .iter_mut()
+                .for_each(|cell| *cell /= pivot_value);
             let pivot_row = matrix[pivot].clone();
-            for (_, row) in matrix.iter_mut().enumerate().filter(|(index, _)| *index != pivot) {
+            for (_, row) in matrix
+                .iter_mut()
+                .enumerate()
+                .filter(|(index, _)| *index != pivot)
+            {
                 let factor = row[pivot];
-                row.iter_mut().zip(&pivot_row).for_each(|(cell, pivot_cell)| *cell -= factor * pivot_cell);
+                row.iter_mut()
+                    .zip(&pivot_row)
+                    .for_each(|(cell, pivot_cell)| *cell -= factor * pivot_cell);
             }
         }
         let inverse_at = |row: usize, column: usize| matrix[row][size + column];
-        let effects =
-            (0..size).map(|row| (0..size).map(|column| inverse_at(row, column) * self.speed_products[column]).sum());
-        Some((effects.collect(), (0..size).map(|index| inverse_at(index, index).max(0.0)).collect()))
+        let effects = (0..size).map(|row| {
+            (0..size)
+                .map(|column| inverse_at(row, column) * self.speed_products[column])
+                .sum()
+        });
+        Some((
+            effects.collect(),
+            (0..size)
+                .map(|index| inverse_at(index, index).max(0.0))
+                .collect(),
+        ))
     }
 }
 
@@ -202,15 +257,22 @@ mod tests {
         let mut regression = EffectRegression::default();
         for window in 0..120 {
             let presence = [f64::from(window / 10 % 2), f64::from(window / 7 % 2) * 0.5];
-            let speed = 20.0 - 0.3 * presence[0] - 0.1 * presence[1] + 0.02 * draw_noise(&mut random);
+            let speed =
+                20.0 - 0.3 * presence[0] - 0.1 * presence[1] + 0.02 * draw_noise(&mut random);
             regression.observe(speed, &presence);
         }
         let effects = regression.effects();
         for (effect, truth) in effects.iter().zip([0.3, 0.1]) {
-            assert!((effect.value - truth).abs() < 3.0 * effect.error && effect.error < 0.03, "{effects:?}");
+            assert!(
+                (effect.value - truth).abs() < 3.0 * effect.error && effect.error < 0.03,
+                "{effects:?}"
+            );
         }
         let predicted = regression.predict(&[0.5, 1.0]).unwrap();
-        assert!((predicted - (20.0 - 0.15 - 0.1)).abs() < 0.03, "{predicted}");
+        assert!(
+            (predicted - (20.0 - 0.15 - 0.1)).abs() < 0.03,
+            "{predicted}"
+        );
     }
 
     /// Is an effect measured a few windows after its co-runner starts, even if the co-runner never stops?
@@ -221,10 +283,16 @@ mod tests {
         for window in 0..40 {
             let presence_share = if window < 34 { 0.0 } else { 1.0 };
             let presence: &[f64] = if window < 34 { &[] } else { &[1.0] };
-            regression.observe(5.0 - 0.4 * presence_share + 0.02 * draw_noise(&mut random), presence);
+            regression.observe(
+                5.0 - 0.4 * presence_share + 0.02 * draw_noise(&mut random),
+                presence,
+            );
         }
         let effect = regression.effects()[0];
-        assert!(effect.value > 3.0 * effect.error && (effect.value - 0.4).abs() < 0.05, "{effect:?}");
+        assert!(
+            effect.value > 3.0 * effect.error && (effect.value - 0.4).abs() < 0.05,
+            "{effect:?}"
+        );
     }
 
     /// Does an effect stay measured while its co-runner runs for many times the memory of a window?
@@ -234,10 +302,16 @@ mod tests {
         let mut regression = EffectRegression::default();
         for window in 0..1_060 {
             let presence = if window < 60 { 0.0 } else { 1.0 };
-            regression.observe(5.0 - 0.4 * presence + 0.02 * draw_noise(&mut random), &[presence]);
+            regression.observe(
+                5.0 - 0.4 * presence + 0.02 * draw_noise(&mut random),
+                &[presence],
+            );
         }
         let effect = regression.effects()[0];
-        assert!((effect.value - 0.4).abs() < 0.02 && (effect.value - 0.4).abs() < 3.0 * effect.error, "{effect:?}");
+        assert!(
+            (effect.value - 0.4).abs() < 0.02 && (effect.value - 0.4).abs() < 3.0 * effect.error,
+            "{effect:?}"
+        );
     }
 
     /// Are two co-runners that always run together not separated, and is one that always runs not measured?
@@ -249,9 +323,17 @@ mod tests {
             regression.observe(3.0 - 0.2 * presence, &[presence, presence, 1.0]);
         }
         let effects = regression.effects();
-        assert!(effects.iter().all(|effect| effect.value.abs() < 2.0 * effect.error), "{effects:?}");
+        assert!(
+            effects
+                .iter()
+                .all(|effect| effect.value.abs() < 2.0 * effect.error),
+            "{effects:?}"
+        );
         regression.remove(1);
         let effect = regression.effects()[0];
-        assert!(effect.value > 2.0 * effect.error, "the one that remains has the whole effect: {effect:?}");
+        assert!(
+            effect.value > 2.0 * effect.error,
+            "the one that remains has the whole effect: {effect:?}"
+        );
     }
 }

@@ -1,8 +1,9 @@
 use super::*;
 use cachemate_core::test_support::{last_level_caches, observation_of};
 use cachemate_core::{
-    ActiveShare, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, GroupId,
-    ProbeId, ProbeResult, ProcessId, ServiceKind, SplitMix64, TaskId, TimeSpan, Units,
+    ActiveShare, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, Fact,
+    FactSource, GroupId, ProbeId, ProbeResult, ProcessId, ServiceKind, SplitMix64, TaskId,
+    TimeSpan, Units,
 };
 
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -12,11 +13,18 @@ fn unit_service(name: &str) -> ServiceIdentity {
 }
 
 /// Returns a task that runs all the time on a CPU, with this many instructions if they are counted.
-fn task_fixture(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Option<f64>) -> TaskSample {
+fn task_fixture(
+    id: u32,
+    service: &ServiceIdentity,
+    cpu: u32,
+    instructions: Option<f64>,
+) -> TaskSample {
     TaskSample {
         service: Some(service.clone()),
         on_cpu_ns: vec![(CpuId(cpu), WINDOW_NS)],
-        counts: EventCounts::exact(instructions.map(|count| (CounterEvent::Instructions, count as u64))),
+        counts: EventCounts::exact(
+            instructions.map(|count| (CounterEvent::Instructions, count as u64)),
+        ),
         ..TaskSample::new(TaskId(id), ProcessId(id))
     }
 }
@@ -26,7 +34,10 @@ fn window_fixture(number: u64, tasks: Vec<TaskSample>) -> Observation {
 }
 
 fn report_of<'r>(reports: &'r [ServiceReport], service: &ServiceIdentity) -> &'r ServiceReport {
-    reports.iter().find(|report| report.service == *service).unwrap()
+    reports
+        .iter()
+        .find(|report| report.service == *service)
+        .unwrap()
 }
 
 fn no_forecast(_: &Profile, _: &Profile) -> Option<Estimate> {
@@ -38,27 +49,48 @@ fn no_forecast(_: &Profile, _: &Profile) -> Option<Estimate> {
 #[test]
 fn the_cause_is_named_with_its_measured_share() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
-    let (store, batch, quiet) = (unit_service("store"), unit_service("batch"), unit_service("quiet"));
+    let (store, batch, quiet) = (
+        unit_service("store"),
+        unit_service("batch"),
+        unit_service("quiet"),
+    );
     let (mut losses, mut random) = (ServiceLosses::default(), SplitMix64::new(5));
     let mut reports = Vec::new();
     for number in 0..26 {
         let has_started = number >= 20;
         let speed = if has_started { 1e9 / 1.5 } else { 1e9 } * (1.0 + 0.02 * random.draw_unit());
-        let mut tasks = vec![task_fixture(0, &store, 0, Some(speed)), task_fixture(1, &quiet, 1, Some(1e9))];
+        let mut tasks = vec![
+            task_fixture(0, &store, 0, Some(speed)),
+            task_fixture(1, &quiet, 1, Some(1e9)),
+        ];
         if has_started {
-            tasks.push(TaskSample { exited: true, ..task_fixture(100 + number as u32, &batch, 2, Some(2e9)) });
+            tasks.push(TaskSample {
+                exited: true,
+                ..task_fixture(100 + number as u32, &batch, 2, Some(2e9))
+            });
         }
-        reports = losses.observe(&window_fixture(number, tasks), &topology, &Profiles::new(), &no_forecast);
+        reports = losses.observe(
+            &window_fixture(number, tasks),
+            &topology,
+            &Profiles::new(),
+            &no_forecast,
+        );
     }
     let report = report_of(&reports, &store);
     assert_eq!(report.losses.len(), 1, "{report:?}");
     let loss = &report.losses[0];
     assert_eq!((&loss.cause, loss.source), (&batch, LossSource::Measured));
-    assert!((loss.loss.value - 0.5).abs() < 0.06 && loss.loss.low > 0.3, "{loss:?}");
+    assert!(
+        (loss.loss.value - 0.5).abs() < 0.06 && loss.loss.low > 0.3,
+        "{loss:?}"
+    );
     let (slowdown, source) = report.slowdown.unwrap();
     assert_eq!((slowdown, source), (loss.loss, LossSource::Measured));
     assert!(report_of(&reports, &quiet).losses.is_empty());
-    assert_eq!(reports[0].service, store, "the one that loses most comes first");
+    assert_eq!(
+        reports[0].service, store,
+        "the one that loses most comes first"
+    );
 }
 
 /// Does the share of a loop of short programs hardly depend on the position in the loop at which it is read, although a
@@ -76,7 +108,11 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
         let instructions = if is_beside { 1e9 / 1.5 } else { 1e9 } * ns as f64 / WINDOW_NS as f64;
         let mut tasks = vec![task_fixture(0, &store, 0, Some(instructions))];
         tasks.extend(is_beside.then(|| task_fixture(1, &batch, 1, Some(1e9))));
-        tasks.iter_mut().for_each(|task| task.on_cpu_ns.iter_mut().for_each(|(_, ns_on_cpu)| *ns_on_cpu = ns));
+        tasks.iter_mut().for_each(|task| {
+            task.on_cpu_ns
+                .iter_mut()
+                .for_each(|(_, ns_on_cpu)| *ns_on_cpu = ns)
+        });
         let mut observation = window_fixture(number, tasks);
         observation.span.elapsed_ns = ns;
         let reports = losses.observe(&observation, &topology, &Profiles::new(), &no_forecast);
@@ -84,8 +120,14 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
             shares.push(report_of(&reports, &store).losses[0].loss.value);
         }
     }
-    let (low, high) = (shares.iter().copied().reduce(f64::min), shares.iter().copied().reduce(f64::max));
-    assert!(low.unwrap() > 0.45 && high.unwrap() < 0.52, "{low:?} to {high:?}");
+    let (low, high) = (
+        shares.iter().copied().reduce(f64::min),
+        shares.iter().copied().reduce(f64::max),
+    );
+    assert!(
+        low.unwrap() > 0.45 && high.unwrap() < 0.52,
+        "{low:?} to {high:?}"
+    );
 }
 
 /// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles suffice?
@@ -94,29 +136,70 @@ fn a_slowdown_without_counters_is_forecast_or_has_a_reason() {
     let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);
     let (store, batch) = (unit_service("store"), unit_service("batch"));
     let mut losses = ServiceLosses::default();
-    let tasks = || vec![task_fixture(0, &store, 0, None), task_fixture(1, &batch, 1, None)];
-    let reports = losses.observe(&window_fixture(0, tasks()), &topology, &Profiles::new(), &no_forecast);
+    let tasks = || {
+        vec![
+            task_fixture(0, &store, 0, None),
+            task_fixture(1, &batch, 1, None),
+        ]
+    };
+    let reports = losses.observe(
+        &window_fixture(0, tasks()),
+        &topology,
+        &Profiles::new(),
+        &no_forecast,
+    );
     let report = report_of(&reports, &store);
     assert_eq!((report.slowdown, report.losses.len()), (None, 0));
-    assert!(report.reason.as_ref().unwrap().contains("no work is counted"), "{report:?}");
-    let mut profiles = Profiles::from([(TaskId(0), Profile::default()), (TaskId(1), Profile::default())]);
+    assert!(
+        report
+            .reason
+            .as_ref()
+            .unwrap()
+            .contains("no work is counted"),
+        "{report:?}"
+    );
+    let mut profiles = Profiles::from([
+        (TaskId(0), Profile::default()),
+        (TaskId(1), Profile::default()),
+    ]);
     let fact = |value| Some(Fact::new(value, FactSource::StoredProfile, 0));
     profiles.get_mut(&TaskId(0)).unwrap().contention.sensitivity = fact(0.4);
     profiles.get_mut(&TaskId(1)).unwrap().contention.intensity = fact(0.5);
-    let reports = losses.observe(&window_fixture(1, tasks()), &topology, &profiles, &no_forecast);
+    let reports = losses.observe(
+        &window_fixture(1, tasks()),
+        &topology,
+        &profiles,
+        &no_forecast,
+    );
     let report = report_of(&reports, &store);
     assert_eq!(report.losses[0].source, LossSource::Forecast);
-    assert!((report.losses[0].loss.value - 0.2).abs() < 1e-9 && report.reason.is_none(), "{report:?}");
-    let alone =
-        losses.observe(&window_fixture(2, vec![task_fixture(0, &store, 0, None)]), &topology, &profiles, &no_forecast);
-    assert!(report_of(&alone, &store).losses.iter().all(|loss| loss.source == LossSource::Forecast));
+    assert!(
+        (report.losses[0].loss.value - 0.2).abs() < 1e-9 && report.reason.is_none(),
+        "{report:?}"
+    );
+    let alone = losses.observe(
+        &window_fixture(2, vec![task_fixture(0, &store, 0, None)]),
+        &topology,
+        &profiles,
+        &no_forecast,
+    );
+    assert!(
+        report_of(&alone, &store)
+            .losses
+            .iter()
+            .all(|loss| loss.source == LossSource::Forecast)
+    );
 }
 
 /// If co-runners never stop, is a slowdown relative to the solo speed divided among them by their forecasts?
 #[test]
 fn a_measured_slowdown_is_divided_among_constant_co_runners() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
-    let (store, batch, scan) = (unit_service("store"), unit_service("batch"), unit_service("scan"));
+    let (store, batch, scan) = (
+        unit_service("store"),
+        unit_service("batch"),
+        unit_service("scan"),
+    );
     let mut losses = ServiceLosses::default();
     let mut profiles = Profiles::new();
     let mut own_profile = Profile::default();
@@ -131,9 +214,25 @@ fn a_measured_slowdown_is_divided_among_constant_co_runners() {
     let mut reports = Vec::new();
     for number in 0..10 {
         let mut first = task_fixture(0, &store, 0, Some(1e9));
-        first.counts.0.insert(0, EventCount { event: CounterEvent::Cycles, count: 700_000_000, enabled_share: 1.0 });
-        let tasks = vec![first, task_fixture(1, &batch, 1, Some(1e9)), task_fixture(2, &scan, 2, Some(1e9))];
-        reports = losses.observe(&window_fixture(number, tasks), &topology, &profiles, &no_forecast);
+        first.counts.0.insert(
+            0,
+            EventCount {
+                event: CounterEvent::Cycles,
+                count: 700_000_000,
+                enabled_share: 1.0,
+            },
+        );
+        let tasks = vec![
+            first,
+            task_fixture(1, &batch, 1, Some(1e9)),
+            task_fixture(2, &scan, 2, Some(1e9)),
+        ];
+        reports = losses.observe(
+            &window_fixture(number, tasks),
+            &topology,
+            &profiles,
+            &no_forecast,
+        );
     }
     let report = report_of(&reports, &store);
     let (slowdown, source) = report.slowdown.unwrap();
@@ -141,9 +240,21 @@ fn a_measured_slowdown_is_divided_among_constant_co_runners() {
     let parts: Vec<(&ServiceIdentity, LossSource, i64)> = report
         .losses
         .iter()
-        .map(|loss| (&loss.cause, loss.source, libm::round(100.0 * loss.loss.value) as i64))
+        .map(|loss| {
+            (
+                &loss.cause,
+                loss.source,
+                libm::round(100.0 * loss.loss.value) as i64,
+            )
+        })
         .collect();
-    assert_eq!(parts, [(&batch, LossSource::Attributed, 30), (&scan, LossSource::Attributed, 10)]);
+    assert_eq!(
+        parts,
+        [
+            (&batch, LossSource::Attributed, 30),
+            (&scan, LossSource::Attributed, 10)
+        ]
+    );
 }
 
 /// Is a service on another cache never named as a cause, and is the reason stated?
@@ -156,23 +267,46 @@ fn a_service_on_another_cache_is_never_named_as_a_cause() {
         let speed = if number % 10 < 5 { 1e9 } else { 5e8 };
         let mut tasks = vec![task_fixture(0, &store, 0, Some(speed))];
         tasks.extend((number % 10 >= 5).then(|| task_fixture(1, &batch, 3, Some(1e9))));
-        let reports = losses.observe(&window_fixture(number, tasks), &topology, &Profiles::new(), &no_forecast);
+        let reports = losses.observe(
+            &window_fixture(number, tasks),
+            &topology,
+            &Profiles::new(),
+            &no_forecast,
+        );
         let report = report_of(&reports, &store);
-        assert!(report.losses.is_empty() && report.reason.as_ref().unwrap().contains("no other managed service"));
+        assert!(
+            report.losses.is_empty()
+                && report
+                    .reason
+                    .as_ref()
+                    .unwrap()
+                    .contains("no other managed service")
+        );
     }
 }
 
 /// Returns an interval of a probe with these tasks, each with its instructions per 1,000 cycles.
 fn row_fixture(tasks: &[(u32, u64)]) -> RowInterval {
-    let counts =
-        |instructions| EventCounts::exact([(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, 1_000)]);
+    let counts = |instructions| {
+        EventCounts::exact([
+            (CounterEvent::Instructions, instructions),
+            (CounterEvent::Cycles, 1_000),
+        ])
+    };
     RowInterval {
         tasks: tasks.iter().map(|(id, _)| TaskId(*id)).collect(),
         cache: CacheId(0),
-        span: TimeSpan { start_ns: 0, elapsed_ns: 100_000_000, elapsed_cycles: None },
+        span: TimeSpan {
+            start_ns: 0,
+            elapsed_ns: 100_000_000,
+            elapsed_cycles: None,
+        },
         ended_by_task: None,
         cache_counts: EventCounts::default(),
-        task_counts: tasks.iter().map(|(_, instructions)| counts(*instructions)).collect(),
+        task_counts: tasks
+            .iter()
+            .map(|(_, instructions)| counts(*instructions))
+            .collect(),
     }
 }
 
@@ -187,35 +321,69 @@ fn a_confined_cause_stays_named_with_its_loss_before() {
     for number in 0..20 {
         let is_confined = number > 10;
         let speed = if is_confined { 1e9 } else { 1e9 / 1.1 } * (1.0 + 0.01 * random.draw_unit());
-        let mut tasks = vec![task_fixture(0, &store, 0, Some(speed)), task_fixture(1, &batch, 1, Some(1e9))];
-        let cycles = EventCount { event: CounterEvent::Cycles, count: WINDOW_NS, enabled_share: 1.0 };
+        let mut tasks = vec![
+            task_fixture(0, &store, 0, Some(speed)),
+            task_fixture(1, &batch, 1, Some(1e9)),
+        ];
+        let cycles = EventCount {
+            event: CounterEvent::Cycles,
+            count: WINDOW_NS,
+            enabled_share: 1.0,
+        };
         tasks.iter_mut().for_each(|task| task.counts.0.push(cycles));
         let mut observation = window_fixture(number, tasks);
         if number == 10 {
             observation.tasks[0].counts.0[0].count = 1_300_000_000;
-            let (pause, all) = (row_fixture(&[(0, 1_300)]), row_fixture(&[(0, 1_182), (1, 1_000)]));
+            let (pause, all) = (
+                row_fixture(&[(0, 1_300)]),
+                row_fixture(&[(0, 1_182), (1, 1_000)]),
+            );
             let rows = [vec![pause; 4], vec![all; 4]].concat();
             let evidence = ProbeEvidence::Rows(rows);
-            observation.probe_results =
-                vec![ProbeResult { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() }];
+            observation.probe_results = vec![ProbeResult {
+                probe: ProbeId(0),
+                evidence,
+                complete: true,
+                cost_ns: Vec::new(),
+            }];
         }
         if is_confined {
             let members = vec![ShareMember::Process(ProcessId(1))];
-            let units = Units::Ways { mask: (0..4).collect() };
-            let share = CacheShare { group: GroupId(0), members, cache: CacheId(0), units };
-            observation.applied.shares =
-                vec![ActiveShare { share, pages_in_share: None, fallback_pages: None, occupancy_bytes: None }];
+            let units = Units::Ways {
+                mask: (0..4).collect(),
+            };
+            let share = CacheShare {
+                group: GroupId(0),
+                members,
+                cache: CacheId(0),
+                units,
+            };
+            observation.applied.shares = vec![ActiveShare {
+                share,
+                pages_in_share: None,
+                fallback_pages: None,
+                occupancy_bytes: None,
+            }];
         }
         reports = losses.observe(&observation, &topology, &Profiles::new(), &no_forecast);
         let report = report_of(&reports, &store);
         let prevented: Vec<&ServiceLoss> = report.prevented_losses.iter().collect();
         match number {
-            10 => assert!((report.losses[0].loss.value - 0.1).abs() < 0.02 && prevented.is_empty(), "{report:?}"),
-            11.. => assert!(prevented.len() == 1 && (prevented[0].loss.value - 0.1).abs() < 0.02, "{report:?}"),
+            10 => assert!(
+                (report.losses[0].loss.value - 0.1).abs() < 0.02 && prevented.is_empty(),
+                "{report:?}"
+            ),
+            11.. => assert!(
+                prevented.len() == 1 && (prevented[0].loss.value - 0.1).abs() < 0.02,
+                "{report:?}"
+            ),
             _ => assert!(prevented.is_empty()),
         }
     }
     let report = report_of(&reports, &store);
     assert_eq!(report.prevented_losses[0].cause, batch);
-    assert!(report.losses.iter().all(|loss| loss.loss.value < 0.02), "{report:?}");
+    assert!(
+        report.losses.iter().all(|loss| loss.loss.value < 0.02),
+        "{report:?}"
+    );
 }

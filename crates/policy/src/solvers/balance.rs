@@ -44,7 +44,9 @@ impl GroupModel {
     /// Returns the misses per access of the whole group.
     pub fn group_miss_ratio(&self, group: &[usize]) -> f64 {
         match self {
-            GroupModel::Average(ratios) => group.iter().map(|&index| ratios[index]).sum::<f64>() / group.len() as f64,
+            GroupModel::Average(ratios) => {
+                group.iter().map(|&index| ratios[index]).sum::<f64>() / group.len() as f64
+            }
             GroupModel::Composed(composed) => composed.composed_miss_ratio(group),
         }
     }
@@ -74,24 +76,39 @@ struct ComposedMember {
 impl ComposedModel {
     /// Builds the model for groups of `size` threads from each thread's reuse times (in references to the cache) and
     /// its references per unit of time. `None` without lines, samples or rates.
-    pub fn new(threads: &[(&ReuseTimes, f64)], size: usize, lines: u64, replacement: ReplacementModel) -> Option<Self> {
-        let max_group_rate = threads.iter().map(|thread| thread.1).fold(0.0, f64::max) * size as f64;
-        let is_sound = threads.iter().all(|&(_, rate)| rate.is_finite() && rate > 0.0);
+    pub fn new(
+        threads: &[(&ReuseTimes, f64)],
+        size: usize,
+        lines: u64,
+        replacement: ReplacementModel,
+    ) -> Option<Self> {
+        let max_group_rate =
+            threads.iter().map(|thread| thread.1).fold(0.0, f64::max) * size as f64;
+        let is_sound = threads
+            .iter()
+            .all(|&(_, rate)| rate.is_finite() && rate > 0.0);
         if lines == 0 || size == 0 || !is_sound || threads.is_empty() {
             return None;
         }
-        let models: Vec<StackModel> = threads.iter().map(|thread| StackModel::new(thread.0)).collect::<Option<_>>()?;
+        let models: Vec<StackModel> = threads
+            .iter()
+            .map(|thread| StackModel::new(thread.0))
+            .collect::<Option<_>>()?;
         let (low, high) = match replacement {
             ReplacementModel::Random => (max_group_rate * 1e-7, max_group_rate * 1.001),
             ReplacementModel::Lru => {
-                let max_reuse_times =
-                    models.iter().zip(threads).map(|(model, &(_, rate))| (model.max_reuse_time() + 2.0) / rate);
+                let max_reuse_times = models
+                    .iter()
+                    .zip(threads)
+                    .map(|(model, &(_, rate))| (model.max_reuse_time() + 2.0) / rate);
                 let low = 0.9 * lines as f64 / max_group_rate;
                 (low, max_reuse_times.fold(2.0 * low, f64::max))
             }
         };
         let step = libm::log(high / low) / (GRID_POINTS - 1) as f64;
-        let grid: Vec<f64> = (0..GRID_POINTS).map(|index| low * libm::exp(step * index as f64)).collect();
+        let grid: Vec<f64> = (0..GRID_POINTS)
+            .map(|index| low * libm::exp(step * index as f64))
+            .collect();
         let build_member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
             let misses: Option<Vec<f64>> = grid
                 .iter()
@@ -99,23 +116,43 @@ impl ComposedModel {
                     ReplacementModel::Random => {
                         Some(rate * statcache::co_run_miss_ratio(reuse, grid_value / rate, lines)?)
                     }
-                    ReplacementModel::Lru => Some(rate * model.late_reuse_fraction(grid_value * rate)),
+                    ReplacementModel::Lru => {
+                        Some(rate * model.late_reuse_fraction(grid_value * rate))
+                    }
                 })
                 .collect();
             let misses = misses?;
             let demand = match replacement {
                 ReplacementModel::Random => misses.clone(),
-                ReplacementModel::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
+                ReplacementModel::Lru => grid
+                    .iter()
+                    .map(|&common| model.lines_in(common * rate))
+                    .collect(),
             };
-            Some(ComposedMember { rate, demand, misses })
+            Some(ComposedMember {
+                rate,
+                demand,
+                misses,
+            })
         };
-        let members = models.iter().zip(threads).map(build_member).collect::<Option<_>>()?;
-        Some(ComposedModel { members, grid, lines: (replacement == ReplacementModel::Lru).then_some(lines as f64) })
+        let members = models
+            .iter()
+            .zip(threads)
+            .map(build_member)
+            .collect::<Option<_>>()?;
+        Some(ComposedModel {
+            members,
+            grid,
+            lines: (replacement == ReplacementModel::Lru).then_some(lines as f64),
+        })
     }
 
     fn composed_miss_ratio(&self, group: &[usize]) -> f64 {
         let sum_of_members = |table_of: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
-            group.iter().map(|&index| table_of(&self.members[index])[point]).sum::<f64>()
+            group
+                .iter()
+                .map(|&index| table_of(&self.members[index])[point])
+                .sum::<f64>()
         };
         // The excess is positive below the solution and negative above.
         let excess_at = |point: usize| match self.lines {
@@ -125,11 +162,18 @@ impl ComposedModel {
         let (mut low, mut high) = (0, GRID_POINTS - 1);
         while high - low > 1 {
             let middle = (low + high) / 2;
-            if excess_at(middle) > 0.0 { low = middle } else { high = middle }
+            if excess_at(middle) > 0.0 {
+                low = middle
+            } else {
+                high = middle
+            }
         }
         let (low_excess, high_excess) = (excess_at(low), excess_at(high));
-        let fraction =
-            if low_excess > high_excess { (low_excess / (low_excess - high_excess)).clamp(0.0, 1.0) } else { 0.0 };
+        let fraction = if low_excess > high_excess {
+            (low_excess / (low_excess - high_excess)).clamp(0.0, 1.0)
+        } else {
+            0.0
+        };
         let misses_at = |point: usize| sum_of_members(|member| &member.misses, point);
         let rate_sum: f64 = group.iter().map(|&index| self.members[index].rate).sum();
         (misses_at(low) + fraction * (misses_at(high) - misses_at(low))) / rate_sum
@@ -160,15 +204,26 @@ pub struct BestGroups {
 /// Returns the best group of each thread. `size` is at least 1; a group has at most as many members as there are
 /// threads.
 pub fn find_best_groups(model: &GroupModel, size: usize) -> BestGroups {
-    let groups: Vec<Vec<usize>> = (0..model.thread_count()).map(|thread| best_group(model, thread, size)).collect();
-    let threshold = groups.iter().map(|group| model.group_miss_ratio(group)).fold(0.0, f64::max);
+    let groups: Vec<Vec<usize>> = (0..model.thread_count())
+        .map(|thread| best_group(model, thread, size))
+        .collect();
+    let threshold = groups
+        .iter()
+        .map(|group| model.group_miss_ratio(group))
+        .fold(0.0, f64::max);
     BestGroups { groups, threshold }
 }
 
 fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
     let build_group = |ordered_threads: &[usize]| {
         let mut group = vec![thread];
-        group.extend(ordered_threads.iter().copied().filter(|&member| member != thread).take(size - 1));
+        group.extend(
+            ordered_threads
+                .iter()
+                .copied()
+                .filter(|&member| member != thread)
+                .take(size - 1),
+        );
         group
     };
     let threads_ascending_by = |key: &dyn Fn(usize) -> f64| {
@@ -177,7 +232,9 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
         ordered_threads
     };
     let composed_misses = match model {
-        GroupModel::Average(ratios) => return build_group(&threads_ascending_by(&|index| ratios[index])),
+        GroupModel::Average(ratios) => {
+            return build_group(&threads_ascending_by(&|index| ratios[index]));
+        }
         GroupModel::Composed(composed) => composed,
     };
     // Groups to start from: the threads with the fewest misses per time or the lowest miss ratio at several points of
@@ -186,14 +243,20 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
     for point in [GRID_POINTS / 4, GRID_POINTS / 2, 3 * GRID_POINTS / 4] {
         let misses_of = |at: usize| composed_misses.members[at].misses[point];
         start_groups.push(build_group(&threads_ascending_by(&misses_of)));
-        start_groups
-            .push(build_group(&threads_ascending_by(&|index| misses_of(index) / composed_misses.members[index].rate)));
+        start_groups.push(build_group(&threads_ascending_by(&|index| {
+            misses_of(index) / composed_misses.members[index].rate
+        })));
     }
-    start_groups.push(build_group(&threads_ascending_by(&|index| -composed_misses.members[index].rate)));
+    start_groups.push(build_group(&threads_ascending_by(&|index| {
+        -composed_misses.members[index].rate
+    })));
     let mut best_ratio_and_group: Option<(f64, Vec<usize>)> = None;
     for start in start_groups {
         let (ratio, group) = improve_by_exchanges(model, start);
-        if best_ratio_and_group.as_ref().is_none_or(|best| ratio < best.0) {
+        if best_ratio_and_group
+            .as_ref()
+            .is_none_or(|best| ratio < best.0)
+        {
             best_ratio_and_group = Some((ratio, group));
         }
     }
@@ -208,8 +271,9 @@ fn improve_by_exchanges(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<
         let mut best_exchange: Option<(f64, usize, usize)> = None;
         for seat in 1..group.len() {
             let previous_member = group[seat];
-            for candidate in
-                (0..model.thread_count()).filter(|candidate| !group.contains(candidate)).collect::<Vec<_>>()
+            for candidate in (0..model.thread_count())
+                .filter(|candidate| !group.contains(candidate))
+                .collect::<Vec<_>>()
             {
                 group[seat] = candidate;
                 let new_ratio = model.group_miss_ratio(&group);
@@ -219,14 +283,20 @@ fn improve_by_exchanges(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<
             }
             group[seat] = previous_member;
         }
-        let Some((new_ratio, seat, candidate)) = best_exchange else { return (ratio, group) };
+        let Some((new_ratio, seat, candidate)) = best_exchange else {
+            return (ratio, group);
+        };
         group[seat] = candidate;
         ratio = new_ratio;
     }
 }
 
 /// Returns the groups that take turns, all at or below the threshold; every thread is in at least one.
-pub fn build_rotation(model: &GroupModel, best_groups: &BestGroups, rule: RotationRule) -> Vec<Vec<usize>> {
+pub fn build_rotation(
+    model: &GroupModel,
+    best_groups: &BestGroups,
+    rule: RotationRule,
+) -> Vec<Vec<usize>> {
     let threads = model.thread_count();
     let mut turn_counts = vec![0u32; threads];
     let mut groups = match rule {
@@ -248,7 +318,11 @@ fn is_qualified(model: &GroupModel, best_groups: &BestGroups, group: &[usize]) -
     model.group_miss_ratio(group) <= best_groups.threshold * (1.0 + 1e-9)
 }
 
-fn choose_fair_group(model: &GroupModel, best_groups: &BestGroups, turn_counts: &mut [u32]) -> Vec<usize> {
+fn choose_fair_group(
+    model: &GroupModel,
+    best_groups: &BestGroups,
+    turn_counts: &mut [u32],
+) -> Vec<usize> {
     let mut threads_by_turns: Vec<usize> = (0..turn_counts.len()).collect();
     threads_by_turns.sort_by_key(|&thread| turn_counts[thread]);
     let mut group = best_groups.groups[threads_by_turns[0]].clone();
@@ -256,8 +330,9 @@ fn choose_fair_group(model: &GroupModel, best_groups: &BestGroups, turn_counts: 
         if group.contains(&candidate) {
             continue;
         }
-        let mut seats: Vec<usize> =
-            (1..group.len()).filter(|&seat| turn_counts[group[seat]] > turn_counts[candidate]).collect();
+        let mut seats: Vec<usize> = (1..group.len())
+            .filter(|&seat| turn_counts[group[seat]] > turn_counts[candidate])
+            .collect();
         seats.sort_by_key(|&seat| std::cmp::Reverse(turn_counts[group[seat]]));
         for seat in seats {
             let previous_member = std::mem::replace(&mut group[seat], candidate);
@@ -319,12 +394,16 @@ mod tests {
     }
 
     fn any_reuse() -> impl Strategy<Value = ReuseTimes> {
-        (prop::collection::vec((0u32..14, 1u32..50), 1..6), 0u32..20).prop_map(|(times, cold_weight)| {
-            let mut reuse = ReuseTimes::new();
-            times.iter().for_each(|&(log, weight)| reuse.add_weighted(Some((1 << log) - 1), f64::from(weight)));
-            reuse.add_weighted(None, f64::from(cold_weight));
-            reuse
-        })
+        (prop::collection::vec((0u32..14, 1u32..50), 1..6), 0u32..20).prop_map(
+            |(times, cold_weight)| {
+                let mut reuse = ReuseTimes::new();
+                times.iter().for_each(|&(log, weight)| {
+                    reuse.add_weighted(Some((1 << log) - 1), f64::from(weight))
+                });
+                reuse.add_weighted(None, f64::from(cold_weight));
+                reuse
+            },
+        )
     }
 
     fn composed_model(
@@ -333,7 +412,8 @@ mod tests {
         lines: u64,
         replacement: ReplacementModel,
     ) -> GroupModel {
-        let threads: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
+        let threads: Vec<(&ReuseTimes, f64)> =
+            threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
         GroupModel::Composed(ComposedModel::new(&threads, size, lines, replacement).unwrap())
     }
 
@@ -348,7 +428,10 @@ mod tests {
                 prop_assert_eq!(members.len(), size);
                 prop_assert!(model.group_miss_ratio(group) <= best.threshold * (1.0 + 1e-9));
             }
-            prop_assert!((0..model.thread_count()).all(|thread| groups.iter().any(|group| group.contains(&thread))));
+            prop_assert!(
+                (0..model.thread_count())
+                    .all(|thread| groups.iter().any(|group| group.contains(&thread)))
+            );
         }
         Ok(())
     }
@@ -410,15 +493,28 @@ mod tests {
     fn threads_with_equal_ratios_get_equal_turns() {
         let turn_counts = |ratios: &[f64], size: usize| {
             let model = GroupModel::Average(ratios.to_vec());
-            let groups = build_rotation(&model, &find_best_groups(&model, size), RotationRule::Fair);
-            let entry = |thread: usize| groups.iter().filter(|group| group.contains(&thread)).count();
+            let groups =
+                build_rotation(&model, &find_best_groups(&model, size), RotationRule::Fair);
+            let entry = |thread: usize| {
+                groups
+                    .iter()
+                    .filter(|group| group.contains(&thread))
+                    .count()
+            };
             (0..ratios.len()).map(entry).collect::<Vec<usize>>()
         };
         assert_eq!(turn_counts(&[0.2; 6], 3), [3; 6]);
         let greedy = turn_counts(&[0.9, 0.9, 0.1, 0.1, 0.1, 0.1], 3);
-        assert_eq!(greedy, [3, 3, 3, 3, 3, 3], "one greedy thread a group leaves room for all");
+        assert_eq!(
+            greedy,
+            [3, 3, 3, 3, 3, 3],
+            "one greedy thread a group leaves room for all"
+        );
         let greedy = turn_counts(&[0.9, 0.9, 0.9, 0.9, 0.1, 0.1], 3);
-        assert!(greedy[..4].iter().all(|&count| count < greedy[4]), "{greedy:?}");
+        assert!(
+            greedy[..4].iter().all(|&count| count < greedy[4]),
+            "{greedy:?}"
+        );
     }
 
     /// Does the walk visit all qualifying groups about equally often?
@@ -434,7 +530,13 @@ mod tests {
             }
         }
         assert_eq!(visits.len(), 15, "all pairs qualify");
-        let (min_visits, max_visits) = (visits.values().min().unwrap(), visits.values().max().unwrap());
-        assert!(f64::from(*min_visits) > 0.75 * f64::from(*max_visits), "{visits:?}");
+        let (min_visits, max_visits) = (
+            visits.values().min().unwrap(),
+            visits.values().max().unwrap(),
+        );
+        assert!(
+            f64::from(*min_visits) > 0.75 * f64::from(*max_visits),
+            "{visits:?}"
+        );
     }
 }

@@ -50,18 +50,26 @@ fn search_steps(programs: usize, seats: &Seats) -> f64 {
                 }
         })
     });
-    let table_steps = libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
-    steps_by_load.flatten().sum::<f64>() + if shapes.len() > 1 { table_steps } else { table_steps / 2.0 }
+    let table_steps =
+        libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
+    steps_by_load.flatten().sum::<f64>()
+        + if shapes.len() > 1 {
+            table_steps
+        } else {
+            table_steps / 2.0
+        }
 }
 
 fn binomial(n: usize, k: usize) -> f64 {
-    (0..k.min(n)).map(|i| (n - i) as f64 / (i + 1) as f64).product()
+    (0..k.min(n))
+        .map(|i| (n - i) as f64 / (i + 1) as f64)
+        .product()
 }
 
 fn count_fillings(size: usize, min_load: usize, cpus: usize, extra: usize) -> f64 {
     let factorial = |n: usize| (1..=n).map(|i| i as f64).product::<f64>();
-    let orders_within_cpus =
-        libm::pow(factorial(min_load), (cpus - extra) as f64) * libm::pow(factorial(min_load + 1), extra as f64);
+    let orders_within_cpus = libm::pow(factorial(min_load), (cpus - extra) as f64)
+        * libm::pow(factorial(min_load + 1), extra as f64);
     factorial(size) / orders_within_cpus / factorial(cpus - extra) / factorial(extra)
 }
 
@@ -79,11 +87,18 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let mut costs_of_shape: Vec<(u32, Vec<f64>)> = Vec::new();
     for (index, &cpus) in shapes.iter().enumerate() {
         if !costs_of_shape.iter().any(|(shape, _)| *shape == cpus) {
-            let table = (0..=all_programs).map(|set| search.cache_cost(set, cpus)).collect();
+            let table = (0..=all_programs)
+                .map(|set| search.cache_cost(set, cpus))
+                .collect();
             costs_of_shape.push((cpus, table));
         }
-        let table = &costs_of_shape.iter().find(|(shape, _)| *shape == cpus).expect("inserted above").1;
-        let (next_costs, next_choices) = solve_layer(&best_costs[index], table, all_programs, are_equal_caches);
+        let table = &costs_of_shape
+            .iter()
+            .find(|(shape, _)| *shape == cpus)
+            .expect("inserted above")
+            .1;
+        let (next_costs, next_choices) =
+            solve_layer(&best_costs[index], table, all_programs, are_equal_caches);
         best_costs.push(next_costs);
         choices.push(next_choices);
     }
@@ -95,7 +110,9 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
         remaining_programs &= !members;
     }
     seats_by_cache.reverse();
-    Seating { by_cache: seats_by_cache }
+    Seating {
+        by_cache: seats_by_cache,
+    }
 }
 
 /// Adds one cache: finds, for every set, the best split between this cache and the caches before it.
@@ -105,11 +122,18 @@ fn solve_layer(
     all_programs: ProgramSet,
     are_equal_caches: bool,
 ) -> (Vec<f64>, Vec<ProgramSet>) {
-    let mut best_costs = previous_costs.iter().map(|&cost| cost + cache_costs[0]).collect::<Vec<f64>>();
+    let mut best_costs = previous_costs
+        .iter()
+        .map(|&cost| cost + cache_costs[0])
+        .collect::<Vec<f64>>();
     let mut choices = vec![0; previous_costs.len()];
     for set in 1..=all_programs {
         // Among equal caches, the last one has the set's first program; other orders give the same seating.
-        let fixed_members = if are_equal_caches { set & set.wrapping_neg() } else { 0 };
+        let fixed_members = if are_equal_caches {
+            set & set.wrapping_neg()
+        } else {
+            0
+        };
         let free_members = set & !fixed_members;
         let mut subset = free_members;
         loop {
@@ -149,7 +173,12 @@ impl<'a> SubsetSearch<'a> {
                 .map(|j| costs[first_program][j] + costs[j][first_program])
                 .sum::<f64>();
         }
-        SubsetSearch { costs, min_load, has_surplus: surplus > 0, inner_costs }
+        SubsetSearch {
+            costs,
+            min_load,
+            has_surplus: surplus > 0,
+            inner_costs,
+        }
     }
 
     /// Returns the cost of the set on a cache; infinite if even loads on that cache do not allow the set's size.
@@ -161,7 +190,10 @@ impl<'a> SubsetSearch<'a> {
         }
         match max_load {
             // With one program per CPU, all programs of the cache meet.
-            1 => self.inner_costs[set as usize] - members_of_set(set).map(|i| self.costs[i][i]).sum::<f64>(),
+            1 => {
+                self.inner_costs[set as usize]
+                    - members_of_set(set).map(|i| self.costs[i][i]).sum::<f64>()
+            }
             _ => self.distribute_set(set, cpus as u32).0,
         }
     }
@@ -173,8 +205,9 @@ impl<'a> SubsetSearch<'a> {
         if max_load <= 1 {
             cpu_sets.extend(members_of_set(set).map(|program| 1 << program));
         } else {
-            let incurred_costs: Vec<f64> =
-                (0..self.costs.len()).map(|j| members_of_set(set).map(|i| self.costs[i][j]).sum()).collect();
+            let incurred_costs: Vec<f64> = (0..self.costs.len())
+                .map(|j| members_of_set(set).map(|i| self.costs[i][j]).sum())
+                .collect();
             let surplus_cpus = set.count_ones() as usize - self.min_load * cpus as usize;
             let mut best_cost_and_sets = (f64::INFINITY, Vec::new());
             self.fill_next_cpu(
@@ -187,10 +220,22 @@ impl<'a> SubsetSearch<'a> {
             );
             cpu_sets = best_cost_and_sets.1;
             cpu_sets.resize(cpus as usize, 0);
-            return (best_cost_and_sets.0, cpu_sets.into_iter().map(|cpu| members_of_set(cpu).collect()).collect());
+            return (
+                best_cost_and_sets.0,
+                cpu_sets
+                    .into_iter()
+                    .map(|cpu| members_of_set(cpu).collect())
+                    .collect(),
+            );
         }
         cpu_sets.resize(cpus as usize, 0);
-        (0.0, cpu_sets.into_iter().map(|cpu| members_of_set(cpu).collect()).collect())
+        (
+            0.0,
+            cpu_sets
+                .into_iter()
+                .map(|cpu| members_of_set(cpu).collect())
+                .collect(),
+        )
     }
 
     /// Fills the next CPU with the first remaining program and every choice of companions. `open_cpus` holds the
@@ -213,14 +258,25 @@ impl<'a> SubsetSearch<'a> {
         let first_program = remaining_programs & remaining_programs.wrapping_neg();
         let candidates = remaining_programs & !first_program;
         for (size, remaining_cpus) in [
-            (self.min_load, open_cpus.0.checked_sub(1).map(|fewer_cpus| (fewer_cpus, open_cpus.1))),
-            (self.min_load + 1, open_cpus.1.checked_sub(1).map(|less| (open_cpus.0, less))),
+            (
+                self.min_load,
+                open_cpus
+                    .0
+                    .checked_sub(1)
+                    .map(|fewer_cpus| (fewer_cpus, open_cpus.1)),
+            ),
+            (
+                self.min_load + 1,
+                open_cpus.1.checked_sub(1).map(|less| (open_cpus.0, less)),
+            ),
         ] {
-            let Some(remaining) = remaining_cpus.filter(|_| size > 0) else { continue };
+            let Some(remaining) = remaining_cpus.filter(|_| size > 0) else {
+                continue;
+            };
             for_each_subset(candidates, size - 1, &mut |companions| {
                 let cpu = first_program | companions;
-                let incurred_cost =
-                    members_of_set(cpu).map(|j| incurred_costs[j]).sum::<f64>() - self.inner_costs[cpu as usize];
+                let incurred_cost = members_of_set(cpu).map(|j| incurred_costs[j]).sum::<f64>()
+                    - self.inner_costs[cpu as usize];
                 filled_sets.push(cpu);
                 self.fill_next_cpu(
                     remaining_programs & !cpu,
@@ -242,7 +298,12 @@ fn members_of_set(set: ProgramSet) -> impl Iterator<Item = usize> {
 
 /// Visits every subset of `set` with `size` members, in a fixed order.
 fn for_each_subset(set: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramSet)) {
-    fn visit_subsets(set: ProgramSet, size: usize, chosen_members: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
+    fn visit_subsets(
+        set: ProgramSet,
+        size: usize,
+        chosen_members: ProgramSet,
+        visit: &mut impl FnMut(ProgramSet),
+    ) {
         if size == 0 {
             return visit(chosen_members);
         }
@@ -250,7 +311,12 @@ fn for_each_subset(set: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramS
         while remaining_programs.count_ones() as usize >= size {
             let first_program = remaining_programs & remaining_programs.wrapping_neg();
             remaining_programs &= !first_program;
-            visit_subsets(remaining_programs, size - 1, chosen_members | first_program, visit);
+            visit_subsets(
+                remaining_programs,
+                size - 1,
+                chosen_members | first_program,
+                visit,
+            );
         }
     }
     visit_subsets(set, size, 0, visit);

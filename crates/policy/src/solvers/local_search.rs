@@ -34,11 +34,19 @@ const MIN_EXCHANGE_GAIN: f64 = 1e-12;
 /// Returns a good seating, whose distance from the optimum [`lower_bound`] bounds.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let mut starts = vec![seat_greedily(costs, seats)];
-    starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
+    starts.extend(
+        (0..RANDOM_STARTS)
+            .map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))),
+    );
     let local_optima = starts.into_iter().map(|start| {
-        let mut climb = HillClimb { costs, programs_by_cache: start.by_cache };
+        let mut climb = HillClimb {
+            costs,
+            programs_by_cache: start.by_cache,
+        };
         climb.improve_until_stuck(seats);
-        Seating { by_cache: climb.programs_by_cache }
+        Seating {
+            by_cache: climb.programs_by_cache,
+        }
     });
     let minimum = local_optima
         .map(|local_optimum| (local_optimum.total_cost(costs), local_optimum))
@@ -48,8 +56,15 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
 
 /// Places the heaviest programs first, each on the CPU with the smallest cost, with even loads.
 fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
-    let programs_by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
-    let mut climb = HillClimb { costs, programs_by_cache };
+    let programs_by_cache = seats
+        .cpus_per_cache
+        .iter()
+        .map(|&cpus| vec![Vec::new(); cpus as usize])
+        .collect();
+    let mut climb = HillClimb {
+        costs,
+        programs_by_cache,
+    };
     let weight_of = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
     let mut ordered_programs: Vec<usize> = (0..costs.len()).collect();
     ordered_programs.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)));
@@ -67,10 +82,13 @@ fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
                 }
             }
         }
-        let (_, cache, cpu) = cheapest_seat.expect("a round has a free CPU for each of its programs");
+        let (_, cache, cpu) =
+            cheapest_seat.expect("a round has a free CPU for each of its programs");
         climb.programs_by_cache[cache][cpu].push(program);
     }
-    Seating { by_cache: climb.programs_by_cache }
+    Seating {
+        by_cache: climb.programs_by_cache,
+    }
 }
 
 struct HillClimb<'a> {
@@ -95,10 +113,19 @@ impl HillClimb<'_> {
 
     /// Returns the sum of the mutual costs of `program` and the other programs of the cache, except `excluded_program`,
     /// if `program` runs on that CPU.
-    fn cost_beside(&self, program: usize, cache: usize, cpu: usize, excluded_program: Option<usize>) -> f64 {
+    fn cost_beside(
+        &self,
+        program: usize,
+        cache: usize,
+        cpu: usize,
+        excluded_program: Option<usize>,
+    ) -> f64 {
         let cpu_groups = &self.programs_by_cache[cache];
         let own_load = cpu_groups[cpu].len().max(1) as f64;
-        let other_cpus = cpu_groups.iter().enumerate().filter(|(other, _)| *other != cpu);
+        let other_cpus = cpu_groups
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != cpu);
         other_cpus
             .flat_map(|(_, members)| members.iter().map(move |&j| (j, members.len() as f64)))
             .filter(|&(j, _)| Some(j) != excluded_program && j != program)
@@ -113,7 +140,8 @@ impl HillClimb<'_> {
             .enumerate()
             .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
         cpus.flat_map(|(cache, cpu)| {
-            (0..self.programs_by_cache[cache][cpu].len()).map(move |position| (cache, cpu, position))
+            (0..self.programs_by_cache[cache][cpu].len())
+                .map(move |position| (cache, cpu, position))
         })
         .collect()
     }
@@ -140,8 +168,11 @@ impl HillClimb<'_> {
                     (*self.seat_mut(a), *self.seat_mut(b)) = (i, j);
                     gain
                 } else {
-                    let cost_before = self.cost_beside(i, a.0, a.1, None) + self.cost_beside(j, b.0, b.1, None);
-                    cost_before - self.cost_beside(i, b.0, b.1, Some(j)) - self.cost_beside(j, a.0, a.1, Some(i))
+                    let cost_before =
+                        self.cost_beside(i, a.0, a.1, None) + self.cost_beside(j, b.0, b.1, None);
+                    cost_before
+                        - self.cost_beside(i, b.0, b.1, Some(j))
+                        - self.cost_beside(j, a.0, a.1, Some(i))
                 };
                 if gain > MIN_EXCHANGE_GAIN {
                     (*self.seat_mut(a), *self.seat_mut(b)) = (j, i);
@@ -188,11 +219,18 @@ impl HillClimb<'_> {
     }
 
     /// Returns the gain of a move, which changes the loads of both CPUs and therefore all costs of their neighbors.
-    fn gain_of_move(&mut self, program: usize, source: (usize, usize), target: (usize, usize)) -> f64 {
+    fn gain_of_move(
+        &mut self,
+        program: usize,
+        source: (usize, usize),
+        target: (usize, usize),
+    ) -> f64 {
         if source.0 == target.0 {
             let total_before = self.cache_total(source.0);
-            let index =
-                self.programs_by_cache[source.0][source.1].iter().position(|&member| member == program).unwrap_or(0);
+            let index = self.programs_by_cache[source.0][source.1]
+                .iter()
+                .position(|&member| member == program)
+                .unwrap_or(0);
             self.programs_by_cache[source.0][source.1].remove(index);
             self.programs_by_cache[target.0][target.1].push(program);
             let gain = total_before - self.cache_total(source.0);
@@ -202,19 +240,32 @@ impl HillClimb<'_> {
         }
         // Cost that one program would cause to a CPU's neighbors if it were alone there.
         let caused_cost = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
-            let other_cpus = self.programs_by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
-            other_cpus.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
+            let other_cpus = self.programs_by_cache[cache]
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != cpu);
+            other_cpus
+                .flat_map(|(_, members)| members)
+                .map(|&k| self.costs[k][j])
+                .sum()
         };
         let incurred_cost = |(cache, cpu): (usize, usize)| -> f64 {
             let other_cpus = self.programs_by_cache[cache]
                 .iter()
                 .enumerate()
                 .filter(|(other, programs_on_cpu)| *other != cpu && !programs_on_cpu.is_empty());
-            other_cpus.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
+            other_cpus
+                .map(|(_, on)| {
+                    on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64
+                })
+                .sum()
         };
         let caused_cost_and_load = |location: (usize, usize)| -> (f64, f64) {
             let members = &self.programs_by_cache[location.0][location.1];
-            (members.iter().map(|&j| caused_cost(j, location)).sum(), members.len() as f64)
+            (
+                members.iter().map(|&j| caused_cost(j, location)).sum(),
+                members.len() as f64,
+            )
         };
         let cost_per_load = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
         let ((source_cost, load), (target_cost, other_load)) =
@@ -231,10 +282,16 @@ impl HillClimb<'_> {
         let cpu_groups = &self.programs_by_cache[cache];
         let mut total = 0.0;
         for (cpu, members) in cpu_groups.iter().enumerate() {
-            for (other, neighbors) in cpu_groups.iter().enumerate().filter(|(_, neighbors)| !neighbors.is_empty()) {
+            for (other, neighbors) in cpu_groups
+                .iter()
+                .enumerate()
+                .filter(|(_, neighbors)| !neighbors.is_empty())
+            {
                 if other != cpu {
-                    let incurred_cost: f64 =
-                        members.iter().flat_map(|&i| neighbors.iter().map(move |&j| self.costs[i][j])).sum();
+                    let incurred_cost: f64 = members
+                        .iter()
+                        .flat_map(|&i| neighbors.iter().map(move |&j| self.costs[i][j]))
+                        .sum();
                     total += incurred_cost / neighbors.len() as f64;
                 }
             }
@@ -256,23 +313,44 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     let idle_seats = seats.cpus() * max_load - programs;
     let solo_bound = degree_bound(programs, seats, max_load, idle_seats, lower_weight);
     let cpus = seats.cpus_per_cache[0] as usize;
-    let are_equal_caches = seats.cpus_per_cache.iter().all(|&cpus_here| cpus_here as usize == cpus);
+    let are_equal_caches = seats
+        .cpus_per_cache
+        .iter()
+        .all(|&cpus_here| cpus_here as usize == cpus);
     let neighbor_count = (cpus - 1) * max_load;
     if !are_equal_caches || neighbor_count == 0 || programs + idle_seats <= neighbor_count {
         return solo_bound;
     }
-    let padded_weight = |i: usize, j: usize| if i.max(j) < programs { lower_weight(i, j) } else { 0.0 };
-    solo_bound.max(neighbor_bound(programs + idle_seats, neighbor_count, padded_weight))
+    let padded_weight = |i: usize, j: usize| {
+        if i.max(j) < programs {
+            lower_weight(i, j)
+        } else {
+            0.0
+        }
+    };
+    solo_bound.max(neighbor_bound(
+        programs + idle_seats,
+        neighbor_count,
+        padded_weight,
+    ))
 }
 
 /// Returns the best dual value found for the cheapest choice of pairs in which each of `node_count` nodes is in
 /// `degree` pairs.
 fn neighbor_bound(node_count: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
     // Lower triangle of the weights: row i contains the pairs of node i with the nodes before it.
-    let rows: Vec<Vec<f64>> = (0..node_count).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
+    let rows: Vec<Vec<f64>> = (0..node_count)
+        .map(|i| (0..i).map(|j| weight(i, j)).collect())
+        .collect();
     let pairs = (node_count * (node_count - 1) / 2) as f64;
     let mean = rows.iter().flatten().sum::<f64>() / pairs;
-    let spread = (rows.iter().flatten().map(|w| (w - mean) * (w - mean)).sum::<f64>() / pairs).sqrt();
+    let spread = (rows
+        .iter()
+        .flatten()
+        .map(|w| (w - mean) * (w - mean))
+        .sum::<f64>()
+        / pairs)
+        .sqrt();
     let mut prices = vec![0.5 * mean; node_count];
     let (mut best_gain, mut step) = (f64::NEG_INFINITY, spread);
     for _ in 0..DUAL_STEPS {
@@ -309,16 +387,28 @@ fn degree_bound(
     shapes.sort_unstable();
     shapes.dedup();
     let min_program_cost = |i: usize| {
-        let mut weights: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
+        let mut weights: Vec<f64> = (0..programs)
+            .filter(|&j| j != i)
+            .map(|j| weight(i, j))
+            .collect();
         weights.sort_by(f64::total_cmp);
         let bound_on_shape = |&cpus: &u32| {
             let other_cpus = (cpus as usize).saturating_sub(1);
-            let min_neighbors = (other_cpus * max_load).saturating_sub(other_cpus.min(idle_seats)).min(weights.len());
+            let min_neighbors = (other_cpus * max_load)
+                .saturating_sub(other_cpus.min(idle_seats))
+                .min(weights.len());
             let max_neighbors = (other_cpus * max_load).min(weights.len());
             weights[..min_neighbors].iter().sum::<f64>()
-                + weights[min_neighbors..max_neighbors].iter().filter(|cost| **cost < 0.0).sum::<f64>()
+                + weights[min_neighbors..max_neighbors]
+                    .iter()
+                    .filter(|cost| **cost < 0.0)
+                    .sum::<f64>()
         };
-        shapes.iter().map(bound_on_shape).fold(f64::INFINITY, f64::min) / 2.0
+        shapes
+            .iter()
+            .map(bound_on_shape)
+            .fold(f64::INFINITY, f64::min)
+            / 2.0
     };
     (0..programs).map(min_program_cost).sum()
 }

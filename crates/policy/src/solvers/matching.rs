@@ -30,9 +30,21 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
         false => 0.0,
     };
     let partners = perfect_matching(seats.cpus(), pair_weight);
-    let pairs = (0..partners.len()).filter(|&node| node < partners[node]).map(|node| [node, partners[node]]);
-    let programs_of_node = |node: usize| if node < programs { vec![node] } else { Vec::new() };
-    Seating { by_cache: pairs.map(|pair| pair.map(programs_of_node).to_vec()).collect() }
+    let pairs = (0..partners.len())
+        .filter(|&node| node < partners[node])
+        .map(|node| [node, partners[node]]);
+    let programs_of_node = |node: usize| {
+        if node < programs {
+            vec![node]
+        } else {
+            Vec::new()
+        }
+    };
+    Seating {
+        by_cache: pairs
+            .map(|pair| pair.map(programs_of_node).to_vec())
+            .collect(),
+    }
 }
 
 /// Returns each node's partner in a minimum-weight perfect matching of the complete graph over an even number of nodes.
@@ -41,13 +53,23 @@ pub fn perfect_matching(nodes: usize, weight: impl Fn(usize, usize) -> f64) -> V
     let all_edges = || (0..nodes).flat_map(|a| (a + 1..nodes).map(move |b| (a, b)));
     let (min_weight, max_weight) = all_edges()
         .map(|(a, b)| weight(a, b))
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), w| (low.min(w), high.max(w)));
-    let scale = if max_weight > min_weight { RESOLUTION / (max_weight - min_weight) } else { 0.0 };
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), w| {
+            (low.min(w), high.max(w))
+        });
+    let scale = if max_weight > min_weight {
+        RESOLUTION / (max_weight - min_weight)
+    } else {
+        0.0
+    };
     let mut cost = vec![0i64; nodes * nodes];
     for (a, b) in all_edges() {
         let integer_weight = libm::round((weight(a, b) - min_weight) * scale) as i64;
         cost[a * nodes + b] = integer_weight;
         cost[b * nodes + a] = integer_weight;
     }
-    if nodes == 0 { Vec::new() } else { min_weight_perfect_matching(&cost, nodes) }
+    if nodes == 0 {
+        Vec::new()
+    } else {
+        min_weight_perfect_matching(&cost, nodes)
+    }
 }

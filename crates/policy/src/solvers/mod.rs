@@ -66,12 +66,13 @@ impl Seating {
         for cache in &self.by_cache {
             for (index, cpu) in cache.iter().enumerate() {
                 for &i in cpu {
-                    let other_cpus = cache
-                        .iter()
-                        .enumerate()
-                        .filter(|(other_index, members)| *other_index != index && !members.is_empty());
+                    let other_cpus = cache.iter().enumerate().filter(|(other_index, members)| {
+                        *other_index != index && !members.is_empty()
+                    });
                     cost_by_program[i] = other_cpus
-                        .map(|(_, members)| members.iter().map(|&j| costs[i][j]).sum::<f64>() / members.len() as f64)
+                        .map(|(_, members)| {
+                            members.iter().map(|&j| costs[i][j]).sum::<f64>() / members.len() as f64
+                        })
                         .sum();
                 }
             }
@@ -95,11 +96,18 @@ impl Seating {
         distinct_shapes.sort_unstable();
         distinct_shapes.dedup();
         for shape in distinct_shapes {
-            let same_shape_indices: Vec<usize> = (0..shapes.len()).filter(|&index| shapes[index] == shape).collect();
-            let mut caches: Vec<_> =
-                same_shape_indices.iter().map(|&index| std::mem::take(&mut self.by_cache[index])).collect();
+            let same_shape_indices: Vec<usize> = (0..shapes.len())
+                .filter(|&index| shapes[index] == shape)
+                .collect();
+            let mut caches: Vec<_> = same_shape_indices
+                .iter()
+                .map(|&index| std::mem::take(&mut self.by_cache[index]))
+                .collect();
             caches.sort_by_key(|cache| cache.first().map_or(usize::MAX, |cpu| first_member(cpu)));
-            same_shape_indices.into_iter().zip(caches).for_each(|(position, cache)| self.by_cache[position] = cache);
+            same_shape_indices
+                .into_iter()
+                .zip(caches)
+                .for_each(|(position, cache)| self.by_cache[position] = cache);
         }
         self
     }
@@ -135,7 +143,11 @@ pub struct Solution {
 /// Returns an assignment with the smallest total; it is empty without programs or CPUs.
 pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     let seating_and_method = if costs.is_empty() || seats.cpus() == 0 {
-        let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+        let by_cache = seats
+            .cpus_per_cache
+            .iter()
+            .map(|&cpus| vec![Vec::new(); cpus as usize])
+            .collect();
         (Seating { by_cache }, SolverMethod::Matching)
     } else if matching::can_solve(costs.len(), seats) {
         (matching::solve(costs, seats), SolverMethod::Matching)
@@ -150,16 +162,32 @@ pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
         SolverMethod::LocalSearch => local_search::lower_bound(costs, seats).min(total),
         _ => total,
     };
-    Solution { seating, total, lower_bound, method: seating_and_method.1 }
+    Solution {
+        seating,
+        total,
+        lower_bound,
+        method: seating_and_method.1,
+    }
 }
 
 /// Returns an assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
 pub fn worst_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
-    let negated_costs: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
+    let negated_costs: Vec<Vec<f64>> = costs
+        .iter()
+        .map(|row| row.iter().map(|cost| -cost).collect())
+        .collect();
     let solved = best_assignment(&negated_costs, seats);
     let total = solved.seating.total_cost(costs);
-    let upper_bound = if solved.method == SolverMethod::LocalSearch { -solved.lower_bound } else { total };
-    Solution { total, lower_bound: upper_bound, ..solved }
+    let upper_bound = if solved.method == SolverMethod::LocalSearch {
+        -solved.lower_bound
+    } else {
+        total
+    };
+    Solution {
+        total,
+        lower_bound: upper_bound,
+        ..solved
+    }
 }
 
 /// The totals of random assignments, as a scheduler without evidence would make them.
@@ -187,27 +215,55 @@ const SAMPLES: u32 = 1000;
 pub fn random_totals(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());
     if programs < 2 || cpus < 2 {
-        return RandomTotals { mean: 0.0, low_5_percent: 0.0, high_5_percent: 0.0, sampled: 0 };
+        return RandomTotals {
+            mean: 0.0,
+            low_5_percent: 0.0,
+            high_5_percent: 0.0,
+            sampled: 0,
+        };
     }
-    let costs_beside_others =
-        |row: usize| costs[row].iter().enumerate().filter(move |&(j, _)| j != row).map(|(_, cost)| cost);
-    let cost_sum: f64 = (0..programs).map(|row| costs_beside_others(row).sum::<f64>()).sum();
-    let neighbor_pairs: f64 = seats.cpus_per_cache.iter().map(|&c| f64::from(c) * (f64::from(c) - 1.0)).sum();
+    let costs_beside_others = |row: usize| {
+        costs[row]
+            .iter()
+            .enumerate()
+            .filter(move |&(j, _)| j != row)
+            .map(|(_, cost)| cost)
+    };
+    let cost_sum: f64 = (0..programs)
+        .map(|row| costs_beside_others(row).sum::<f64>())
+        .sum();
+    let neighbor_pairs: f64 = seats
+        .cpus_per_cache
+        .iter()
+        .map(|&c| f64::from(c) * (f64::from(c) - 1.0))
+        .sum();
     let mean = cost_sum * neighbor_pairs / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
     let mut generator = SplitMix64::new(seed);
-    let mut totals: Vec<f64> =
-        (0..SAMPLES).map(|_| random_seating(programs, seats, &mut generator).total_cost(costs)).collect();
+    let mut totals: Vec<f64> = (0..SAMPLES)
+        .map(|_| random_seating(programs, seats, &mut generator).total_cost(costs))
+        .collect();
     totals.sort_by(f64::total_cmp);
     let quantile_of = |share: f64| totals[((totals.len() - 1) as f64 * share) as usize];
-    RandomTotals { mean, low_5_percent: quantile_of(0.05), high_5_percent: quantile_of(0.95), sampled: SAMPLES }
+    RandomTotals {
+        mean,
+        low_5_percent: quantile_of(0.05),
+        high_5_percent: quantile_of(0.95),
+        sampled: SAMPLES,
+    }
 }
 
 /// Draws one assignment from all those with even loads, each equally likely.
 pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64) -> Seating {
-    let mut by_cache: Vec<Vec<Vec<usize>>> =
-        seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
-    let mut cpus: Vec<(usize, usize)> =
-        by_cache.iter().enumerate().flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu))).collect();
+    let mut by_cache: Vec<Vec<Vec<usize>>> = seats
+        .cpus_per_cache
+        .iter()
+        .map(|&cpus| vec![Vec::new(); cpus as usize])
+        .collect();
+    let mut cpus: Vec<(usize, usize)> = by_cache
+        .iter()
+        .enumerate()
+        .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)))
+        .collect();
     if cpus.is_empty() {
         return Seating { by_cache };
     }
@@ -218,6 +274,9 @@ pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64
         let (cache, cpu) = cpus[index % cpus.len()];
         by_cache[cache][cpu].push(program);
     }
-    by_cache.iter_mut().flatten().for_each(|cpu| cpu.sort_unstable());
+    by_cache
+        .iter_mut()
+        .flatten()
+        .for_each(|cpu| cpu.sort_unstable());
     Seating { by_cache }
 }

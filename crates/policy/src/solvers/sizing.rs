@@ -82,14 +82,25 @@ fn check_claims(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     }
     for (claim, UnitClaim { costs, .. }) in claims.iter().enumerate() {
         if costs.len() != units as usize {
-            return Err(ClaimError::Costs { claim, found: costs.len(), expected: units });
+            return Err(ClaimError::Costs {
+                claim,
+                found: costs.len(),
+                expected: units,
+            });
         }
         if !costs.iter().all(|cost| cost.is_finite()) {
             return Err(ClaimError::NoNumber { claim });
         }
     }
-    let floors = claims.iter().map(UnitClaim::floor).fold(0u32, u32::saturating_add);
-    if floors > units { Err(ClaimError::Floors { floors, units }) } else { Ok(()) }
+    let floors = claims
+        .iter()
+        .map(UnitClaim::floor)
+        .fold(0u32, u32::saturating_add);
+    if floors > units {
+        Err(ClaimError::Floors { floors, units })
+    } else {
+        Ok(())
+    }
 }
 
 /// The cost of a partial allocation, and the evenness that decides among equal costs.
@@ -104,7 +115,12 @@ struct PartialAllocation {
 }
 
 impl PartialAllocation {
-    fn is_better_than(&self, other: &PartialAllocation, aggregate: CostAggregate, tolerance: f64) -> bool {
+    fn is_better_than(
+        &self,
+        other: &PartialAllocation,
+        aggregate: CostAggregate,
+        tolerance: f64,
+    ) -> bool {
         let worst_difference = self.worst_cost - other.worst_cost;
         let sum_difference = self.sum - other.sum;
         if aggregate == CostAggregate::Worst && worst_difference.abs() > tolerance {
@@ -121,15 +137,26 @@ impl PartialAllocation {
 ///
 /// # Errors
 /// Returns an error if a claim is invalid, or if the floors exceed the units.
-pub fn allocate_exactly(claims: &[UnitClaim], units: u32, aggregate: CostAggregate) -> Result<Vec<u32>, ClaimError> {
+pub fn allocate_exactly(
+    claims: &[UnitClaim],
+    units: u32,
+    aggregate: CostAggregate,
+) -> Result<Vec<u32>, ClaimError> {
     check_claims(claims, units)?;
     let unit_count = units as usize;
     // Costs that differ only by rounding count as equal, so that evenness decides rather than the order of additions.
-    let scale =
-        claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
+    let scale = claims
+        .iter()
+        .flat_map(|claim| &claim.costs)
+        .fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
     let tolerance = scale * claims.len() as f64 * 1e-12;
     let mut rows: Vec<Vec<Option<PartialAllocation>>> = Vec::with_capacity(claims.len());
-    let empty_allocation = PartialAllocation { worst_cost: f64::NEG_INFINITY, sum: 0.0, square_sum: 0, units: 0 };
+    let empty_allocation = PartialAllocation {
+        worst_cost: f64::NEG_INFINITY,
+        sum: 0.0,
+        square_sum: 0,
+        units: 0,
+    };
     let mut previous_row: Vec<Option<PartialAllocation>> = vec![None; unit_count + 1];
     previous_row[0] = Some(empty_allocation);
     let mut remaining_floors: u32 = claims.iter().map(UnitClaim::floor).sum();
@@ -139,18 +166,29 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, aggregate: CostAggrega
         let mut row: Vec<Option<PartialAllocation>> = vec![None; unit_count + 1];
         let max_used_units = units - remaining_floors;
         // The last claimant gets all remaining units, because only complete allocations matter.
-        for used_units in if is_last { max_used_units..=max_used_units } else { 0..=max_used_units } {
+        for used_units in if is_last {
+            max_used_units..=max_used_units
+        } else {
+            0..=max_used_units
+        } {
             let mut best_allocation: Option<PartialAllocation> = None;
             for claim_units in claim.floor()..=used_units {
-                let Some(previous_allocation) = previous_row[(used_units - claim_units) as usize] else { continue };
+                let Some(previous_allocation) = previous_row[(used_units - claim_units) as usize]
+                else {
+                    continue;
+                };
                 let cost = claim.cost_of_units(claim_units);
                 let candidate = PartialAllocation {
                     worst_cost: previous_allocation.worst_cost.max(cost),
                     sum: previous_allocation.sum + cost,
-                    square_sum: previous_allocation.square_sum + u64::from(claim_units) * u64::from(claim_units),
+                    square_sum: previous_allocation.square_sum
+                        + u64::from(claim_units) * u64::from(claim_units),
                     units: claim_units,
                 };
-                if best_allocation.as_ref().is_none_or(|best| candidate.is_better_than(best, aggregate, tolerance)) {
+                if best_allocation
+                    .as_ref()
+                    .is_none_or(|best| candidate.is_better_than(best, aggregate, tolerance))
+                {
                     best_allocation = Some(candidate);
                 }
             }
@@ -162,8 +200,8 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, aggregate: CostAggrega
     let mut allocation = vec![0; claims.len()];
     let mut remaining_units = unit_count;
     for index in (0..claims.len()).rev() {
-        let best_allocation =
-            rows[index + 1][remaining_units].expect("checked: the floors fit, so every prefix has a best allocation");
+        let best_allocation = rows[index + 1][remaining_units]
+            .expect("checked: the floors fit, so every prefix has a best allocation");
         allocation[index] = best_allocation.units;
         remaining_units -= best_allocation.units as usize;
     }
@@ -175,7 +213,8 @@ fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
     let current_cost = claim.cost_of_units(units);
     let mut best_units_and_gain = (max_units, f64::NEG_INFINITY);
     for added_units in 1..=max_units {
-        let saving = (current_cost - claim.cost_of_units(units + added_units)) / f64::from(added_units);
+        let saving =
+            (current_cost - claim.cost_of_units(units + added_units)) / f64::from(added_units);
         if saving > best_units_and_gain.1 {
             best_units_and_gain = (added_units, saving);
         }
@@ -188,8 +227,11 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
     check_claims(claims, units)?;
     let mut allocation: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();
     let mut remaining_units = units - allocation.iter().sum::<u32>();
-    let mut offers: Vec<(u32, f64)> =
-        claims.iter().zip(&allocation).map(|(c, &held_units)| best_offer(c, held_units, remaining_units)).collect();
+    let mut offers: Vec<(u32, f64)> = claims
+        .iter()
+        .zip(&allocation)
+        .map(|(c, &held_units)| best_offer(c, held_units, remaining_units))
+        .collect();
     while remaining_units > 0 {
         let mut winner = 0;
         for (index, claim) in claims.iter().enumerate() {
@@ -199,12 +241,18 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
             // With equal savings, the claimant with the fewest units wins, so that claimants without savings share the
             // remainder equally.
             let (saving, best_saving) = (offers[index].1, offers[winner].1);
-            if saving > best_saving || (saving == best_saving && allocation[index] < allocation[winner]) {
+            if saving > best_saving
+                || (saving == best_saving && allocation[index] < allocation[winner])
+            {
                 winner = index;
             }
         }
         // If no savings are left, units are allocated one at a time.
-        let added_units = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
+        let added_units = if offers[winner].1 > 0.0 {
+            offers[winner].0
+        } else {
+            1
+        };
         allocation[winner] += added_units;
         remaining_units -= added_units;
         offers[winner] = best_offer(&claims[winner], allocation[winner], remaining_units);
@@ -214,7 +262,12 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
 
 /// Returns the total cost of an allocation.
 pub fn total_cost(claims: &[UnitClaim], allocation: &[u32], aggregate: CostAggregate) -> f64 {
-    aggregate.aggregate(claims.iter().zip(allocation).map(|(claim, &units)| claim.cost_of_units(units)))
+    aggregate.aggregate(
+        claims
+            .iter()
+            .zip(allocation)
+            .map(|(claim, &units)| claim.cost_of_units(units)),
+    )
 }
 
 impl CostAggregate {
@@ -230,7 +283,10 @@ impl CostAggregate {
 /// Returns the smallest number of units with which a claimant's cost does not exceed `max_cost`; `None` if no number
 /// suffices.
 pub fn min_units_for_cost(costs: &[f64], max_cost: f64) -> Option<u32> {
-    costs.iter().position(|&cost| cost <= max_cost).map(|index| index as u32 + 1)
+    costs
+        .iter()
+        .position(|&cost| cost <= max_cost)
+        .map(|index| index as u32 + 1)
 }
 
 /// Returns the costs of several claimants in one partition, by its size, if each fills an equal share of it. The costs
@@ -245,7 +301,11 @@ pub fn pool_costs(costs: &[&[f64]], units: u32, aggregate: CostAggregate) -> Vec
     };
     (1..=units)
         .map(|unit_count| {
-            aggregate.aggregate(costs.iter().map(|costs| cost_at(costs, f64::from(unit_count) / members)))
+            aggregate.aggregate(
+                costs
+                    .iter()
+                    .map(|costs| cost_at(costs, f64::from(unit_count) / members)),
+            )
         })
         .collect()
 }
@@ -256,13 +316,23 @@ mod tests {
     use proptest::prelude::*;
 
     fn unit_claims(costs: &[&[f64]]) -> Vec<UnitClaim> {
-        costs.iter().map(|costs| UnitClaim { costs: costs.to_vec(), min_units: 1 }).collect()
+        costs
+            .iter()
+            .map(|costs| UnitClaim {
+                costs: costs.to_vec(),
+                min_units: 1,
+            })
+            .collect()
     }
 
     /// Returns every allocation of all units that meets the floors.
     fn all_allocations(claims: &[UnitClaim], units: u32) -> Vec<Vec<u32>> {
         let Some((first, rest)) = claims.split_first() else {
-            return if units == 0 { vec![Vec::new()] } else { Vec::new() };
+            return if units == 0 {
+                vec![Vec::new()]
+            } else {
+                Vec::new()
+            };
         };
         let allocations_with = |share: u32| {
             all_allocations(rest, units - share)
@@ -275,7 +345,9 @@ mod tests {
 
     /// Computes thesis equation 5.3 as it is written.
     fn size_selection(a: &[f64], b: &[f64], units: usize) -> f64 {
-        (1..units).map(|x| a[x - 1] + b[units - x - 1]).fold(f64::INFINITY, f64::min)
+        (1..units)
+            .map(|x| a[x - 1] + b[units - x - 1])
+            .fold(f64::INFINITY, f64::min)
     }
 
     /// Do the solvers find a cliff behind a plateau?
@@ -284,7 +356,10 @@ mod tests {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
         let slope = [8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5];
         let two_claims = unit_claims(&[&cliff, &slope]);
-        assert_eq!(allocate_exactly(&two_claims, 8, CostAggregate::Sum), Ok(vec![5, 3]));
+        assert_eq!(
+            allocate_exactly(&two_claims, 8, CostAggregate::Sum),
+            Ok(vec![5, 3])
+        );
         assert_eq!(allocate_by_lookahead(&two_claims, 8), Ok(vec![5, 3]));
     }
 
@@ -293,8 +368,14 @@ mod tests {
     fn indifferent_claimants_share_equally() {
         let flat = [3.0; 16];
         let equal_claims = unit_claims(&[&flat, &flat, &flat, &flat]);
-        assert_eq!(allocate_exactly(&equal_claims, 16, CostAggregate::Sum), Ok(vec![4; 4]));
-        assert_eq!(allocate_exactly(&equal_claims, 16, CostAggregate::Worst), Ok(vec![4; 4]));
+        assert_eq!(
+            allocate_exactly(&equal_claims, 16, CostAggregate::Sum),
+            Ok(vec![4; 4])
+        );
+        assert_eq!(
+            allocate_exactly(&equal_claims, 16, CostAggregate::Worst),
+            Ok(vec![4; 4])
+        );
         assert_eq!(allocate_by_lookahead(&equal_claims, 16), Ok(vec![4; 4]));
     }
 
@@ -304,8 +385,14 @@ mod tests {
         let needy = [9.0, 8.0, 7.0, 6.0];
         let greedy = [5.0, 2.0, 1.0, 0.5];
         let two_claims = unit_claims(&[&needy, &greedy]);
-        assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Sum), Ok(vec![2, 2]));
-        assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Worst), Ok(vec![3, 1]));
+        assert_eq!(
+            allocate_exactly(&two_claims, 4, CostAggregate::Sum),
+            Ok(vec![2, 2])
+        );
+        assert_eq!(
+            allocate_exactly(&two_claims, 4, CostAggregate::Worst),
+            Ok(vec![3, 1])
+        );
     }
 
     /// Are claims that cannot be met rejected, with the reason?
@@ -315,14 +402,24 @@ mod tests {
         two_claims[1].min_units = 4;
         assert_eq!(
             allocate_exactly(&two_claims, 4, CostAggregate::Sum),
-            Err(ClaimError::Floors { floors: 5, units: 4 })
+            Err(ClaimError::Floors {
+                floors: 5,
+                units: 4
+            })
         );
         two_claims[1].costs[2] = f64::NAN;
-        assert_eq!(allocate_by_lookahead(&two_claims, 4), Err(ClaimError::NoNumber { claim: 1 }));
+        assert_eq!(
+            allocate_by_lookahead(&two_claims, 4),
+            Err(ClaimError::NoNumber { claim: 1 })
+        );
         two_claims[0].costs.pop();
         assert_eq!(
             allocate_exactly(&two_claims, 4, CostAggregate::Sum),
-            Err(ClaimError::Costs { claim: 0, found: 3, expected: 4 })
+            Err(ClaimError::Costs {
+                claim: 0,
+                found: 3,
+                expected: 4
+            })
         );
         assert_eq!(allocate_by_lookahead(&[], 4), Err(ClaimError::NoClaims));
     }
@@ -332,7 +429,10 @@ mod tests {
     fn a_pool_costs_as_much_as_equal_shares() {
         let curve = [8.0, 6.0, 4.0, 2.0];
         assert_eq!(pool_costs(&[&curve], 4, CostAggregate::Sum), curve);
-        assert_eq!(pool_costs(&[&curve, &curve], 4, CostAggregate::Sum), [16.0, 16.0, 14.0, 12.0]);
+        assert_eq!(
+            pool_costs(&[&curve, &curve], 4, CostAggregate::Sum),
+            [16.0, 16.0, 14.0, 12.0]
+        );
         assert_eq!(
             pool_costs(&[&curve, &[1.0; 4]], 4, CostAggregate::Worst),
             [8.0, 8.0, 7.0, 6.0],
@@ -344,7 +444,10 @@ mod tests {
 
     fn any_claims() -> impl Strategy<Value = (Vec<UnitClaim>, u32)> {
         (1usize..5, 5u32..13).prop_flat_map(|(count, units)| {
-            let claim = (prop::collection::vec(0.0f64..100.0, units as usize), 0u32..3)
+            let claim = (
+                prop::collection::vec(0.0f64..100.0, units as usize),
+                0u32..3,
+            )
                 .prop_map(|(costs, min_units)| UnitClaim { costs, min_units });
             (prop::collection::vec(claim, count), Just(units))
         })

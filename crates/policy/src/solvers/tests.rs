@@ -15,7 +15,11 @@ fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
     ) {
         let (min_load, surplus) = limits;
         if program == programs {
-            let even = partial.by_cache.iter().flatten().all(|cpu| cpu.len() >= min_load);
+            let even = partial
+                .by_cache
+                .iter()
+                .flatten()
+                .all(|cpu| cpu.len() >= min_load);
             if even {
                 seatings.push(partial.clone());
             }
@@ -35,32 +39,71 @@ fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
             }
         }
     }
-    let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+    let by_cache = seats
+        .cpus_per_cache
+        .iter()
+        .map(|&cpus| vec![Vec::new(); cpus as usize])
+        .collect();
     let mut seatings = Vec::new();
-    seat_next(0, programs, seats.min_load_and_surplus(programs), &mut Seating { by_cache }, &mut seatings);
+    seat_next(
+        0,
+        programs,
+        seats.min_load_and_surplus(programs),
+        &mut Seating { by_cache },
+        &mut seatings,
+    );
     seatings
 }
 
 fn sample_seats(cpus: &[u32]) -> Seats {
-    Seats { cpus_per_cache: cpus.to_vec() }
+    Seats {
+        cpus_per_cache: cpus.to_vec(),
+    }
 }
 
 fn check_seating(seating: &Seating, programs: usize, seats: &Seats) {
-    let mut seated_programs: Vec<usize> = seating.by_cache.iter().flatten().flatten().copied().collect();
+    let mut seated_programs: Vec<usize> = seating
+        .by_cache
+        .iter()
+        .flatten()
+        .flatten()
+        .copied()
+        .collect();
     seated_programs.sort_unstable();
-    assert_eq!(seated_programs, (0..programs).collect::<Vec<_>>(), "each program once");
-    let mut shapes: Vec<u32> = seating.by_cache.iter().map(|cache| cache.len() as u32).collect();
+    assert_eq!(
+        seated_programs,
+        (0..programs).collect::<Vec<_>>(),
+        "each program once"
+    );
+    let mut shapes: Vec<u32> = seating
+        .by_cache
+        .iter()
+        .map(|cache| cache.len() as u32)
+        .collect();
     assert_eq!(shapes.len(), seats.cpus_per_cache.len());
     assert_eq!(std::mem::take(&mut shapes), seats.cpus_per_cache);
     let loads: Vec<usize> = seating.by_cache.iter().flatten().map(Vec::len).collect();
-    assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1, "loads are even: {loads:?}");
+    assert!(
+        loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1,
+        "loads are even: {loads:?}"
+    );
 }
 
 fn arbitrary_costs(programs: usize, low: f64) -> impl Strategy<Value = Vec<Vec<f64>>> {
     proptest::collection::vec(proptest::collection::vec(low..1.0f64, programs), programs)
 }
 
-const SHAPES: [&[u32]; 9] = [&[2, 2], &[2, 2, 2], &[3, 3], &[4, 4], &[1, 3], &[2, 1, 1], &[4], &[1, 1], &[2, 2, 1]];
+const SHAPES: [&[u32]; 9] = [
+    &[2, 2],
+    &[2, 2, 2],
+    &[3, 3],
+    &[4, 4],
+    &[1, 3],
+    &[2, 1, 1],
+    &[4],
+    &[1, 1],
+    &[2, 2, 1],
+];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
@@ -157,11 +200,19 @@ fn the_random_mean_is_exact_on_two_pairs() {
     ];
     let seats = sample_seats(&[2, 2]);
     let three = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]];
-    let total = |pairs: &[(usize, usize); 2]| pairs.iter().map(|&(a, b)| matrix[a][b] + matrix[b][a]).sum::<f64>();
+    let total = |pairs: &[(usize, usize); 2]| {
+        pairs
+            .iter()
+            .map(|&(a, b)| matrix[a][b] + matrix[b][a])
+            .sum::<f64>()
+    };
     let mean = three.iter().map(total).sum::<f64>() / 3.0;
     assert!((random_totals(&matrix, &seats, 1).mean - mean).abs() < 1e-12);
     let drawn = random_totals(&matrix, &seats, 1);
-    assert!(drawn.low_5_percent >= total(&three[1]) - 1e-12 && drawn.high_5_percent <= total(&three[0]) + 1e-12);
+    assert!(
+        drawn.low_5_percent >= total(&three[1]) - 1e-12
+            && drawn.high_5_percent <= total(&three[0]) + 1e-12
+    );
 }
 
 /// Are sixteen programs on caches of four and of eight CPUs solved exactly, and does the local search agree within its
@@ -169,15 +220,27 @@ fn the_random_mean_is_exact_on_two_pairs() {
 #[test]
 fn sixteen_programs_are_exact_and_local_search_is_within_gap() {
     let mut generator = SplitMix64::new(42);
-    let matrix: Vec<Vec<f64>> = (0..16).map(|_| (0..16).map(|_| generator.draw_unit()).collect()).collect();
+    let matrix: Vec<Vec<f64>> = (0..16)
+        .map(|_| (0..16).map(|_| generator.draw_unit()).collect())
+        .collect();
     for shape in [vec![4; 4], vec![8; 2], vec![8; 8]] {
-        let seats = Seats { cpus_per_cache: shape };
+        let seats = Seats {
+            cpus_per_cache: shape,
+        };
         let exact = best_assignment(&matrix, &seats);
         assert_eq!(exact.method, SolverMethod::DynamicProgramming);
         let searched = local_search::solve(&matrix, &seats).total_cost(&matrix);
         let bound = local_search::lower_bound(&matrix, &seats);
-        assert!(bound <= exact.total && exact.total <= searched + 1e-9, "{bound} {} {searched}", exact.total);
-        assert!(searched <= 1.1 * exact.total + 1e-9, "{} {searched}", exact.total);
+        assert!(
+            bound <= exact.total && exact.total <= searched + 1e-9,
+            "{bound} {} {searched}",
+            exact.total
+        );
+        assert!(
+            searched <= 1.1 * exact.total + 1e-9,
+            "{} {searched}",
+            exact.total
+        );
     }
 }
 
@@ -186,12 +249,20 @@ fn sixteen_programs_are_exact_and_local_search_is_within_gap() {
 fn forty_eight_programs_on_eight_caches_are_bounded() {
     let mut generator = SplitMix64::new(1);
     let hurt: Vec<f64> = (0..48).map(|_| generator.draw_unit()).collect();
-    let matrix: Vec<Vec<f64>> = hurt.iter().map(|a| hurt.iter().map(|b| a * b * b).collect()).collect();
-    let seats = Seats { cpus_per_cache: vec![8; 8] };
+    let matrix: Vec<Vec<f64>> = hurt
+        .iter()
+        .map(|a| hurt.iter().map(|b| a * b * b).collect())
+        .collect();
+    let seats = Seats {
+        cpus_per_cache: vec![8; 8],
+    };
     let solved = best_assignment(&matrix, &seats);
     check_seating(&solved.seating, 48, &seats);
     assert_eq!(solved.method, SolverMethod::LocalSearch);
-    assert!(solved.lower_bound > 0.0 && solved.lower_bound <= solved.total, "{solved:?}");
+    assert!(
+        solved.lower_bound > 0.0 && solved.lower_bound <= solved.total,
+        "{solved:?}"
+    );
     assert!(solved.total < random_totals(&matrix, &seats, 1).low_5_percent);
     let worst = worst_assignment(&matrix, &seats);
     assert!(worst.total <= worst.lower_bound && worst.total > solved.total);

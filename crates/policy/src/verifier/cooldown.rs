@@ -40,7 +40,12 @@ impl FailedPlan {
 
     /// Returns whether both plans are the same up to an exchange of like caches.
     fn is_mirror(&self, plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
-        symmetry::is_mirror(&self.plan, plan, &self.tasks.intersection(live_tasks), topology)
+        symmetry::is_mirror(
+            &self.plan,
+            plan,
+            &self.tasks.intersection(live_tasks),
+            topology,
+        )
     }
 }
 
@@ -71,10 +76,19 @@ impl PlanCooldown {
         window: u64,
         cooldown_windows: u64,
     ) -> u64 {
-        self.failed_plans.retain(|failed| window < failed.memory_end);
-        let mirror_images = self.failed_plans.iter().filter(|failed| failed.is_mirror(plan, live_tasks, topology));
-        let failure_count = mirror_images.map(|failed| failed.failure_count).max().unwrap_or(0) + 1;
-        self.failed_plans.retain(|failed| !failed.has_same_placement(plan, live_tasks));
+        self.failed_plans
+            .retain(|failed| window < failed.memory_end);
+        let mirror_images = self
+            .failed_plans
+            .iter()
+            .filter(|failed| failed.is_mirror(plan, live_tasks, topology));
+        let failure_count = mirror_images
+            .map(|failed| failed.failure_count)
+            .max()
+            .unwrap_or(0)
+            + 1;
+        self.failed_plans
+            .retain(|failed| !failed.has_same_placement(plan, live_tasks));
         let windows = cooldown_windows.saturating_mul(1 << (failure_count - 1).min(MAX_DOUBLINGS));
         let cooldown_end = window.saturating_add(windows);
         let memory_end = cooldown_end.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
@@ -93,7 +107,8 @@ impl PlanCooldown {
 
     /// Pauses all plans for some time, because a plan that a policy chose has failed in this window.
     pub fn pause(&mut self, window: u64, cooldown_windows: u64) {
-        let pause_windows = (cooldown_windows / 2).saturating_mul(1 << self.consecutive_failures.min(MAX_DOUBLINGS));
+        let pause_windows = (cooldown_windows / 2)
+            .saturating_mul(1 << self.consecutive_failures.min(MAX_DOUBLINGS));
         self.pause_end = window.saturating_add(pause_windows);
         self.consecutive_failures = self.consecutive_failures.saturating_add(1);
     }
@@ -126,14 +141,21 @@ impl PlanCooldown {
         // If both plans are the same for the remaining tasks, refusing has no effect. The plan in its place may itself
         // be a mirror image; then only the failed plan itself is refused.
         let must_refuse = |failed: &&FailedPlan| {
-            let is_same_plan =
-                failed.has_same_placement(plan, live_tasks) && !failed.has_same_placement(replacement, live_tasks);
-            let is_mirror_plan =
-                || failed.is_mirror(plan, live_tasks, topology) && !failed.is_mirror(replacement, live_tasks, topology);
+            let is_same_plan = failed.has_same_placement(plan, live_tasks)
+                && !failed.has_same_placement(replacement, live_tasks);
+            let is_mirror_plan = || {
+                failed.is_mirror(plan, live_tasks, topology)
+                    && !failed.is_mirror(replacement, live_tasks, topology)
+            };
             is_same_plan || is_mirror_plan()
         };
-        let mut plans_on_cooldown = self.failed_plans.iter().filter(|failed| window < failed.cooldown_end);
-        plans_on_cooldown.find(must_refuse).map(|failed| failed.cooldown_end)
+        let mut plans_on_cooldown = self
+            .failed_plans
+            .iter()
+            .filter(|failed| window < failed.cooldown_end);
+        plans_on_cooldown
+            .find(must_refuse)
+            .map(|failed| failed.cooldown_end)
     }
 
     /// Returns the reason why this plan must be refused in this window, if any. `replacement` is the plan that would be
@@ -146,11 +168,15 @@ impl PlanCooldown {
         topology: &Topology,
         window: u64,
     ) -> Option<CooldownReason> {
-        if let Some(end_window) = self.exclusion_end(plan, replacement, live_tasks, topology, window) {
+        if let Some(end_window) =
+            self.exclusion_end(plan, replacement, live_tasks, topology, window)
+        {
             return Some(CooldownReason::Failed { until: end_window });
         }
         let is_change = self.is_paused(window) && !is_same_placement(plan, replacement, live_tasks);
-        is_change.then_some(CooldownReason::FailuresInARow { until: self.pause_end })
+        is_change.then_some(CooldownReason::FailuresInARow {
+            until: self.pause_end,
+        })
     }
 }
 
@@ -164,9 +190,13 @@ mod tests {
         let mut cooldown = PlanCooldown::default();
         let pause_at = |cooldown: &mut PlanCooldown, pause_start: u64| {
             cooldown.pause(pause_start, 60);
-            (pause_start..).take_while(|&window| cooldown.is_paused(window)).count()
+            (pause_start..)
+                .take_while(|&window| cooldown.is_paused(window))
+                .count()
         };
-        let pauses: Vec<usize> = (0..8).map(|nth| pause_at(&mut cooldown, 1_000 * nth)).collect();
+        let pauses: Vec<usize> = (0..8)
+            .map(|nth| pause_at(&mut cooldown, 1_000 * nth))
+            .collect();
         assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960, 960]);
         let mut cooldown = PlanCooldown::default();
         cooldown.pause(0, 60);

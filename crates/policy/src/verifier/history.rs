@@ -118,13 +118,21 @@ impl History {
     }
 
     /// Observes a window under the plan that was decided before it. Returns whether a speed was measured.
-    pub fn observe(&mut self, view: &View<'_>, comparison_windows: usize, comparison: PlanComparison) -> bool {
+    pub fn observe(
+        &mut self,
+        view: &View<'_>,
+        comparison_windows: usize,
+        comparison: PlanComparison,
+    ) -> bool {
         self.observed_windows += 1;
         record_last_cpus(&mut self.last_cpus, view);
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
         let common_tasks = live_tasks.intersection(&self.live_tasks);
-        if !is_same_placement(view.previous_plan, &self.current_plan, &common_tasks.intersection(&self.deciding_tasks))
-        {
+        if !is_same_placement(
+            view.previous_plan,
+            &self.current_plan,
+            &common_tasks.intersection(&self.deciding_tasks),
+        ) {
             self.settling_windows = Some(0);
         }
         let is_settled = self.advance_settling(view.observation, comparison_windows);
@@ -140,10 +148,18 @@ impl History {
             PlanComparison::Trial | PlanComparison::Measured => {}
         }
         let known_tasks = common_tasks.intersection(&self.reference.tasks);
-        let lacks_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE_WINDOWS;
-        if lacks_reference || is_same_placement(view.previous_plan, &self.reference.plan, &known_tasks) {
+        let lacks_reference =
+            self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE_WINDOWS;
+        if lacks_reference
+            || is_same_placement(view.previous_plan, &self.reference.plan, &known_tasks)
+        {
             // If the plan changes all the time from the start, changing is the normal state.
-            self.extend_reference(view, speeds, is_measured && (is_settled || lacks_reference), comparison_windows);
+            self.extend_reference(
+                view,
+                speeds,
+                is_measured && (is_settled || lacks_reference),
+                comparison_windows,
+            );
         } else {
             self.record_trial_window(
                 view.previous_plan,
@@ -162,29 +178,49 @@ impl History {
     /// normal state, and do not count.
     fn record_disturbance(&mut self, plan: &Plan, trial_window_count: usize) -> bool {
         let has_disturbing_probe = plan.probes.iter().any(|probe| is_disturbing(&probe.kind));
-        self.disturbed_windows = if has_disturbing_probe { self.disturbed_windows + 1 } else { 0 };
+        self.disturbed_windows = if has_disturbing_probe {
+            self.disturbed_windows + 1
+        } else {
+            0
+        };
         has_disturbing_probe && self.disturbed_windows <= MAX_PENDING_LENGTHS * trial_window_count
     }
 
     /// Returns whether a plan other than the reference is in force.
     pub fn is_on_trial(&self) -> bool {
-        self.trial.as_ref().is_some_and(|trial| trial.paused_windows == 0)
+        self.trial
+            .as_ref()
+            .is_some_and(|trial| trial.paused_windows == 0)
     }
 
     /// Counts a window of settling. Returns whether the machine has applied the plan and has had one window for caches
     /// and queues to settle.
     fn advance_settling(&mut self, observation: &Observation, trial_window_count: usize) -> bool {
-        let Some(settling_windows) = &mut self.settling_windows else { return true };
+        let Some(settling_windows) = &mut self.settling_windows else {
+            return true;
+        };
         *settling_windows += 1;
         let is_acting = |item: &PlanItem| !matches!(item, PlanItem::Probe(_) | PlanItem::Window);
-        let is_pending = observation.applied.pending.iter().any(|pending| is_acting(&pending.item));
-        if *settling_windows > 1 && (!is_pending || *settling_windows > MAX_PENDING_LENGTHS * trial_window_count) {
+        let is_pending = observation
+            .applied
+            .pending
+            .iter()
+            .any(|pending| is_acting(&pending.item));
+        if *settling_windows > 1
+            && (!is_pending || *settling_windows > MAX_PENDING_LENGTHS * trial_window_count)
+        {
             self.settling_windows = None;
         }
         self.settling_windows.is_none()
     }
 
-    fn extend_reference(&mut self, view: &View<'_>, speeds: WindowSpeeds, is_counted: bool, trial_window_count: usize) {
+    fn extend_reference(
+        &mut self,
+        view: &View<'_>,
+        speeds: WindowSpeeds,
+        is_counted: bool,
+        trial_window_count: usize,
+    ) {
         self.reference.plan = view.previous_plan.clone();
         self.reference.tasks = self.live_tasks.clone();
         self.reference.last_cpus = self.last_cpus.clone();
@@ -198,7 +234,8 @@ impl History {
         if let Some(trial) = &mut self.trial {
             trial.paused_windows += 1;
         }
-        self.trial.take_if(|trial| trial.paused_windows > REFERENCE_LENGTHS * trial_window_count);
+        self.trial
+            .take_if(|trial| trial.paused_windows > REFERENCE_LENGTHS * trial_window_count);
     }
 
     fn record_trial_window(
@@ -234,7 +271,10 @@ impl History {
     /// Returns the windows by which the plan on trial can be judged now; `None` if there are not enough yet, or there
     /// is no trial.
     pub fn windows_to_compare(&self, trial_window_count: usize) -> Option<Vec<WindowSpeeds>> {
-        let trial = self.trial.as_ref().filter(|trial| trial.paused_windows == 0)?;
+        let trial = self
+            .trial
+            .as_ref()
+            .filter(|trial| trial.paused_windows == 0)?;
         if trial.windows_under_plan.len() >= trial_window_count {
             return Some(trial.windows_under_plan.iter().cloned().collect());
         }
@@ -249,9 +289,22 @@ impl History {
 
     /// Makes the state on trial the reference. `totals` covers all compared processes; without it, the state is no
     /// worse than the baseline, and becomes the next baseline.
-    pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
-        let (plan, tasks, last_cpus) = (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
-        let state = PlanRecord { plan, tasks, windows: windows.into(), last_cpus };
+    pub fn accept(
+        &mut self,
+        windows: Vec<WindowSpeeds>,
+        totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>,
+    ) {
+        let (plan, tasks, last_cpus) = (
+            self.current_plan.clone(),
+            self.deciding_tasks.clone(),
+            self.last_cpus.clone(),
+        );
+        let state = PlanRecord {
+            plan,
+            tasks,
+            windows: windows.into(),
+            last_cpus,
+        };
         let old_reference = std::mem::replace(&mut self.reference, state);
         match totals {
             Some(totals) => {
@@ -267,7 +320,11 @@ impl History {
     }
 
     fn record_leg(&mut self, plan: &Plan, common_tasks: &LiveTasks, speeds: &WindowSpeeds) {
-        match self.trial_legs.iter_mut().find(|(leg_plan, _)| is_same_placement(leg_plan, plan, common_tasks)) {
+        match self
+            .trial_legs
+            .iter_mut()
+            .find(|(leg_plan, _)| is_same_placement(leg_plan, plan, common_tasks))
+        {
             Some((_, windows)) => windows.push(speeds.clone()),
             None => self.trial_legs.push((plan.clone(), vec![speeds.clone()])),
         }
@@ -276,10 +333,16 @@ impl History {
     /// Returns the windows of a policy's trial under plans other than the one in force, and those under the plan in
     /// force.
     pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
-        let is_current = |plan: &Plan| is_same_placement(plan, &self.current_plan, &self.live_tasks);
-        let (own_legs, other_legs): (Vec<_>, Vec<_>) = self.trial_legs.iter().partition(|(plan, _)| is_current(plan));
+        let is_current =
+            |plan: &Plan| is_same_placement(plan, &self.current_plan, &self.live_tasks);
+        let (own_legs, other_legs): (Vec<_>, Vec<_>) = self
+            .trial_legs
+            .iter()
+            .partition(|(plan, _)| is_current(plan));
         let windows_of = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| {
-            legs.into_iter().flat_map(|(_, windows_of_leg)| windows_of_leg.clone()).collect()
+            legs.into_iter()
+                .flat_map(|(_, windows_of_leg)| windows_of_leg.clone())
+                .collect()
         };
         (windows_of(other_legs), windows_of(own_legs))
     }
@@ -287,8 +350,17 @@ impl History {
     /// Makes the plan in force the reference of later changes, with the windows in which a trial of the policy measured
     /// it.
     pub fn accept_trial(&mut self, windows: Vec<WindowSpeeds>) {
-        let (plan, tasks, last_cpus) = (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
-        self.reference = PlanRecord { plan, tasks, windows: windows.into(), last_cpus };
+        let (plan, tasks, last_cpus) = (
+            self.current_plan.clone(),
+            self.deciding_tasks.clone(),
+            self.last_cpus.clone(),
+        );
+        self.reference = PlanRecord {
+            plan,
+            tasks,
+            windows: windows.into(),
+            last_cpus,
+        };
         (self.trial, self.baseline) = (None, None);
         self.totals.clear();
         self.trial_legs.clear();
@@ -307,8 +379,10 @@ impl History {
     /// nothing has been measured for so long that none is expected.
     pub fn missing_windows(&self, trial_window_count: usize) -> Option<usize> {
         let measured_windows = self.reference.windows.len();
-        let is_unmeasurable = measured_windows == 0 && self.observed_windows > SERIES_LENGTHS * trial_window_count;
-        let has_reference = self.trial.is_some() || measured_windows >= MIN_REFERENCE_WINDOWS || is_unmeasurable;
+        let is_unmeasurable =
+            measured_windows == 0 && self.observed_windows > SERIES_LENGTHS * trial_window_count;
+        let has_reference =
+            self.trial.is_some() || measured_windows >= MIN_REFERENCE_WINDOWS || is_unmeasurable;
         (!has_reference).then(|| MIN_REFERENCE_WINDOWS - measured_windows)
     }
 

@@ -40,16 +40,29 @@ pub struct HomeRestorer {
 impl HomeRestorer {
     /// Builds the pins of the tasks that `failed_plan` placed and that `plan`, which replaces it, does not pin; `None`
     /// if there are no such tasks.
-    pub fn for_failed_plan(failed_plan: &Plan, plan: &Plan, homes: &HomeCpus, view: &View<'_>) -> Option<Self> {
+    pub fn for_failed_plan(
+        failed_plan: &Plan,
+        plan: &Plan,
+        homes: &HomeCpus,
+        view: &View<'_>,
+    ) -> Option<Self> {
         if !plan.gangs.is_empty() || view.topology.last_level_domains().len() < 2 {
             return None;
         }
-        let is_unpinned = |task: &TaskId| failed_plan.affinity.contains_key(task) && !plan.affinity.contains_key(task);
+        let is_unpinned = |task: &TaskId| {
+            failed_plan.affinity.contains_key(task) && !plan.affinity.contains_key(task)
+        };
         let is_movable = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
-        let returning_tasks = homes.iter().filter(|(task, _)| is_unpinned(task) && is_movable(task));
-        let affinity: BTreeMap<TaskId, CpuSet> = returning_tasks.map(|(task, cpus)| (*task, cpus.clone())).collect();
-        (!affinity.is_empty())
-            .then(|| HomeRestorer { pinned_cpus: affinity, end_window: view.observation.window + PINNED_WINDOWS })
+        let returning_tasks = homes
+            .iter()
+            .filter(|(task, _)| is_unpinned(task) && is_movable(task));
+        let affinity: BTreeMap<TaskId, CpuSet> = returning_tasks
+            .map(|(task, cpus)| (*task, cpus.clone()))
+            .collect();
+        (!affinity.is_empty()).then(|| HomeRestorer {
+            pinned_cpus: affinity,
+            end_window: view.observation.window + PINNED_WINDOWS,
+        })
     }
 
     /// Returns whether tasks are still pinned after this window.
@@ -64,7 +77,10 @@ impl HomeRestorer {
         }
         let online = view.topology.online();
         for task in view.movable_tasks() {
-            let home_cpus = self.pinned_cpus.get(&task.task).filter(|cpus| cpus.intersects(&online));
+            let home_cpus = self
+                .pinned_cpus
+                .get(&task.task)
+                .filter(|cpus| cpus.intersects(&online));
             if let Some(home_cpus) = home_cpus.filter(|_| !plan.affinity.contains_key(&task.task)) {
                 plan.affinity.insert(task.task, home_cpus.clone());
             }
@@ -74,7 +90,8 @@ impl HomeRestorer {
     /// Returns the plan without the temporary pins.
     pub fn plan_without_homes(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
-        plan.affinity.retain(|task, cpus| self.pinned_cpus.get(task) != Some(cpus));
+        plan.affinity
+            .retain(|task, cpus| self.pinned_cpus.get(task) != Some(cpus));
         plan
     }
 }

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, SpeedObjective, VerificationMethod, View,
+    GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, SpeedObjective, VerificationMethod,
+    View,
 };
 
-use super::comparison::{CumulativeSpeedup, changes_from_baseline, needs_like_windows, process_changes};
+use super::comparison::{
+    CumulativeSpeedup, changes_from_baseline, needs_like_windows, process_changes,
+};
 use super::history::{History, PlanComparison, PlanRecord};
 use super::live_tasks::{LiveTasks, is_same_placement, set_placement};
 use super::speeds::live_processes;
@@ -28,8 +31,15 @@ pub struct Regression {
 
 impl Regression {
     fn from_changes(judgement: GuardVerdict, changes: &[ProcessChange]) -> Self {
-        let is_goal_broken = changes.iter().any(|change| change.goal_change.broken_goal_change() > 0);
-        Regression { judgement, measured: None, is_from_baseline: false, is_goal_broken }
+        let is_goal_broken = changes
+            .iter()
+            .any(|change| change.goal_change.broken_goal_change() > 0);
+        Regression {
+            judgement,
+            measured: None,
+            is_from_baseline: false,
+            is_goal_broken,
+        }
     }
 }
 
@@ -54,7 +64,12 @@ pub struct Judge<'a> {
 
 impl Judge<'_> {
     /// Judges a changed state, and accepts it if it is no worse.
-    pub fn judge(&self, history: &mut History, view: &View<'_>, comparison: PlanComparison) -> Judgement {
+    pub fn judge(
+        &self,
+        history: &mut History,
+        view: &View<'_>,
+        comparison: PlanComparison,
+    ) -> Judgement {
         match comparison {
             PlanComparison::BeforeAndAfter => self.compare(history, view),
             PlanComparison::Trial => self.judge_trial(history, view),
@@ -69,7 +84,11 @@ impl Judge<'_> {
     fn compare(&self, history: &mut History, view: &View<'_>) -> Judgement {
         let trial_window_count = self.config.trial_windows as usize;
         let Some(windows_after) = history.windows_to_compare(trial_window_count) else {
-            return if history.is_on_trial() { Judgement::Undecided } else { Judgement::NotMeasured };
+            return if history.is_on_trial() {
+                Judgement::Undecided
+            } else {
+                Judgement::NotMeasured
+            };
         };
         if !self.is_guarded && self.monitored_change.is_none() {
             history.accept(windows_after, None);
@@ -78,37 +97,69 @@ impl Judge<'_> {
         let windows_before = history.reference.windows.iter();
         let is_short = windows_after.len() < MAX_WAIT_LENGTHS * trial_window_count;
         if is_short
-            && needs_like_windows(&live_processes(&view.observation.tasks), windows_before.clone(), &windows_after)
+            && needs_like_windows(
+                &live_processes(&view.observation.tasks),
+                windows_before.clone(),
+                &windows_after,
+            )
         {
             return Judgement::Undecided;
         }
-        let changes_from_reference = process_changes(view, windows_before, &windows_after, trial_window_count);
+        let changes_from_reference =
+            process_changes(view, windows_before, &windows_after, trial_window_count);
         let changes_from_baseline = changes_from_baseline(&changes_from_reference, &history.totals);
-        let (reference_verdict, baseline_verdict) =
-            (self.guard_verdict(&changes_from_reference), self.guard_verdict(&changes_from_baseline));
-        let measured = self.monitored_change.and_then(|change| measured_log_ratio(change, &changes_from_reference));
+        let (reference_verdict, baseline_verdict) = (
+            self.guard_verdict(&changes_from_reference),
+            self.guard_verdict(&changes_from_baseline),
+        );
+        let measured = self
+            .monitored_change
+            .and_then(|change| measured_log_ratio(change, &changes_from_reference));
         // A confirmation that noise would decide goes on.
-        let is_confirmation =
-            self.monitored_change.is_some_and(|change| matches!(change.method, VerificationMethod::Confirmation));
-        let is_sure = measured.is_none_or(|measured| measured.log_ratio.abs() >= 2.0 * measured.error);
-        if is_confirmation && is_short && !is_sure && !(self.is_guarded && reference_verdict.is_worse) {
+        let is_confirmation = self
+            .monitored_change
+            .is_some_and(|change| matches!(change.method, VerificationMethod::Confirmation));
+        let is_sure =
+            measured.is_none_or(|measured| measured.log_ratio.abs() >= 2.0 * measured.error);
+        if is_confirmation
+            && is_short
+            && !is_sure
+            && !(self.is_guarded && reference_verdict.is_worse)
+        {
             return Judgement::Undecided;
         }
-        let is_slower = measured.zip(self.monitored_change).is_some_and(|(measured, change)| match change.method {
-            VerificationMethod::Confirmation => measured.log_ratio <= 0.0,
-            _ => measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain,
-        });
-        let meets_missed_goal =
-            self.monitored_change.is_some_and(|change| is_missed_goal_improved(change, &changes_from_reference));
-        let is_worse = !meets_missed_goal && (is_slower || self.is_guarded && reference_verdict.is_worse);
+        let is_slower = measured
+            .zip(self.monitored_change)
+            .is_some_and(|(measured, change)| match change.method {
+                VerificationMethod::Confirmation => measured.log_ratio <= 0.0,
+                _ => {
+                    measured.log_ratio < -2.0 * measured.error
+                        && measured.log_ratio < -0.5 * change.min_gain
+                }
+            });
+        let meets_missed_goal = self
+            .monitored_change
+            .is_some_and(|change| is_missed_goal_improved(change, &changes_from_reference));
+        let is_worse =
+            !meets_missed_goal && (is_slower || self.is_guarded && reference_verdict.is_worse);
         let is_from_baseline = !is_worse
             && !meets_missed_goal
             && self.is_guarded
             && baseline_verdict.is_worse
             && history.baseline.is_some();
-        let target_state = if is_from_baseline { history.baseline.as_ref() } else { Some(&history.reference) };
-        if (is_worse || is_from_baseline) && target_state.is_some_and(|state| can_revert(state, view)) {
-            let judgement = if is_from_baseline { baseline_verdict } else { reference_verdict };
+        let target_state = if is_from_baseline {
+            history.baseline.as_ref()
+        } else {
+            Some(&history.reference)
+        };
+        if (is_worse || is_from_baseline)
+            && target_state.is_some_and(|state| can_revert(state, view))
+        {
+            let judgement = if is_from_baseline {
+                baseline_verdict
+            } else {
+                reference_verdict
+            };
             return Judgement::Worse(Regression {
                 measured,
                 is_from_baseline,
@@ -116,19 +167,30 @@ impl Judge<'_> {
             });
         }
         // The loss of other processes for a goal is not added to later losses.
-        let is_loss =
-            !meets_missed_goal && (baseline_verdict.mean_log_ratio < 0.0 || baseline_verdict.has_losing_process);
-        history.accept(windows_after, is_loss.then(|| cumulative_speedups(&changes_from_baseline)));
+        let is_loss = !meets_missed_goal
+            && (baseline_verdict.mean_log_ratio < 0.0 || baseline_verdict.has_losing_process);
+        history.accept(
+            windows_after,
+            is_loss.then(|| cumulative_speedups(&changes_from_baseline)),
+        );
         Judgement::Kept(measured)
     }
 
     /// Checks whether the plan of a trial breaks goals; otherwise the trial has its own verdict.
     fn judge_trial(&self, history: &History, view: &View<'_>) -> Judgement {
         let trial_window_count = self.config.trial_windows as usize;
-        let Some(windows_after) = history.windows_to_compare(trial_window_count).filter(|_| self.is_guarded) else {
+        let Some(windows_after) = history
+            .windows_to_compare(trial_window_count)
+            .filter(|_| self.is_guarded)
+        else {
             return Judgement::Undecided;
         };
-        let changes = process_changes(view, history.reference.windows.iter(), &windows_after, trial_window_count);
+        let changes = process_changes(
+            view,
+            history.reference.windows.iter(),
+            &windows_after,
+            trial_window_count,
+        );
         let judgement = self.guard_verdict(&changes);
         if judgement.broken_goal_change > 0 && can_revert(&history.reference, view) {
             return Judgement::Worse(Regression::from_changes(judgement, &changes));
@@ -140,7 +202,12 @@ impl Judge<'_> {
     /// both plans alternated.
     fn judge_measured(&self, history: &mut History, view: &View<'_>) -> Judgement {
         let (other_windows, own_windows) = history.trial_windows();
-        let changes = process_changes(view, other_windows.iter(), &own_windows, other_windows.len());
+        let changes = process_changes(
+            view,
+            other_windows.iter(),
+            &own_windows,
+            other_windows.len(),
+        );
         let judgement = self.guard_verdict(&changes);
         if self.is_guarded && judgement.is_harmful && can_revert(&history.reference, view) {
             return Judgement::Worse(Regression::from_changes(judgement, &changes));
@@ -153,8 +220,11 @@ impl Judge<'_> {
 /// Returns the logarithm of the objective after a change over that before it, from the ratio of each process's speeds.
 /// A process without a ratio does not count.
 fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) -> Option<f64> {
-    let changed_speeds: Vec<(f64, f64)> =
-        change.speeds.iter().filter_map(|&(process, speed)| Some((speed, ratio(process)?))).collect();
+    let changed_speeds: Vec<(f64, f64)> = change
+        .speeds
+        .iter()
+        .filter_map(|&(process, speed)| Some((speed, ratio(process)?)))
+        .collect();
     if changed_speeds.is_empty() {
         return None;
     }
@@ -162,28 +232,42 @@ fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) 
         SpeedObjective::Slowest => speeds.fold(f64::INFINITY, f64::min),
         SpeedObjective::Sum => speeds.sum(),
     };
-    let changed_objective = objective_value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
-    let ratio = changed_objective / objective_value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
+    let changed_objective =
+        objective_value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
+    let ratio =
+        changed_objective / objective_value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
 /// Returns the objective of a proposed change, computed from the changes of its processes.
-fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
+fn measured_log_ratio(
+    change: &ProposedChange,
+    changes: &[ProcessChange],
+) -> Option<MeasuredLogRatio> {
     let change_of = |process: ProcessId| changes.iter().find(|change| change.process == process);
     let shifted_log_ratio = |shifted_process: Option<ProcessId>| {
         let ratio_of = |process: ProcessId| {
             let process_change = change_of(process)?;
-            let error_shift = if shifted_process == Some(process) { process_change.standard_error } else { 0.0 };
+            let error_shift = if shifted_process == Some(process) {
+                process_change.standard_error
+            } else {
+                0.0
+            };
             Some(libm::exp(process_change.log_ratio + error_shift))
         };
         log_ratio(change, ratio_of)
     };
     let central_log_ratio = shifted_log_ratio(None)?;
     // Shift of the objective by each process's error.
-    let shifts =
-        change.speeds.iter().filter_map(|&(process, _)| Some(shifted_log_ratio(Some(process))? - central_log_ratio));
+    let shifts = change
+        .speeds
+        .iter()
+        .filter_map(|&(process, _)| Some(shifted_log_ratio(Some(process))? - central_log_ratio));
     let error = libm::sqrt(shifts.map(|shift| shift * shift).sum());
-    Some(MeasuredLogRatio { log_ratio: central_log_ratio, error })
+    Some(MeasuredLogRatio {
+        log_ratio: central_log_ratio,
+        error,
+    })
 }
 
 /// Returns whether the change certainly sped up a process whose goal is the reason for it, without breaking another
@@ -194,7 +278,8 @@ fn is_missed_goal_improved(change: &ProposedChange, changes: &[ProcessChange]) -
             && process_change.log_ratio > 0.0
             && process_change.exceeds_noise(changes.len())
     };
-    let breaks_no_goal = |process_change: &ProcessChange| process_change.goal_change.broken_goal_change() <= 0;
+    let breaks_no_goal =
+        |process_change: &ProcessChange| process_change.goal_change.broken_goal_change() <= 0;
     changes.iter().any(is_improved) && changes.iter().all(breaks_no_goal)
 }
 
@@ -202,7 +287,11 @@ fn is_missed_goal_improved(change: &ProposedChange, changes: &[ProcessChange]) -
 fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
     let mut plan = view.previous_plan.clone();
     set_placement(&mut plan, &state.plan, &state.tasks, view);
-    !is_same_placement(&plan, view.previous_plan, &LiveTasks::from_samples(&view.observation.tasks))
+    !is_same_placement(
+        &plan,
+        view.previous_plan,
+        &LiveTasks::from_samples(&view.observation.tasks),
+    )
 }
 
 fn cumulative_speedups(changes: &[ProcessChange]) -> BTreeMap<ProcessId, CumulativeSpeedup> {
@@ -210,5 +299,8 @@ fn cumulative_speedups(changes: &[ProcessChange]) -> BTreeMap<ProcessId, Cumulat
         log_ratio: change.log_ratio,
         variance: change.standard_error * change.standard_error,
     };
-    changes.iter().map(|change| (change.process, cumulative_speedup(change))).collect()
+    changes
+        .iter()
+        .map(|change| (change.process, cumulative_speedup(change)))
+        .collect()
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use cachemate_core::{
-    CacheShare, CpuId, CpuSet, GangSchedule, IndexSet, Plan, ProcessId, ShareMember, TaskId, TaskSample, Units, View,
+    CacheShare, CpuId, CpuSet, GangSchedule, IndexSet, Plan, ProcessId, ShareMember, TaskId,
+    TaskSample, Units, View,
 };
 
 /// Tasks and their processes.
@@ -38,7 +39,11 @@ impl LiveTasks {
     pub fn intersection(&self, other: &LiveTasks) -> LiveTasks {
         LiveTasks {
             tasks: self.tasks.intersection(&other.tasks).copied().collect(),
-            processes: self.processes.intersection(&other.processes).copied().collect(),
+            processes: self
+                .processes
+                .intersection(&other.processes)
+                .copied()
+                .collect(),
         }
     }
 
@@ -54,11 +59,9 @@ impl LiveTasks {
 /// compared.
 pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
     let weight_of = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
-    live_tasks
-        .tasks
-        .iter()
-        .all(|task| a.affinity.get(task) == b.affinity.get(task) && weight_of(a, task) == weight_of(b, task))
-        && restrict_gangs(&a.gangs, live_tasks) == restrict_gangs(&b.gangs, live_tasks)
+    live_tasks.tasks.iter().all(|task| {
+        a.affinity.get(task) == b.affinity.get(task) && weight_of(a, task) == weight_of(b, task)
+    }) && restrict_gangs(&a.gangs, live_tasks) == restrict_gangs(&b.gangs, live_tasks)
         && are_same_shares(&a.shares, &b.shares, live_tasks)
 }
 
@@ -66,7 +69,10 @@ pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
 pub fn restrict_gangs(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangSchedule> {
     let mut schedules = schedules.to_vec();
     for schedule in &mut schedules {
-        schedule.gangs.iter_mut().for_each(|gang| gang.members.retain(|(task, _)| live_tasks.tasks.contains(task)));
+        schedule.gangs.iter_mut().for_each(|gang| {
+            gang.members
+                .retain(|(task, _)| live_tasks.tasks.contains(task))
+        });
         schedule.gangs.retain(|gang| !gang.members.is_empty());
     }
     schedules.retain(|schedule| !schedule.gangs.is_empty());
@@ -76,15 +82,26 @@ pub fn restrict_gangs(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec
 /// Returns the shares reduced to these tasks; empty ones are left out.
 pub fn restrict_shares(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShare> {
     let mut shares = shares.to_vec();
-    shares.iter_mut().for_each(|share| share.members.retain(|member| live_tasks.contains(member)));
+    shares
+        .iter_mut()
+        .for_each(|share| share.members.retain(|member| live_tasks.contains(member)));
     shares.retain(|share| !share.members.is_empty());
     shares
 }
 
 fn are_same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
-    let (a, mut b) = (restrict_shares(a, live_tasks), restrict_shares(b, live_tasks));
+    let (a, mut b) = (
+        restrict_shares(a, live_tasks),
+        restrict_shares(b, live_tasks),
+    );
     let is_same = |first_share: &CacheShare, second_share: &CacheShare| {
-        let members_of = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
+        let members_of = |share: &CacheShare| {
+            share
+                .members
+                .iter()
+                .copied()
+                .collect::<BTreeSet<ShareMember>>()
+        };
         first_share.cache == second_share.cache
             && first_share.units == second_share.units
             && members_of(first_share) == members_of(second_share)
@@ -101,27 +118,46 @@ fn are_same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -
 pub fn set_placement(plan: &mut Plan, placement: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
     let movable_tasks = LiveTasks::from_movable(&view.observation.tasks);
     let online = view.topology.online();
-    plan.affinity.retain(|task, _| !known_tasks.tasks.contains(task));
-    plan.weights.retain(|task, _| !known_tasks.tasks.contains(task));
-    let affinity =
-        placement.affinity.iter().filter(|(task, cpus)| movable_tasks.tasks.contains(task) && cpus.intersects(&online));
-    plan.affinity.extend(affinity.map(|(task, cpus)| (*task, cpus.clone())));
-    let weights = placement.weights.iter().filter(|(task, _)| movable_tasks.tasks.contains(task));
-    plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
+    plan.affinity
+        .retain(|task, _| !known_tasks.tasks.contains(task));
+    plan.weights
+        .retain(|task, _| !known_tasks.tasks.contains(task));
+    let affinity = placement
+        .affinity
+        .iter()
+        .filter(|(task, cpus)| movable_tasks.tasks.contains(task) && cpus.intersects(&online));
+    plan.affinity
+        .extend(affinity.map(|(task, cpus)| (*task, cpus.clone())));
+    let weights = placement
+        .weights
+        .iter()
+        .filter(|(task, _)| movable_tasks.tasks.contains(task));
+    plan.weights
+        .extend(weights.map(|(task, weight)| (*task, *weight)));
     plan.gangs = restrict_gangs(&placement.gangs, &movable_tasks);
-    let is_complete = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && has_seats_on_own_cpus(schedule);
+    let is_complete = |schedule: &GangSchedule| {
+        schedule.cpus.is_subset(&online) && has_seats_on_own_cpus(schedule)
+    };
     plan.gangs.retain(|schedule| {
-        is_complete(schedule) && has_turn_for_each_task(schedule, &plan.affinity, &movable_tasks, &online)
+        is_complete(schedule)
+            && has_turn_for_each_task(schedule, &plan.affinity, &movable_tasks, &online)
     });
     plan.shares = restrict_shares(
         &placement.shares,
-        &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..movable_tasks },
+        &LiveTasks {
+            tasks: LiveTasks::from_samples(&view.observation.tasks).tasks,
+            ..movable_tasks
+        },
     );
 }
 
 fn has_seats_on_own_cpus(schedule: &GangSchedule) -> bool {
     let is_inside = |cpu: &Option<CpuId>| cpu.is_none_or(|cpu| schedule.cpus.contains(cpu.0));
-    schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| is_inside(cpu))
+    schedule
+        .gangs
+        .iter()
+        .flat_map(|gang| &gang.members)
+        .all(|(_, cpu)| is_inside(cpu))
 }
 
 /// Returns whether every task that may run only on the gangs' CPUs has a turn in one of the gangs.
@@ -131,7 +167,12 @@ fn has_turn_for_each_task(
     live_tasks: &LiveTasks,
     online: &CpuSet,
 ) -> bool {
-    let has_turn = |task: &TaskId| schedule.gangs.iter().any(|gang| gang.members.iter().any(|(id, _)| id == task));
+    let has_turn = |task: &TaskId| {
+        schedule
+            .gangs
+            .iter()
+            .any(|gang| gang.members.iter().any(|(id, _)| id == task))
+    };
     live_tasks.tasks.iter().all(|task| {
         let allowed_cpus = affinity.get(task).unwrap_or(online).intersection(online);
         has_turn(task) || !allowed_cpus.is_subset(&schedule.cpus)
@@ -142,23 +183,48 @@ fn has_turn_for_each_task(
 pub fn is_only_resized(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
     let without_sizes = |plan: &Plan| {
         let mut plan = plan.clone();
-        plan.shares.iter_mut().for_each(|share| share.units = Units::Ways { mask: IndexSet::default() });
+        plan.shares.iter_mut().for_each(|share| {
+            share.units = Units::Ways {
+                mask: IndexSet::default(),
+            }
+        });
         plan
     };
-    is_same_placement(&without_sizes(old_plan), &without_sizes(new_plan), live_tasks)
+    is_same_placement(
+        &without_sizes(old_plan),
+        &without_sizes(new_plan),
+        live_tasks,
+    )
 }
 
 /// Returns whether the new plan differs from the old one only by fewer partitions, members of partitions and turns.
 pub fn is_only_released(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
-    let without_partitions = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
-    let (gangs, shares) = (restrict_gangs(&old_plan.gangs, live_tasks), restrict_shares(&old_plan.shares, live_tasks));
+    let without_partitions = |plan: &Plan| Plan {
+        gangs: Vec::new(),
+        shares: Vec::new(),
+        ..plan.clone()
+    };
+    let (gangs, shares) = (
+        restrict_gangs(&old_plan.gangs, live_tasks),
+        restrict_shares(&old_plan.shares, live_tasks),
+    );
     let is_subset_of_old = |share: &CacheShare| {
         shares.iter().any(|old_share| {
             (old_share.cache, &old_share.units) == (share.cache, &share.units)
-                && share.members.iter().all(|member| old_share.members.contains(member))
+                && share
+                    .members
+                    .iter()
+                    .all(|member| old_share.members.contains(member))
         })
     };
-    is_same_placement(&without_partitions(old_plan), &without_partitions(new_plan), live_tasks)
-        && restrict_gangs(&new_plan.gangs, live_tasks).iter().all(|schedule| gangs.contains(schedule))
-        && restrict_shares(&new_plan.shares, live_tasks).iter().all(is_subset_of_old)
+    is_same_placement(
+        &without_partitions(old_plan),
+        &without_partitions(new_plan),
+        live_tasks,
+    ) && restrict_gangs(&new_plan.gangs, live_tasks)
+        .iter()
+        .all(|schedule| gangs.contains(schedule))
+        && restrict_shares(&new_plan.shares, live_tasks)
+            .iter()
+            .all(is_subset_of_old)
 }

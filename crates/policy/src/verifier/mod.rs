@@ -44,8 +44,8 @@ mod tests;
 mod verdict;
 
 use cachemate_core::{
-    ChangeVerdict, Decision, GuardConfig, MeasuredLogRatio, Plan, Policy, ProposedChange, Reason, TaskId, Verdicts,
-    Verification, VerificationOutcome, View,
+    ChangeVerdict, Decision, GuardConfig, MeasuredLogRatio, Plan, Policy, ProposedChange, Reason,
+    TaskId, Verdicts, Verification, VerificationOutcome, View,
 };
 
 use cooldown::PlanCooldown;
@@ -84,11 +84,16 @@ const GOAL_COOLDOWN_FACTOR: u64 = 20;
 type TaskPhases = Vec<(TaskId, u32)>;
 
 impl OpenChange {
-    fn kept_verdict(&self, outcome: VerificationOutcome, measured: Option<MeasuredLogRatio>) -> ChangeVerdict {
+    fn kept_verdict(
+        &self,
+        outcome: VerificationOutcome,
+        measured: Option<MeasuredLogRatio>,
+    ) -> ChangeVerdict {
         ChangeVerdict {
             outcome,
             plan: self.new_plan.clone(),
-            forecast: Some(self.change.forecasts[1].clone()).filter(|_| outcome != VerificationOutcome::Interrupted),
+            forecast: Some(self.change.forecasts[1].clone())
+                .filter(|_| outcome != VerificationOutcome::Interrupted),
             forecast_gain: Some(self.change.forecast_gain),
             measured,
         }
@@ -100,7 +105,8 @@ impl OpenChange {
         if current_phases == self.phases {
             return None;
         }
-        let tasks_of = |phases: &TaskPhases| phases.iter().map(|(task, _)| *task).collect::<Vec<_>>();
+        let tasks_of =
+            |phases: &TaskPhases| phases.iter().map(|(task, _)| *task).collect::<Vec<_>>();
         Some(if tasks_of(&current_phases) == tasks_of(&self.phases) {
             "a phase has changed"
         } else {
@@ -110,8 +116,14 @@ impl OpenChange {
 }
 
 fn task_phases(view: &View<'_>) -> TaskPhases {
-    let phase_of = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-    view.live_tasks().map(|task| (task.task, phase_of(task.task))).collect()
+    let phase_of = |task: TaskId| {
+        view.profiles
+            .get(&task)
+            .map_or(0, |profile| profile.phase_number)
+    };
+    view.live_tasks()
+        .map(|task| (task.task, phase_of(task.task)))
+        .collect()
 }
 
 /// The verdicts and cooldowns that policies can query.
@@ -132,7 +144,15 @@ impl Verdicts for PlanVerdicts {
 
     fn excludes(&self, plan: &Plan, replacement: &Plan, view: &View<'_>) -> bool {
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
-        self.cooldown.exclusion_end(plan, replacement, &live_tasks, view.topology, view.observation.window).is_some()
+        self.cooldown
+            .exclusion_end(
+                plan,
+                replacement,
+                &live_tasks,
+                view.topology,
+                view.observation.window,
+            )
+            .is_some()
     }
 
     fn is_paused(&self, window: u64) -> bool {
@@ -143,7 +163,10 @@ impl Verdicts for PlanVerdicts {
 impl<P: Policy> Verifier<P> {
     /// Builds a verifier without memory. Without the guard (`None`), only proposed changes are judged.
     pub fn new(policy: P, guard: impl Into<Option<GuardConfig>>) -> Self {
-        let guard = guard.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
+        let guard = guard.into().map(|config| GuardConfig {
+            trial_windows: config.trial_windows.max(2),
+            ..config
+        });
         Verifier {
             policy,
             guard,
@@ -165,16 +188,26 @@ impl<P: Policy> Policy for Verifier<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let restorer = self.home_restorer.take();
         // Temporary pins are not part of a policy's plan.
-        let plan_without_pins = restorer.as_ref().map(|restorer| restorer.plan_without_homes(view.previous_plan));
-        let view = View { previous_plan: plan_without_pins.as_ref().unwrap_or(view.previous_plan), ..*view };
+        let plan_without_pins = restorer
+            .as_ref()
+            .map(|restorer| restorer.plan_without_homes(view.previous_plan));
+        let view = View {
+            previous_plan: plan_without_pins.as_ref().unwrap_or(view.previous_plan),
+            ..*view
+        };
         let mut reasons = Vec::new();
         let is_rolled_back = self.judge_window(&view, &mut reasons);
-        let decision = self.policy.decide(&View { verdicts: &self.verdicts, ..view });
+        let decision = self.policy.decide(&View {
+            verdicts: &self.verdicts,
+            ..view
+        });
         self.verdicts.latest = None;
         let mut decision = self.finalize_decision(decision, &view, is_rolled_back);
         decision.reasons.splice(0..0, reasons);
         let restorer = self.home_restorer.take().or(restorer);
-        if let Some(restorer) = restorer.filter(|restorer| restorer.is_active(view.observation.window)) {
+        if let Some(restorer) =
+            restorer.filter(|restorer| restorer.is_active(view.observation.window))
+        {
             restorer.pin_tasks(&mut decision.plan, &view);
             decision.forecast = None;
             self.home_restorer = Some(restorer);
@@ -201,8 +234,14 @@ impl<P> Verifier<P> {
             return false;
         }
         let monitored_change = self.open_change.as_ref().map(|open| open.change.as_ref());
-        let judge = Judge { config, is_guarded: self.guard.is_some(), monitored_change };
-        let Some(history) = &mut self.history else { return false };
+        let judge = Judge {
+            config,
+            is_guarded: self.guard.is_some(),
+            monitored_change,
+        };
+        let Some(history) = &mut self.history else {
+            return false;
+        };
         match judge.judge(history, view, comparison) {
             Judgement::Undecided => {}
             Judgement::NotMeasured => self.accept_monitored_change(None, view, reasons),
@@ -220,8 +259,10 @@ impl<P> Verifier<P> {
 
     /// Ends the open change if tasks or phases have changed. Returns whether it did.
     fn end_interrupted_change(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
-        let Some((change, cause)) =
-            self.open_change.as_ref().and_then(|change| Some((change, change.interruption_cause(view)?)))
+        let Some((change, cause)) = self
+            .open_change
+            .as_ref()
+            .and_then(|change| Some((change, change.interruption_cause(view)?)))
         else {
             return false;
         };
@@ -238,24 +279,48 @@ impl<P> Verifier<P> {
         view: &View<'_>,
         reasons: &mut Vec<Reason>,
     ) {
-        let Some(open_change) = self.open_change.take() else { return };
-        let outcome =
-            if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
+        let Some(open_change) = self.open_change.take() else {
+            return;
+        };
+        let outcome = if measured.is_some() {
+            VerificationOutcome::NotSlower
+        } else {
+            VerificationOutcome::NotMeasured
+        };
         let verdict = open_change.kept_verdict(outcome, measured);
-        reasons.extend(explain::explain_verdict(&verdict, open_change.change.method, view));
+        reasons.extend(explain::explain_verdict(
+            &verdict,
+            open_change.change.method,
+            view,
+        ));
         self.verdicts.latest = Some(verdict);
     }
 
     /// Puts a plan on cooldown for this many times the configured windows, and pauses the policy. Returns the number of
     /// windows of the cooldown.
-    fn record_failure(&mut self, plan: &Plan, live_tasks: &LiveTasks, cooldown_factor: u64, view: &View<'_>) -> u64 {
-        let (window, windows) = (view.observation.window, self.config().cooldown_windows.into());
+    fn record_failure(
+        &mut self,
+        plan: &Plan,
+        live_tasks: &LiveTasks,
+        cooldown_factor: u64,
+        view: &View<'_>,
+    ) -> u64 {
+        let (window, windows) = (
+            view.observation.window,
+            self.config().cooldown_windows.into(),
+        );
         let cooldown = &mut self.verdicts.cooldown;
-        let cooldown_windows =
-            cooldown.record_failure(plan, live_tasks, view.topology, window, cooldown_factor * windows);
+        let cooldown_windows = cooldown.record_failure(
+            plan,
+            live_tasks,
+            view.topology,
+            window,
+            cooldown_factor * windows,
+        );
         let reference = self.history.as_ref().map(|history| &history.reference.plan);
         let is_minor_change = |reference: &Plan| {
-            is_only_released(reference, plan, live_tasks) || is_only_resized(reference, plan, live_tasks)
+            is_only_released(reference, plan, live_tasks)
+                || is_only_resized(reference, plan, live_tasks)
         };
         if !reference.is_some_and(is_minor_change) {
             self.verdicts.cooldown.pause(window, windows);
@@ -265,13 +330,29 @@ impl<P> Verifier<P> {
 
     /// Rolls back to the reference: puts the failed plan on cooldown, and records the verdict.
     fn roll_back(&mut self, regression: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let deciding_tasks = self.history.as_ref().map(|history| history.deciding_tasks().clone()).unwrap_or_default();
-        let cooldown_factor = if regression.is_goal_broken { GOAL_COOLDOWN_FACTOR } else { 1 };
-        let cooldown_windows = self.record_failure(view.previous_plan, &deciding_tasks, cooldown_factor, view);
+        let deciding_tasks = self
+            .history
+            .as_ref()
+            .map(|history| history.deciding_tasks().clone())
+            .unwrap_or_default();
+        let cooldown_factor = if regression.is_goal_broken {
+            GOAL_COOLDOWN_FACTOR
+        } else {
+            1
+        };
+        let cooldown_windows =
+            self.record_failure(view.previous_plan, &deciding_tasks, cooldown_factor, view);
         let open_change = self.open_change.take();
-        let Some(history) = &mut self.history else { return };
+        let Some(history) = &mut self.history else {
+            return;
+        };
         history.revert(regression.is_from_baseline);
-        let PlanRecord { plan: reference, tasks: reference_tasks, last_cpus: homes, .. } = &history.reference;
+        let PlanRecord {
+            plan: reference,
+            tasks: reference_tasks,
+            last_cpus: homes,
+            ..
+        } = &history.reference;
         let mut plan = view.previous_plan.clone();
         set_placement(&mut plan, reference, reference_tasks, view);
         self.home_restorer = HomeRestorer::for_failed_plan(view.previous_plan, &plan, homes, view);
@@ -289,18 +370,31 @@ impl<P> Verifier<P> {
             forecast_gain: change.as_ref().map(|change| change.forecast_gain),
             measured: regression.measured,
         };
-        reasons.extend(change.and_then(|change| explain::explain_verdict(&verdict, change.method, view)));
+        reasons.extend(
+            change.and_then(|change| explain::explain_verdict(&verdict, change.method, view)),
+        );
         self.verdicts.latest = Some(verdict);
     }
 
     /// Returns the decision with the plan for the next window: the plan as decided, the reference after a
     /// roll-back, or the replacement of a refused plan.
-    fn finalize_decision(&mut self, mut decision: Decision, view: &View<'_>, is_rolled_back: bool) -> Decision {
+    fn finalize_decision(
+        &mut self,
+        mut decision: Decision,
+        view: &View<'_>,
+        is_rolled_back: bool,
+    ) -> Decision {
         let verification = std::mem::take(&mut decision.verification);
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
-        if is_rolled_back || self.hold_refused_plan(&mut decision, &verification, &live_tasks, view) {
+        if is_rolled_back || self.hold_refused_plan(&mut decision, &verification, &live_tasks, view)
+        {
             if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
-                set_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
+                set_placement(
+                    &mut decision.plan,
+                    &history.reference.plan,
+                    &history.reference.tasks,
+                    view,
+                );
                 if matches!(verification, Verification::Proposed(_)) {
                     self.refuse(&decision.plan);
                 }
@@ -315,9 +409,11 @@ impl<P> Verifier<P> {
             _ => PlanComparison::BeforeAndAfter,
         };
         self.open_change = match verification {
-            Verification::Proposed(change) => {
-                Some(OpenChange { change, new_plan: decision.plan.clone(), phases: task_phases(view) })
-            }
+            Verification::Proposed(change) => Some(OpenChange {
+                change,
+                new_plan: decision.plan.clone(),
+                phases: task_phases(view),
+            }),
             Verification::Pending => self.open_change.take(),
             _ => None,
         };
@@ -338,22 +434,41 @@ impl<P> Verifier<P> {
         live_tasks: &LiveTasks,
         view: &View<'_>,
     ) -> bool {
-        let Some((config, history)) = self.guard.zip(self.history.as_ref()) else { return false };
+        let Some((config, history)) = self.guard.zip(self.history.as_ref()) else {
+            return false;
+        };
         // A change that is being measured was already allowed when it was proposed.
         if *verification == Verification::Pending {
             return false;
         }
-        let missing_windows =
-            if config.waits_for_reference { history.missing_windows(config.trial_windows as usize) } else { None };
-        let missing_windows =
-            missing_windows.filter(|_| !is_same_placement(&decision.plan, view.previous_plan, live_tasks));
-        let PlanRecord { plan: reference, tasks: known_tasks, .. } = &history.reference;
+        let missing_windows = if config.waits_for_reference {
+            history.missing_windows(config.trial_windows as usize)
+        } else {
+            None
+        };
+        let missing_windows = missing_windows
+            .filter(|_| !is_same_placement(&decision.plan, view.previous_plan, live_tasks));
+        let PlanRecord {
+            plan: reference,
+            tasks: known_tasks,
+            ..
+        } = &history.reference;
         let window = view.observation.window;
         let refusal = || {
-            self.verdicts.cooldown.refusal_of(&decision.plan, reference, &history.known_tasks(), view.topology, window)
+            self.verdicts.cooldown.refusal_of(
+                &decision.plan,
+                reference,
+                &history.known_tasks(),
+                view.topology,
+                window,
+            )
         };
         let (reason, plan, concerned_tasks) = if let Some(missing_windows) = missing_windows {
-            (explain::explain_missing_reference(missing_windows), view.previous_plan, live_tasks)
+            (
+                explain::explain_missing_reference(missing_windows),
+                view.previous_plan,
+                live_tasks,
+            )
         } else if let Some(refusal) = refusal() {
             (explain::explain_cooldown(&refusal), reference, known_tasks)
         } else {

@@ -21,13 +21,19 @@ pub struct Difference {
 
 /// Returns the median of `values_after` minus that of the last `latest_count` of `values_before`; all of
 /// `values_before` is used for the noise. `None` if either has fewer than two windows.
-pub fn median_difference(values_before: &[f64], values_after: &[f64], latest_count: usize) -> Option<Difference> {
+pub fn median_difference(
+    values_before: &[f64],
+    values_after: &[f64],
+    latest_count: usize,
+) -> Option<Difference> {
     if values_before.len() < 2 || values_after.len() < 2 {
         return None;
     }
-    let latest_values = &values_before[values_before.len() - latest_count.clamp(2, values_before.len())..];
+    let latest_values =
+        &values_before[values_before.len() - latest_count.clamp(2, values_before.len())..];
     let degrees_of_freedom = (values_before.len() + values_after.len() - 2) as f64;
-    let variance = (squared_deviations(values_before) + squared_deviations(values_after)) / degrees_of_freedom;
+    let variance =
+        (squared_deviations(values_before) + squared_deviations(values_after)) / degrees_of_freedom;
     let variance_factor = variance_factor(window_autocorrelation(values_before, values_after));
     // The variance of a median is pi/2 times that of the mean.
     let median_variance = std::f64::consts::FRAC_PI_2 * variance * variance_factor;
@@ -46,7 +52,10 @@ fn mean(values: &[f64]) -> f64 {
 
 fn squared_deviations(values: &[f64]) -> f64 {
     let mean = mean(values);
-    values.iter().map(|value| (value - mean) * (value - mean)).sum()
+    values
+        .iter()
+        .map(|value| (value - mean) * (value - mean))
+        .sum()
 }
 
 /// Returns the standard deviation; NaN for fewer than two values.
@@ -73,7 +82,10 @@ fn window_autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
     }
     let lagged_products = |values: &[f64]| {
         let mean = mean(values);
-        values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>()
+        values
+            .windows(2)
+            .map(|pair| (pair[0] - mean) * (pair[1] - mean))
+            .sum::<f64>()
     };
     let autocorrelation = (lagged_products(values_before) + lagged_products(values_after))
         / (squared_deviations(values_before) + squared_deviations(values_after));
@@ -83,8 +95,13 @@ fn window_autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
 /// Corrects the autocorrelation of this many values for the subtracted means of their series (Kendall 1954). 0 if it is
 /// undefined.
 pub fn corrected_autocorrelation(autocorrelation: f64, series_count: u32, value_count: f64) -> f64 {
-    let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) * f64::from(series_count) / value_count;
-    if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
+    let corrected =
+        autocorrelation + (1.0 + 3.0 * autocorrelation) * f64::from(series_count) / value_count;
+    if corrected.is_finite() {
+        corrected.clamp(0.0, MAX_AUTOCORRELATION)
+    } else {
+        0.0
+    }
 }
 
 /// Returns the factor by which an autocorrelation increases the variance of a mean (Bartlett 1946).
@@ -104,7 +121,9 @@ pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
     let g1 = x * (squared + 1.0) / 4.0;
     let g2 = x * (3.0 + squared * (16.0 + squared * 5.0)) / 96.0;
     let g3 = x * (-15.0 + squared * (17.0 + squared * (19.0 + squared * 3.0))) / 384.0;
-    let g4 = x * (-945.0 + squared * (-1920.0 + squared * (1482.0 + squared * (776.0 + squared * 79.0)))) / 92_160.0;
+    let g4 = x
+        * (-945.0 + squared * (-1920.0 + squared * (1482.0 + squared * (776.0 + squared * 79.0))))
+        / 92_160.0;
     x + (g1 + (g2 + (g3 + g4 / freedom) / freedom) / freedom) / freedom
 }
 
@@ -127,7 +146,10 @@ mod tests {
         ];
         for (probability, degrees, expected) in table {
             let bound = student_bound(probability, degrees);
-            assert!((bound / expected - 1.0).abs() < 0.01, "{probability} {degrees}: {bound}, {expected} by the table");
+            assert!(
+                (bound / expected - 1.0).abs() < 0.01,
+                "{probability} {degrees}: {bound}, {expected} by the table"
+            );
         }
     }
 
@@ -148,7 +170,8 @@ mod tests {
                 errors.push(estimate.standard_error * estimate.standard_error);
                 values.push(estimate.value);
             }
-            let ratio = libm::sqrt(mean(&errors) / (squared_deviations(&values) / values.len() as f64));
+            let ratio =
+                libm::sqrt(mean(&errors) / (squared_deviations(&values) / values.len() as f64));
             assert!((0.85..1.6).contains(&ratio), "{alike}: {ratio}");
         }
     }

@@ -34,7 +34,9 @@ pub struct ProcessPhase {
 
 impl ProcessPhase {
     pub fn from_threads(threads: &[&TaskSample], view: &View<'_>) -> Self {
-        let profiles = threads.iter().filter_map(|thread| view.profiles.get(&thread.task));
+        let profiles = threads
+            .iter()
+            .filter_map(|thread| view.profiles.get(&thread.task));
         let phase_of = |profile: &Profile| ProcessPhase {
             number: profile.phase_number,
             kind: profile.phase.kind.as_ref().map(|kind| kind.value),
@@ -87,7 +89,10 @@ pub fn measure_speeds(view: &View<'_>) -> WindowSpeeds {
         log_over_solo: log_over_solo(&threads, view),
         incoming_per_instr: incoming_per_instr(&threads, view),
     };
-    threads.into_iter().map(|(process, threads)| (process, process_speed(threads))).collect()
+    threads
+        .into_iter()
+        .map(|(process, threads)| (process, process_speed(threads)))
+        .collect()
 }
 
 fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f64> {
@@ -107,15 +112,22 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
     }
     let seconds = elapsed_ns as f64 / 1e9;
     let rates = sums.into_iter().map(|(work, sum)| (work, sum / seconds));
-    rates.filter(|(_, rate)| rate.is_finite() && *rate > 0.0).map(|(work, rate)| (work, libm::log(rate))).collect()
+    rates
+        .filter(|(_, rate)| rate.is_finite() && *rate > 0.0)
+        .map(|(work, rate)| (work, libm::log(rate)))
+        .collect()
 }
 
 fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
-    let solo_instr_per_cycle =
-        threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
+    let solo_instr_per_cycle = threads
+        .iter()
+        .find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
     let (mut instructions, mut cycles) = (0.0, 0.0);
     for thread in threads {
-        let thread_counts = thread.counts.get(CounterEvent::Instructions).zip(thread.counts.get(CounterEvent::Cycles));
+        let thread_counts = thread
+            .counts
+            .get(CounterEvent::Instructions)
+            .zip(thread.counts.get(CounterEvent::Cycles));
         let (thread_instructions, thread_cycles) = thread_counts.unwrap_or((0.0, 0.0));
         instructions += thread_instructions;
         cycles += thread_cycles;
@@ -130,7 +142,9 @@ fn incoming_per_instr(threads: &[&TaskSample], view: &View<'_>) -> Option<[f64; 
     for thread in threads.iter().filter(|thread| thread.has_run()) {
         let accesses = incoming_accesses(&thread.counts, level)?;
         instructions += thread.counts.get(CounterEvent::Instructions)?;
-        sums.iter_mut().zip(accesses).for_each(|(sum, addend)| *sum += addend);
+        sums.iter_mut()
+            .zip(accesses)
+            .for_each(|(sum, addend)| *sum += addend);
     }
     (instructions > 0.0).then(|| sums.map(|sum| sum / instructions))
 }

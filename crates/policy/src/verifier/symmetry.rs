@@ -15,7 +15,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Cache, CacheLevel, CpuId, GangSchedule, IndexSet, PageMigration, Plan, ShareMember, TaskId, Topology, Units,
+    Cache, CacheLevel, CpuId, GangSchedule, IndexSet, PageMigration, Plan, ShareMember, TaskId,
+    Topology, Units,
 };
 
 use super::live_tasks::{LiveTasks, restrict_gangs, restrict_shares};
@@ -91,10 +92,15 @@ pub struct CanonicalPlan {
 
 /// Returns whether two plans are the same for these tasks, up to an exchange of like caches.
 pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
-    let allowed_cpu_count = |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
+    let allowed_cpu_count =
+        |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
     // A cheap test that distinguishes most plans.
-    live_tasks.tasks.iter().all(|task| allowed_cpu_count(a, task) == allowed_cpu_count(b, task))
-        && CanonicalPlan::new(a, live_tasks, topology) == CanonicalPlan::new(b, live_tasks, topology)
+    live_tasks
+        .tasks
+        .iter()
+        .all(|task| allowed_cpu_count(a, task) == allowed_cpu_count(b, task))
+        && CanonicalPlan::new(a, live_tasks, topology)
+            == CanonicalPlan::new(b, live_tasks, topology)
 }
 
 impl CanonicalPlan {
@@ -107,18 +113,35 @@ impl CanonicalPlan {
         let mut nodes: BTreeMap<u32, NumberedNode> = BTreeMap::new();
         for cpu in &topology.cpus {
             let node = nodes.entry(cpu.memory_node).or_default();
-            let mut parent = node.children.entry((NodeKind::Package, cpu.package)).or_default();
+            let mut parent = node
+                .children
+                .entry((NodeKind::Package, cpu.package))
+                .or_default();
             for cache in caches.iter().filter(|cache| cache.cpus.contains(cpu.id.0)) {
-                parent = parent.children.entry((NodeKind::Cache, cache.id.0)).or_default();
+                parent = parent
+                    .children
+                    .entry((NodeKind::Cache, cache.id.0))
+                    .or_default();
                 parent.cache_signature = Some(signature_of(cache));
             }
-            let core = parent.children.entry((NodeKind::Core, cpu.core)).or_default();
-            core.contexts.push(plan_by_cpu.build_context(cpu.id, cpu.online, cpu.hertz));
+            let core = parent
+                .children
+                .entry((NodeKind::Core, cpu.core))
+                .or_default();
+            core.contexts
+                .push(plan_by_cpu.build_context(cpu.id, cpu.online, cpu.hertz));
         }
-        let weight_bits = |task: &TaskId| plan.weights.get(task).map(|weight| (*task, weight.to_bits()));
+        let weight_bits = |task: &TaskId| {
+            plan.weights
+                .get(task)
+                .map(|weight| (*task, weight.to_bits()))
+        };
         let cpu_count = |task: &TaskId| plan.affinity.get(task).map(|cpus| (*task, cpus.count()));
         CanonicalPlan {
-            nodes: nodes.into_iter().map(|(node, numbered_node)| (node, numbered_node.strip_numbers())).collect(),
+            nodes: nodes
+                .into_iter()
+                .map(|(node, numbered_node)| (node, numbered_node.strip_numbers()))
+                .collect(),
             // A weight of one is the default.
             weights: live_tasks
                 .tasks
@@ -158,24 +181,34 @@ impl PlanByCpu {
         // Tasks are sorted, so the tasks of each CPU are sorted too.
         for task in &live_tasks.tasks {
             for cpu in plan.affinity.get(task).into_iter().flat_map(IndexSet::iter) {
-                plan_by_cpu.allowed_tasks.entry(cpu).or_default().push(*task);
+                plan_by_cpu
+                    .allowed_tasks
+                    .entry(cpu)
+                    .or_default()
+                    .push(*task);
             }
         }
-        restrict_gangs(&plan.gangs, live_tasks).iter().for_each(|schedule| plan_by_cpu.add_gangs(schedule));
+        restrict_gangs(&plan.gangs, live_tasks)
+            .iter()
+            .for_each(|schedule| plan_by_cpu.add_gangs(schedule));
         for share in restrict_shares(&plan.shares, live_tasks) {
             let cache = topology.cache(share.cache);
             let members = sort_items(share.members);
             match &share.units {
-                Units::Colors { allowed, migration: moving } => {
+                Units::Colors {
+                    allowed,
+                    migration: moving,
+                } => {
                     let migration_rank = match moving {
                         PageMigration::Never => 0,
                         PageMigration::Lazy => 1,
                         PageMigration::HotFirst => 2,
                         PageMigration::All => 3,
                     };
-                    plan_by_cpu
-                        .color_shares
-                        .push((cache.map(signature_of), (members, Some(migration_rank), allowed.iter().collect())));
+                    plan_by_cpu.color_shares.push((
+                        cache.map(signature_of),
+                        (members, Some(migration_rank), allowed.iter().collect()),
+                    ));
                 }
                 Units::Ways { mask } => {
                     let Some(cache) = cache else { continue };
@@ -194,10 +227,20 @@ impl PlanByCpu {
         for (gang_index, gang) in schedule.gangs.iter().enumerate() {
             for (task, cpu) in &gang.members {
                 if let Some(cpu) = cpu {
-                    self.seats.entry(cpu.0).or_default().push((gang_index, *task));
+                    self.seats
+                        .entry(cpu.0)
+                        .or_default()
+                        .push((gang_index, *task));
                 }
             }
-            gangs.push((gang.slices, sort_items(gang.members.iter().map(|(task, cpu)| (*task, cpu.is_some())))));
+            gangs.push((
+                gang.slices,
+                sort_items(
+                    gang.members
+                        .iter()
+                        .map(|(task, cpu)| (*task, cpu.is_some())),
+                ),
+            ));
         }
         for cpu in schedule.cpus.iter() {
             let signature = (schedule.cpus.count(), schedule.slice_ns, gangs.clone());
@@ -206,7 +249,10 @@ impl PlanByCpu {
     }
 
     fn build_context(&self, cpu: CpuId, is_online: bool, hertz: Option<u64>) -> CanonicalContext {
-        fn items_at_cpu<T: Clone + Ord>(items_by_cpu: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
+        fn items_at_cpu<T: Clone + Ord>(
+            items_by_cpu: &BTreeMap<u32, Vec<T>>,
+            cpu: CpuId,
+        ) -> Vec<T> {
             sort_items(items_by_cpu.get(&cpu.0).into_iter().flatten().cloned())
         }
         CanonicalContext {

@@ -61,7 +61,10 @@ impl ProcessChange {
 
     /// Returns the size up to which noise may explain a change.
     fn noise_bound(&self, tested_processes: usize) -> f64 {
-        let bound = student_bound(FALSE_ALARM_RATE / tested_processes.max(1) as f64, self.degrees_of_freedom);
+        let bound = student_bound(
+            FALSE_ALARM_RATE / tested_processes.max(1) as f64,
+            self.degrees_of_freedom,
+        );
         bound * self.standard_error
     }
 }
@@ -89,21 +92,35 @@ pub struct GuardVerdict {
 impl GuardVerdict {
     /// Returns the verdict under the objective. `min_loss` is the smallest loss of the mean that causes a roll-back, as
     /// a share.
-    pub fn from_changes(changes: &[ProcessChange], objective: GuardObjective, min_loss: f64) -> Self {
+    pub fn from_changes(
+        changes: &[ProcessChange],
+        objective: GuardObjective,
+        min_loss: f64,
+    ) -> Self {
         let (mean_log_ratio, standard_error, degrees_of_freedom) = weighted_mean(changes);
         let noise_bound = student_bound(FALSE_ALARM_RATE, degrees_of_freedom) * standard_error;
         let loss_threshold = libm::log1p(-min_loss.min(0.99));
         let is_mean_slower = mean_log_ratio < -noise_bound && mean_log_ratio < loss_threshold;
         let losers_below = |max_log_ratio: f64| {
-            changes.iter().filter(move |change| change.log_ratio < max_log_ratio && change.exceeds_noise(changes.len()))
+            changes.iter().filter(move |change| {
+                change.log_ratio < max_log_ratio && change.exceeds_noise(changes.len())
+            })
         };
-        let worst_loser = losers_below(libm::log1p(-MIN_HARMFUL_LOSS)).reduce(|largest_loss, change| {
-            if change.log_ratio < largest_loss.log_ratio { change } else { largest_loss }
-        });
-        let is_loss_uncompensated =
-            worst_loser.is_some() && significant_objective_value(changes, objective) <= EQUALITY_TOLERANCE;
-        let broken_goal_change: i64 =
-            changes.iter().map(|change| change.goal_change).map(GoalChange::broken_goal_change).sum();
+        let worst_loser =
+            losers_below(libm::log1p(-MIN_HARMFUL_LOSS)).reduce(|largest_loss, change| {
+                if change.log_ratio < largest_loss.log_ratio {
+                    change
+                } else {
+                    largest_loss
+                }
+            });
+        let is_loss_uncompensated = worst_loser.is_some()
+            && significant_objective_value(changes, objective) <= EQUALITY_TOLERANCE;
+        let broken_goal_change: i64 = changes
+            .iter()
+            .map(|change| change.goal_change)
+            .map(GoalChange::broken_goal_change)
+            .sum();
         let is_harmful = broken_goal_change > 0 || broken_goal_change == 0 && is_loss_uncompensated;
         GuardVerdict {
             is_worse: is_harmful || broken_goal_change == 0 && is_mean_slower,
@@ -121,7 +138,10 @@ impl GuardVerdict {
 impl GoalChange {
     /// Combines two goals of a process: the result is broken if either goal is broken.
     pub fn combined_with(self, other: GoalChange) -> GoalChange {
-        GoalChange { was_broken: self.was_broken || other.was_broken, is_broken: self.is_broken || other.is_broken }
+        GoalChange {
+            was_broken: self.was_broken || other.was_broken,
+            is_broken: self.is_broken || other.is_broken,
+        }
     }
 
     pub fn broken_goal_change(self) -> i64 {
@@ -131,13 +151,25 @@ impl GoalChange {
 
 /// Returns the objective's value, counting only changes that exceed their own noise.
 fn significant_objective_value(changes: &[ProcessChange], objective: GuardObjective) -> f64 {
-    let significant_log_ratio =
-        |change: &ProcessChange| if change.exceeds_noise(changes.len()) { change.clamped_log_ratio() } else { 0.0 };
+    let significant_log_ratio = |change: &ProcessChange| {
+        if change.exceeds_noise(changes.len()) {
+            change.clamped_log_ratio()
+        } else {
+            0.0
+        }
+    };
     match objective {
-        GuardObjective::WorstProcessSpeed => changes.iter().map(significant_log_ratio).fold(0.0, f64::min),
+        GuardObjective::WorstProcessSpeed => changes
+            .iter()
+            .map(significant_log_ratio)
+            .fold(0.0, f64::min),
         GuardObjective::MeanLogSpeed => {
             let weights = normalized_weights(changes, |_| 1.0);
-            changes.iter().zip(&weights).map(|(change, weight)| weight * significant_log_ratio(change)).sum()
+            changes
+                .iter()
+                .zip(&weights)
+                .map(|(change, weight)| weight * significant_log_ratio(change))
+                .sum()
         }
     }
 }
@@ -152,24 +184,45 @@ fn weighted_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
             return 1.0;
         }
         let relative_error = change.standard_error / median_error;
-        if relative_error.is_nan() { 1.0 } else { 1.0 / (1.0 + relative_error * relative_error) }
+        if relative_error.is_nan() {
+            1.0
+        } else {
+            1.0 / (1.0 + relative_error * relative_error)
+        }
     };
     let weights = normalized_weights(changes, precision_factor);
-    let mean = changes.iter().zip(&weights).map(|(change, weight)| weight * change.clamped_log_ratio()).sum();
-    let variance_shares = changes.iter().zip(&weights).map(|(change, weight)| (weight * change.standard_error).powi(2));
+    let mean = changes
+        .iter()
+        .zip(&weights)
+        .map(|(change, weight)| weight * change.clamped_log_ratio())
+        .sum();
+    let variance_shares = changes
+        .iter()
+        .zip(&weights)
+        .map(|(change, weight)| (weight * change.standard_error).powi(2));
     let (mut variance, mut squared_share_sum) = (0.0, 0.0);
     for (variance_share, change) in variance_shares.zip(changes) {
         variance += variance_share;
         squared_share_sum += variance_share * variance_share / change.degrees_of_freedom;
     }
-    let degrees_of_freedom = if squared_share_sum > 0.0 { variance * variance / squared_share_sum } else { f64::MAX };
+    let degrees_of_freedom = if squared_share_sum > 0.0 {
+        variance * variance / squared_share_sum
+    } else {
+        f64::MAX
+    };
     (mean, libm::sqrt(variance), degrees_of_freedom)
 }
 
 /// Returns weights that add up to one: priority times the given factor, with at most half of the total for one of
 /// several users.
-fn normalized_weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) -> Vec<f64> {
-    let mut weights: Vec<f64> = changes.iter().map(|change| change.priority * factor(change)).collect();
+fn normalized_weights(
+    changes: &[ProcessChange],
+    factor: impl Fn(&ProcessChange) -> f64,
+) -> Vec<f64> {
+    let mut weights: Vec<f64> = changes
+        .iter()
+        .map(|change| change.priority * factor(change))
+        .collect();
     let weight_sum: f64 = weights.iter().sum();
     for change in changes {
         let is_same_user = |process_change: &ProcessChange| process_change.user == change.user;
@@ -210,6 +263,9 @@ fn proxy_events(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
 
 /// Returns the strictest goal and the highest priority among a process's threads.
 pub fn merged_goal(process: ProcessId, tasks: &[TaskSample]) -> Goal {
-    let goals = tasks.iter().filter(|task| task.process == process).filter_map(|task| task.goal);
+    let goals = tasks
+        .iter()
+        .filter(|task| task.process == process)
+        .filter_map(|task| task.goal);
     goals.reduce(Goal::merged_with).unwrap_or_default()
 }

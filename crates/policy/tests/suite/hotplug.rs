@@ -1,6 +1,8 @@
 //! Tests that tasks keep their caches while CPUs of other caches go offline and return.
 
-use cachemate_core::test_support::{NullPredictor, ViewFixture, capabilities_fixture, last_level_caches};
+use cachemate_core::test_support::{
+    NullPredictor, ViewFixture, capabilities_fixture, last_level_caches,
+};
 use cachemate_core::*;
 use cachemate_policy::policies;
 
@@ -10,7 +12,11 @@ fn tasks_keep_their_caches_when_an_earlier_cache_goes_offline() {
     for name in ["random", "round-robin", "activity-vector"] {
         let mut policy = policies::build(name, "", 1).expect("a policy of the registry");
         let capabilities = capabilities_fixture(&[Ability::Affinity, Ability::Gangs]);
-        let mut fixture = ViewFixture::new(last_level_caches(3, 1, CacheLevel::L2, 4 << 20), capabilities, 6);
+        let mut fixture = ViewFixture::new(
+            last_level_caches(3, 1, CacheLevel::L2, 4 << 20),
+            capabilities,
+            6,
+        );
         let before = policy.decide(&fixture.view(&NullPredictor)).plan.affinity;
         fixture.topology.cpus[0].online = false;
         fixture.observation.window = 1;
@@ -18,6 +24,9 @@ fn tasks_keep_their_caches_when_an_earlier_cache_goes_offline() {
         let was_elsewhere = |task: &&TaskId| !before[*task].contains(0);
         let kept: Vec<&TaskId> = before.keys().filter(was_elsewhere).collect();
         assert_eq!(kept.len(), 4, "{name}: two tasks on each cache");
-        assert!(kept.iter().all(|task| after[*task] == before[*task]), "{name}: {before:?} became {after:?}");
+        assert!(
+            kept.iter().all(|task| after[*task] == before[*task]),
+            "{name}: {before:?} became {after:?}"
+        );
     }
 }

@@ -34,13 +34,31 @@ fn place_on_machine(programs: &str, machine: &str) -> Placement {
 fn the_published_matrix_gives_the_published_schedules() {
     let placed = place_on_machine("mcf milc gamess namd", "xeon-x5365-4");
     let percent = |outcome: PlacementCost| outcome.mean_slowdown_percent.unwrap();
-    assert_eq!((percent(placed.plan), percent(placed.best), percent(placed.worst)), (2.3075, 2.3075, 21.995));
+    assert_eq!(
+        (
+            percent(placed.plan),
+            percent(placed.best),
+            percent(placed.worst)
+        ),
+        (2.3075, 2.3075, 21.995)
+    );
     assert!((percent(placed.random) - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
-    assert_eq!((placed.method, percent(placed.gap)), (SolverMethod::Matching, 0.0));
-    let co_runners: Vec<&str> = placed.programs.iter().map(|program| program.co_runners[0].as_str()).collect();
+    assert_eq!(
+        (placed.method, percent(placed.gap)),
+        (SolverMethod::Matching, 0.0)
+    );
+    let co_runners: Vec<&str> = placed
+        .programs
+        .iter()
+        .map(|program| program.co_runners[0].as_str())
+        .collect();
     assert_eq!(co_runners, ["gamess", "namd", "mcf", "milc"]);
     assert_ne!(placed.programs[0].cache, placed.programs[1].cache);
-    let reasons: Vec<&str> = placed.programs.iter().map(|program| program.reason.as_str()).collect();
+    let reasons: Vec<&str> = placed
+        .programs
+        .iter()
+        .map(|program| program.reason.as_str())
+        .collect();
     assert_eq!(
         reasons,
         [
@@ -51,7 +69,10 @@ fn the_published_matrix_gives_the_published_schedules() {
         ]
     );
     for reason in &placed.reasons {
-        assert!(!reason.numbers.is_empty() && reason.text.contains("{0}"), "{reason:?}");
+        assert!(
+            !reason.numbers.is_empty() && reason.text.contains("{0}"),
+            "{reason:?}"
+        );
     }
 }
 
@@ -60,21 +81,49 @@ fn the_published_matrix_gives_the_published_schedules() {
 fn odd_counts_copies_and_other_machines_are_placed() {
     let three = place_on_machine("mcf milc mcf", "xeon-x5365-4");
     assert_eq!(three.programs[2].name, "mcf#2");
-    assert!(three.programs.iter().any(|program| program.co_runners.is_empty()), "one program is alone");
-    assert!(three.programs.iter().any(|program| program.reason.contains("has a cache for itself")));
+    assert!(
+        three
+            .programs
+            .iter()
+            .any(|program| program.co_runners.is_empty()),
+        "one program is alone"
+    );
+    assert!(
+        three
+            .programs
+            .iter()
+            .any(|program| program.reason.contains("has a cache for itself"))
+    );
     let eight = place_on_machine("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
     assert_eq!(eight.method, SolverMethod::DynamicProgramming);
     assert!(eight.plan.mean_slowdown_percent <= eight.random.mean_slowdown_percent);
     let one_cache = place_on_machine("mcf milc gamess namd", "niagara-2core");
     assert_eq!(one_cache.plan, one_cache.worst);
-    assert!(one_cache.programs[0].reason.contains("no choice"), "{}", one_cache.programs[0].reason);
+    assert!(
+        one_cache.programs[0].reason.contains("no choice"),
+        "{}",
+        one_cache.programs[0].reason
+    );
     let crowded_plan = place_on_machine("mcf milc gamess namd mcf", "xeon-x5365-4");
-    assert!(crowded_plan.programs.iter().any(|program| !program.shares_cpu_with.is_empty()));
-    assert!(crowded_plan.programs.iter().any(|program| program.reason.contains("takes turns")));
+    assert!(
+        crowded_plan
+            .programs
+            .iter()
+            .any(|program| !program.shares_cpu_with.is_empty())
+    );
+    assert!(
+        crowded_plan
+            .programs
+            .iter()
+            .any(|program| program.reason.contains("takes turns"))
+    );
     let sixteen = ["mcf milc gamess namd"; 4].join(" ");
     assert_eq!(place_on_machine(&sixteen, "epyc-7763").programs.len(), 16);
     let single = place_on_machine("mcf", "xeon-x5365-4");
-    assert_eq!(single.programs[0].reason, "mcf shares its cache with no other program");
+    assert_eq!(
+        single.programs[0].reason,
+        "mcf shares its cache with no other program"
+    );
 }
 
 /// Do programs get their own cores as long as there are enough, and share hardware threads only then?
@@ -82,13 +131,22 @@ fn odd_counts_copies_and_other_machines_are_placed() {
 fn programs_get_their_own_cores_before_hardware_threads() {
     let topology = load_topology("power5-2x2x2").unwrap();
     let four_seats = cache_seats(&topology, 4).unwrap();
-    assert_eq!(four_seats.iter().map(|cache| cache.cpus.len()).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(
+        four_seats
+            .iter()
+            .map(|cache| cache.cpus.len())
+            .collect::<Vec<_>>(),
+        [2, 2]
+    );
     assert_eq!(four_seats[1].cpus, [CpuId(4), CpuId(6)]);
     let five_seats = cache_seats(&topology, 5).unwrap();
     assert_eq!(five_seats[0].cpus, [CpuId(0), CpuId(2), CpuId(1), CpuId(3)]);
     let mut offline = topology.clone();
     offline.cpus[4].online = false;
-    assert_eq!(cache_seats(&offline, 4).unwrap()[1].cpus, [CpuId(5), CpuId(6)]);
+    assert_eq!(
+        cache_seats(&offline, 4).unwrap()[1].cpus,
+        [CpuId(5), CpuId(6)]
+    );
     let mut bare = topology.clone();
     bare.caches.clear();
     assert_eq!(cache_seats(&bare, 1).unwrap().len(), 4);
@@ -103,19 +161,29 @@ fn a_matrix_of_the_wrong_shape_is_rejected() {
     assert!(place(&split_names("a b"), &costs, &costs, &topology, 1).is_err());
     let mut nan = costs.clone();
     nan.cost[1][2] = f64::NAN;
-    let error = place(&split_names("a b c d"), &nan, &costs, &topology, 1).unwrap_err().to_string();
+    let error = place(&split_names("a b c d"), &nan, &costs, &topology, 1)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("not finite"), "{error}");
 }
 
 /// Slowdowns by a machine on which every pair has a cost of its own on one cache, and a smaller one on different caches.
 fn slowdowns_on_machine(topology: &Topology, cpus: &[CpuId]) -> Vec<Estimate> {
-    let cache_of = |cpu: &CpuId| topology.last_level_caches().position(|cache| cache.cpus.contains(cpu.0));
+    let cache_of = |cpu: &CpuId| {
+        topology
+            .last_level_caches()
+            .position(|cache| cache.cpus.contains(cpu.0))
+    };
     let caches: Vec<Option<usize>> = cpus.iter().map(cache_of).collect();
     let slowdown = |a: usize| {
         let others = (0..cpus.len()).filter(|&b| b != a);
         let cost = |b: usize| {
             let pair = ((a.min(b) * 7 + a.max(b) * 11) % 13) as f64;
-            if caches[a] == caches[b] { 0.01 * pair } else { 0.003 * (12.0 - pair) }
+            if caches[a] == caches[b] {
+                0.01 * pair
+            } else {
+                0.003 * (12.0 - pair)
+            }
         };
         Estimate::exact(others.map(cost).sum())
     };
@@ -125,7 +193,8 @@ fn slowdowns_on_machine(topology: &Topology, cpus: &[CpuId]) -> Vec<Estimate> {
 fn place_on(topology: &Topology, programs: &str) -> Placement {
     let names = split_names(programs);
     let costs = PairCosts::from_slowdowns(sample_matrix().slowdowns_of(&names).unwrap());
-    let mut forecast = |cpus: &[CpuId]| Ok::<_, PlacementError>(slowdowns_on_machine(topology, cpus));
+    let mut forecast =
+        |cpus: &[CpuId]| Ok::<_, PlacementError>(slowdowns_on_machine(topology, cpus));
     place_by_forecast(&names, &costs, topology, 1, &mut forecast).unwrap()
 }
 
@@ -137,26 +206,50 @@ fn the_plan_is_the_best_of_all_placements_by_the_forecast() {
     let placed = place_on(&topology, "mcf milc gamess namd mcf milc");
     let mean = |cpus: &[CpuId]| {
         let slowdowns = slowdowns_on_machine(&topology, cpus);
-        slowdowns.iter().map(|estimate| 100.0 * estimate.value).sum::<f64>() / slowdowns.len() as f64
+        slowdowns
+            .iter()
+            .map(|estimate| 100.0 * estimate.value)
+            .sum::<f64>()
+            / slowdowns.len() as f64
     };
     let planned: Vec<CpuId> = placed.programs.iter().map(|program| program.cpu).collect();
     let mut distinct = planned.clone();
     distinct.sort_unstable();
     distinct.dedup();
-    assert_eq!(distinct.len(), 6, "each program has its own CPU: {planned:?}");
+    assert_eq!(
+        distinct.len(),
+        6,
+        "each program has its own CPU: {planned:?}"
+    );
     // Every way to put two to four of six programs on the first cache of four.
-    let all = (0u32..64).filter(|set| (2..=4).contains(&set.count_ones())).map(|set| {
-        let mut free = [[0, 1, 2, 3].iter(), [4, 5, 6, 7].iter()];
-        (0..6).map(|program| CpuId(*free[(set >> program & 1) as usize].next().unwrap())).collect::<Vec<_>>()
-    });
+    let all = (0u32..64)
+        .filter(|set| (2..=4).contains(&set.count_ones()))
+        .map(|set| {
+            let mut free = [[0, 1, 2, 3].iter(), [4, 5, 6, 7].iter()];
+            (0..6)
+                .map(|program| CpuId(*free[(set >> program & 1) as usize].next().unwrap()))
+                .collect::<Vec<_>>()
+        });
     let means: Vec<f64> = all.map(|cpus| mean(&cpus)).collect();
-    let (least, most) = (means.iter().copied().fold(f64::MAX, f64::min), means.iter().copied().fold(0.0, f64::max));
+    let (least, most) = (
+        means.iter().copied().fold(f64::MAX, f64::min),
+        means.iter().copied().fold(0.0, f64::max),
+    );
     let percent = |cost: PlacementCost| cost.mean_slowdown_percent.unwrap();
     assert!((mean(&planned) - least).abs() < 1e-9 && (percent(placed.plan) - least).abs() < 1e-9);
-    assert!((percent(placed.worst) - most).abs() < 1e-9, "{most} {:?}", placed.worst);
+    assert!(
+        (percent(placed.worst) - most).abs() < 1e-9,
+        "{most} {:?}",
+        placed.worst
+    );
     assert!(percent(placed.random) > least && percent(placed.random) < most);
     assert!(placed.covers_machine && placed.method == SolverMethod::Exhaustive);
-    assert!(placed.programs.iter().all(|program| program.forecast.is_some() && !program.reason.is_empty()));
+    assert!(
+        placed
+            .programs
+            .iter()
+            .all(|program| program.forecast.is_some() && !program.reason.is_empty())
+    );
     assert_ne!(
         place_on_machine("mcf milc gamess namd mcf milc", "opteron-2350").programs[0].co_runners,
         placed.programs[0].co_runners
@@ -172,7 +265,10 @@ fn a_large_search_ends_where_no_exchange_helps() {
     let topology = load_topology("epyc-7763").unwrap();
     let programs = ["mcf milc gamess namd"; 3].join(" ");
     let placed = place_on(&topology, &programs);
-    assert_eq!((placed.method, placed.gap), (SolverMethod::LocalSearch, PlacementCost::default()));
+    assert_eq!(
+        (placed.method, placed.gap),
+        (SolverMethod::LocalSearch, PlacementCost::default())
+    );
     assert!(placed.plan.mean_slowdown_percent < placed.random.mean_slowdown_percent);
     assert_eq!(placed, place_on(&topology, &programs));
 }
@@ -183,5 +279,8 @@ fn programs_that_take_turns_are_placed_by_pairs() {
     let topology = load_topology("xeon-x5365-4").unwrap();
     let placed = place_on(&topology, "mcf milc gamess namd mcf");
     assert!(!placed.covers_machine);
-    assert_eq!(placed, place_on_machine("mcf milc gamess namd mcf", "xeon-x5365-4"));
+    assert_eq!(
+        placed,
+        place_on_machine("mcf milc gamess namd mcf", "xeon-x5365-4")
+    );
 }

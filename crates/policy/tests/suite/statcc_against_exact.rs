@@ -22,33 +22,65 @@ struct EndlessProgram {
 
 const PROGRAMS: [EndlessProgram; 4] = [
     // Accesses are skewed over 3000 lines.
-    EndlessProgram { pattern: |_, random| random.draw_below(3000) * random.draw_below(3000) / 3000, instructions: 20 },
+    EndlessProgram {
+        pattern: |_, random| random.draw_below(3000) * random.draw_below(3000) / 3000,
+        instructions: 20,
+    },
     // There are 500 hot lines, and a stream.
     EndlessProgram {
-        pattern: |at, random| if at % 3 == 0 { 100_000 + at } else { random.draw_below(500) },
+        pattern: |at, random| {
+            if at % 3 == 0 {
+                100_000 + at
+            } else {
+                random.draw_below(500)
+            }
+        },
         instructions: 12,
     },
     // Loops of 100 to 1300 lines follow one another.
-    EndlessProgram { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
+    EndlessProgram {
+        pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)),
+        instructions: 30,
+    },
     // This program fits beside any other.
-    EndlessProgram { pattern: |_, random| random.draw_below(60), instructions: 25 },
+    EndlessProgram {
+        pattern: |_, random| random.draw_below(60),
+        instructions: 25,
+    },
 ];
 
 fn measure_profile(program: &EndlessProgram) -> Profile {
-    let (mut stack, mut reuse, mut random) = (StackDistances::new(), ReuseSampler::new(8, 1), SplitMix64::new(17));
-    let lines: Vec<u64> = (0..ACCESSES as u64).map(|position| (program.pattern)(position, &mut random)).collect();
+    let (mut stack, mut reuse, mut random) = (
+        StackDistances::new(),
+        ReuseSampler::new(8, 1),
+        SplitMix64::new(17),
+    );
+    let lines: Vec<u64> = (0..ACCESSES as u64)
+        .map(|position| (program.pattern)(position, &mut random))
+        .collect();
     stack.push(&lines).unwrap();
     lines.iter().for_each(|line| reuse.touch(*line));
     let (size_bytes, instructions) = (LINES * LINE_BYTES, ACCESSES as u64 * program.instructions);
     let sizes: Vec<u64> = (1..=16).map(|step| size_bytes * step / 16).collect();
-    let curve = MissRateCurve::from_histogram(&stack.finish().unwrap(), instructions, LINE_BYTES, &sizes).unwrap();
+    let curve =
+        MissRateCurve::from_histogram(&stack.finish().unwrap(), instructions, LINE_BYTES, &sizes)
+            .unwrap();
     let refs_per_mega_instr = Estimate::exact(1e6 / program.instructions as f64);
     let mut profile = Profile::default();
     let curve = Fact::new(curve.to_profile_points(0.0), FactSource::ExactTrace, 0);
-    profile.locality.misses_per_kilo_instr.insert(CacheLevel::L2, curve);
-    profile.locality.reuse_times = reuse.finish().to_profile().map(|times| Fact::new(times, FactSource::ExactTrace, 0));
-    profile.rates.llc_refs_per_mega_instr =
-        Some(Fact::from_measurement(refs_per_mega_instr, FactSource::ExactTrace, 0));
+    profile
+        .locality
+        .misses_per_kilo_instr
+        .insert(CacheLevel::L2, curve);
+    profile.locality.reuse_times = reuse
+        .finish()
+        .to_profile()
+        .map(|times| Fact::new(times, FactSource::ExactTrace, 0));
+    profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(
+        refs_per_mega_instr,
+        FactSource::ExactTrace,
+        0,
+    ));
     profile
 }
 
@@ -58,13 +90,18 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let shape = CacheGeometry::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
     let n = programs.len();
-    let mut randoms: Vec<SplitMix64> = (0..n as u64).map(|index| SplitMix64::new(1000 + index)).collect();
+    let mut randoms: Vec<SplitMix64> = (0..n as u64)
+        .map(|index| SplitMix64::new(1000 + index))
+        .collect();
     let (mut positions, mut clock) = (vec![0u64; n], vec![0.0f64; n]);
     let (mut cycles, mut accesses, mut misses) = (vec![0.0; n], vec![0u64; n], vec![0u64; n]);
     for step in 0..ACCESSES {
-        let next = (0..n).min_by(|&a, &b| clock[a].total_cmp(&clock[b])).unwrap();
+        let next = (0..n)
+            .min_by(|&a, &b| clock[a].total_cmp(&clock[b]))
+            .unwrap();
         // Each program has its own region, spread evenly over all sets.
-        let line = ((next as u64) << 32) + (programs[next].pattern)(positions[next], &mut randoms[next]);
+        let line =
+            ((next as u64) << 32) + (programs[next].pattern)(positions[next], &mut randoms[next]);
         let missed = cache.push(&[line]);
         let spent = programs[next].instructions as f64 + missed as f64 * MISS_CYCLES;
         positions[next] += 1;
@@ -77,7 +114,10 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     }
     let rates = |p: usize| {
         let instructions = (accesses[p] * programs[p].instructions) as f64;
-        (cycles[p] / instructions, misses[p] as f64 / accesses[p] as f64)
+        (
+            cycles[p] / instructions,
+            misses[p] as f64 / accesses[p] as f64,
+        )
     };
     (0..n).map(rates).collect()
 }
@@ -91,13 +131,20 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
 fn miss_ratios_and_run_times_are_within_their_stated_error() {
     let profiles: Vec<Profile> = PROGRAMS.iter().map(measure_profile).collect();
     let cache = SharedCache::new(LINES * LINE_BYTES, WAYS, LINE_BYTES as u32, MISS_CYCLES);
-    let solo: Vec<f64> = PROGRAMS.iter().map(|program| simulate(&[program])[0].0).collect();
+    let solo: Vec<f64> = PROGRAMS
+        .iter()
+        .map(|program| simulate(&[program])[0].0)
+        .collect();
     let pairs = (0..4).flat_map(|i| (i..4).map(move |j| vec![i, j]));
     // Worst errors of miss ratio and run time: first without the loops, then over all groups.
     let (mut worst_ratio, mut worst_time, mut off) = ([0.0f64; 2], [0.0f64; 2], Vec::new());
     for group in pairs.chain([vec![0, 1, 2], vec![0, 1, 2, 3]]) {
         let members: Vec<&Profile> = group.iter().map(|&p| &profiles[p]).collect();
-        let expected = StatCc { solves_jointly: true }.group_costs(&members, &cache).unwrap();
+        let expected = StatCc {
+            solves_jointly: true,
+        }
+        .group_costs(&members, &cache)
+        .unwrap();
         let programs: Vec<&EndlessProgram> = group.iter().map(|&p| &PROGRAMS[p]).collect();
         let ratios = expected.miss_ratios.unwrap();
         for (index, &(cpi, ratio)) in simulate(&programs).iter().enumerate() {
@@ -116,8 +163,13 @@ fn miss_ratios_and_run_times_are_within_their_stated_error() {
         }
     }
     let mean = off.iter().sum::<f64>() / off.len() as f64;
-    let summary = format!("miss ratio off by at most {worst_ratio:.3?}, run time {worst_time:.3?}, mean {mean:.4}");
+    let summary = format!(
+        "miss ratio off by at most {worst_ratio:.3?}, run time {worst_time:.3?}, mean {mean:.4}"
+    );
     println!("{summary}");
     assert!(worst_ratio[0] < 0.05 && worst_time[0] < 0.08, "{summary}");
-    assert!(worst_ratio[1] < 0.10 && worst_time[1] < 0.15 && mean < 0.02, "{summary}");
+    assert!(
+        worst_ratio[1] < 0.10 && worst_time[1] < 0.15 && mean < 0.02,
+        "{summary}"
+    );
 }

@@ -31,15 +31,26 @@ pub struct Axis {
 impl Axis {
     /// Returns a linear axis that fits the data.
     pub fn linear(label: &str) -> Self {
-        Axis { label: label.to_string(), ..Axis::default() }
+        Axis {
+            label: label.to_string(),
+            ..Axis::default()
+        }
     }
     /// Returns a logarithmic axis of decades that fits the data.
     pub fn log(label: &str) -> Self {
-        Axis { label: label.to_string(), scale: AxisScale::Log, ..Axis::default() }
+        Axis {
+            label: label.to_string(),
+            scale: AxisScale::Log,
+            ..Axis::default()
+        }
     }
     /// Returns a logarithmic axis of sizes in bytes, in doublings, that fits the data.
     pub fn bytes(label: &str) -> Self {
-        Axis { label: label.to_string(), scale: AxisScale::LogBytes, ..Axis::default() }
+        Axis {
+            label: label.to_string(),
+            scale: AxisScale::LogBytes,
+            ..Axis::default()
+        }
     }
     /// Returns the same axis, showing the values from `low` to `high`.
     pub fn with_range(mut self, low: f64, high: f64) -> Self {
@@ -59,7 +70,12 @@ pub(super) struct AxisLayout<'a> {
 impl<'a> AxisLayout<'a> {
     /// Lays out `axis` between the two pixels of `pixels`. If `includes_zero` is set, a linear axis without a given
     /// range starts at zero unless a value is below zero.
-    pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), includes_zero: bool) -> Self {
+    pub fn new(
+        axis: &'a Axis,
+        values: impl Iterator<Item = f64>,
+        pixels: (f64, f64),
+        includes_zero: bool,
+    ) -> Self {
         let is_logarithmic = axis.scale != AxisScale::Linear;
         // Differences and quotients of larger or smaller values would not be finite.
         let is_usable = |value: &f64| value.abs() < 1e150 && (!is_logarithmic || *value > 1e-150);
@@ -68,17 +84,32 @@ impl<'a> AxisLayout<'a> {
             values
                 .chain(named_positions)
                 .filter(is_usable)
-                .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+                .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+                    (low.min(value), high.max(value))
+                })
         });
         if !low.is_finite() || !high.is_finite() || (is_logarithmic && low <= 0.0) {
-            (low, high) = if is_logarithmic { (1.0, 10.0) } else { (0.0, 1.0) };
+            (low, high) = if is_logarithmic {
+                (1.0, 10.0)
+            } else {
+                (0.0, 1.0)
+            };
         }
         if !is_logarithmic && axis.range.is_none() && axis.names.is_empty() {
             (low, high) = round_range(low, high, includes_zero);
         } else if high <= low {
-            (low, high) = if is_logarithmic { (low / 2.0, low * 2.0) } else { (low - 0.5, low + 0.5) };
+            (low, high) = if is_logarithmic {
+                (low / 2.0, low * 2.0)
+            } else {
+                (low - 0.5, low + 0.5)
+            };
         }
-        AxisLayout { axis, low, high, pixels }
+        AxisLayout {
+            axis,
+            low,
+            high,
+            pixels,
+        }
     }
 
     /// Returns the position of a value, clamped to the axis; a value that is not a number is at its low end.
@@ -101,7 +132,13 @@ impl<'a> AxisLayout<'a> {
     /// Positions and labels of the ticks, ascending.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         if !self.axis.names.is_empty() {
-            return self.axis.names.iter().filter(|(position, _)| self.contains(*position)).cloned().collect();
+            return self
+                .axis
+                .names
+                .iter()
+                .filter(|(position, _)| self.contains(*position))
+                .cloned()
+                .collect();
         }
         match self.axis.scale {
             AxisScale::Linear => self.linear_ticks(),
@@ -114,7 +151,10 @@ impl<'a> AxisLayout<'a> {
         let step = nice_step((self.high - self.low) / 5.0);
         let first_index = libm::ceil(self.low / step - 1e-9);
         let ticks = (0..64).map(|index| (first_index + f64::from(index)) * step);
-        ticks.take_while(|tick| *tick <= self.high + step * 1e-6).map(|tick| (tick, format_number(tick))).collect()
+        ticks
+            .take_while(|tick| *tick <= self.high + step * 1e-6)
+            .map(|tick| (tick, format_number(tick)))
+            .collect()
     }
 
     fn log_ticks(&self) -> Vec<(f64, String)> {
@@ -127,7 +167,10 @@ impl<'a> AxisLayout<'a> {
             &[1.0]
         };
         let stride = (decades / 8.0).max(1.0) as i32;
-        let (first, last) = (libm::floor(libm::log10(self.low)) as i32, libm::ceil(libm::log10(self.high)) as i32);
+        let (first, last) = (
+            libm::floor(libm::log10(self.low)) as i32,
+            libm::ceil(libm::log10(self.high)) as i32,
+        );
         let mut ticks = Vec::new();
         for decade in (first..=last).step_by(stride as usize) {
             for step in steps {
@@ -141,11 +184,22 @@ impl<'a> AxisLayout<'a> {
     }
 
     fn byte_ticks(&self) -> Vec<(f64, String)> {
-        let (first, last) = (libm::ceil(libm::log2(self.low) - 1e-9), libm::floor(libm::log2(self.high) + 1e-9));
+        let (first, last) = (
+            libm::ceil(libm::log2(self.low) - 1e-9),
+            libm::floor(libm::log2(self.high) + 1e-9),
+        );
         let stride = ((last - first) / 9.0).max(1.0);
-        let stride = if stride > 1.0 { libm::ceil(stride) } else { 1.0 };
-        let powers = (0..64).map(|index| first + stride * f64::from(index)).take_while(|power| *power <= last);
-        powers.map(|power| (libm::exp2(power), format_size(libm::exp2(power) as u64))).collect()
+        let stride = if stride > 1.0 {
+            libm::ceil(stride)
+        } else {
+            1.0
+        };
+        let powers = (0..64)
+            .map(|index| first + stride * f64::from(index))
+            .take_while(|power| *power <= last);
+        powers
+            .map(|power| (libm::exp2(power), format_size(libm::exp2(power) as u64)))
+            .collect()
     }
 }
 
@@ -154,10 +208,17 @@ fn round_range(low: f64, high: f64, includes_zero: bool) -> (f64, f64) {
     let low = if includes_zero { low.min(0.0) } else { low };
     let high = if includes_zero { high.max(0.0) } else { high };
     if high <= low {
-        return if low == 0.0 { (0.0, 1.0) } else { (low - low.abs() / 2.0, high + low.abs() / 2.0) };
+        return if low == 0.0 {
+            (0.0, 1.0)
+        } else {
+            (low - low.abs() / 2.0, high + low.abs() / 2.0)
+        };
     }
     let step = nice_step((high - low) / 5.0);
-    (libm::floor(low / step + 1e-9) * step, libm::ceil(high / step - 1e-9) * step)
+    (
+        libm::floor(low / step + 1e-9) * step,
+        libm::ceil(high / step - 1e-9) * step,
+    )
 }
 
 /// Returns the smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `min_step`.
@@ -166,7 +227,9 @@ fn nice_step(min_step: f64) -> f64 {
         return 1.0;
     }
     let decade = libm::pow(10.0, libm::floor(libm::log10(min_step)));
-    let factor = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * decade >= min_step * (1.0 - 1e-9));
+    let factor = [1.0, 2.0, 2.5, 5.0, 10.0]
+        .into_iter()
+        .find(|step| step * decade >= min_step * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * decade
 }
 
@@ -182,10 +245,22 @@ mod tests {
     /// Are ticks at round values, and few enough to read?
     #[test]
     fn ticks_are_round_and_few() {
-        assert_eq!(labels(&Axis::linear(""), &[0.0, 9.3]), ["0", "2", "4", "6", "8", "10"]);
-        assert_eq!(labels(&Axis::linear(""), &[-0.12, 0.3]), ["-0.2", "-0.1", "0", "0.1", "0.2", "0.3"]);
-        assert_eq!(labels(&Axis::log(""), &[1.0, 1000.0]), ["1", "10", "100", "1000"]);
-        assert_eq!(labels(&Axis::bytes(""), &[65536.0, 1048576.0]), ["64K", "128K", "256K", "512K", "1M"]);
+        assert_eq!(
+            labels(&Axis::linear(""), &[0.0, 9.3]),
+            ["0", "2", "4", "6", "8", "10"]
+        );
+        assert_eq!(
+            labels(&Axis::linear(""), &[-0.12, 0.3]),
+            ["-0.2", "-0.1", "0", "0.1", "0.2", "0.3"]
+        );
+        assert_eq!(
+            labels(&Axis::log(""), &[1.0, 1000.0]),
+            ["1", "10", "100", "1000"]
+        );
+        assert_eq!(
+            labels(&Axis::bytes(""), &[65536.0, 1048576.0]),
+            ["64K", "128K", "256K", "512K", "1M"]
+        );
         assert_eq!(labels(&Axis::bytes(""), &[1024.0, 1073741824.0]).len(), 7);
     }
 
@@ -193,12 +268,24 @@ mod tests {
     #[test]
     fn odd_data_still_gives_an_axis() {
         for scale in [AxisScale::Linear, AxisScale::Log, AxisScale::LogBytes] {
-            for values in [&[][..], &[0.0], &[5.0, 5.0], &[f64::NAN, -3.0], &[f64::INFINITY, 1e-300, 1e300]] {
-                let axis = Axis { scale, ..Axis::default() };
+            for values in [
+                &[][..],
+                &[0.0],
+                &[5.0, 5.0],
+                &[f64::NAN, -3.0],
+                &[f64::INFINITY, 1e-300, 1e300],
+            ] {
+                let axis = Axis {
+                    scale,
+                    ..Axis::default()
+                };
                 let laid = AxisLayout::new(&axis, values.iter().copied(), (0.0, 100.0), true);
                 assert!(laid.ticks().len() < 80, "{scale:?} {values:?}");
                 for value in [0.0, -1.0, 1.0, 1e9] {
-                    assert!((0.0..=100.0).contains(&laid.position(value)), "{scale:?} {values:?} {value}");
+                    assert!(
+                        (0.0..=100.0).contains(&laid.position(value)),
+                        "{scale:?} {values:?} {value}"
+                    );
                 }
             }
         }

@@ -17,7 +17,10 @@ pub struct ChartBar {
 
 impl From<f64> for ChartBar {
     fn from(value: f64) -> Self {
-        ChartBar { value: Some(value), interval: None }
+        ChartBar {
+            value: Some(value),
+            interval: None,
+        }
     }
 }
 
@@ -70,7 +73,13 @@ impl BarChart {
                 levels.push(values.filter(|value| *value < 0.0).sum());
             } else {
                 levels.extend(values);
-                levels.extend(group.bars.iter().filter_map(|bar| bar.interval).flat_map(|(low, high)| [low, high]));
+                levels.extend(
+                    group
+                        .bars
+                        .iter()
+                        .filter_map(|bar| bar.interval)
+                        .flat_map(|(low, high)| [low, high]),
+                );
             }
         }
         levels
@@ -78,11 +87,23 @@ impl BarChart {
 
     fn draw(&self) -> Svg {
         let (width, height) = self.size.unwrap_or((680.0, 340.0));
-        let max_name_width = self.groups.iter().map(|group| text_width(&group.name)).fold(0.0, f64::max);
+        let max_name_width = self
+            .groups
+            .iter()
+            .map(|group| text_width(&group.name))
+            .fold(0.0, f64::max);
         let is_slanted = max_name_width > (width - 80.0) / self.groups.len().max(1) as f64 - 4.0;
-        let bottom_margin = if is_slanted { 18.0 + max_name_width * 0.6 } else { 28.0 };
-        let legend_entries: Vec<_> =
-            self.series.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
+        let bottom_margin = if is_slanted {
+            18.0 + max_name_width * 0.6
+        } else {
+            28.0
+        };
+        let legend_entries: Vec<_> = self
+            .series
+            .iter()
+            .enumerate()
+            .map(|(index, name)| (name.as_str(), index, false))
+            .collect();
         let mut svg = Svg::new(width, height, &[&self.title, &self.y.label]);
         let top = svg.draw_heading(&self.title, 10.0);
         let top = draw_legend(&mut svg, &legend_entries, top);
@@ -90,12 +111,26 @@ impl BarChart {
         let height = svg.grow(bottom_margin + top + text_width(&self.y.label).max(162.0));
         let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
         let bottom = height - bottom_margin;
-        let y = AxisLayout::new(&self.y, self.axis_values().into_iter(), (bottom, top + 8.0), true);
-        let max_label_width = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
+        let y = AxisLayout::new(
+            &self.y,
+            self.axis_values().into_iter(),
+            (bottom, top + 8.0),
+            true,
+        );
+        let max_label_width = y
+            .ticks()
+            .iter()
+            .map(|(_, label)| text_width(label))
+            .fold(0.0, f64::max);
         let (left, right) = (14.0 + label_room + max_label_width, width - 16.0);
         for (value, label) in y.ticks() {
             svg.draw_line("g", (left, y.position(value)), (right, y.position(value)));
-            svg.draw_text("n m", (left - 7.0, y.position(value) + 4.0), Anchor::End, &label);
+            svg.draw_text(
+                "n m",
+                (left - 7.0, y.position(value) + 4.0),
+                Anchor::End,
+                &label,
+            );
         }
         if !self.y.label.is_empty() {
             svg.draw_text_upwards("m", (16.0, (top + bottom) / 2.0), &self.y.label);
@@ -113,18 +148,36 @@ impl BarChart {
         svg.draw_line("a", (left, y.position(0.0)), (right, y.position(0.0)));
         for (label, level) in &self.references {
             svg.draw_line("r", (left, y.position(*level)), (right, y.position(*level)));
-            svg.draw_text("n m", (right - 4.0, y.position(*level) - 5.0), Anchor::End, label);
+            svg.draw_text(
+                "n m",
+                (right - 4.0, y.position(*level) - 5.0),
+                Anchor::End,
+                label,
+            );
         }
         svg
     }
 
-    fn draw_group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, group_left: f64, group_width: f64) {
+    fn draw_group(
+        &self,
+        svg: &mut Svg,
+        y: &AxisLayout<'_>,
+        group: &BarGroup,
+        group_left: f64,
+        group_width: f64,
+    ) {
         let bars_width = (group_width * 0.78).min(90.0);
         let bars_left = group_left + (group_width - bars_width) / 2.0;
-        let bar_width = if self.is_stacked { bars_width } else { bars_width / group.bars.len().max(1) as f64 };
+        let bar_width = if self.is_stacked {
+            bars_width
+        } else {
+            bars_width / group.bars.len().max(1) as f64
+        };
         let (mut positive_sum, mut negative_sum) = (0.0, 0.0);
         for (index, bar) in group.bars.iter().enumerate() {
-            let Some(value) = bar.value.filter(|value| value.is_finite()) else { continue };
+            let Some(value) = bar.value.filter(|value| value.is_finite()) else {
+                continue;
+            };
             let base = if !self.is_stacked {
                 0.0
             } else if value >= 0.0 {
@@ -134,10 +187,19 @@ impl BarChart {
                 negative_sum += value;
                 negative_sum - value
             };
-            let x = if self.is_stacked { bars_left } else { bars_left + index as f64 * bar_width };
-            let (high, low) = (y.position(base.max(base + value)), y.position(base.min(base + value)));
+            let x = if self.is_stacked {
+                bars_left
+            } else {
+                bars_left + index as f64 * bar_width
+            };
+            let (high, low) = (
+                y.position(base.max(base + value)),
+                y.position(base.min(base + value)),
+            );
             let name = self.series.get(index).map_or("", String::as_str);
-            let title = [group.name.as_str(), name, &format_number(value)].join(" ").replace("  ", " ");
+            let title = [group.name.as_str(), name, &format_number(value)]
+                .join(" ")
+                .replace("  ", " ");
             svg.draw_rect(
                 &format!("f{}", index % COLORS),
                 (x, high),
@@ -147,9 +209,17 @@ impl BarChart {
             );
             if let Some((low, high)) = bar.interval.filter(|_| !self.is_stacked) {
                 let center_x = x + bar_width / 2.0;
-                svg.draw_line("w", (center_x, y.position(low)), (center_x, y.position(high)));
+                svg.draw_line(
+                    "w",
+                    (center_x, y.position(low)),
+                    (center_x, y.position(high)),
+                );
                 for end in [low, high] {
-                    svg.draw_line("w", (center_x - 3.0, y.position(end)), (center_x + 3.0, y.position(end)));
+                    svg.draw_line(
+                        "w",
+                        (center_x - 3.0, y.position(end)),
+                        (center_x + 3.0, y.position(end)),
+                    );
                 }
             }
         }

@@ -21,7 +21,11 @@ pub struct ChartPoint {
 impl ChartPoint {
     /// Builds a point without an interval, with its values as the tooltip.
     pub fn new(x: f64, y: f64) -> Self {
-        ChartPoint { x, y, ..ChartPoint::default() }
+        ChartPoint {
+            x,
+            y,
+            ..ChartPoint::default()
+        }
     }
 }
 
@@ -144,7 +148,9 @@ impl Chart {
     fn draw(&self) -> Svg {
         let mut plot = self.lay_out();
         plot.draw_grid(&self.x.label, &self.y.label);
-        self.references.iter().for_each(|reference| plot.draw_reference(reference));
+        self.references
+            .iter()
+            .for_each(|reference| plot.draw_reference(reference));
         let color_of = |index: usize| self.series[index].color.unwrap_or(index);
         for (index, series) in self.series.iter().enumerate() {
             plot.draw_intervals(series, color_of(index));
@@ -152,7 +158,9 @@ impl Chart {
         for (index, series) in self.series.iter().enumerate() {
             plot.draw_series(series, color_of(index));
         }
-        self.references.iter().for_each(|reference| plot.draw_reference_label(reference));
+        self.references
+            .iter()
+            .for_each(|reference| plot.draw_reference_label(reference));
         plot.svg
     }
 
@@ -171,23 +179,39 @@ impl Chart {
         let y_label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
         let bottom_margin = if self.x.label.is_empty() { 28.0 } else { 46.0 };
         // A label longer than its axis would run into the legend.
-        let bottom = svg.grow((top + 8.0 + text_width(&self.y.label) + bottom_margin).max(height)) - bottom_margin;
+        let bottom = svg.grow((top + 8.0 + text_width(&self.y.label) + bottom_margin).max(height))
+            - bottom_margin;
         let right = width - 18.0;
         let points = || self.series.iter().flat_map(|series| &series.points);
         let extents = points().flat_map(|p| {
             let (low, high) = p.interval.unwrap_or((p.y, p.y));
             [p.y, low, high]
         });
-        let levels = self.references.iter().flat_map(|reference| match reference {
-            ReferenceLine::Y { level: at, .. } => vec![*at],
-            ReferenceLine::YBand { from, to, .. } => vec![*from, *to],
-            _ => vec![],
-        });
+        let levels = self
+            .references
+            .iter()
+            .flat_map(|reference| match reference {
+                ReferenceLine::Y { level: at, .. } => vec![*at],
+                ReferenceLine::YBand { from, to, .. } => vec![*from, *to],
+                _ => vec![],
+            });
         let y = AxisLayout::new(&self.y, extents.chain(levels), (bottom, top + 8.0), true);
-        let max_label_width = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
+        let max_label_width = y
+            .ticks()
+            .iter()
+            .map(|(_, label)| text_width(label))
+            .fold(0.0, f64::max);
         let left = 14.0 + y_label_room + max_label_width;
         let x = AxisLayout::new(&self.x, points().map(|p| p.x), (left, right), false);
-        ChartLayout { svg, x, y, left, right, top: top + 8.0, bottom }
+        ChartLayout {
+            svg,
+            x,
+            y,
+            left,
+            right,
+            top: top + 8.0,
+            bottom,
+        }
     }
 }
 
@@ -204,8 +228,16 @@ pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f
         if x + entry_width > width && x > 14.0 {
             (x, y) = (14.0, y + 19.0);
         }
-        let dash = if *is_dashed || *color >= COLORS { " d" } else { "" };
-        svg.draw_line(&format!("l s{}{dash}", color % COLORS), (x, y), (x + 16.0, y));
+        let dash = if *is_dashed || *color >= COLORS {
+            " d"
+        } else {
+            ""
+        };
+        svg.draw_line(
+            &format!("l s{}{dash}", color % COLORS),
+            (x, y),
+            (x + 16.0, y),
+        );
         svg.draw_text("n", (x + 21.0, y + 4.0), Anchor::Start, name);
         x += entry_width;
     }
@@ -217,7 +249,8 @@ impl ChartLayout<'_> {
         for (value, label) in self.y.ticks() {
             let y = self.y.position(value);
             self.svg.draw_line("g", (self.left, y), (self.right, y));
-            self.svg.draw_text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
+            self.svg
+                .draw_text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
         }
         let mut next_free_x = f64::NEG_INFINITY;
         for (value, label) in self.x.ticks() {
@@ -226,14 +259,17 @@ impl ChartLayout<'_> {
             // A label that would overlap the previous one is omitted; its grid line stays.
             let half_width = text_width(&label) / 2.0;
             if x - half_width >= next_free_x {
-                self.svg.draw_text("n m", (x, self.bottom + 17.0), Anchor::Middle, &label);
+                self.svg
+                    .draw_text("n m", (x, self.bottom + 17.0), Anchor::Middle, &label);
                 next_free_x = x + half_width + 4.0;
             }
         }
-        self.svg.draw_line("a", (self.left, self.bottom), (self.right, self.bottom));
+        self.svg
+            .draw_line("a", (self.left, self.bottom), (self.right, self.bottom));
         if !x_label.is_empty() {
             let middle = (self.left + self.right) / 2.0;
-            self.svg.draw_text("m", (middle, self.bottom + 37.0), Anchor::Middle, x_label);
+            self.svg
+                .draw_text("m", (middle, self.bottom + 37.0), Anchor::Middle, x_label);
         }
         if !y_label.is_empty() {
             let middle = (self.top + self.bottom) / 2.0;
@@ -253,12 +289,30 @@ impl ChartLayout<'_> {
             }
             ReferenceLine::X { .. } => {}
             ReferenceLine::YBand { label, from, to } => {
-                let (high, low) = (self.y.position(from.max(*to)), self.y.position(from.min(*to)));
-                self.svg.draw_rect("rb", (self.left, high), (self.right - self.left, low - high), None, label);
+                let (high, low) = (
+                    self.y.position(from.max(*to)),
+                    self.y.position(from.min(*to)),
+                );
+                self.svg.draw_rect(
+                    "rb",
+                    (self.left, high),
+                    (self.right - self.left, low - high),
+                    None,
+                    label,
+                );
             }
             ReferenceLine::XBand { label, from, to } => {
-                let (left, right) = (self.x.position(from.min(*to)), self.x.position(from.max(*to)));
-                self.svg.draw_rect("rb", (left, self.top), (right - left, self.bottom - self.top), None, label);
+                let (left, right) = (
+                    self.x.position(from.min(*to)),
+                    self.x.position(from.max(*to)),
+                );
+                self.svg.draw_rect(
+                    "rb",
+                    (left, self.top),
+                    (right - left, self.bottom - self.top),
+                    None,
+                    label,
+                );
             }
         }
     }
@@ -267,8 +321,13 @@ impl ChartLayout<'_> {
     fn draw_reference_label(&mut self, reference: &ReferenceLine) {
         let (y, label) = match reference {
             ReferenceLine::Y { label, level: at } => (self.y.position(*at) - 5.0, label),
-            ReferenceLine::YBand { label, from, to } => (self.y.position(from.max(*to)) + 14.0, label),
-            ReferenceLine::X { label, position: at } if self.x.contains(*at) => {
+            ReferenceLine::YBand { label, from, to } => {
+                (self.y.position(from.max(*to)) + 14.0, label)
+            }
+            ReferenceLine::X {
+                label,
+                position: at,
+            } if self.x.contains(*at) => {
                 return self.draw_top_label(self.x.position(*at), label);
             }
             ReferenceLine::X { .. } => return,
@@ -276,14 +335,20 @@ impl ChartLayout<'_> {
                 return self.draw_top_label(self.x.position(from.min(*to)), label);
             }
         };
-        self.svg.draw_text("n m k", (self.right - 4.0, y), Anchor::End, label);
+        self.svg
+            .draw_text("n m k", (self.right - 4.0, y), Anchor::End, label);
     }
 
     /// Draws a label at the top, on the side of `x` that has more room.
     fn draw_top_label(&mut self, x: f64, label: &str) {
         let has_room = x + 6.0 + text_width(label) < self.right;
-        let (text_x, anchor) = if has_room { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
-        self.svg.draw_text("n m k", (text_x, self.top + 12.0), anchor, label);
+        let (text_x, anchor) = if has_room {
+            (x + 5.0, Anchor::Start)
+        } else {
+            (x - 5.0, Anchor::End)
+        };
+        self.svg
+            .draw_text("n m k", (text_x, self.top + 12.0), anchor, label);
     }
 
     fn draw_intervals(&mut self, series: &Series, color: usize) {
@@ -292,7 +357,13 @@ impl ChartLayout<'_> {
             .iter()
             .filter(|p| p.x.is_finite())
             .filter_map(|p| {
-                p.interval.map(|(low, high)| (self.x.position(p.x), self.y.position(low), self.y.position(high)))
+                p.interval.map(|(low, high)| {
+                    (
+                        self.x.position(p.x),
+                        self.y.position(low),
+                        self.y.position(high),
+                    )
+                })
             })
             .collect();
         let color_slot = color % COLORS;
@@ -303,7 +374,10 @@ impl ChartLayout<'_> {
                 self.svg.draw_line(&class, (x - 4.0, low), (x + 4.0, low));
                 self.svg.draw_line(&class, (x - 4.0, high), (x + 4.0, high));
             }
-        } else if interval_points.iter().any(|(_, low, high)| (low - high).abs() > 0.3) {
+        } else if interval_points
+            .iter()
+            .any(|(_, low, high)| (low - high).abs() > 0.3)
+        {
             let upper_edge = interval_points.iter().map(|(x, _, high)| (*x, *high));
             let lower_edge = interval_points.iter().rev().map(|(x, low, _)| (*x, *low));
             let area: Vec<(f64, f64)> = upper_edge.chain(lower_edge).collect();
@@ -314,23 +388,44 @@ impl ChartLayout<'_> {
     fn draw_series(&mut self, series: &Series, color: usize) {
         let color_slot = color % COLORS;
         if series.mark != Mark::Points {
-            let dash = if series.is_dashed || color >= COLORS { " d" } else { "" };
+            let dash = if series.is_dashed || color >= COLORS {
+                " d"
+            } else {
+                ""
+            };
             let class = format!("l s{color_slot}{dash}");
-            for segment in series.points.split(|p| !(p.x.is_finite() && p.y.is_finite())) {
+            for segment in series
+                .points
+                .split(|p| !(p.x.is_finite() && p.y.is_finite()))
+            {
                 let line = self.polyline(segment, series.mark);
                 self.svg.draw_path(&class, &line, false);
             }
         }
-        let finite_points = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
+        let finite_points = series
+            .points
+            .iter()
+            .filter(|p| p.x.is_finite() && p.y.is_finite());
         let is_dense = series.points.len() > MAX_DOTS;
         for point in finite_points {
             let position = (self.x.position(point.x), self.y.position(point.y));
-            let title = || point.title.clone().unwrap_or_else(|| point_title(&series.name, point));
+            let title = || {
+                point
+                    .title
+                    .clone()
+                    .unwrap_or_else(|| point_title(&series.name, point))
+            };
             if series.mark == Mark::Points {
-                self.svg.draw_circle(&format!("f{color_slot}"), position, if is_dense { 2.0 } else { 4.0 }, &title());
+                self.svg.draw_circle(
+                    &format!("f{color_slot}"),
+                    position,
+                    if is_dense { 2.0 } else { 4.0 },
+                    &title(),
+                );
             } else if !is_dense {
                 if series.points.len() <= 40 {
-                    self.svg.draw_circle(&format!("f{color_slot}"), position, 2.4, "");
+                    self.svg
+                        .draw_circle(&format!("f{color_slot}"), position, 2.4, "");
                 }
                 self.svg.draw_circle("h", position, 8.0, &title());
             }
@@ -351,6 +446,13 @@ impl ChartLayout<'_> {
 }
 
 fn point_title(name: &str, point: &ChartPoint) -> String {
-    let interval = point.interval.map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
-    format!("{name}: {} at {}{}", format_number(point.y), format_number(point.x), interval.unwrap_or_default())
+    let interval = point
+        .interval
+        .map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
+    format!(
+        "{name}: {} at {}{}",
+        format_number(point.y),
+        format_number(point.x),
+        interval.unwrap_or_default()
+    )
 }

@@ -60,7 +60,12 @@ impl Svg {
     /// without a title, the names of the axes.
     pub fn new(width: f64, height: f64, labels: &[&str]) -> Self {
         let label = labels.iter().find(|label| !label.trim().is_empty());
-        Svg { width, height, label: escape(label.unwrap_or(&"figure")), body: String::new() }
+        Svg {
+            width,
+            height,
+            label: escape(label.unwrap_or(&"figure")),
+            body: String::new(),
+        }
     }
 
     /// Draws the title in as many lines as the width requires, and returns the y below it.
@@ -100,8 +105,15 @@ impl Svg {
     }
 
     pub fn draw_line(&mut self, class: &str, start: (f64, f64), end: (f64, f64)) {
-        let (x1, y1, x2, y2) = (format_px(start.0), format_px(start.1), format_px(end.0), format_px(end.1));
-        self.push_element(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
+        let (x1, y1, x2, y2) = (
+            format_px(start.0),
+            format_px(start.1),
+            format_px(end.0),
+            format_px(end.1),
+        );
+        self.push_element(format_args!(
+            r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#
+        ));
     }
 
     /// Draws a rectangle from its upper left corner; negative extents count as zero. `title` is the tooltip.
@@ -113,7 +125,9 @@ impl Svg {
         opacity: Option<f64>,
         title: &str,
     ) {
-        let opacity = opacity.map(|o| format!(r#" fill-opacity="{}""#, format_px(o))).unwrap_or_default();
+        let opacity = opacity
+            .map(|o| format!(r#" fill-opacity="{}""#, format_px(o)))
+            .unwrap_or_default();
         let (x, y) = (format_px(corner.0), format_px(corner.1));
         let (w, h) = (format_px(extent.0.max(0.0)), format_px(extent.1.max(0.0)));
         let title_markup = title_element(title);
@@ -129,7 +143,13 @@ impl Svg {
         }
         let mut d = String::new();
         for (index, (x, y)) in points.iter().enumerate() {
-            let _ = write!(d, "{}{} {}", if index == 0 { "M" } else { "L" }, format_px(*x), format_px(*y));
+            let _ = write!(
+                d,
+                "{}{} {}",
+                if index == 0 { "M" } else { "L" },
+                format_px(*x),
+                format_px(*y)
+            );
         }
         let close = if is_closed { "Z" } else { "" };
         self.push_element(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));
@@ -138,12 +158,21 @@ impl Svg {
     pub fn draw_circle(&mut self, class: &str, center: (f64, f64), radius: f64, title: &str) {
         let (x, y, r) = (format_px(center.0), format_px(center.1), format_px(radius));
         let title_markup = title_element(title);
-        self.push_element(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{title_markup}</circle>"#));
+        self.push_element(format_args!(
+            r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{title_markup}</circle>"#
+        ));
     }
 
     pub fn draw_text(&mut self, class: &str, point: (f64, f64), anchor: Anchor, text: &str) {
-        let (x, y, anchor, text) = (format_px(point.0), format_px(point.1), anchor.attribute(), escape(text));
-        self.push_element(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
+        let (x, y, anchor, text) = (
+            format_px(point.0),
+            format_px(point.1),
+            anchor.attribute(),
+            escape(text),
+        );
+        self.push_element(format_args!(
+            r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#
+        ));
     }
 
     /// Draws a text that reads upward, centered at `point`.
@@ -164,7 +193,12 @@ impl Svg {
 
     /// Returns the drawing for a page that contains [`super::STYLE`].
     pub fn inline(self) -> Drawing {
-        let Svg { width, height, label, body } = self;
+        let Svg {
+            width,
+            height,
+            label,
+            body,
+        } = self;
         let (w, h) = (format_px(width), format_px(height));
         Drawing(format!(
             "<svg class=\"cm\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" \
@@ -204,7 +238,11 @@ impl Render for Drawing {
 }
 
 fn title_element(title: &str) -> String {
-    if title.is_empty() { String::new() } else { format!("<title>{}</title>", escape(title)) }
+    if title.is_empty() {
+        String::new()
+    } else {
+        format!("<title>{}</title>", escape(title))
+    }
 }
 
 /// Estimates the width of a title. In DejaVu Sans, the widest of the style's fonts and often the only one on Linux, a bold
@@ -238,8 +276,15 @@ mod tests {
     fn no_title_is_wider_than_its_estimate() {
         let widths = [
             ("CA-2: maximum memory bandwidth", 302.2),
-            ("Slowdown of every pair on one cache, percent of the solo run time", 564.1),
+            (
+                "Slowdown of every pair on one cache, percent of the solo run time",
+                564.1,
+            ),
         ];
-        assert!(widths.iter().all(|(title, width)| heading_width(title) >= *width));
+        assert!(
+            widths
+                .iter()
+                .all(|(title, width)| heading_width(title) >= *width)
+        );
     }
 }

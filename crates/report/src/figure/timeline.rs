@@ -57,16 +57,28 @@ impl TimelineChart {
     }
 
     fn draw(&self) -> Svg {
-        let legend_entries: Vec<_> =
-            self.kinds.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
+        let legend_entries: Vec<_> = self
+            .kinds
+            .iter()
+            .enumerate()
+            .map(|(index, name)| (name.as_str(), index, false))
+            .collect();
         let mut svg = Svg::new(WIDTH, 0.0, &[&self.title, &self.x_axis.label]);
         let top = svg.draw_heading(&self.title, 6.0);
         let top = draw_legend(&mut svg, &legend_entries, top) + 18.0;
         let bottom = top + LANE_HEIGHT * self.lanes.len() as f64;
         svg.grow(bottom + 48.0);
-        let max_name_width = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
+        let max_name_width = self
+            .lanes
+            .iter()
+            .map(|lane| text_width(&lane.name))
+            .fold(0.0, f64::max);
         let (left, right) = (22.0 + max_name_width, WIDTH - 18.0);
-        let span_ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.start, span.end]);
+        let span_ends = self
+            .lanes
+            .iter()
+            .flat_map(|lane| &lane.spans)
+            .flat_map(|span| [span.start, span.end]);
         let x_layout = AxisLayout::new(
             &self.x_axis,
             span_ends.chain(self.marks.iter().map(|(_, index)| *index)),
@@ -74,19 +86,46 @@ impl TimelineChart {
             false,
         );
         for (value, label) in x_layout.ticks() {
-            svg.draw_line("g", (x_layout.position(value), top), (x_layout.position(value), bottom));
-            svg.draw_text("n m", (x_layout.position(value), bottom + 17.0), Anchor::Middle, &label);
+            svg.draw_line(
+                "g",
+                (x_layout.position(value), top),
+                (x_layout.position(value), bottom),
+            );
+            svg.draw_text(
+                "n m",
+                (x_layout.position(value), bottom + 17.0),
+                Anchor::Middle,
+                &label,
+            );
         }
-        svg.draw_text("m", ((left + right) / 2.0, bottom + 37.0), Anchor::Middle, &self.x_axis.label);
+        svg.draw_text(
+            "m",
+            ((left + right) / 2.0, bottom + 37.0),
+            Anchor::Middle,
+            &self.x_axis.label,
+        );
         for (index, lane) in self.lanes.iter().enumerate() {
             let y = top + index as f64 * LANE_HEIGHT;
-            svg.draw_text("n", (left - 8.0, y + LANE_HEIGHT / 2.0 + 4.0), Anchor::End, &lane.name);
+            svg.draw_text(
+                "n",
+                (left - 8.0, y + LANE_HEIGHT / 2.0 + 4.0),
+                Anchor::End,
+                &lane.name,
+            );
             for span in &lane.spans {
                 let (start_x, end_x) = (x_layout.position(span.start), x_layout.position(span.end));
-                let name = if span.detail.is_empty() { self.kinds.get(span.kind_index) } else { Some(&span.detail) };
+                let name = if span.detail.is_empty() {
+                    self.kinds.get(span.kind_index)
+                } else {
+                    Some(&span.detail)
+                };
                 let name = name.map_or("", String::as_str);
-                let title =
-                    format!("{}: {name}, {} to {}", lane.name, format_number(span.start), format_number(span.end));
+                let title = format!(
+                    "{}: {name}, {} to {}",
+                    lane.name,
+                    format_number(span.start),
+                    format_number(span.end)
+                );
                 let class = format!("f{}", span.kind_index % COLORS);
                 svg.draw_rect(
                     &class,
@@ -98,8 +137,17 @@ impl TimelineChart {
             }
         }
         for (label, position) in &self.marks {
-            svg.draw_line("r", (x_layout.position(*position), top - 4.0), (x_layout.position(*position), bottom));
-            svg.draw_text("n m", (x_layout.position(*position), top - 7.0), Anchor::Middle, label);
+            svg.draw_line(
+                "r",
+                (x_layout.position(*position), top - 4.0),
+                (x_layout.position(*position), bottom),
+            );
+            svg.draw_text(
+                "n m",
+                (x_layout.position(*position), top - 7.0),
+                Anchor::Middle,
+                label,
+            );
         }
         svg
     }

@@ -7,7 +7,11 @@ use crate::text::{format_fixed, format_number};
 
 /// Draws as many boxes side by side as the terminal is wide, then the reasons by program, then the alternatives.
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
-    let boxes: Vec<Vec<String>> = plan.caches.iter().map(|cache| render_box(cache, &plan.unit, paint)).collect();
+    let boxes: Vec<Vec<String>> = plan
+        .caches
+        .iter()
+        .map(|cache| render_box(cache, &plan.unit, paint))
+        .collect();
     let mut text = String::new();
     let mut remaining_boxes = &boxes[..];
     while let Some(first) = remaining_boxes.first() {
@@ -42,20 +46,37 @@ fn format_value(value: f64, unit: &str) -> String {
 
 fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
     let head = format!("{} · CPUs {}", cache.cache, cache.cpus);
-    let max_name_width = cache.programs.iter().map(|p| text_width(&p.name)).max().unwrap_or(0);
+    let max_name_width = cache
+        .programs
+        .iter()
+        .map(|p| text_width(&p.name))
+        .max()
+        .unwrap_or(0);
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
-        let mut cost = program.slowdown.map_or("not known".to_string(), |value| format_value(value, unit));
-        cost += &program.interval.map_or(String::new(), |range| format!(" ({})", range.describe()));
+        let mut cost = program
+            .slowdown
+            .map_or("not known".to_string(), |value| format_value(value, unit));
+        cost += &program
+            .interval
+            .map_or(String::new(), |range| format!(" ({})", range.describe()));
         rows.push((pad_text(&program.name, max_name_width, Align::Left), cost));
     }
     if rows.is_empty() {
         rows.push(("idle".to_string(), String::new()));
     }
     let row_width = |row: &(String, String)| text_width(&row.0) + 2 + text_width(&row.1);
-    let inner_width = rows.iter().map(row_width).max().unwrap_or(0).max(text_width(&head) + 2);
-    let mut lines =
-        vec![format!("╭─ {} {}╮", paint.style_bold(&head), "─".repeat(inner_width - text_width(&head) - 1))];
+    let inner_width = rows
+        .iter()
+        .map(row_width)
+        .max()
+        .unwrap_or(0)
+        .max(text_width(&head) + 2);
+    let mut lines = vec![format!(
+        "╭─ {} {}╮",
+        paint.style_bold(&head),
+        "─".repeat(inner_width - text_width(&head) - 1)
+    )];
     for (name, cost) in &rows {
         let blank = " ".repeat(inner_width - text_width(name) - text_width(cost));
         lines.push(format!("│ {name}{blank}{} │", paint.style_faint(cost)));
@@ -68,8 +89,12 @@ fn join_side_by_side(boxes: &[Vec<String>]) -> String {
     let rows = boxes.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();
     for row in 0..rows {
-        let parts =
-            boxes.iter().map(|lines| lines.get(row).cloned().unwrap_or_else(|| " ".repeat(text_width(&lines[0]))));
+        let parts = boxes.iter().map(|lines| {
+            lines
+                .get(row)
+                .cloned()
+                .unwrap_or_else(|| " ".repeat(text_width(&lines[0])))
+        });
         text.push_str(parts.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
     }
@@ -109,7 +134,11 @@ fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
     );
     let proof = match (plan.optimal, plan.gap) {
         (true, _) => format!("optimal under this model, proven ({})", plan.solver),
-        (false, Some(gap)) => format!("at most {} above the best ({})", value_text(Some(gap)), plan.solver),
+        (false, Some(gap)) => format!(
+            "at most {} above the best ({})",
+            value_text(Some(gap)),
+            plan.solver
+        ),
         (false, None) => format!("not proven to be the best ({})", plan.solver),
     };
     text.push_str(&paint.style_faint(&proof));
@@ -145,13 +174,22 @@ mod tests {
                 cache(
                     0,
                     vec![
-                        placed("mcf", Some(2.31), "mcf keeps away from milc: it would lose 48.0 % beside it."),
+                        placed(
+                            "mcf",
+                            Some(2.31),
+                            "mcf keeps away from milc: it would lose 48.0 % beside it.",
+                        ),
                         placed("gamess", None, "gamess is quiet."),
                     ],
                 ),
                 cache(1, vec![]),
             ],
-            expected: Alternatives { plan: Some(2.3075), best: Some(2.3075), worst: Some(21.995), random: None },
+            expected: Alternatives {
+                plan: Some(2.3075),
+                best: Some(2.3075),
+                worst: Some(21.995),
+                random: None,
+            },
             ..PlanResult::default()
         };
         expect![[r#"

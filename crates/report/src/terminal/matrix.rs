@@ -14,10 +14,29 @@ const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 /// row's.
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let is_percent = matrix.unit == "percent";
-    let cell_text = |value: f64| if is_percent { format_fixed(value, 1) } else { format_number(value) };
-    let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
+    let cell_text = |value: f64| {
+        if is_percent {
+            format_fixed(value, 1)
+        } else {
+            format_number(value)
+        }
+    };
+    let values = || {
+        matrix
+            .values
+            .iter()
+            .flatten()
+            .flatten()
+            .copied()
+            .filter(|value| value.is_finite())
+    };
     let largest_value = values().fold(if is_percent { HIGH_PERCENT } else { 0.0 }, f64::max);
-    let max_name_width = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);
+    let max_name_width = matrix
+        .names
+        .iter()
+        .map(|name| text_width(name))
+        .max()
+        .unwrap_or(0);
     let column_names = shorten_names(&matrix.names, 9);
     let cell_width = values()
         .map(|v| cell_text(v).len() + 2)
@@ -35,9 +54,16 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.push_str(&paint.style_bold(&pad_text(name, max_name_width, Align::Left)));
         text.push(' ');
         for column in 0..matrix.names.len() {
-            let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
+            let value = matrix
+                .values
+                .get(row)
+                .and_then(|values| values.get(column))
+                .copied()
+                .flatten();
             text.push_str(&render_cell(
-                value.filter(|v| v.is_finite()).map(|v| (cell_text(v), v / largest_value)),
+                value
+                    .filter(|v| v.is_finite())
+                    .map(|v| (cell_text(v), v / largest_value)),
                 cell_width,
                 paint,
             ));
@@ -45,12 +71,21 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
-    let unit = if is_percent { "percent of its solo run time lost" } else { "weight" };
-    text + &paint.style_faint(&format!("row slowed down by column: {unit} (model {})", matrix.model)) + "\n"
+    let unit = if is_percent {
+        "percent of its solo run time lost"
+    } else {
+        "weight"
+    };
+    text + &paint.style_faint(&format!(
+        "row slowed down by column: {unit} (model {})",
+        matrix.model
+    )) + "\n"
 }
 
 fn render_cell(value: Option<(String, f64)>, cell_width: usize, paint: Paint) -> String {
-    let Some((value_text, share)) = value else { return pad_text("– ", cell_width, Align::Right) };
+    let Some((value_text, share)) = value else {
+        return pad_text("– ", cell_width, Align::Right);
+    };
     // The color follows the square root, because one very hot pair would otherwise make all others look alike.
     let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT_COLORS.len() - 1) as f64 + 0.5) as usize;
     if paint.color {
@@ -61,16 +96,27 @@ fn render_cell(value: Option<(String, f64)>, cell_width: usize, paint: Paint) ->
             paint.apply_sgr(&format!("97;48;5;{}", HEAT_COLORS[step]), &padded_value)
         };
     }
-    format!("{}{}", pad_text(&value_text, cell_width - 1, Align::Right), SHADES[step])
+    format!(
+        "{}{}",
+        pad_text(&value_text, cell_width - 1, Align::Right),
+        SHADES[step]
+    )
 }
 
 /// Truncates names to `max_chars` characters if they stay distinct; otherwise returns the full names.
 fn shorten_names(names: &[String], max_chars: usize) -> Vec<String> {
-    let short_names: Vec<String> = names.iter().map(|name| name.chars().take(max_chars).collect()).collect();
+    let short_names: Vec<String> = names
+        .iter()
+        .map(|name| name.chars().take(max_chars).collect())
+        .collect();
     let mut distinct_names = short_names.clone();
     distinct_names.sort();
     distinct_names.dedup();
-    if distinct_names.len() == names.len() { short_names } else { names.to_vec() }
+    if distinct_names.len() == names.len() {
+        short_names
+    } else {
+        names.to_vec()
+    }
 }
 
 #[cfg(test)]
@@ -81,7 +127,13 @@ mod tests {
     fn matrix() -> CostTable {
         let values = vec![vec![Some(0.0), Some(48.0)], vec![Some(2.31), None]];
         let names = vec!["mcf".to_string(), "milc".to_string()];
-        CostTable { model: "sdc".into(), unit: "percent".into(), names, values, ..CostTable::default() }
+        CostTable {
+            model: "sdc".into(),
+            unit: "percent".into(),
+            names,
+            values,
+            ..CostTable::default()
+        }
     }
 
     /// Does the matrix show slowdowns without any color?
@@ -98,7 +150,13 @@ mod tests {
 
     #[test]
     fn the_matrix_is_colored_if_color_is_enabled() {
-        let text = matrix_picture(&matrix(), Paint { color: true, width: 80 });
+        let text = matrix_picture(
+            &matrix(),
+            Paint {
+                color: true,
+                width: 80,
+            },
+        );
         assert!(text.contains("\u{1b}[97;48;5;160m"), "{text}");
     }
 }

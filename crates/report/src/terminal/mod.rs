@@ -22,11 +22,18 @@ pub struct Paint {
 
 impl Paint {
     /// No color and 80 columns, for files and pipes.
-    pub const PLAIN: Paint = Paint { color: false, width: 80 };
+    pub const PLAIN: Paint = Paint {
+        color: false,
+        width: 80,
+    };
 
     /// Applies an SGR code (`1` bold, `2` faint, `38;5;n` color) to the text if colors are enabled.
     pub fn apply_sgr(&self, code: &str, text: &str) -> String {
-        if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_string() }
+        if self.color {
+            format!("\u{1b}[{code}m{text}\u{1b}[0m")
+        } else {
+            text.to_string()
+        }
     }
     /// Returns the text in bold if colors are enabled.
     pub fn style_bold(&self, text: &str) -> String {

@@ -24,7 +24,10 @@ pub fn sample_study() -> StudyPage {
         name: name.into(),
         cpu: None,
         slowdown: Some(2.31),
-        interval: Some(PercentRange { low_percent: -0.4, high_percent: 5.2 }),
+        interval: Some(PercentRange {
+            low_percent: -0.4,
+            high_percent: 5.2,
+        }),
         reason: format!("{name} keeps away from milc."),
     };
     let cache = |index: usize| CacheAssignment {
@@ -38,7 +41,12 @@ pub fn sample_study() -> StudyPage {
         solver: "matching".into(),
         optimal: true,
         caches: vec![cache(0), cache(1)],
-        expected: Alternatives { plan: Some(2.3), best: Some(2.3), worst: Some(22.0), random: Some(8.9) },
+        expected: Alternatives {
+            plan: Some(2.3),
+            best: Some(2.3),
+            worst: Some(22.0),
+            random: Some(8.9),
+        },
         ..PlanResult::default()
     };
     let matrix = CostTable {

@@ -4,10 +4,19 @@ use cachemate_report::figure::*;
 use expect_test::{Expect, expect, expect_file};
 
 fn sample_chart() -> Chart {
-    let point = |x: f64, y: f64| ChartPoint { x, y, interval: Some((y * 0.8, y * 1.2)), title: None };
+    let point = |x: f64, y: f64| ChartPoint {
+        x,
+        y,
+        interval: Some((y * 0.8, y * 1.2)),
+        title: None,
+    };
     let line = |name: &str, ys: [f64; 4]| Series {
         name: name.into(),
-        points: ys.iter().enumerate().map(|(index, y)| point(65536.0 * f64::from(1 << (2 * index)), *y)).collect(),
+        points: ys
+            .iter()
+            .enumerate()
+            .map(|(index, y)| point(65536.0 * f64::from(1 << (2 * index)), *y))
+            .collect(),
         ..Series::default()
     };
     let mut steps = line("steps", [4.0, 4.0, 3.0, 2.5]);
@@ -20,10 +29,24 @@ fn sample_chart() -> Chart {
         y: Axis::linear("misses per 1000 instructions"),
         series: vec![line("mcf", [30.0, 22.0, 9.0, 1.0]), steps],
         references: vec![
-            ReferenceLine::X { label: "2M L2".into(), position: 2097152.0 },
-            ReferenceLine::YBand { label: "published".into(), from: 10.0, to: 15.0 },
-            ReferenceLine::Y { label: "mean".into(), level: 5.0 },
-            ReferenceLine::XBand { label: "warm-up".into(), from: 65536.0, to: 131072.0 },
+            ReferenceLine::X {
+                label: "2M L2".into(),
+                position: 2097152.0,
+            },
+            ReferenceLine::YBand {
+                label: "published".into(),
+                from: 10.0,
+                to: 15.0,
+            },
+            ReferenceLine::Y {
+                label: "mean".into(),
+                level: 5.0,
+            },
+            ReferenceLine::XBand {
+                label: "warm-up".into(),
+                from: 65536.0,
+                to: 131072.0,
+            },
         ],
         size: None,
     }
@@ -46,13 +69,22 @@ fn heat_map() -> HeatMap {
 fn bars(stacked: bool) -> BarChart {
     let group = |name: &str, values: [f64; 3]| BarGroup {
         name: name.into(),
-        bars: values.iter().map(|v| ChartBar { value: Some(*v), interval: Some((v - 1.0, v + 1.0)) }).collect(),
+        bars: values
+            .iter()
+            .map(|v| ChartBar {
+                value: Some(*v),
+                interval: Some((v - 1.0, v + 1.0)),
+            })
+            .collect(),
     };
     BarChart {
         title: "Where the slowdown comes from".into(),
         y: Axis::linear("% of solo run time"),
         series: vec!["cache".into(), "bus".into(), "memory".into()],
-        groups: vec![group("soplex", [12.0, 20.0, 5.0]), group("a rather long program name", [3.0, -4.0, 9.0])],
+        groups: vec![
+            group("soplex", [12.0, 20.0, 5.0]),
+            group("a rather long program name", [3.0, -4.0, 9.0]),
+        ],
         is_stacked: stacked,
         references: vec![("half".into(), 20.0)],
         size: None,
@@ -60,14 +92,25 @@ fn bars(stacked: bool) -> BarChart {
 }
 
 fn timeline() -> TimelineChart {
-    let span = |start: f64, end: f64, kind: usize| TimelineSpan { start, end, kind_index: kind, detail: String::new() };
+    let span = |start: f64, end: f64, kind: usize| TimelineSpan {
+        start,
+        end,
+        kind_index: kind,
+        detail: String::new(),
+    };
     TimelineChart {
         title: "Turns".into(),
         x_axis: Axis::linear("ms"),
         kinds: vec!["art".into(), "twolf".into()],
         lanes: vec![
-            Lane { name: "CPU 0".into(), spans: vec![span(0.0, 10.0, 0), span(10.0, 20.0, 1)] },
-            Lane { name: "CPU 1".into(), spans: vec![span(0.0, 20.0, 1)] },
+            Lane {
+                name: "CPU 0".into(),
+                spans: vec![span(0.0, 10.0, 0), span(10.0, 20.0, 1)],
+            },
+            Lane {
+                name: "CPU 1".into(),
+                spans: vec![span(0.0, 20.0, 1)],
+            },
         ],
         marks: vec![("re-measured".into(), 12.0)],
     }
@@ -95,7 +138,11 @@ fn well_formed(xml: &str) -> Result<(), String> {
         let end = tag_and_rest.find('>').ok_or("tag without end")?;
         let tag = &tag_and_rest[1..end];
         remaining_xml = &tag_and_rest[end + 1..];
-        let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap_or("");
+        let name = tag
+            .trim_start_matches('/')
+            .split([' ', '/'])
+            .next()
+            .unwrap_or("");
         if tag.matches('"').count() % 2 != 0 {
             return Err(format!("quotes in {tag}"));
         }
@@ -108,12 +155,18 @@ fn well_formed(xml: &str) -> Result<(), String> {
         }
     }
     for (position, _) in xml.match_indices('&') {
-        let is_entity = ["&amp;", "&lt;", "&gt;", "&quot;"].iter().any(|entity| xml[position..].starts_with(entity));
+        let is_entity = ["&amp;", "&lt;", "&gt;", "&quot;"]
+            .iter()
+            .any(|entity| xml[position..].starts_with(entity));
         if !is_entity {
             return Err(format!("stray & at {position}"));
         }
     }
-    if open_tags.is_empty() { Ok(()) } else { Err(format!("left open: {open_tags:?}")) }
+    if open_tags.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("left open: {open_tags:?}"))
+    }
 }
 
 /// Does every figure stay well-formed with hostile names, and with data that is empty, huge or not finite?
@@ -125,20 +178,40 @@ fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
     let mut map = heat_map();
     let mut bars = bars(false);
     let mut time = timeline();
-    for title in [&mut chart.title, &mut map.title, &mut bars.title, &mut time.title] {
+    for title in [
+        &mut chart.title,
+        &mut map.title,
+        &mut bars.title,
+        &mut time.title,
+    ] {
         *title = evil.into();
     }
     chart.series[0].name = evil.into();
     chart.series[0].points = odd.iter().map(|v| ChartPoint::new(*v, *v)).collect();
     chart.x.label = evil.into();
     map.rows[0] = evil.into();
-    map.values = vec![odd.iter().map(|v| Some(*v)).collect(), vec![], vec![Some(1.0)]];
+    map.values = vec![
+        odd.iter().map(|v| Some(*v)).collect(),
+        vec![],
+        vec![Some(1.0)],
+    ];
     bars.groups[0].bars = odd.iter().map(|v| ChartBar::from(*v)).collect();
-    time.lanes[0].spans =
-        odd.iter().map(|v| TimelineSpan { start: *v, end: -*v, kind_index: 99, detail: evil.into() }).collect();
+    time.lanes[0].spans = odd
+        .iter()
+        .map(|v| TimelineSpan {
+            start: *v,
+            end: -*v,
+            kind_index: 99,
+            detail: evil.into(),
+        })
+        .collect();
     let drawn = [chart.svg(), map.svg(), bars.svg(), time.svg()];
-    let empty =
-        [Chart::default().svg(), HeatMap::default().svg(), BarChart::default().svg(), TimelineChart::default().svg()];
+    let empty = [
+        Chart::default().svg(),
+        HeatMap::default().svg(),
+        BarChart::default().svg(),
+        TimelineChart::default().svg(),
+    ];
     for svg in drawn.iter().chain(&empty) {
         well_formed(svg).unwrap_or_else(|error| panic!("{error}\n{svg}"));
         assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{svg}");
@@ -154,9 +227,17 @@ fn a_name_keeps_its_color_and_many_series_are_distinct() {
         points: vec![ChartPoint::new(1.0, 1.0), ChartPoint::new(2.0, 2.0)],
         ..Series::default()
     });
-    let drawing = Chart { series: series.collect(), ..Chart::default() }.inline();
+    let drawing = Chart {
+        series: series.collect(),
+        ..Chart::default()
+    }
+    .inline();
     let svg = drawing.as_str();
-    let count = |class: &str| svg.matches(&format!("<path class=\"{class}\"")).count().to_string();
+    let count = |class: &str| {
+        svg.matches(&format!("<path class=\"{class}\""))
+            .count()
+            .to_string()
+    };
     let check = |got: String, want: Expect| want.assert_eq(&got);
     check(count("l s0"), expect!["1"]);
     check(count("l s0 d"), expect!["1"]);

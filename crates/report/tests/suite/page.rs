@@ -6,9 +6,18 @@ use cachemate_report::*;
 #[test]
 fn the_matrix_comes_first_and_every_section_is_present() {
     let html = sample_study().html();
-    let order =
-        ["Pairwise slowdowns", "The plan", "Why", "Against the alternatives", "The programs", "Miss-rate curves"];
-    let places: Vec<usize> = order.iter().map(|h| html.find(&format!("<h2>{h}</h2>")).unwrap()).collect();
+    let order = [
+        "Pairwise slowdowns",
+        "The plan",
+        "Why",
+        "Against the alternatives",
+        "The programs",
+        "Miss-rate curves",
+    ];
+    let places: Vec<usize> = order
+        .iter()
+        .map(|h| html.find(&format!("<h2>{h}</h2>")).unwrap())
+        .collect();
     assert!(places.is_sorted(), "{places:?}");
     assert!(html.contains("mcf keeps away from milc."));
     assert!(html.contains("by &lt;hand&gt;") && html.contains("--input &lt;a&amp;b&gt;"));
@@ -18,8 +27,12 @@ fn the_matrix_comes_first_and_every_section_is_present() {
 /// Does a report that is mailed and opened years later load nothing?
 #[test]
 fn the_page_loads_nothing() {
-    let html = sample_study().html().replace("http://www.w3.org/2000/svg", "");
-    for outside in ["http:", "https:", "src=", "@import", "url(", "<script", "<link"] {
+    let html = sample_study()
+        .html()
+        .replace("http://www.w3.org/2000/svg", "");
+    for outside in [
+        "http:", "https:", "src=", "@import", "url(", "<script", "<link",
+    ] {
         assert!(!html.contains(outside), "{outside}");
     }
 }
@@ -57,7 +70,10 @@ fn hostile_names_have_no_effect_on_a_page() {
             mpki: None,
         }],
         series: TimeSeries::default(),
-        decisions: vec![ReportedDecision { seconds: 1.0, reason: evil.into() }],
+        decisions: vec![ReportedDecision {
+            seconds: 1.0,
+            reason: evil.into(),
+        }],
     };
     let comparison = WhatIfResult {
         machine: evil.into(),
@@ -83,9 +99,19 @@ fn hostile_names_have_no_effect_on_a_page() {
         lines: vec![line],
         seconds: None,
     };
-    for page in [study.html(), comparison.render_html(evil), lab.render_html(evil)] {
-        assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
-        assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
+    for page in [
+        study.html(),
+        comparison.render_html(evil),
+        lab.render_html(evil),
+    ] {
+        assert!(
+            !page.contains("<script") && !page.contains("\" onload"),
+            "{page}"
+        );
+        assert!(
+            !page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"),
+            "{page}"
+        );
     }
 }
 

@@ -11,12 +11,18 @@ pub fn confidence_bounds(values: &[f64]) -> (f64, f64) {
     }
     let mut generator = SplitMix64::new(values.len() as u64);
     let mut resampled_mean = || {
-        let sum: f64 = values.iter().map(|_| values[generator.draw_below(values.len() as u64) as usize]).sum();
+        let sum: f64 = values
+            .iter()
+            .map(|_| values[generator.draw_below(values.len() as u64) as usize])
+            .sum();
         sum / values.len() as f64
     };
     let mut means: Vec<f64> = (0..RESAMPLE_COUNT).map(|_| resampled_mean()).collect();
     means.sort_by(f64::total_cmp);
-    (means[RESAMPLE_COUNT / 20], means[RESAMPLE_COUNT - 1 - RESAMPLE_COUNT / 20])
+    (
+        means[RESAMPLE_COUNT / 20],
+        means[RESAMPLE_COUNT - 1 - RESAMPLE_COUNT / 20],
+    )
 }
 
 #[cfg(test)]
@@ -27,11 +33,16 @@ mod tests {
     #[test]
     fn bounds_contain_the_mean_and_are_as_wide_as_in_theory() {
         let mut generator = SplitMix64::new(1);
-        let values: Vec<f64> = (0..100).map(|_| (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0).collect();
+        let values: Vec<f64> = (0..100)
+            .map(|_| (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0)
+            .collect();
         let mean = values.iter().sum::<f64>() / 100.0;
         let (low, high) = confidence_bounds(&values);
         // A standard deviation of 1, divided by ten, times 1.645.
-        assert!((mean - low - 0.1645).abs() < 0.04 && (high - mean - 0.1645).abs() < 0.04, "{low} {mean} {high}");
+        assert!(
+            (mean - low - 0.1645).abs() < 0.04 && (high - mean - 0.1645).abs() < 0.04,
+            "{low} {mean} {high}"
+        );
         assert_eq!(confidence_bounds(&[2.0]), (2.0, 2.0));
     }
 }

@@ -4,7 +4,9 @@
 //! cache, so that a family has the same meaning on every machine.
 
 use cachemate_core::{CacheLevel, Goal, MachineSpec, SplitMix64};
-use cachemate_interval::{Demand, IntervalJob, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint};
+use cachemate_interval::{
+    Demand, IntervalJob, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint,
+};
 use serde::Serialize;
 
 /// A family of mixes, defined by the property that it exercises.
@@ -106,7 +108,12 @@ impl MixGenerator<'_> {
 
     /// Returns a phase with these fills per instruction, as a function of resident bytes; `exposed_share` is the share
     /// of the memory latency for which a fill stalls.
-    fn build_phase(&mut self, fills_at: impl Fn(f64) -> f64, exposed_share: f64, base_cycles: f64) -> ProgramPhase {
+    fn build_phase(
+        &mut self,
+        fills_at: impl Fn(f64) -> f64,
+        exposed_share: f64,
+        base_cycles: f64,
+    ) -> ProgramPhase {
         let figures = self.machine;
         let point = |step: u32| {
             let size_bytes = figures.cache_bytes * f64::from(step) / f64::from(PROFILE_POINTS);
@@ -143,7 +150,8 @@ impl MixGenerator<'_> {
     /// space.
     fn draw_reuser(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.machine.cache_bytes;
-        let (fills_per_instr, hot_share) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
+        let (fills_per_instr, hot_share) =
+            (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
         let (hot_weight, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
         let overlap = self.draw_between(0.4, 1.0);
         let missing_share = |occupancy: f64, needed: f64| (1.0 - occupancy / needed).max(0.0);
@@ -157,8 +165,11 @@ impl MixGenerator<'_> {
 
     /// Returns a program that streams and reuses nothing.
     fn draw_stream(&mut self) -> ProgramPhase {
-        let (rate, base, overlap) =
-            (self.draw_between(0.004, 0.012), self.draw_between(0.4, 1.0), self.draw_between(0.15, 0.4));
+        let (rate, base, overlap) = (
+            self.draw_between(0.004, 0.012),
+            self.draw_between(0.4, 1.0),
+            self.draw_between(0.15, 0.4),
+        );
         self.build_phase(move |_| rate, overlap, base)
     }
 
@@ -166,17 +177,32 @@ impl MixGenerator<'_> {
     fn draw_quiet_phase(&mut self) -> ProgramPhase {
         let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
         let bytes = 0.02 * self.machine.cache_bytes;
-        self.build_phase(move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7, 0.7, base)
+        self.build_phase(
+            move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7,
+            0.7,
+            base,
+        )
     }
 
     /// Returns a process of `threads` threads that read and write one region.
     fn draw_sharing_process(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.draw_between(0.05, 0.2);
         let mut phase = self.draw_reuser(share);
-        let (reads, writes) = (self.draw_between(0.002, 0.006), self.draw_between(0.0005, 0.002));
+        let (reads, writes) = (
+            self.draw_between(0.002, 0.006),
+            self.draw_between(0.0005, 0.002),
+        );
         let bytes = self.draw_between(0.02, 0.1) * self.machine.cache_bytes;
-        phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
-        IntervalJob { threads, ..single_phase_job(&format!("sharers-{number}"), phase) }
+        phase.sharing = vec![RegionUse {
+            region: number,
+            bytes,
+            reads_per_instr: reads,
+            writes_per_instr: writes,
+        }];
+        IntervalJob {
+            threads,
+            ..single_phase_job(&format!("sharers-{number}"), phase)
+        }
     }
 
     fn shuffle_jobs(&mut self, mut jobs: Vec<IntervalJob>) -> Vec<IntervalJob> {
@@ -228,11 +254,19 @@ impl MixGenerator<'_> {
             ),
             MixFamily::Space => {
                 let streams = figures.cache_count.min(tasks / 2).max(1);
-                self.draw_keepers_and_streams(tasks - streams, (0.4 / cores_per_cache, 1.2 / cores_per_cache), streams)
+                self.draw_keepers_and_streams(
+                    tasks - streams,
+                    (0.4 / cores_per_cache, 1.2 / cores_per_cache),
+                    streams,
+                )
             }
             MixFamily::Overcommitted => {
                 let task_count = figures.cpu_count.min(MAX_TASKS);
-                self.draw_keepers_and_streams(task_count, (0.5 / cores_per_cache, 0.95 / cores_per_cache), task_count)
+                self.draw_keepers_and_streams(
+                    task_count,
+                    (0.5 / cores_per_cache, 0.95 / cores_per_cache),
+                    task_count,
+                )
             }
             MixFamily::Floors => {
                 let mut jobs = self.draw_keepers_and_streams(
@@ -240,8 +274,13 @@ impl MixGenerator<'_> {
                     (0.3 / cores_per_cache, 1.2 / cores_per_cache),
                     tasks / 2,
                 );
-                let goal = Goal { max_slowdown: Some(0.15), ..Goal::default() };
-                if let Some(promised_job) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
+                let goal = Goal {
+                    max_slowdown: Some(0.15),
+                    ..Goal::default()
+                };
+                if let Some(promised_job) =
+                    jobs.iter_mut().find(|job| job.name.starts_with("keeper"))
+                {
                     promised_job.goal = Some(goal);
                 }
                 jobs
@@ -250,7 +289,8 @@ impl MixGenerator<'_> {
                 // Quiet programs come first, because the threads of a process might otherwise happen to fill exactly
                 // one cache.
                 let threads = figures.cores_per_cache.min(4);
-                let leading_quiet_count = 1 + self.rng.draw_below(figures.cores_per_cache as u64 - 1) as usize;
+                let leading_quiet_count =
+                    1 + self.rng.draw_below(figures.cores_per_cache as u64 - 1) as usize;
                 let process_count = (tasks.saturating_sub(leading_quiet_count) / threads).max(1);
                 let mut jobs: Vec<IntervalJob> = (0..leading_quiet_count)
                     .map(|at| single_phase_job(&format!("quiet-{at}"), self.draw_quiet_phase()))
@@ -259,7 +299,10 @@ impl MixGenerator<'_> {
                     jobs.push(self.draw_sharing_process(number as u32, threads as u32));
                 }
                 for index in leading_quiet_count + process_count * threads..tasks {
-                    jobs.push(single_phase_job(&format!("quiet-{index}"), self.draw_quiet_phase()));
+                    jobs.push(single_phase_job(
+                        &format!("quiet-{index}"),
+                        self.draw_quiet_phase(),
+                    ));
                 }
                 jobs
             }
@@ -267,8 +310,9 @@ impl MixGenerator<'_> {
                 let threads = figures.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
                 let remaining_tasks = tasks.saturating_sub((clusters * threads) as usize);
-                let mut jobs: Vec<IntervalJob> =
-                    (0..clusters).map(|number| self.draw_sharing_process(number, threads)).collect();
+                let mut jobs: Vec<IntervalJob> = (0..clusters)
+                    .map(|number| self.draw_sharing_process(number, threads))
+                    .collect();
                 jobs.extend(self.draw_keepers_and_streams(
                     remaining_tasks - remaining_tasks / 2,
                     (0.3 / cores_per_cache, 1.2 / cores_per_cache),
@@ -303,13 +347,23 @@ impl MixGenerator<'_> {
 
     /// Makes the job alternate between two kinds of behavior.
     fn add_phases(&mut self, job: &mut IntervalJob, length_ns: u64) {
-        let other_phase = if job.name.starts_with("stream") { self.draw_quiet_phase() } else { self.draw_stream() };
+        let other_phase = if job.name.starts_with("stream") {
+            self.draw_quiet_phase()
+        } else {
+            self.draw_stream()
+        };
         let cycles_per_s = self.machine.hertz;
         let first_phase = job.program.phases[0].clone();
         let mut with_length = |phase: ProgramPhase| {
             let seconds = self.draw_between(0.1, 0.3) * length_ns as f64 / 1e9;
-            let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
-            ProgramPhase { instructions: Some(seconds * cycles_per_s / cycles), ..phase }
+            let cycles = phase
+                .points
+                .last()
+                .map_or(1.0, |point| point.cycles_per_instr);
+            ProgramPhase {
+                instructions: Some(seconds * cycles_per_s / cycles),
+                ..phase
+            }
         };
         let program = std::sync::Arc::make_mut(&mut job.program);
         program.phases = vec![with_length(first_phase), with_length(other_phase)];
@@ -326,23 +380,38 @@ fn single_phase_job(name: &str, phase: ProgramPhase) -> IntervalJob {
         progress_per_instr: None,
         from_empty_cache: false,
     };
-    IntervalJob { name: name.to_string(), ..IntervalJob::new(program) }
+    IntervalJob {
+        name: name.to_string(),
+        ..IntervalJob::new(program)
+    }
 }
 
 /// Draws the programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
-pub fn draw_mix_jobs(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
+pub fn draw_mix_jobs(
+    machine: &MachineSpec,
+    family: MixFamily,
+    seed: u64,
+    length_ns: u64,
+) -> Option<Vec<IntervalJob>> {
     let figures = MachineFigures::from_machine(machine)?;
-    let can_partition =
-        machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let can_partition = machine.pages.colors.is_some()
+        || machine
+            .caches
+            .iter()
+            .any(|cache| cache.way_partitions.is_some());
     let is_inapplicable = match family {
         MixFamily::Space => !can_partition,
-        MixFamily::Sharing | MixFamily::Crossed => figures.cache_count < 2 || figures.cores_per_cache < 2,
+        MixFamily::Sharing | MixFamily::Crossed => {
+            figures.cache_count < 2 || figures.cores_per_cache < 2
+        }
         MixFamily::Contention | MixFamily::Phased | MixFamily::Arrivals => figures.cores() < 2,
         MixFamily::Overcommitted => figures.cores_per_cache < 2,
         MixFamily::Floors | MixFamily::Null => false,
     };
-    let mut mix_generator =
-        MixGenerator { machine: &figures, rng: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
+    let mut mix_generator = MixGenerator {
+        machine: &figures,
+        rng: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)),
+    };
     (!is_inapplicable).then(|| mix_generator.draw_mix(family, length_ns))
 }
 
@@ -353,13 +422,19 @@ mod tests {
     /// Does every family's mix consist of valid programs, and is it the same for the same seed?
     #[test]
     fn mixes_consist_of_valid_programs_and_repeat_by_seed() {
-        for machine in ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"] {
+        for machine in [
+            "opteron-2350",
+            "xeon-x5365",
+            "epyc-7742?cores_per_package=8&contexts_per_core=1",
+        ] {
             let machine = cachemate_spec::load_machine(machine).unwrap();
             for family in FAMILIES {
                 let jobs = draw_mix_jobs(&machine, family, 7, 1_000_000_000_000);
                 assert_eq!(jobs, draw_mix_jobs(&machine, family, 7, 1_000_000_000_000));
                 for job in jobs.into_iter().flatten() {
-                    job.program.check().unwrap_or_else(|bad| panic!("{family:?}: {bad}"));
+                    job.program
+                        .check()
+                        .unwrap_or_else(|bad| panic!("{family:?}: {bad}"));
                 }
             }
         }

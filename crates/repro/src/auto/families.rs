@@ -15,8 +15,9 @@ const MACHINE_SEEDS: u64 = 3;
 
 /// Returns the compared policies: the default is first and `auto` last.
 pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
-    let mechanism_only =
-        |title: &'static str, mechanisms: &str| AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"));
+    let mechanism_only = |title: &'static str, mechanisms: &str| {
+        AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"))
+    };
     [
         AutoContender::new("default", "default", "window_ns = 1000000000"),
         mechanism_only("only placement", "\"sharing\", \"space\", \"gangs\""),
@@ -64,7 +65,9 @@ impl ContenderScore {
     pub fn gain_over(&self, other: &Self, score_kind: ScoreKind) -> f64 {
         let percent_above = |a: f64, b: f64| 100.0 * (a / b - 1.0);
         match score_kind {
-            ScoreKind::WeightedSpeedup => percent_above(self.weighted_speedup, other.weighted_speedup),
+            ScoreKind::WeightedSpeedup => {
+                percent_above(self.weighted_speedup, other.weighted_speedup)
+            }
             ScoreKind::HarmonicMean => percent_above(self.harmonic_mean, other.harmonic_mean),
             ScoreKind::Throughput => percent_above(self.instr_per_s, other.instr_per_s),
             ScoreKind::WorstSlowdown => 100.0 * (self.worst_slowdown - other.worst_slowdown),
@@ -89,7 +92,12 @@ impl AutoMix {
     }
 
     /// Gains as in [`Self::gain_percents`], by another measure.
-    pub fn gain_percents_in(&self, score_kind: ScoreKind, contender: usize, baseline: usize) -> Vec<f64> {
+    pub fn gain_percents_in(
+        &self,
+        score_kind: ScoreKind,
+        contender: usize,
+        baseline: usize,
+    ) -> Vec<f64> {
         self.scores_by_seed
             .iter()
             .skip(1)
@@ -100,7 +108,15 @@ impl AutoMix {
     /// Returns the position of the single mechanism that was best on the first machine seed.
     pub fn best_single_mechanism(&self) -> usize {
         let weighted_speedup_of = |index: usize| self.scores_by_seed[0][index].weighted_speedup;
-        (1..AUTO_INDEX).reduce(|a, b| if weighted_speedup_of(b) > weighted_speedup_of(a) { b } else { a }).unwrap_or(0)
+        (1..AUTO_INDEX)
+            .reduce(|a, b| {
+                if weighted_speedup_of(b) > weighted_speedup_of(a) {
+                    b
+                } else {
+                    a
+                }
+            })
+            .unwrap_or(0)
     }
 }
 
@@ -120,9 +136,17 @@ impl SoloProgress {
     /// that they took.
     fn speed_ratio_at_equal_work(&self, instr_per_s: f64, seconds: f64) -> f64 {
         let done_instr = instr_per_s * seconds;
-        let next_point = self.course.partition_point(|&(_, instructions)| instructions < done_instr);
-        let Some(&(later_s, later_instr)) = self.course.get(next_point) else { return instr_per_s / self.instr_per_s };
-        let (earlier_s, earlier_instr) = if next_point == 0 { (0.0, 0.0) } else { self.course[next_point - 1] };
+        let next_point = self
+            .course
+            .partition_point(|&(_, instructions)| instructions < done_instr);
+        let Some(&(later_s, later_instr)) = self.course.get(next_point) else {
+            return instr_per_s / self.instr_per_s;
+        };
+        let (earlier_s, earlier_instr) = if next_point == 0 {
+            (0.0, 0.0)
+        } else {
+            self.course[next_point - 1]
+        };
         let interpolated_share = if later_instr > earlier_instr {
             (done_instr - earlier_instr) / (later_instr - earlier_instr)
         } else {
@@ -132,14 +156,28 @@ impl SoloProgress {
     }
 }
 
-fn measure_solo_progress(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloProgress> {
+fn measure_solo_progress(
+    machine: &MachineSpec,
+    job: &IntervalJob,
+    length_ns: u64,
+) -> Result<SoloProgress> {
     let has_phases = job.program.phases.len() > 1;
     let length_ns = if has_phases { length_ns } else { SOLO_RUN_NS };
-    let job = IntervalJob { start_ns: 0, ..job.clone() };
+    let job = IntervalJob {
+        start_ns: 0,
+        ..job.clone()
+    };
     let default_contender = &contender_list()[0];
     let outcome = run(machine, &[job], default_contender, 1, length_ns)?;
-    let instr_by_second = if has_phases { outcome.instr_by_second } else { Vec::new() };
-    Ok(SoloProgress { instr_per_s: outcome.instr_per_s[0], course: instr_by_second })
+    let instr_by_second = if has_phases {
+        outcome.instr_by_second
+    } else {
+        Vec::new()
+    };
+    Ok(SoloProgress {
+        instr_per_s: outcome.instr_per_s[0],
+        course: instr_by_second,
+    })
 }
 
 fn score_run(
@@ -148,27 +186,44 @@ fn score_run(
     outcome: &ContenderRun,
     length_ns: u64,
 ) -> ContenderScore {
-    let present_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+    let present_seconds =
+        |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
     let speeds_by_job = outcome.instr_per_s.iter().zip(jobs);
     let solo_speed_ratios: Vec<f64> = speeds_by_job
         .zip(solo_progress)
         .map(|((rate, job), alone)| alone.speed_ratio_at_equal_work(*rate, present_seconds(job)))
         .collect();
-    let slowdown_limits: Vec<(usize, f64)> =
-        jobs.iter().enumerate().filter_map(|(index, job)| Some((index, job.goal?.max_slowdown?))).collect();
+    let slowdown_limits: Vec<(usize, f64)> = jobs
+        .iter()
+        .enumerate()
+        .filter_map(|(index, job)| Some((index, job.goal?.max_slowdown?)))
+        .collect();
     let keeps_all_promises = |window: &&Vec<f64>| {
-        slowdown_limits
-            .iter()
-            .all(|&(job_index, limit)| window[job_index] * (1.0 + limit) >= solo_progress[job_index].instr_per_s)
+        slowdown_limits.iter().all(|&(job_index, limit)| {
+            window[job_index] * (1.0 + limit) >= solo_progress[job_index].instr_per_s
+        })
     };
     let window_count = outcome.second_half_speeds.len().max(1) as f64;
     ContenderScore {
         weighted_speedup: solo_speed_ratios.iter().sum::<f64>() / solo_speed_ratios.len() as f64,
-        harmonic_mean: solo_speed_ratios.len() as f64 / solo_speed_ratios.iter().map(|speed| 1.0 / speed).sum::<f64>(),
+        harmonic_mean: solo_speed_ratios.len() as f64
+            / solo_speed_ratios
+                .iter()
+                .map(|speed| 1.0 / speed)
+                .sum::<f64>(),
         instr_per_s: outcome.instr_per_s.iter().sum(),
-        worst_slowdown: solo_speed_ratios.iter().map(|speed| 1.0 / speed).fold(0.0, f64::max),
-        floors_kept: (!slowdown_limits.is_empty())
-            .then(|| outcome.second_half_speeds.iter().filter(keeps_all_promises).count() as f64 / window_count),
+        worst_slowdown: solo_speed_ratios
+            .iter()
+            .map(|speed| 1.0 / speed)
+            .fold(0.0, f64::max),
+        floors_kept: (!slowdown_limits.is_empty()).then(|| {
+            outcome
+                .second_half_speeds
+                .iter()
+                .filter(keeps_all_promises)
+                .count() as f64
+                / window_count
+        }),
     }
 }
 
@@ -181,7 +236,10 @@ pub fn score_all_mixes(
     let load_machine = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
     let machines: Vec<MachineSpec> = match context.machine {
         Some(name) => vec![load_machine(name)?],
-        None => MACHINES.iter().map(|name| load_machine(name)).collect::<Result<_, _>>()?,
+        None => MACHINES
+            .iter()
+            .map(|name| load_machine(name))
+            .collect::<Result<_, _>>()?,
     };
     let length_ns = context.pick(300, 900) * 1_000_000_000;
     let mut scored_mixes = Vec::new();
@@ -189,9 +247,12 @@ pub fn score_all_mixes(
         for family in FAMILIES {
             for mix_index in 0..mixes_per_family {
                 let seed = context.seeds[0] * 1_000 + u64::from(mix_index);
-                let Some(jobs) = draw_mix_jobs(machine, family, seed, length_ns) else { continue };
+                let Some(jobs) = draw_mix_jobs(machine, family, seed, length_ns) else {
+                    continue;
+                };
                 context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
-                let solo_progress = context.run_all(&jobs, |job| measure_solo_progress(machine, job, length_ns))?;
+                let solo_progress =
+                    context.run_all(&jobs, |job| measure_solo_progress(machine, job, length_ns))?;
                 let seeded_contenders: Vec<(u64, &AutoContender)> = (1..=MACHINE_SEEDS)
                     .flat_map(|seed| contenders.iter().map(move |compared| (seed, compared)))
                     .collect();
@@ -199,8 +260,16 @@ pub fn score_all_mixes(
                     let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns)?;
                     Ok(score_run(&jobs, &solo_progress, &outcome, length_ns))
                 })?;
-                let scores_by_seed = scores.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();
-                scored_mixes.push(AutoMix { family, machine: machine.name.clone(), seed, scores_by_seed });
+                let scores_by_seed = scores
+                    .chunks(contenders.len())
+                    .map(<[ContenderScore]>::to_vec)
+                    .collect();
+                scored_mixes.push(AutoMix {
+                    family,
+                    machine: machine.name.clone(),
+                    seed,
+                    scores_by_seed,
+                });
             }
         }
     }
@@ -216,12 +285,18 @@ mod tests {
     #[test]
     fn a_program_with_phases_is_judged_at_equal_work() {
         // Slow for a hundred seconds, then five times as fast.
-        let alone = SoloProgress { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
+        let alone = SoloProgress {
+            instr_per_s: 300.0,
+            course: vec![(100.0, 1e4), (200.0, 6e4)],
+        };
         assert_eq!(alone.speed_ratio_at_equal_work(300.0, 200.0), 1.0);
         // Half as fast throughout: in two hundred seconds it completes the work of one hundred.
         assert_eq!(alone.speed_ratio_at_equal_work(50.0, 200.0), 0.5);
         assert_eq!(alone.speed_ratio_at_equal_work(175.0, 200.0), 0.75);
-        let steady = SoloProgress { instr_per_s: 300.0, course: Vec::new() };
+        let steady = SoloProgress {
+            instr_per_s: 300.0,
+            course: Vec::new(),
+        };
         assert_eq!(steady.speed_ratio_at_equal_work(150.0, 200.0), 0.5);
     }
 }

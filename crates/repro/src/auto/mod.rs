@@ -20,7 +20,12 @@ pub use draw::MixFamily;
 
 /// Machines of the development mixes: one without way masks and with few caches, one with many small caches behind
 /// one bus, and one with way masks and large caches.
-pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"];
+pub const MACHINES: [&str; 3] = [
+    "opteron-2350",
+    "xeon-x5365",
+    "epyc-7742?cores_per_package=8&contexts_per_core=1",
+];
 
 /// Experiments that are not from a paper: their ids in `experiments.toml`, and the function that runs them.
-pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[("AUTO", results::run), ("AUTO-ABLATION", ablation::run)];
+pub(crate) const EXPERIMENTS: &[ExperimentRun] =
+    &[("AUTO", results::run), ("AUTO-ABLATION", ablation::run)];

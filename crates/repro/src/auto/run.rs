@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CounterEvent, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, WindowLength};
+use cachemate_core::{
+    CounterEvent, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, WindowLength,
+};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 
@@ -23,7 +25,11 @@ pub struct AutoContender {
 impl AutoContender {
     /// `parameters` as TOML.
     pub fn new(title: &'static str, policy: &'static str, parameters: &str) -> Self {
-        AutoContender { title, policy, parameters: parameters.to_string() }
+        AutoContender {
+            title,
+            policy,
+            parameters: parameters.to_string(),
+        }
     }
 }
 
@@ -49,14 +55,22 @@ pub fn run(
     seed: u64,
     length_ns: u64,
 ) -> Result<ContenderRun> {
-    let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
+    let options = Options {
+        seed,
+        length_ns: Some(length_ns),
+        ..Options::default()
+    };
     let contender_error = failed(contender.title);
     let mut interval_machine =
         IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.title))?;
     let first_window = WindowLength::Time { ns: 1_000_000_000 };
     interval_machine.set_first_window(first_window);
     let standard = StandardPipeline {
-        policy: PolicyConfig { name: contender.policy.to_string(), parameters: contender.parameters.clone(), seed },
+        policy: PolicyConfig {
+            name: contender.policy.to_string(),
+            parameters: contender.parameters.clone(),
+            seed,
+        },
         guard: None,
         counted_instructions: COUNTED_INSTRUCTIONS,
         predictor: miss_penalty_of_machine(machine),
@@ -100,25 +114,42 @@ impl InstructionTotals {
         for task in &observation.tasks {
             let process_job = self.job_by_process.get(&task.process).copied();
             let named_job = || self.names.iter().position(|name| *name == task.name);
-            let Some(job) = process_job.or_else(named_job) else { continue };
+            let Some(job) = process_job.or_else(named_job) else {
+                continue;
+            };
             self.job_by_process.insert(task.process, job);
             window_instr[job] += task.counts.get(CounterEvent::Instructions).unwrap_or(0.0);
         }
-        self.instructions.iter_mut().zip(&window_instr).for_each(|(sum, added)| *sum += added);
+        self.instructions
+            .iter_mut()
+            .zip(&window_instr)
+            .for_each(|(sum, added)| *sum += added);
         let end_ns = observation.span.start_ns + observation.span.elapsed_ns;
-        self.instr_by_second.push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
+        self.instr_by_second
+            .push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
         if observation.span.start_ns > length_ns / 2 {
             let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
-            self.window_instr_by_job
-                .push(window_instr.into_iter().map(|instructions| instructions / seconds).collect());
+            self.window_instr_by_job.push(
+                window_instr
+                    .into_iter()
+                    .map(|instructions| instructions / seconds)
+                    .collect(),
+            );
         }
     }
 
     fn into_run(self, jobs: &[IntervalJob], length_ns: u64) -> ContenderRun {
-        let present_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
-        let job_instr_per_s = |(instructions, job): (&f64, &IntervalJob)| instructions / present_seconds(job);
+        let present_seconds =
+            |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+        let job_instr_per_s =
+            |(instructions, job): (&f64, &IntervalJob)| instructions / present_seconds(job);
         ContenderRun {
-            instr_per_s: self.instructions.iter().zip(jobs).map(job_instr_per_s).collect(),
+            instr_per_s: self
+                .instructions
+                .iter()
+                .zip(jobs)
+                .map(job_instr_per_s)
+                .collect(),
             instr_by_second: self.instr_by_second,
             second_half_speeds: self.window_instr_by_job,
         }

@@ -11,11 +11,21 @@ use serde::{Deserialize, Serialize};
 use super::samples::{LEVELS, TaskActivity};
 
 /// Names of the six vectors, in the order of Table 1.
-pub(super) const CELLS: [&str; 6] =
-    ["D-cache use", "D-cache miss", "I-cache use", "I-cache miss", "L2-cache use", "L2-cache miss"];
+pub(super) const CELLS: [&str; 6] = [
+    "D-cache use",
+    "D-cache miss",
+    "I-cache use",
+    "I-cache miss",
+    "L2-cache use",
+    "L2-cache miss",
+];
 
 fn kind_of_cell(cell: usize) -> activity::ActivityKind {
-    if cell.is_multiple_of(2) { activity::ActivityKind::Accesses } else { activity::ActivityKind::Misses }
+    if cell.is_multiple_of(2) {
+        activity::ActivityKind::Accesses
+    } else {
+        activity::ActivityKind::Misses
+    }
 }
 
 /// Events per super set and sample above which a bit is set, one for each of [`CELLS`].
@@ -34,7 +44,9 @@ impl Thresholds {
                 }
             }
         }
-        Thresholds(std::array::from_fn(|cell| sums[cell] / f64::max(count[cell], 1.0)))
+        Thresholds(std::array::from_fn(|cell| {
+            sums[cell] / f64::max(count[cell], 1.0)
+        }))
     }
 
     /// Thresholds for samples that are `length_ratio` times as long.
@@ -45,7 +57,9 @@ impl Thresholds {
     /// Returns the six vectors of one task's sample.
     pub fn vectors_of(&self, activity: &TaskActivity) -> [IndexSet; 6] {
         // For integer counts, "more than 4.2" and "more than 4" are the same.
-        vectors_above(activity, |cell| ActivityThreshold::Count(self.0[cell] as u64))
+        vectors_above(activity, |cell| {
+            ActivityThreshold::Count(self.0[cell] as u64)
+        })
     }
 }
 
@@ -54,8 +68,13 @@ pub(super) fn vectors_above_own_mean(activity: &TaskActivity) -> [IndexSet; 6] {
     vectors_above(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }
 
-fn vectors_above(activity: &TaskActivity, threshold_of: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
-    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], kind_of_cell(cell), threshold_of(cell)))
+fn vectors_above(
+    activity: &TaskActivity,
+    threshold_of: impl Fn(usize) -> ActivityThreshold,
+) -> [IndexSet; 6] {
+    std::array::from_fn(|cell| {
+        activity_vector(&activity[cell / 2], kind_of_cell(cell), threshold_of(cell))
+    })
 }
 
 fn count_of_kind(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
@@ -66,7 +85,9 @@ fn count_of_kind(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
 }
 
 /// Combines several consecutive samples into one.
-pub(super) fn combine_samples<'a>(samples: impl IntoIterator<Item = &'a TaskActivity>) -> Option<TaskActivity> {
+pub(super) fn combine_samples<'a>(
+    samples: impl IntoIterator<Item = &'a TaskActivity>,
+) -> Option<TaskActivity> {
     samples.into_iter().cloned().reduce(|mut sum, sample| {
         for level in 0..LEVELS.len() {
             for (sum, count) in sum[level].iter_mut().zip(&sample[level]) {
@@ -90,14 +111,28 @@ impl FittedLine {
     /// explains nothing (r² = 0).
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
         let point_count = points.len() as f64;
-        let coordinate_mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / point_count;
-        let (x, y) = (coordinate_mean(|point| point.0), coordinate_mean(|point| point.1));
-        let sum_of_products =
-            |value: &dyn Fn(f64, f64) -> f64| points.iter().map(|point| value(point.0 - x, point.1 - y)).sum::<f64>();
-        let (xx, xy, yy) =
-            (sum_of_products(&|dx, _| dx * dx), sum_of_products(&|dx, dy| dx * dy), sum_of_products(&|_, dy| dy * dy));
+        let coordinate_mean =
+            |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / point_count;
+        let (x, y) = (
+            coordinate_mean(|point| point.0),
+            coordinate_mean(|point| point.1),
+        );
+        let sum_of_products = |value: &dyn Fn(f64, f64) -> f64| {
+            points
+                .iter()
+                .map(|point| value(point.0 - x, point.1 - y))
+                .sum::<f64>()
+        };
+        let (xx, xy, yy) = (
+            sum_of_products(&|dx, _| dx * dx),
+            sum_of_products(&|dx, dy| dx * dy),
+            sum_of_products(&|_, dy| dy * dy),
+        );
         let r_squared = if yy > 0.0 { xy * xy / (xx * yy) } else { 0.0 };
-        (xx > 0.0).then_some(FittedLine { slope: xy / xx, r_squared })
+        (xx > 0.0).then_some(FittedLine {
+            slope: xy / xx,
+            r_squared,
+        })
     }
 }
 
@@ -107,7 +142,12 @@ mod tests {
 
     fn sample_activity(accesses: u64) -> TaskActivity {
         let level_counts = |times: u64| -> Vec<SuperSetCount> {
-            (0..4).map(|index| SuperSetCount { accesses: times * accesses * index, misses: index }).collect()
+            (0..4)
+                .map(|index| SuperSetCount {
+                    accesses: times * accesses * index,
+                    misses: index,
+                })
+                .collect()
         };
         [level_counts(1), level_counts(10), level_counts(100)]
     }
@@ -122,9 +162,15 @@ mod tests {
         let format_vectors = |vectors: [IndexSet; 6]| vectors.map(|vector| vector.to_string());
         let expected = ["2-3", "2-3", "2-3", "2-3", "2-3", "2-3"];
         assert_eq!(format_vectors(thresholds.vectors_of(&samples[1])), expected);
-        assert_eq!(format_vectors(thresholds.vectors_of(&samples[0])), ["", "2-3", "", "2-3", "", "2-3"]);
+        assert_eq!(
+            format_vectors(thresholds.vectors_of(&samples[0])),
+            ["", "2-3", "", "2-3", "", "2-3"]
+        );
         let double = combine_samples([&samples[1], &samples[1]]).unwrap();
-        assert_eq!(format_vectors(thresholds.scaled_by(2.0).vectors_of(&double)), expected);
+        assert_eq!(
+            format_vectors(thresholds.scaled_by(2.0).vectors_of(&double)),
+            expected
+        );
     }
 
     /// Does the fit reproduce a line, and is r² the share of the variance that it explains?

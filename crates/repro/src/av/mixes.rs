@@ -11,7 +11,8 @@
 //! jobs would count as a gain (+4 to +12 % for a mix without any).
 
 use cachemate_core::{
-    CacheLevel, Decision, Gang, GangSchedule, Plan, Policy, ProfilerConfig, TaskId, View, WindowLength,
+    CacheLevel, Decision, Gang, GangSchedule, Plan, Policy, ProfilerConfig, TaskId, View,
+    WindowLength,
 };
 use cachemate_pipeline::Pipeline;
 use cachemate_policy::policies;
@@ -25,7 +26,9 @@ use crate::run_request;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, failed};
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, least, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, least, mean,
+};
 
 /// Table 4: the mix, kick-outs saved and IPC gained in the paper, %.
 const PAPER_MIXES: [([&str; 4], f64, f64); 15] = [
@@ -52,13 +55,24 @@ const PAIRINGS: [[[u32; 2]; 2]; 3] = [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3
 /// The schedulers compared with round robin: name, policy, parameters. The last two are shown without a target, because
 /// Table 4 is of vectors; the paper compares counters on the Xeon only (AV 5.2).
 const SCHEDULERS: [(&str, &str, &str); 4] = [
-    ("vectors, one replaced at a time (paper)", "activity-vector", "form = \"replacement\""),
+    (
+        "vectors, one replaced at a time (paper)",
+        "activity-vector",
+        "form = \"replacement\"",
+    ),
     ("vectors, whole set", "activity-vector", "form = \"set\""),
     ("counters, whole set", "counter-driven", "form = \"set\""),
-    ("no vectors, whole set", "activity-vector", "form = \"set\"\nweights.last_level_miss = 0.0"),
+    (
+        "no vectors, whole set",
+        "activity-vector",
+        "form = \"set\"\nweights.last_level_miss = 0.0",
+    ),
 ];
 const FIRST_SCHEDULER_WITHOUT_TARGET: usize = 2;
-const ROUND_ROBIN: (&str, &str) = ("activity-vector", "form = \"replacement\"\nweights.last_level_miss = 0.0");
+const ROUND_ROBIN: (&str, &str) = (
+    "activity-vector",
+    "form = \"replacement\"\nweights.last_level_miss = 0.0",
+);
 
 /// Length of a pair's turn, in parts of a sample. It was measured: among equals, round robin replaces three jobs in
 /// four samples, so a job stays for 8/3 samples on average.
@@ -103,9 +117,24 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     // Samples are as long as the paper's, 5 million cycles, because refilling the L2 takes a quarter of a million at any
     // scale: 5 % of such a sample, but 26 % at 1/5, where each replaced job costs more than good co-runners save.
     let length = context.pick_by_length(
-        SampleLength { scale: 20, warm_up_samples: 2, measured_samples: 6, mix_step: 15 },
-        SampleLength { scale: 1, warm_up_samples: 2, measured_samples: 30, mix_step: 5 },
-        SampleLength { scale: 1, warm_up_samples: 2, measured_samples: 40, mix_step: 1 },
+        SampleLength {
+            scale: 20,
+            warm_up_samples: 2,
+            measured_samples: 6,
+            mix_step: 15,
+        },
+        SampleLength {
+            scale: 1,
+            warm_up_samples: 2,
+            measured_samples: 30,
+            mix_step: 5,
+        },
+        SampleLength {
+            scale: 1,
+            warm_up_samples: 2,
+            measured_samples: 40,
+            mix_step: 1,
+        },
     );
     let mixes = measure_all_mixes(context, &context.seeds, &length)?;
     let mut findings = mix_findings(context, &mixes);
@@ -115,15 +144,31 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let rerun_mixes = measure_all_mixes(context, &context.seeds[..1], &second_scale_length)?;
         let label = format!("mean of {} mixes, first seed", rerun_mixes.len());
         for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
-            let gains: Vec<f64> = rerun_mixes.iter().map(|mix| mix.by[index].ipc_gain).collect();
+            let gains: Vec<f64> = rerun_mixes
+                .iter()
+                .map(|mix| mix.by[index].ipc_gain)
+                .collect();
             let series = format!("IPC gain, %, scale 1/{}: {name}", second_scale_length.scale);
-            findings[0].points.push(DataPoint::from_values(series, &label, [mean(&gains)]));
+            findings[0]
+                .points
+                .push(DataPoint::from_values(series, &label, [mean(&gains)]));
         }
-        let best_pairing_gains: Vec<f64> = rerun_mixes.iter().map(|mix| mix.oracle.ipc_gain).collect();
-        let series = format!("IPC gain, %, scale 1/{}: best pairing", second_scale_length.scale);
-        findings[0].points.push(DataPoint::from_values(series, &label, [mean(&best_pairing_gains)]));
+        let best_pairing_gains: Vec<f64> =
+            rerun_mixes.iter().map(|mix| mix.oracle.ipc_gain).collect();
+        let series = format!(
+            "IPC gain, %, scale 1/{}: best pairing",
+            second_scale_length.scale
+        );
+        findings[0].points.push(DataPoint::from_values(
+            series,
+            &label,
+            [mean(&best_pairing_gains)],
+        ));
     }
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(length.scale as f64)).collect())
+    Ok(findings
+        .into_iter()
+        .map(|finding| finding.with_time_scale(length.scale as f64))
+        .collect())
 }
 
 fn measure_all_mixes(
@@ -142,7 +187,13 @@ fn measure_all_mixes(
         // A job's input depends on its position in the mix.
         let mut program_positions: Vec<(&str, usize)> = mix_indices
             .iter()
-            .flat_map(|&nth| PAPER_MIXES[nth].0.into_iter().enumerate().map(|(index, name)| (name, index)))
+            .flat_map(|&nth| {
+                PAPER_MIXES[nth]
+                    .0
+                    .into_iter()
+                    .enumerate()
+                    .map(|(index, name)| (name, index))
+            })
             .collect();
         program_positions.sort_unstable();
         program_positions.dedup();
@@ -153,15 +204,22 @@ fn measure_all_mixes(
             })
         })?;
         let solo_run_of = |(at, program): (usize, &&str)| {
-            program_positions.iter().position(|listed| *listed == (*program, at)).map(|n| solo_runs[n])
+            program_positions
+                .iter()
+                .position(|listed| *listed == (*program, at))
+                .map(|n| solo_runs[n])
         };
         mixes.extend(context.run_all_stored(
             module_path!(),
             &mix_indices,
             |nth| format!("{nth} {seed} {length:?}"),
             |&nth| {
-                let member_solo_runs: Vec<(InstructionRange, ProgramRates)> =
-                    PAPER_MIXES[nth].0.iter().enumerate().filter_map(solo_run_of).collect();
+                let member_solo_runs: Vec<(InstructionRange, ProgramRates)> = PAPER_MIXES[nth]
+                    .0
+                    .iter()
+                    .enumerate()
+                    .filter_map(solo_run_of)
+                    .collect();
                 measure_mix(nth, seed, length, &member_solo_runs)
             },
         )?);
@@ -173,12 +231,23 @@ fn mix_job(program: &str, index: usize, seed: u64) -> WorkloadJob {
     WorkloadJob::new(program, 10 * seed + index as u64)
 }
 
-fn build_workload(programs: &[&str], seed: u64, length: &SampleLength) -> Result<Workload, ReproError> {
-    let jobs = programs.iter().enumerate().map(|(index, program)| mix_job(program, index, seed)).collect();
+fn build_workload(
+    programs: &[&str],
+    seed: u64,
+    length: &SampleLength,
+) -> Result<Workload, ReproError> {
+    let jobs = programs
+        .iter()
+        .enumerate()
+        .map(|(index, program)| mix_job(program, index, seed))
+        .collect();
     let mut workload = Workload::from_machine_name(MACHINE, jobs, seed)?;
     workload.options.scale = length.scale;
     let cycles = SAMPLE_CYCLES / length.scale;
-    Ok(workload.with_length(length.warm_up_samples * cycles, length.measured_samples * cycles))
+    Ok(workload.with_length(
+        length.warm_up_samples * cycles,
+        length.measured_samples * cycles,
+    ))
 }
 
 fn window_ns(workload: &Workload) -> u64 {
@@ -193,9 +262,19 @@ fn run_managed(
 ) -> Result<WorkRun, ReproError> {
     // A counter reading is used once it covers a part of a sample.
     let counted_instructions = SAMPLE_CYCLES as f64 / workload.options.scale as f64 / 10.0;
-    let counters = ProfilerConfig::Counters { level: CacheLevel::L2, min_instructions: counted_instructions };
+    let counters = ProfilerConfig::Counters {
+        level: CacheLevel::L2,
+        min_instructions: counted_instructions,
+    };
     let profilers = vec![counters, ProfilerConfig::Activity];
-    let config = workload.pipeline(name, "", profilers, WindowLength::Time { ns: window_ns(workload) });
+    let config = workload.pipeline(
+        name,
+        "",
+        profilers,
+        WindowLength::Time {
+            ns: window_ns(workload),
+        },
+    );
     steered::run_together(workload, work_ranges, Pipeline::with_policy(config, policy))
 }
 
@@ -205,10 +284,17 @@ fn run_with_registered_policy(
     policy: &str,
     parameters: &str,
 ) -> Result<WorkRun, ReproError> {
-    let super_sets_line =
-        if policy == "activity-vector" { format!("super_sets = {SUPER_SETS}\n") } else { String::new() };
-    let parameters = format!("window_ns = {}\n{super_sets_line}{parameters}\n", window_ns(workload));
-    let policy_object = policies::build(policy, &parameters, workload.options.seed).map_err(failed(policy))?;
+    let super_sets_line = if policy == "activity-vector" {
+        format!("super_sets = {SUPER_SETS}\n")
+    } else {
+        String::new()
+    };
+    let parameters = format!(
+        "window_ns = {}\n{super_sets_line}{parameters}\n",
+        window_ns(workload)
+    );
+    let policy_object =
+        policies::build(policy, &parameters, workload.options.seed).map_err(failed(policy))?;
     run_managed(workload, work, policy, policy_object)
 }
 
@@ -227,7 +313,11 @@ impl Policy for PairRotation {
         };
         let cpus = view.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
         let gangs = self.pairs.iter().map(gang_of_pair).collect();
-        plan.gangs.push(GangSchedule { cpus, slice_ns: self.window_ns / PARTS_PER_SAMPLE, gangs });
+        plan.gangs.push(GangSchedule {
+            cpus,
+            slice_ns: self.window_ns / PARTS_PER_SAMPLE,
+            gangs,
+        });
         Decision::new(plan, Vec::new())
     }
 }
@@ -240,8 +330,12 @@ fn measure_mix(
 ) -> Result<FourJobMix, ReproError> {
     let workload = build_workload(&PAPER_MIXES[mix_index].0, seed, length)?;
     let work_ranges: Vec<InstructionRange> = solo_runs.iter().map(|(work, _)| *work).collect();
-    let solo_ipc: Vec<f64> = solo_runs.iter().map(|(_, rates)| rates.instr_per_cycle).collect();
-    let round_robin_run = run_with_registered_policy(&workload, &work_ranges, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
+    let solo_ipc: Vec<f64> = solo_runs
+        .iter()
+        .map(|(_, rates)| rates.instr_per_cycle)
+        .collect();
+    let round_robin_run =
+        run_with_registered_policy(&workload, &work_ranges, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
     let gains = SCHEDULERS
         .iter()
         .map(|(_, policy, parameters)| {
@@ -253,41 +347,94 @@ fn measure_mix(
         })
         .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
     let measure_pairing = |pairs: [[u32; 2]; 2]| {
-        let policy = Box::new(PairRotation { pairs, window_ns: window_ns(&workload) });
-        let run = gains_against(&run_managed(&workload, &work_ranges, "pairs", policy)?, &round_robin_run, &solo_ipc)?;
-        Ok(RoundRobinGains { brought_in: 2.0 * PARTS_PER_SAMPLE as f64 / f64::from(PAIR_TURN_PARTS), ..run })
+        let policy = Box::new(PairRotation {
+            pairs,
+            window_ns: window_ns(&workload),
+        });
+        let run = gains_against(
+            &run_managed(&workload, &work_ranges, "pairs", policy)?,
+            &round_robin_run,
+            &solo_ipc,
+        )?;
+        Ok(RoundRobinGains {
+            brought_in: 2.0 * PARTS_PER_SAMPLE as f64 / f64::from(PAIR_TURN_PARTS),
+            ..run
+        })
     };
-    let pairing_gains =
-        PAIRINGS.into_iter().map(measure_pairing).collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
+    let pairing_gains = PAIRINGS
+        .into_iter()
+        .map(measure_pairing)
+        .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
     let by_gain = |a: &&RoundRobinGains, b: &&RoundRobinGains| a.ipc_gain.total_cmp(&b.ipc_gain);
-    let (best, worst) = (pairing_gains.iter().max_by(by_gain), pairing_gains.iter().min_by(by_gain));
+    let (best, worst) = (
+        pairing_gains.iter().max_by(by_gain),
+        pairing_gains.iter().min_by(by_gain),
+    );
     let no_pairing_error = || ReproError::Failed("AV-3".to_string(), "no pairing".to_string());
-    let (best_gains, worst_gains) = (*best.ok_or_else(no_pairing_error)?, *worst.ok_or_else(no_pairing_error)?);
-    Ok(FourJobMix { seed, nth: mix_index, by: gains, oracle: best_gains, worst_pairing_gain: worst_gains.ipc_gain })
+    let (best_gains, worst_gains) = (
+        *best.ok_or_else(no_pairing_error)?,
+        *worst.ok_or_else(no_pairing_error)?,
+    );
+    Ok(FourJobMix {
+        seed,
+        nth: mix_index,
+        by: gains,
+        oracle: best_gains,
+        worst_pairing_gain: worst_gains.ipc_gain,
+    })
 }
 
-fn gains_against(run: &WorkRun, baseline_run: &WorkRun, solo_ipc: &[f64]) -> Result<RoundRobinGains, ReproError> {
-    let unfinished_error = || ReproError::Failed("AV-3".to_string(), "a job did not finish its work".to_string());
-    if run.rates.iter().chain(&baseline_run.rates).any(|rates| !rates.finished) {
+fn gains_against(
+    run: &WorkRun,
+    baseline_run: &WorkRun,
+    solo_ipc: &[f64],
+) -> Result<RoundRobinGains, ReproError> {
+    let unfinished_error = || {
+        ReproError::Failed(
+            "AV-3".to_string(),
+            "a job did not finish its work".to_string(),
+        )
+    };
+    if run
+        .rates
+        .iter()
+        .chain(&baseline_run.rates)
+        .any(|rates| !rates.finished)
+    {
         return Err(unfinished_error());
     }
-    let job_speeds = |worked: &WorkRun| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
-    let rate_gain = Comparison::compare_rates(&run.rates, &baseline_run.rates).ok_or_else(unfinished_error)?;
-    let score_run =
-        |worked: &WorkRun| SpeedupScores::from_rates(&job_speeds(worked), solo_ipc).ok_or_else(unfinished_error);
-    let (run_scores, base_scores): (SpeedupScores, SpeedupScores) = (score_run(run)?, score_run(baseline_run)?);
+    let job_speeds = |worked: &WorkRun| {
+        worked
+            .rates
+            .iter()
+            .map(|rates| rates.instr_per_cycle)
+            .collect::<Vec<f64>>()
+    };
+    let rate_gain =
+        Comparison::compare_rates(&run.rates, &baseline_run.rates).ok_or_else(unfinished_error)?;
+    let score_run = |worked: &WorkRun| {
+        SpeedupScores::from_rates(&job_speeds(worked), solo_ipc).ok_or_else(unfinished_error)
+    };
+    let (run_scores, base_scores): (SpeedupScores, SpeedupScores) =
+        (score_run(run)?, score_run(baseline_run)?);
     let kick_outs = |results: &RunResults| {
         let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-        results.level_breakdown(CacheLevel::L2).map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
+        results
+            .level_breakdown(CacheLevel::L2)
+            .map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
     };
     let to_percent = |share: f64| 100.0 * share;
     Ok(RoundRobinGains {
         ipc_gain: to_percent(rate_gain.throughput_gain),
-        kick_outs_saved: to_percent(1.0 - kick_outs(&run.results) / kick_outs(&baseline_run.results)),
+        kick_outs_saved: to_percent(
+            1.0 - kick_outs(&run.results) / kick_outs(&baseline_run.results),
+        ),
         mix: to_percent(rate_gain.mix_gain),
         contention: to_percent(rate_gain.contention_gain),
         busy: to_percent(rate_gain.busy_gain),
-        weighted_speedup_gain: to_percent(run_scores.weighted_speedup / base_scores.weighted_speedup - 1.0),
+        weighted_speedup_gain: to_percent(
+            run_scores.weighted_speedup / base_scores.weighted_speedup - 1.0,
+        ),
         worst_slowdown: run_scores.worst_slowdown / base_scores.worst_slowdown,
         brought_in: mean_newcomer_count(&run.decisions),
     })
@@ -296,31 +443,66 @@ fn gains_against(run: &WorkRun, baseline_run: &WorkRun, solo_ipc: &[f64]) -> Res
 /// Returns the jobs per sample that did not run in the previous one, according to the plans' first gangs.
 fn mean_newcomer_count(decisions: &[Decision]) -> f64 {
     let running_tasks = |decision: &Decision| -> Vec<TaskId> {
-        let first_gang = decision.plan.gangs.first().and_then(|schedule| schedule.gangs.first());
-        first_gang.map_or_else(Vec::new, |gang| gang.members.iter().map(|(task, _)| *task).collect())
+        let first_gang = decision
+            .plan
+            .gangs
+            .first()
+            .and_then(|schedule| schedule.gangs.first());
+        first_gang.map_or_else(Vec::new, |gang| {
+            gang.members.iter().map(|(task, _)| *task).collect()
+        })
     };
     let running_sets: Vec<Vec<TaskId>> = decisions.iter().map(running_tasks).collect();
-    let newcomers = |pair: &[Vec<TaskId>]| pair[1].iter().filter(|task| !pair[0].contains(task)).count();
+    let newcomers = |pair: &[Vec<TaskId>]| {
+        pair[1]
+            .iter()
+            .filter(|task| !pair[0].contains(task))
+            .count()
+    };
     running_sets.windows(2).map(newcomers).sum::<usize>() as f64 / running_sets.len().max(1) as f64
 }
 
 fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
     let mean_over_mixes = |seed: u64, metric: &dyn Fn(&FourJobMix) -> f64| {
-        mean(mixes.iter().filter(|mix| mix.seed == seed).map(metric).filter(|value| value.is_finite()))
+        mean(
+            mixes
+                .iter()
+                .filter(|mix| mix.seed == seed)
+                .map(metric)
+                .filter(|value| value.is_finite()),
+        )
     };
-    let per_seed = |metric: &dyn Fn(&FourJobMix) -> f64| context.values_by_seed(|seed| mean_over_mixes(seed, metric));
-    let best_pairing_gain = mean(per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain));
-    let worst_pairing_gain = mean(per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain));
+    let per_seed = |metric: &dyn Fn(&FourJobMix) -> f64| {
+        context.values_by_seed(|seed| mean_over_mixes(seed, metric))
+    };
+    let best_pairing_gain = mean(
+        per_seed(&|mix| mix.oracle.ipc_gain)
+            .iter()
+            .map(|(_, gain)| *gain),
+    );
+    let worst_pairing_gain = mean(
+        per_seed(&|mix| mix.worst_pairing_gain)
+            .iter()
+            .map(|(_, gain)| *gain),
+    );
     // If the gain of the best pairing is below the paper's mean, the target is 70 % of that gain. A pairing that loses
     // is no oracle, and lowers no target.
     let target = ResultTarget::AtLeast {
-        target: if (0.0..4.4).contains(&best_pairing_gain) { 0.7 * best_pairing_gain } else { 4.4 },
+        target: if (0.0..4.4).contains(&best_pairing_gain) {
+            0.7 * best_pairing_gain
+        } else {
+            4.4
+        },
         paper_best: Some(12.1),
     };
     let mut findings = Vec::new();
     for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
         let mean_of = |metric: fn(&RoundRobinGains) -> f64| {
-            mean(per_seed(&|mix| metric(&mix.by[index])).iter().map(|(_, value)| *value))
+            mean(
+                per_seed(&|mix| metric(&mix.by[index]))
+                    .iter()
+                    .map(|(_, value)| *value),
+            )
         };
         let note = format!(
             "The best of the three pairings gains {best_pairing_gain:.2} %, the worst {worst_pairing_gain:.2} %. Split: mix {:+.2} %, contention {:+.2} %, busy {:+.2} %; weighted \
@@ -334,33 +516,62 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
             mean_of(|run| run.kick_outs_saved),
             mean_of(|run| run.brought_in),
         );
-        let title =
-            format!("mean IPC gain over round robin, {} mixes: {name}", mixes.len() / context.seeds.len().max(1));
+        let title = format!(
+            "mean IPC gain over round robin, {} mixes: {name}",
+            mixes.len() / context.seeds.len().max(1)
+        );
         let is_shown = index >= FIRST_SCHEDULER_WITHOUT_TARGET;
-        let (paper, target) = if is_shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
-        let finding =
-            Finding::new("AV-3", &title, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).with_note(note);
+        let (paper, target) = if is_shown {
+            ("", ResultTarget::Shown)
+        } else {
+            ("+4.4 % (1.4 to 12.1)", target)
+        };
+        let finding = Finding::new(
+            "AV-3",
+            &title,
+            paper,
+            "%",
+            target,
+            &per_seed(&|mix| mix.by[index].ipc_gain),
+        )
+        .with_note(note);
         findings.push(finding.with_points(gain_points(mixes, name, |mix| mix.by[index])));
         if is_shown {
             continue;
         }
         // Averaged over seeds first, because a single seed's mix is noise.
-        let mean_gains_by_mix =
-            measured_mix_indices(mixes).map(|nth| values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
+        let mean_gains_by_mix = measured_mix_indices(mixes)
+            .map(|nth| values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
         let lowest_mean_gain = least(mean_gains_by_mix.map(|gains| mean(&gains)));
         let title = format!("lowest IPC gain of any mix, mean over seeds: {name}");
-        let target = ResultTarget::AtLeast { target: -1.0, paper_best: Some(1.4) };
-        let mut lowest_gain_finding =
-            Finding::new("AV-3", &title, "+1.4 %", "%", target, &[(context.seeds[0], lowest_mean_gain)]);
+        let target = ResultTarget::AtLeast {
+            target: -1.0,
+            paper_best: Some(1.4),
+        };
+        let mut lowest_gain_finding = Finding::new(
+            "AV-3",
+            &title,
+            "+1.4 %",
+            "%",
+            target,
+            &[(context.seeds[0], lowest_mean_gain)],
+        );
         lowest_gain_finding.seeds.clone_from(&context.seeds);
         findings.push(lowest_gain_finding);
     }
-    findings[0].points.extend(gain_points(mixes, "best pairing", |mix| mix.oracle));
-    findings[0].points.extend(measured_mix_indices(mixes).flat_map(|nth| {
-        let (_, kick_outs, gain) = &PAPER_MIXES[nth];
-        [("IPC gain, %, paper", gain), ("kick-outs saved, %, paper", kick_outs)]
+    findings[0]
+        .points
+        .extend(gain_points(mixes, "best pairing", |mix| mix.oracle));
+    findings[0]
+        .points
+        .extend(measured_mix_indices(mixes).flat_map(|nth| {
+            let (_, kick_outs, gain) = &PAPER_MIXES[nth];
+            [
+                ("IPC gain, %, paper", gain),
+                ("kick-outs saved, %, paper", kick_outs),
+            ]
             .map(|(series, value)| DataPoint::from_values(series, mix_name(nth), [*value]))
-    }));
+        }));
     findings[0].figures.push(gains_figure(mixes));
     findings
 }
@@ -370,15 +581,27 @@ fn measured_mix_indices(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '
     (0..PAPER_MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
 }
 
-fn values_of(mixes: &[FourJobMix], mix_index: usize, metric: impl Fn(&FourJobMix) -> f64) -> Vec<f64> {
-    mixes.iter().filter(|mix| mix.nth == mix_index).map(metric).collect()
+fn values_of(
+    mixes: &[FourJobMix],
+    mix_index: usize,
+    metric: impl Fn(&FourJobMix) -> f64,
+) -> Vec<f64> {
+    mixes
+        .iter()
+        .filter(|mix| mix.nth == mix_index)
+        .map(metric)
+        .collect()
 }
 
 fn mix_name(mix_index: usize) -> String {
     format!("{}: {}", mix_index + 1, PAPER_MIXES[mix_index].0.join("."))
 }
 
-fn gain_points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> RoundRobinGains) -> Vec<DataPoint> {
+fn gain_points(
+    mixes: &[FourJobMix],
+    name: &str,
+    metric: impl Fn(&FourJobMix) -> RoundRobinGains,
+) -> Vec<DataPoint> {
     let series: [(&str, fn(&RoundRobinGains) -> f64); 8] = [
         ("IPC gain, %", |run| run.ipc_gain),
         ("kick-outs saved, %", |run| run.kick_outs_saved),
@@ -393,7 +616,11 @@ fn gain_points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) ->
     for nth in measured_mix_indices(mixes) {
         for (series, get) in series {
             let values = values_of(mixes, nth, |mix| get(&metric(mix)));
-            points.push(DataPoint::from_values(format!("{series}: {name}"), mix_name(nth), &values));
+            points.push(DataPoint::from_values(
+                format!("{series}: {name}"),
+                mix_name(nth),
+                &values,
+            ));
         }
     }
     points
@@ -402,18 +629,28 @@ fn gain_points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) ->
 fn gains_figure(mixes: &[FourJobMix]) -> ResultFigure {
     let gain_bar = |values: Vec<f64>| {
         let point = DataPoint::from_values("", "", &values);
-        ChartBar { value: point.value, interval: point.low.zip(point.high) }
+        ChartBar {
+            value: point.value,
+            interval: point.low.zip(point.high),
+        }
     };
     let group = |mix_index: usize| {
-        let policy_bar = |index: usize| gain_bar(values_of(mixes, mix_index, |mix| mix.by[index].ipc_gain));
+        let policy_bar =
+            |index: usize| gain_bar(values_of(mixes, mix_index, |mix| mix.by[index].ipc_gain));
         let best_pairing_bar = gain_bar(values_of(mixes, mix_index, |mix| mix.oracle.ipc_gain));
         let bars = (0..SCHEDULERS.len())
             .map(policy_bar)
             .chain([best_pairing_bar, ChartBar::from(PAPER_MIXES[mix_index].2)])
             .collect();
-        BarGroup { name: PAPER_MIXES[mix_index].0.join("."), bars }
+        BarGroup {
+            name: PAPER_MIXES[mix_index].0.join("."),
+            bars,
+        }
     };
-    let series = SCHEDULERS.iter().map(|(name, _, _)| *name).chain(["best pairing", "paper"]);
+    let series = SCHEDULERS
+        .iter()
+        .map(|(name, _, _)| *name)
+        .chain(["best pairing", "paper"]);
     let bars = BarChart {
         title: "IPC gain over round robin, mixes of four jobs".to_string(),
         y: Axis::linear("%"),

@@ -11,7 +11,9 @@ mod xeon;
 use crate::ExperimentRun;
 
 /// The nine programs of AV's Table 4, by the names of cachemate's kernels (`perlbmk` is `perl`).
-const PROGRAMS: [&str; 9] = ["gzip", "mcf", "equake", "ammp", "twolf", "mesa", "parser", "perl", "bzip2"];
+const PROGRAMS: [&str; 9] = [
+    "gzip", "mcf", "equake", "ammp", "twolf", "mesa", "parser", "perl", "bzip2",
+];
 
 const MACHINE: &str = "smt-av";
 
@@ -23,5 +25,9 @@ const SUPER_SETS: u32 = 32;
 const SAMPLE_CYCLES: u64 = 5_000_000;
 
 /// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
-pub(crate) const EXPERIMENTS: &[ExperimentRun] =
-    &[("AV-1 AV-7", pairs::run), ("AV-3", mixes::run), ("AV-4 AV-5 AV-8 AV-9", xeon::run), ("AV-2 AV-6", solo::run)];
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("AV-1 AV-7", pairs::run),
+    ("AV-3", mixes::run),
+    ("AV-4 AV-5 AV-8 AV-9", xeon::run),
+    ("AV-2 AV-6", solo::run),
+];

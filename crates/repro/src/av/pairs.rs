@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CacheLevel, IndexSet};
 use cachemate_locality::activity::common_active_count;
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, Mark, Series};
+use cachemate_report::figure::{
+    Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, Mark, Series,
+};
 use cachemate_sim::results::MissBreakdown;
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +23,14 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, least, mean};
 
 /// Table 1, average slope and r².
-const PAPER_SLOPES: [(f64, f64); 6] =
-    [(0.109, 0.326), (-0.023, 0.142), (0.085, 0.395), (0.007, 0.177), (-0.022, 0.143), (-0.151, 0.331)];
+const PAPER_SLOPES: [(f64, f64); 6] = [
+    (0.109, 0.326),
+    (-0.023, 0.142),
+    (0.085, 0.395),
+    (0.007, 0.177),
+    (-0.022, 0.143),
+    (-0.151, 0.331),
+];
 const L2_MISS_CELL: usize = 5;
 
 /// Warm-up samples, measured samples, and the time scale.
@@ -51,19 +59,58 @@ struct PairRun {
 type CellFits = [(f64, Option<FittedLine>); 6];
 
 /// Other possible thresholds; their results are shown without a target.
-const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
-    [("half the threshold", Some(0.5)), ("twice the threshold", Some(2.0)), ("above the program's own mean", None)];
+const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] = [
+    ("half the threshold", Some(0.5)),
+    ("twice the threshold", Some(2.0)),
+    ("above the program's own mean", None),
+];
 
 /// Definitions of super sets, all computed from the same runs. The first is that of the section with this result:
 /// "contiguous groups of sets called Super Sets" (AV 2.2, and the introduction), 32 of them by choice. The others, with
 /// other numbers or by the low bits of the set as in the hardware (4.2), are shown without a target.
 const FORMS: [(&str, SuperSets); 6] = [
-    ("contiguous, 32 super sets", SuperSets { is_contiguous: true, super_sets: 32 }),
-    ("contiguous, 64 super sets", SuperSets { is_contiguous: true, super_sets: 64 }),
-    ("contiguous, 128 super sets", SuperSets { is_contiguous: true, super_sets: 128 }),
-    ("low bits, 32 super sets", SuperSets { is_contiguous: false, super_sets: 32 }),
-    ("low bits, 64 super sets", SuperSets { is_contiguous: false, super_sets: 64 }),
-    ("low bits, 128 super sets", SuperSets { is_contiguous: false, super_sets: 128 }),
+    (
+        "contiguous, 32 super sets",
+        SuperSets {
+            is_contiguous: true,
+            super_sets: 32,
+        },
+    ),
+    (
+        "contiguous, 64 super sets",
+        SuperSets {
+            is_contiguous: true,
+            super_sets: 64,
+        },
+    ),
+    (
+        "contiguous, 128 super sets",
+        SuperSets {
+            is_contiguous: true,
+            super_sets: 128,
+        },
+    ),
+    (
+        "low bits, 32 super sets",
+        SuperSets {
+            is_contiguous: false,
+            super_sets: 32,
+        },
+    ),
+    (
+        "low bits, 64 super sets",
+        SuperSets {
+            is_contiguous: false,
+            super_sets: 64,
+        },
+    ),
+    (
+        "low bits, 128 super sets",
+        SuperSets {
+            is_contiguous: false,
+            super_sets: 128,
+        },
+    ),
 ];
 
 /// Returns the names of the entries of [`PairRun::otherwise`].
@@ -76,19 +123,34 @@ fn other_reading_names() -> impl Iterator<Item = &'static str> {
 fn fold_samples(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
     let fold_sample = |sample: &ActivitySample| ActivitySample {
         instr_per_cycle: sample.instr_per_cycle,
-        tasks: sample.tasks.iter().map(|task| form.fold_sets(task)).collect(),
+        tasks: sample
+            .tasks
+            .iter()
+            .map(|task| form.fold_sets(task))
+            .collect(),
     };
     samples.iter().map(fold_sample).collect()
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let length = context.pick(
-        PairLength { scale: 200, warm_up_samples: 40, measured_samples: 30, cause_run_cycles: (2_000_000, 6_000_000) },
-        PairLength { scale: 20, warm_up_samples: 8, measured_samples: 60, cause_run_cycles: (40_000_000, 240_000_000) },
+        PairLength {
+            scale: 200,
+            warm_up_samples: 40,
+            measured_samples: 30,
+            cause_run_cycles: (2_000_000, 6_000_000),
+        },
+        PairLength {
+            scale: 20,
+            warm_up_samples: 8,
+            measured_samples: 60,
+            cause_run_cycles: (40_000_000, 240_000_000),
+        },
     );
     let thresholds = measure_thresholds(context, &length)?;
-    let program_pairs: Vec<PairIndices> =
-        (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
+    let program_pairs: Vec<PairIndices> = (0..PROGRAMS.len())
+        .flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b)))
+        .collect();
     let pairs = context.run_cases(
         module_path!(),
         &program_pairs,
@@ -100,7 +162,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     )?;
     let mut findings = correlation_findings(context, &pairs);
     findings.extend(inter_thread_findings(context, &pairs));
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(length.scale as f64)).collect())
+    Ok(findings
+        .into_iter()
+        .map(|finding| finding.with_time_scale(length.scale as f64))
+        .collect())
 }
 
 /// Positions of two programs in [`PROGRAMS`].
@@ -123,7 +188,10 @@ fn build_workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workl
 }
 
 /// By seed: thresholds from the nine programs alone, for each of [`FORMS`].
-fn measure_thresholds(context: &ExperimentContext<'_>, length: &PairLength) -> Result<BTreeMap<u64, Vec<Thresholds>>> {
+fn measure_thresholds(
+    context: &ExperimentContext<'_>,
+    length: &PairLength,
+) -> Result<BTreeMap<u64, Vec<Thresholds>>> {
     let program_indices: Vec<usize> = (0..PROGRAMS.len()).collect();
     let solo_samples = context.run_cases(
         module_path!(),
@@ -137,67 +205,129 @@ fn measure_thresholds(context: &ExperimentContext<'_>, length: &PairLength) -> R
     )?;
     let thresholds_of_form = |seed: u64, form: SuperSets| {
         let samples = solo_samples.of_seed(seed).flatten();
-        let activities: Vec<TaskActivity> =
-            samples.map(|sample: &ActivitySample| form.fold_sets(&sample.tasks[0])).collect();
+        let activities: Vec<TaskActivity> = samples
+            .map(|sample: &ActivitySample| form.fold_sets(&sample.tasks[0]))
+            .collect();
         Thresholds::mean_of(activities.iter())
     };
-    let thresholds_of_seed = |&seed| (seed, FORMS.map(|(_, form)| thresholds_of_form(seed, form)).to_vec());
+    let thresholds_of_seed = |&seed| {
+        (
+            seed,
+            FORMS
+                .map(|(_, form)| thresholds_of_form(seed, form))
+                .to_vec(),
+        )
+    };
     Ok(context.seeds.iter().map(thresholds_of_seed).collect())
 }
 
-fn run_pair(length: &PairLength, seed: u64, pair: PairIndices, thresholds_by_form: &[Thresholds]) -> Result<PairRun> {
-    let workload =
-        build_workload(vec![program_job(pair.0, seed, 0), program_job(pair.1, seed, 1)], seed, length.scale)?;
-    let set_samples = sample_by_set(workload.clone(), length.warm_up_samples, length.measured_samples)?.0;
-    let (samples, thresholds) = (fold_samples(&set_samples, FORMS[0].1), &thresholds_by_form[0]);
-    let results = workload.with_length(length.cause_run_cycles.0, length.cause_run_cycles.1).unmanaged_run()?;
-    let l2 = results.level_breakdown(CacheLevel::L2).ok_or_else(|| failed(&pair_name(pair))("no L2"))?;
+fn run_pair(
+    length: &PairLength,
+    seed: u64,
+    pair: PairIndices,
+    thresholds_by_form: &[Thresholds],
+) -> Result<PairRun> {
+    let workload = build_workload(
+        vec![program_job(pair.0, seed, 0), program_job(pair.1, seed, 1)],
+        seed,
+        length.scale,
+    )?;
+    let set_samples = sample_by_set(
+        workload.clone(),
+        length.warm_up_samples,
+        length.measured_samples,
+    )?
+    .0;
+    let (samples, thresholds) = (
+        fold_samples(&set_samples, FORMS[0].1),
+        &thresholds_by_form[0],
+    );
+    let results = workload
+        .with_length(length.cause_run_cycles.0, length.cause_run_cycles.1)
+        .unmanaged_run()?;
+    let l2 = results
+        .level_breakdown(CacheLevel::L2)
+        .ok_or_else(|| failed(&pair_name(pair))("no L2"))?;
     let instr_per_cycle = mean(samples.iter().map(|sample| sample.instr_per_cycle));
     let fits_by_threshold = |(_, multiplier): &(&str, Option<f64>)| match multiplier {
-        Some(multiplier) => {
-            fit_ipc_over_bits(&samples, |activity| thresholds.scaled_by(*multiplier).vectors_of(activity))
-        }
+        Some(multiplier) => fit_ipc_over_bits(&samples, |activity| {
+            thresholds.scaled_by(*multiplier).vectors_of(activity)
+        }),
         None => fit_ipc_over_bits(&samples, vectors_above_own_mean),
     };
     let mut other_fits: Vec<CellFits> = OTHER_THRESHOLDS.iter().map(fits_by_threshold).collect();
     for ((_, form), thresholds) in FORMS.iter().zip(thresholds_by_form).skip(1) {
-        other_fits
-            .push(fit_ipc_over_bits(&fold_samples(&set_samples, *form), |activity| thresholds.vectors_of(activity)));
+        other_fits.push(fit_ipc_over_bits(
+            &fold_samples(&set_samples, *form),
+            |activity| thresholds.vectors_of(activity),
+        ));
     }
     let vectors = |activity: &TaskActivity| thresholds.vectors_of(activity);
     let overlap_deviations = std::array::from_fn(|cell| {
         root_mean_square_deviation(
-            &samples.iter().map(|sample| count_shared_bits(sample, &vectors)[cell]).collect::<Vec<f64>>(),
+            &samples
+                .iter()
+                .map(|sample| count_shared_bits(sample, &vectors)[cell])
+                .collect::<Vec<f64>>(),
         )
     });
     let cell_fits = fit_ipc_over_bits(&samples, vectors);
-    Ok(PairRun { instr_per_cycle, cells: cell_fits, moved: overlap_deviations, otherwise: other_fits, l2 })
+    Ok(PairRun {
+        instr_per_cycle,
+        cells: cell_fits,
+        moved: overlap_deviations,
+        otherwise: other_fits,
+        l2,
+    })
 }
 
 /// Returns the number of bits that are set in the vectors of both tasks, by vector.
-fn count_shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
+fn count_shared_bits(
+    sample: &ActivitySample,
+    vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6],
+) -> [f64; 6] {
     let (first, second) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
     std::array::from_fn(|cell| f64::from(common_active_count(&first[cell], &second[cell])))
 }
 
-fn fit_ipc_over_bits(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> CellFits {
-    let bits_and_ipc: Vec<([f64; 6], f64)> =
-        samples.iter().map(|sample| (count_shared_bits(sample, &vectors), sample.instr_per_cycle)).collect();
+fn fit_ipc_over_bits(
+    samples: &[ActivitySample],
+    vectors: impl Fn(&TaskActivity) -> [IndexSet; 6],
+) -> CellFits {
+    let bits_and_ipc: Vec<([f64; 6], f64)> = samples
+        .iter()
+        .map(|sample| (count_shared_bits(sample, &vectors), sample.instr_per_cycle))
+        .collect();
     std::array::from_fn(|cell| {
-        let cell_points: Vec<(f64, f64)> = bits_and_ipc.iter().map(|(bits, ipc)| (bits[cell], *ipc)).collect();
-        (mean(cell_points.iter().map(|point| point.0)), FittedLine::fit(&cell_points))
+        let cell_points: Vec<(f64, f64)> = bits_and_ipc
+            .iter()
+            .map(|(bits, ipc)| (bits[cell], *ipc))
+            .collect();
+        (
+            mean(cell_points.iter().map(|point| point.0)),
+            FittedLine::fit(&cell_points),
+        )
     })
 }
 
 /// Deviation of the values themselves from their mean.
 fn root_mean_square_deviation(values: &[f64]) -> f64 {
     let mean_value = mean(values);
-    mean(values.iter().map(|value| (value - mean_value) * (value - mean_value))).sqrt()
+    mean(
+        values
+            .iter()
+            .map(|value| (value - mean_value) * (value - mean_value)),
+    )
+    .sqrt()
 }
 
 /// One value per seed, from the pairs of that seed.
 fn values_by_seed(pairs: &PairRuns, value: impl Fn(&[&PairRun]) -> f64) -> Vec<f64> {
-    pairs.per_seed(value).into_iter().map(|(_, value)| value).collect()
+    pairs
+        .per_seed(value)
+        .into_iter()
+        .map(|(_, value)| value)
+        .collect()
 }
 
 /// Averages over the pairs with a line, seed by seed.
@@ -206,7 +336,9 @@ fn mean_lines_by_seed(
     line: impl Fn(&PairRun) -> Option<FittedLine>,
     metric: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
-    values_by_seed(pairs, |pairs| mean(pairs.iter().filter_map(|pair| Some(metric(&line(pair)?)))))
+    values_by_seed(pairs, |pairs| {
+        mean(pairs.iter().filter_map(|pair| Some(metric(&line(pair)?))))
+    })
 }
 
 /// Returns the mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the paper's
@@ -217,9 +349,16 @@ fn mean_slopes_by_seed(pairs: &PairRuns, cell: usize) -> Vec<f64> {
 }
 
 /// Returns the line of IPC over shared bits through the means of the pairs, seed by seed.
-fn fit_pair_means_by_seed(pairs: &PairRuns, metric: impl Fn(&PairRun) -> f64, get: fn(&FittedLine) -> f64) -> Vec<f64> {
+fn fit_pair_means_by_seed(
+    pairs: &PairRuns,
+    metric: impl Fn(&PairRun) -> f64,
+    get: fn(&FittedLine) -> f64,
+) -> Vec<f64> {
     values_by_seed(pairs, |pairs| {
-        let means: Vec<(f64, f64)> = pairs.iter().map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
+        let means: Vec<(f64, f64)> = pairs
+            .iter()
+            .map(|pair| (metric(pair), pair.instr_per_cycle))
+            .collect();
         FittedLine::fit(&means).as_ref().map_or(f64::NAN, get)
     })
 }
@@ -227,9 +366,15 @@ fn fit_pair_means_by_seed(pairs: &PairRuns, metric: impl Fn(&PairRun) -> f64, ge
 /// Returns the ratio of the L2 miss slope to the steepest of the others, seed by seed.
 fn steepness_ratios_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
-        let other_slopes =
-            slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS_CELL).map(|(_, slopes)| slopes[seed].abs());
-        slopes[L2_MISS_CELL][seed].abs() / other_slopes.filter(|slope| slope.is_finite()).fold(0.0, f64::max)
+        let other_slopes = slopes
+            .iter()
+            .enumerate()
+            .filter(|(cell, _)| *cell != L2_MISS_CELL)
+            .map(|(_, slopes)| slopes[seed].abs());
+        slopes[L2_MISS_CELL][seed].abs()
+            / other_slopes
+                .filter(|slope| slope.is_finite())
+                .fold(0.0, f64::max)
     };
     (0..slopes[L2_MISS_CELL].len()).map(ratio_of_seed).collect()
 }
@@ -238,8 +383,11 @@ fn steepness_ratios_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
 /// negative slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
 fn excess_slopes_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
-        let other_slopes =
-            slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS_CELL).map(|(_, slopes)| slopes[seed]);
+        let other_slopes = slopes
+            .iter()
+            .enumerate()
+            .filter(|(cell, _)| *cell != L2_MISS_CELL)
+            .map(|(_, slopes)| slopes[seed]);
         least(other_slopes) - slopes[L2_MISS_CELL][seed]
     };
     (0..slopes[L2_MISS_CELL].len()).map(ratio_of_seed).collect()
@@ -248,19 +396,30 @@ fn excess_slopes_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
 /// Slopes within pairs, averaged as the paper averages them; other readings are points.
 fn correlation_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> Vec<Finding> {
     let slope_of = |line: &FittedLine| line.slope;
-    let slopes_within: Vec<Vec<f64>> =
-        (0..6).map(|cell| mean_lines_by_seed(pairs, |pair| pair.cells[cell].1, slope_of)).collect();
-    let slopes_over_all_pairs: Vec<Vec<f64>> = (0..6).map(|cell| mean_slopes_by_seed(pairs, cell)).collect();
-    let slopes_between: Vec<Vec<f64>> =
-        (0..6).map(|cell| fit_pair_means_by_seed(pairs, |pair| pair.cells[cell].0, slope_of)).collect();
+    let slopes_within: Vec<Vec<f64>> = (0..6)
+        .map(|cell| mean_lines_by_seed(pairs, |pair| pair.cells[cell].1, slope_of))
+        .collect();
+    let slopes_over_all_pairs: Vec<Vec<f64>> = (0..6)
+        .map(|cell| mean_slopes_by_seed(pairs, cell))
+        .collect();
+    let slopes_between: Vec<Vec<f64>> = (0..6)
+        .map(|cell| fit_pair_means_by_seed(pairs, |pair| pair.cells[cell].0, slope_of))
+        .collect();
     let pair_with_seeds = |values: &[f64]| context.with_seeds(values.to_vec());
-    let mut slope_finding = Finding::declared("av-1-slope", &pair_with_seeds(&slopes_over_all_pairs[L2_MISS_CELL]));
-    let mut excess_finding =
-        Finding::declared("av-1-steepness", &pair_with_seeds(&excess_slopes_by_seed(&slopes_over_all_pairs)));
+    let mut slope_finding = Finding::declared(
+        "av-1-slope",
+        &pair_with_seeds(&slopes_over_all_pairs[L2_MISS_CELL]),
+    );
+    let mut excess_finding = Finding::declared(
+        "av-1-steepness",
+        &pair_with_seeds(&excess_slopes_by_seed(&slopes_over_all_pairs)),
+    );
     slope_finding.points = table_points(context, pairs, &slopes_within, &slopes_between);
     slope_finding.note = describe_fit(context, pairs);
-    slope_finding.figures =
-        vec![slopes_figure(&slopes_over_all_pairs, &slopes_between), overlap_figure(context, pairs)];
+    slope_finding.figures = vec![
+        slopes_figure(&slopes_over_all_pairs, &slopes_between),
+        overlap_figure(context, pairs),
+    ];
     let readings = [
         ("of all 45", &slopes_over_all_pairs),
         ("of the pairs that have one", &slopes_within),
@@ -268,17 +427,36 @@ fn correlation_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> Ve
     ];
     excess_finding.points = readings
         .map(|(reading, slopes)| {
-            DataPoint::from_values("absolute slope over the others'", reading, steepness_ratios_by_seed(slopes))
+            DataPoint::from_values(
+                "absolute slope over the others'",
+                reading,
+                steepness_ratios_by_seed(slopes),
+            )
         })
         .into();
-    excess_finding.note = describe_steepness(context, pairs, &steepness_ratios_by_seed(&slopes_over_all_pairs));
+    excess_finding.note = describe_steepness(
+        context,
+        pairs,
+        &steepness_ratios_by_seed(&slopes_over_all_pairs),
+    );
     vec![slope_finding, excess_finding]
 }
 
 fn describe_fit(context: &ExperimentContext<'_>, pairs: &PairRuns) -> String {
-    let count_fitted_pairs = |cell: usize| pairs.all().filter(|pair| pair.cells[cell].1.is_some()).count();
+    let count_fitted_pairs = |cell: usize| {
+        pairs
+            .all()
+            .filter(|pair| pair.cells[cell].1.is_some())
+            .count()
+    };
     let lines: Vec<String> = (0..6)
-        .map(|cell| format!("{} {}", CELLS[cell], count_fitted_pairs(cell) / context.seeds.len().max(1)))
+        .map(|cell| {
+            format!(
+                "{} {}",
+                CELLS[cell],
+                count_fitted_pairs(cell) / context.seeds.len().max(1)
+            )
+        })
         .collect();
     format!(
         "32 contiguous super sets at every level (AV 2.2; their number is open). Chosen before running, since the paper \
@@ -292,12 +470,22 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &PairRuns) -> String {
 }
 
 /// Returns the variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
-fn describe_steepness(context: &ExperimentContext<'_>, pairs: &PairRuns, overlap_counts: &[f64]) -> String {
+fn describe_steepness(
+    context: &ExperimentContext<'_>,
+    pairs: &PairRuns,
+    overlap_counts: &[f64],
+) -> String {
     let describe_spread = |cell: usize| {
         let deviation_within = mean(pairs.by_seed().map(|pair| pair.moved[cell]));
-        let means: Vec<f64> = pairs.of_seed(context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
+        let means: Vec<f64> = pairs
+            .of_seed(context.seeds[0])
+            .map(|pair| pair.cells[cell].0)
+            .collect();
         let deviation_between = root_mean_square_deviation(&means);
-        format!("{} {deviation_within:.2} and {deviation_between:.1}", CELLS[cell])
+        format!(
+            "{} {deviation_within:.2} and {deviation_between:.1}",
+            CELLS[cell]
+        )
     };
     let spreads: Vec<String> = (0..6).map(describe_spread).collect();
     format!(
@@ -320,18 +508,36 @@ fn table_points(
         (|line| line.slope, |line| line.r_squared);
     let mut points = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
-        let mut add_point = |series: &str, values: &[f64]| points.push(DataPoint::from_values(series, *name, values));
+        let mut add_point = |series: &str, values: &[f64]| {
+            points.push(DataPoint::from_values(series, *name, values))
+        };
         add_point("slope, paper", &[PAPER_SLOPES[cell].0]);
-        add_point("slope within pairs, all 45", &mean_slopes_by_seed(pairs, cell));
+        add_point(
+            "slope within pairs, all 45",
+            &mean_slopes_by_seed(pairs, cell),
+        );
         add_point("slope within pairs", &slopes_within[cell]);
         add_point("slope between pairs", &slopes_between[cell]);
         add_point("r², paper", &[PAPER_SLOPES[cell].1]);
-        add_point("r² within pairs", &mean_lines_by_seed(pairs, |pair| pair.cells[cell].1, r_squared));
-        add_point("r² between pairs", &fit_pair_means_by_seed(pairs, |pair| pair.cells[cell].0, r_squared));
+        add_point(
+            "r² within pairs",
+            &mean_lines_by_seed(pairs, |pair| pair.cells[cell].1, r_squared),
+        );
+        add_point(
+            "r² between pairs",
+            &fit_pair_means_by_seed(pairs, |pair| pair.cells[cell].0, r_squared),
+        );
         let strong_pair_count = |pairs: &[&PairRun]| {
-            pairs.iter().filter_map(|pair| pair.cells[cell].1).filter(|line| line.r_squared > 0.5).count() as f64
+            pairs
+                .iter()
+                .filter_map(|pair| pair.cells[cell].1)
+                .filter(|line| line.r_squared > 0.5)
+                .count() as f64
         };
-        add_point("pairs with r² above 0.5", &values_by_seed(pairs, strong_pair_count));
+        add_point(
+            "pairs with r² above 0.5",
+            &values_by_seed(pairs, strong_pair_count),
+        );
         for (reading, threshold) in other_reading_names().enumerate() {
             let lines = mean_lines_by_seed(pairs, |pair| pair.otherwise[reading][cell].1, slope);
             add_point(&format!("slope within pairs, {threshold}"), &lines);
@@ -339,9 +545,16 @@ fn table_points(
             add_point(&format!("slope between pairs, {threshold}"), &line);
         }
     }
-    for &((pair, _), ref run) in pairs.iter().filter(|((_, seed), _)| *seed == context.seeds[0]) {
+    for &((pair, _), ref run) in pairs
+        .iter()
+        .filter(|((_, seed), _)| *seed == context.seeds[0])
+    {
         let slope_point = |(name, (_, line)): (&&str, &(f64, Option<FittedLine>))| {
-            DataPoint::from_values(format!("slope of {}", pair_name(pair)), *name, line.iter().map(|line| line.slope))
+            DataPoint::from_values(
+                format!("slope of {}", pair_name(pair)),
+                *name,
+                line.iter().map(|line| line.slope),
+            )
         };
         points.extend(CELLS.iter().zip(&run.cells).map(slope_point));
     }
@@ -356,12 +569,17 @@ fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> Res
             slope_bar(&slopes_between[cell]),
             ChartBar::from(PAPER_SLOPES[cell].0),
         ];
-        BarGroup { name: name.to_string(), bars }
+        BarGroup {
+            name: name.to_string(),
+            bars,
+        }
     };
     let bars = BarChart {
         title: "Slope of IPC over shared bits".to_string(),
         y: Axis::linear("IPC per shared bit"),
-        series: ["within pairs", "between pairs", "paper"].map(str::to_string).to_vec(),
+        series: ["within pairs", "between pairs", "paper"]
+            .map(str::to_string)
+            .to_vec(),
         groups: CELLS.iter().enumerate().map(group).collect(),
         ..BarChart::default()
     };
@@ -371,48 +589,100 @@ fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> Res
 fn overlap_figure(context: &ExperimentContext<'_>, pairs: &PairRuns) -> ResultFigure {
     let point = |((pair, _), run): &((PairIndices, u64), PairRun)| {
         let bits = run.cells[L2_MISS_CELL].0;
-        let title = format!("{}: {bits:.1} bits, IPC {:.2}", pair_name(*pair), run.instr_per_cycle);
-        ChartPoint { title: Some(title), ..ChartPoint::new(bits, run.instr_per_cycle) }
+        let title = format!(
+            "{}: {bits:.1} bits, IPC {:.2}",
+            pair_name(*pair),
+            run.instr_per_cycle
+        );
+        ChartPoint {
+            title: Some(title),
+            ..ChartPoint::new(bits, run.instr_per_cycle)
+        }
     };
-    let points = pairs.iter().filter(|((_, seed), _)| *seed == context.seeds[0]).map(point).collect();
+    let points = pairs
+        .iter()
+        .filter(|((_, seed), _)| *seed == context.seeds[0])
+        .map(point)
+        .collect();
     let chart = Chart {
         title: "Shared bits of the L2 miss vectors and IPC, one point a pair".to_string(),
         x: Axis::linear("bits shared, mean over samples (of 32)"),
         y: Axis::linear("IPC of both contexts"),
-        series: vec![Series { points, mark: Mark::Points, ..Series::default() }],
+        series: vec![Series {
+            points,
+            mark: Mark::Points,
+            ..Series::default()
+        }],
         ..Chart::default()
     };
     ResultFigure::chart("av-1-pairs", &chart)
 }
 
 fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> [Finding; 2] {
-    let inter_task_percent = |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
+    let inter_task_percent =
+        |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
     let inter_task_share_of_warm = |pair: &PairRun| {
         let warm_misses = pair.l2.misses - pair.l2.cold;
-        if warm_misses > 0 { 100.0 * pair.l2.inter_task as f64 / warm_misses as f64 } else { f64::NAN }
+        if warm_misses > 0 {
+            100.0 * pair.l2.inter_task as f64 / warm_misses as f64
+        } else {
+            f64::NAN
+        }
     };
-    let mean_cold_percent =
-        mean(pairs.by_seed().map(|pair| 100.0 * pair.l2.cold as f64 / pair.l2.misses.max(1) as f64));
+    let mean_cold_percent = mean(
+        pairs
+            .by_seed()
+            .map(|pair| 100.0 * pair.l2.cold as f64 / pair.l2.misses.max(1) as f64),
+    );
     let mean_warm_share = |pairs: &[&PairRun]| {
-        mean(pairs.iter().map(|pair| inter_task_share_of_warm(pair)).filter(|share| share.is_finite()))
+        mean(
+            pairs
+                .iter()
+                .map(|pair| inter_task_share_of_warm(pair))
+                .filter(|share| share.is_finite()),
+        )
     };
-    let percent_of_references = |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
+    let percent_of_references =
+        |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
     let (mut points, mut groups) = (Vec::new(), Vec::new());
-    for &((pair, _), ref run) in pairs.iter().filter(|((_, seed), _)| *seed == context.seeds[0]) {
+    for &((pair, _), ref run) in pairs
+        .iter()
+        .filter(|((_, seed), _)| *seed == context.seeds[0])
+    {
         let name = pair_name(pair);
         points.extend([
-            pairs.point(pair, "L2 miss ratio, %", &name, |run| percent_of_references(run.l2.misses, run)),
-            pairs.point(pair, "inter-thread share of misses, %", &name, inter_task_percent),
-            pairs.point(pair, "inter-thread share without cold misses, %", &name, inter_task_share_of_warm),
+            pairs.point(pair, "L2 miss ratio, %", &name, |run| {
+                percent_of_references(run.l2.misses, run)
+            }),
+            pairs.point(
+                pair,
+                "inter-thread share of misses, %",
+                &name,
+                inter_task_percent,
+            ),
+            pairs.point(
+                pair,
+                "inter-thread share without cold misses, %",
+                &name,
+                inter_task_share_of_warm,
+            ),
         ]);
-        let miss_counts = [run.l2.inter_task, run.l2.own + run.l2.coherence, run.l2.cold];
-        let bars = miss_counts.map(|count| ChartBar::from(percent_of_references(count, run))).to_vec();
+        let miss_counts = [
+            run.l2.inter_task,
+            run.l2.own + run.l2.coherence,
+            run.l2.cold,
+        ];
+        let bars = miss_counts
+            .map(|count| ChartBar::from(percent_of_references(count, run)))
+            .to_vec();
         groups.push(BarGroup { name, bars });
     }
     let bars = BarChart {
         title: "L2 misses by cause, 45 pairs".to_string(),
         y: Axis::linear("misses, % of L2 references"),
-        series: ["inter-thread", "the thread's own", "cold"].map(str::to_string).to_vec(),
+        series: ["inter-thread", "the thread's own", "cold"]
+            .map(str::to_string)
+            .to_vec(),
         groups,
         is_stacked: true,
         size: Some((1180.0, 430.0)),
@@ -428,7 +698,10 @@ fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> [
          and still less in the six of the quick one."
     ))
     .with_figure(figure);
-    [miss_share_finding, Finding::declared("av-7-all-misses", &pairs.mean_per_seed(inter_task_percent))]
+    [
+        miss_share_finding,
+        Finding::declared("av-7-all-misses", &pairs.mean_per_seed(inter_task_percent)),
+    ]
 }
 
 #[cfg(test)]

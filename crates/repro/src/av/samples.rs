@@ -1,7 +1,8 @@
 //! Runs divided into samples: the activity of every task in every super set, and the machine's speed in the same time.
 
 use cachemate_core::{
-    CacheLevel, CounterEvent, CounterScope, Machine, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,
+    CacheLevel, CounterEvent, CounterScope, Machine, Observation, Plan, ProbeEvidence, ProbeId,
+    ProbeKind, ProbeRequest,
 };
 use cachemate_core::{SuperSetCount, TaskId, WindowLength};
 use cachemate_sim::results::RunResults;
@@ -11,7 +12,11 @@ use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::setup::{Workload, failed};
 use crate::{ReproError, Result};
 
-pub(super) const LEVELS: [CacheLevel; 3] = [CacheLevel::L1Data, CacheLevel::L1Instruction, CacheLevel::L2];
+pub(super) const LEVELS: [CacheLevel; 3] = [
+    CacheLevel::L1Data,
+    CacheLevel::L1Instruction,
+    CacheLevel::L2,
+];
 
 /// Counts of one task in one sample, in the order of [`LEVELS`].
 pub(super) type TaskActivity = [Vec<SuperSetCount>; 3];
@@ -35,10 +40,19 @@ impl SuperSets {
     /// Combines counts by set into counts by super set.
     pub fn fold_sets(self, level_counts: &TaskActivity) -> TaskActivity {
         level_counts.each_ref().map(|sets| {
-            let mut counts = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets];
+            let mut counts = vec![
+                SuperSetCount {
+                    accesses: 0,
+                    misses: 0
+                };
+                self.super_sets
+            ];
             for (index, set) in sets.iter().enumerate() {
-                let super_set_index =
-                    if self.is_contiguous { index * self.super_sets / sets.len() } else { index % self.super_sets };
+                let super_set_index = if self.is_contiguous {
+                    index * self.super_sets / sets.len()
+                } else {
+                    index % self.super_sets
+                };
                 counts[super_set_index].accesses += set.accesses;
                 counts[super_set_index].misses += set.misses;
             }
@@ -90,7 +104,9 @@ fn sample_with_options(
     let workload = workload.with_length(warm_up * cycles, sample_count * cycles);
     let mut machine = workload.build_machine()?;
     let task_ids: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
-    let mut plan = Plan::idle(WindowLength::Cycles { cycles: SAMPLE_CYCLES });
+    let mut plan = Plan::idle(WindowLength::Cycles {
+        cycles: SAMPLE_CYCLES,
+    });
     plan.probes = (0u32..)
         .zip(LEVELS)
         .zip(super_sets)
@@ -98,14 +114,22 @@ fn sample_with_options(
         .collect();
     let applied = machine.apply(&plan).map_err(failed("activity probes"))?;
     if let Some(refused) = applied.refused.first() {
-        return Err(ReproError::Failed("activity probes".to_string(), refused.message.clone()));
+        return Err(ReproError::Failed(
+            "activity probes".to_string(),
+            refused.message.clone(),
+        ));
     }
     let mut samples = Vec::new();
     let mut sample_index = 0;
     while let Some(observation) = machine.observe().map_err(failed("sampled run"))? {
         sample_index += 1;
         // The end of the run may cut the last window short.
-        if sample_index > warm_up && observation.span.elapsed_cycles.is_some_and(|elapsed| elapsed * 10 >= cycles * 9) {
+        if sample_index > warm_up
+            && observation
+                .span
+                .elapsed_cycles
+                .is_some_and(|elapsed| elapsed * 10 >= cycles * 9)
+        {
             samples.push(sample_from_observation(&observation, jobs, super_sets));
         }
     }
@@ -113,22 +137,57 @@ fn sample_with_options(
 }
 
 fn super_set_probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> ProbeRequest {
-    let probe_kind = ProbeKind::SuperSets { tasks: tasks.to_vec(), level, super_sets };
-    ProbeRequest { id: ProbeId(id), kind: probe_kind, budget_ns: u64::MAX / 4 }
+    let probe_kind = ProbeKind::SuperSets {
+        tasks: tasks.to_vec(),
+        level,
+        super_sets,
+    };
+    ProbeRequest {
+        id: ProbeId(id),
+        kind: probe_kind,
+        budget_ns: u64::MAX / 4,
+    }
 }
 
-fn sample_from_observation(observation: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
+fn sample_from_observation(
+    observation: &Observation,
+    jobs: usize,
+    super_sets: [u32; 3],
+) -> ActivitySample {
     // A watched task without a sample made no access at that level, because it ran on its context all the time.
-    let empty_activity = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
+    let empty_activity = || {
+        super_sets.map(|count| {
+            vec![
+                SuperSetCount {
+                    accesses: 0,
+                    misses: 0
+                };
+                count as usize
+            ]
+        })
+    };
     let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| empty_activity()).collect();
     for probe_result in &observation.probe_results {
-        if let ProbeEvidence::Activity { task, level, super_sets, .. } = &probe_result.evidence
+        if let ProbeEvidence::Activity {
+            task,
+            level,
+            super_sets,
+            ..
+        } = &probe_result.evidence
             && let Some(level_index) = LEVELS.iter().position(|other| other == level)
         {
             tasks[task.0 as usize][level_index].clone_from(super_sets);
         }
     }
-    let on_cpus = observation.shared_counts.iter().filter(|(scope, _)| matches!(scope, CounterScope::Cpu(_)));
-    let instructions: f64 = on_cpus.filter_map(|(_, counts)| counts.get(CounterEvent::Instructions)).sum();
-    ActivitySample { instr_per_cycle: instructions / observation.span.elapsed_cycles.unwrap_or(1).max(1) as f64, tasks }
+    let on_cpus = observation
+        .shared_counts
+        .iter()
+        .filter(|(scope, _)| matches!(scope, CounterScope::Cpu(_)));
+    let instructions: f64 = on_cpus
+        .filter_map(|(_, counts)| counts.get(CounterEvent::Instructions))
+        .sum();
+    ActivitySample {
+        instr_per_cycle: instructions / observation.span.elapsed_cycles.unwrap_or(1).max(1) as f64,
+        tasks,
+    }
 }

@@ -34,13 +34,28 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         &PROGRAMS,
         |program, seed| format!("{program} {seed} {scale} {long_samples}"),
         |program, seed| {
-            let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
+            let mut workload = Workload::from_machine_name(
+                MACHINE,
+                vec![WorkloadJob::new(program, 10 * seed)],
+                seed,
+            )?;
             workload.options.scale = scale;
-            Ok(sample_workload(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?.0)
+            Ok(sample_workload(
+                workload,
+                SAMPLES_TOGETHER as u64,
+                SAMPLES_TOGETHER as u64 * long_samples,
+            )?
+            .0)
         },
     )?;
-    let findings = [predictability_finding(context, &runs), activity_finding(context, &runs)];
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(scale as f64)).collect())
+    let findings = [
+        predictability_finding(context, &runs),
+        activity_finding(context, &runs),
+    ];
+    Ok(findings
+        .into_iter()
+        .map(|finding| finding.with_time_scale(scale as f64))
+        .collect())
 }
 
 /// Correctly predicted bits of one program in percent: by the last value, and by zero.
@@ -54,20 +69,30 @@ fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> Pred
     let mut last_value_predictors: [LastVectorPredictor; 6] = Default::default();
     let (mut zero_bit_counts, mut total_bits) = ([0u32; 6], 0u32);
     for (long_sample_index, short_samples) in samples.chunks_exact(SAMPLES_TOGETHER).enumerate() {
-        let Some(activity) = combine_samples(short_samples.iter().map(|sample| &sample.tasks[0])) else { continue };
+        let Some(activity) = combine_samples(short_samples.iter().map(|sample| &sample.tasks[0]))
+        else {
+            continue;
+        };
         for (cell, vector) in thresholds.vectors_of(&activity).into_iter().enumerate() {
             // The first vector has no predecessor, so neither prediction counts it.
-            zero_bit_counts[cell] += if long_sample_index > 0 { SUPER_SETS - vector.count() } else { 0 };
+            zero_bit_counts[cell] += if long_sample_index > 0 {
+                SUPER_SETS - vector.count()
+            } else {
+                0
+            };
             last_value_predictors[cell].push(vector, SUPER_SETS);
         }
         total_bits += if long_sample_index > 0 { SUPER_SETS } else { 0 };
     }
     PredictionRates {
         by_last_value: std::array::from_fn(|cell| {
-            last_value_predictors[cell].predictability().map(|share| 100.0 * share)
+            last_value_predictors[cell]
+                .predictability()
+                .map(|share| 100.0 * share)
         }),
-        by_zero: zero_bit_counts
-            .map(|zeros| (total_bits > 0).then(|| 100.0 * f64::from(zeros) / f64::from(total_bits))),
+        by_zero: zero_bit_counts.map(|zeros| {
+            (total_bits > 0).then(|| 100.0 * f64::from(zeros) / f64::from(total_bits))
+        }),
     }
 }
 
@@ -78,11 +103,14 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -
     for &seed in &context.seeds {
         let activities = runs.of_seed(seed).flatten().map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(activities);
-        let program_accuracy: Vec<PredictionRates> =
-            runs.of_seed(seed).map(|samples| score_predictions(samples, thresholds)).collect();
+        let program_accuracy: Vec<PredictionRates> = runs
+            .of_seed(seed)
+            .map(|samples| score_predictions(samples, thresholds))
+            .collect();
         accuracy_by_seed.push(std::array::from_fn(|cell| {
-            let mean_over_programs =
-                |value: &dyn Fn(&PredictionRates) -> Option<f64>| mean(program_accuracy.iter().filter_map(value));
+            let mean_over_programs = |value: &dyn Fn(&PredictionRates) -> Option<f64>| {
+                mean(program_accuracy.iter().filter_map(value))
+            };
             (
                 mean_over_programs(&|predicted| predicted.by_last_value[cell]),
                 mean_over_programs(&|predicted| predicted.by_zero[cell]),
@@ -91,36 +119,68 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -
         if seed == context.seeds[0] {
             for (program, prediction_rates) in PROGRAMS.into_iter().zip(&program_accuracy) {
                 let cells = CELLS.iter().zip(prediction_rates.by_last_value);
-                points.extend(cells.map(|(cell, share)| DataPoint::from_values(program, *cell, share)));
+                points.extend(
+                    cells.map(|(cell, share)| DataPoint::from_values(program, *cell, share)),
+                );
             }
         }
     }
     let cell_values = |cell: usize, value: fn(&(f64, f64)) -> f64| {
-        accuracy_by_seed.iter().map(|cells| value(&cells[cell])).collect::<Vec<f64>>()
+        accuracy_by_seed
+            .iter()
+            .map(|cells| value(&cells[cell]))
+            .collect::<Vec<f64>>()
     };
     let mut groups = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
-        let (last_value_percents, always_zero_percents) =
-            (cell_values(cell, |pair| pair.0), cell_values(cell, |pair| pair.1));
-        points.push(DataPoint::from_values("last value", *name, &last_value_percents));
-        points.push(DataPoint::from_values("always zero", *name, &always_zero_percents));
-        points.push(DataPoint::from_values("last value, paper", *name, [PAPER_ACCURACY_PERCENT[cell]]));
-        let bars = [mean(&last_value_percents), mean(&always_zero_percents), PAPER_ACCURACY_PERCENT[cell]]
-            .map(ChartBar::from)
-            .to_vec();
-        groups.push(BarGroup { name: name.to_string(), bars });
+        let (last_value_percents, always_zero_percents) = (
+            cell_values(cell, |pair| pair.0),
+            cell_values(cell, |pair| pair.1),
+        );
+        points.push(DataPoint::from_values(
+            "last value",
+            *name,
+            &last_value_percents,
+        ));
+        points.push(DataPoint::from_values(
+            "always zero",
+            *name,
+            &always_zero_percents,
+        ));
+        points.push(DataPoint::from_values(
+            "last value, paper",
+            *name,
+            [PAPER_ACCURACY_PERCENT[cell]],
+        ));
+        let bars = [
+            mean(&last_value_percents),
+            mean(&always_zero_percents),
+            PAPER_ACCURACY_PERCENT[cell],
+        ]
+        .map(ChartBar::from)
+        .to_vec();
+        groups.push(BarGroup {
+            name: name.to_string(),
+            bars,
+        });
     }
     let bars = BarChart {
         title: "Bits of the next vector predicted".to_string(),
         y: Axis::linear("% of bits").with_range(0.0, 100.0),
-        series: ["last value", "always zero", "paper"].map(str::to_string).to_vec(),
+        series: ["last value", "always zero", "paper"]
+            .map(str::to_string)
+            .to_vec(),
         groups,
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-2-predictability", &bars);
     let mean_of = |cells: &[(f64, f64); 6]| mean(cells.map(|pair| pair.0));
     let per_seed = context.with_seeds(accuracy_by_seed.iter().map(mean_of));
-    let mean_zero_percent = mean(accuracy_by_seed.iter().map(|cells| mean(cells.map(|pair| pair.1))));
+    let mean_zero_percent = mean(
+        accuracy_by_seed
+            .iter()
+            .map(|cells| mean(cells.map(|pair| pair.1))),
+    );
     Finding::declared("av-2-predicted-bits", &per_seed)
     .with_points(points)
     .with_note(format!(
@@ -131,8 +191,9 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -
 }
 
 fn activity_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -> Finding {
-    let concentration =
-        |samples: &Vec<ActivitySample>| mean_concentration(samples.iter().map(|sample| &sample.tasks[0][0]));
+    let concentration = |samples: &Vec<ActivitySample>| {
+        mean_concentration(samples.iter().map(|sample| &sample.tasks[0][0]))
+    };
     let pictured_samples = |seed: u64| {
         PROGRAMS
             .into_iter()
@@ -141,15 +202,24 @@ fn activity_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -> Find
     };
     let mean_concentration_of =
         |seed: u64| mean(pictured_samples(seed).filter_map(|(_, samples)| concentration(samples)));
-    let mut finding = Finding::declared("av-6-heat-maps", &context.values_by_seed(mean_concentration_of));
+    let mut finding = Finding::declared(
+        "av-6-heat-maps",
+        &context.values_by_seed(mean_concentration_of),
+    );
     for program in PROGRAMS {
         let shares: Vec<f64> = runs.of_case(program).filter_map(concentration).collect();
-        finding.points.push(DataPoint::from_values("share of the busiest quarter, %", program, &shares));
+        finding.points.push(DataPoint::from_values(
+            "share of the busiest quarter, %",
+            program,
+            &shares,
+        ));
     }
     for (program, samples) in pictured_samples(context.seeds[0]) {
         finding.figures.push(draw_activity_map(program, samples));
     }
-    finding.with_note("Dark is high activity here, light low (the paper's colors are the other way round).")
+    finding.with_note(
+        "Dark is high activity here, light low (the paper's colors are the other way round).",
+    )
 }
 
 /// Returns the percent of all accesses in the busiest quarter of the super sets, averaged over samples.
@@ -168,14 +238,21 @@ fn mean_concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>)
 fn draw_activity_map(program: &str, samples: &[ActivitySample]) -> ResultFigure {
     let samples = &samples[..samples.len().min(PICTURED_SAMPLE_COUNT)];
     let accesses_by_sample = |super_set: u32| -> Vec<Option<f64>> {
-        let busiest_count =
-            |sample: &ActivitySample| sample.tasks[0][0].get(super_set as usize).map(|count| count.accesses as f64);
+        let busiest_count = |sample: &ActivitySample| {
+            sample.tasks[0][0]
+                .get(super_set as usize)
+                .map(|count| count.accesses as f64)
+        };
         samples.iter().map(busiest_count).collect()
     };
     let map = HeatMap {
         title: format!("{program}: accesses to the L1 data cache by super set"),
-        rows: (0..SUPER_SETS).map(|super_set| super_set.to_string()).collect(),
-        columns: (0..samples.len()).map(|sample| sample.to_string()).collect(),
+        rows: (0..SUPER_SETS)
+            .map(|super_set| super_set.to_string())
+            .collect(),
+        columns: (0..samples.len())
+            .map(|sample| sample.to_string())
+            .collect(),
         row_label: "super set".to_string(),
         column_label: "sample (5 M cycles at the papers' scale)".to_string(),
         values: (0..SUPER_SETS).map(accesses_by_sample).collect(),

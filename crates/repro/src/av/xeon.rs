@@ -7,7 +7,9 @@
 //! program has one mean vector instead of one for every 50 million instructions, because our programs have no phases of
 //! that length at this scale.
 
-use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength};
+use cachemate_core::{
+    CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength,
+};
 use cachemate_locality::activity::common_active_count;
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use serde::{Deserialize, Serialize};
@@ -23,12 +25,24 @@ const MACHINE_WITHOUT_SUPER_SETS: &str = "p4-xeon-ht?counters.sampler=tagged";
 
 /// Table 5.
 const PAPER_WORKLOADS: [[&str; 8]; 6] = [
-    ["gzip", "vpr", "gcc", "mesa", "art", "mcf", "equake", "crafty"],
-    ["parser", "gap", "vortex", "bzip2", "vpr", "mesa", "crafty", "mcf"],
-    ["mesa", "twolf", "vortex", "gzip", "gcc", "art", "crafty", "vpr"],
-    ["gzip", "twolf", "vpr", "bzip2", "gcc", "gap", "mesa", "parser"],
-    ["equake", "crafty", "mcf", "parser", "art", "gap", "mesa", "vortex"],
-    ["twolf", "bzip2", "vortex", "gap", "parser", "crafty", "equake", "mcf"],
+    [
+        "gzip", "vpr", "gcc", "mesa", "art", "mcf", "equake", "crafty",
+    ],
+    [
+        "parser", "gap", "vortex", "bzip2", "vpr", "mesa", "crafty", "mcf",
+    ],
+    [
+        "mesa", "twolf", "vortex", "gzip", "gcc", "art", "crafty", "vpr",
+    ],
+    [
+        "gzip", "twolf", "vpr", "bzip2", "gcc", "gap", "mesa", "parser",
+    ],
+    [
+        "equake", "crafty", "mcf", "parser", "art", "gap", "mesa", "vortex",
+    ],
+    [
+        "twolf", "bzip2", "vortex", "gap", "parser", "crafty", "equake", "mcf",
+    ],
 ];
 
 /// Limits on the number of shared bits, of the 32 of the L2 miss vectors. They were chosen before running, as the paper
@@ -89,10 +103,19 @@ struct PairingCounts {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let length = context.pick(
-        WorkloadLength { scale: 200, slices_per_job: 6, lag_bounds: &[] },
-        WorkloadLength { scale: 50, slices_per_job: 12, lag_bounds: &OTHER_LAG_BOUNDS },
+        WorkloadLength {
+            scale: 200,
+            slices_per_job: 6,
+            lag_bounds: &[],
+        },
+        WorkloadLength {
+            scale: 50,
+            slices_per_job: 12,
+            lag_bounds: &OTHER_LAG_BOUNDS,
+        },
     );
-    let mut distinct_programs: Vec<&'static str> = PAPER_WORKLOADS.iter().flatten().copied().collect();
+    let mut distinct_programs: Vec<&'static str> =
+        PAPER_WORKLOADS.iter().flatten().copied().collect();
     distinct_programs.sort_unstable();
     distinct_programs.dedup();
     let program_records = context.run_cases(
@@ -110,13 +133,22 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         &workloads,
         |workload, seed| format!("{workload} {seed} {length:?}"),
         |workload, seed| {
-            context.report_progress(&format!("eight jobs on two contexts, workload {workload}, seed {seed}"));
+            context.report_progress(&format!(
+                "eight jobs on two contexts, workload {workload}, seed {seed}"
+            ));
             run_workload(workload, seed, &length, &program_records)
         },
     )?;
-    let findings =
-        [opportunity_findings(&runs), finish_times(&runs, length.lag_bounds), counter_findings(&runs)].concat();
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(length.scale as f64)).collect())
+    let findings = [
+        opportunity_findings(&runs),
+        finish_times(&runs, length.lag_bounds),
+        counter_findings(&runs),
+    ]
+    .concat();
+    Ok(findings
+        .into_iter()
+        .map(|finding| finding.with_time_scale(length.scale as f64))
+        .collect())
 }
 
 fn slice_cycles(workload: &Workload) -> u64 {
@@ -124,18 +156,41 @@ fn slice_cycles(workload: &Workload) -> u64 {
     (ns * u128::from(workload.machine.hertz) / 1_000_000_000) as u64 / workload.options.scale
 }
 
-fn record_program(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord> {
-    let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
+fn record_program(
+    program: &'static str,
+    seed: u64,
+    length: &WorkloadLength,
+) -> Result<ProgramRecord> {
+    let mut workload =
+        Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
     workload.options.scale = length.scale;
     // After two slices of warm-up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
     let slice_samples = slice_cycles(&workload) * length.scale / super::SAMPLE_CYCLES;
-    let (samples, results) = sample_workload(workload, 2 * slice_samples, length.slices_per_job * slice_samples)?;
+    let (samples, results) = sample_workload(
+        workload,
+        2 * slice_samples,
+        length.slices_per_job * slice_samples,
+    )?;
     let no_sample_error = || ReproError::Failed(program.to_string(), "no sample".to_string());
-    let total_activity = combine_samples(samples.iter().map(|sample| &sample.tasks[0])).ok_or_else(no_sample_error)?;
-    let misses = results.level_breakdown(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
-    let instructions = results.tasks.first().map_or(0, |task| task.instructions).max(1) as f64;
-    let (instr_per_cycle, misses_per_kilo_instr) = (results.instructions_per_cycle(), 1000.0 * misses / instructions);
-    Ok(ProgramRecord { activity: total_activity, instr_per_cycle, misses_per_kilo_instr })
+    let total_activity = combine_samples(samples.iter().map(|sample| &sample.tasks[0]))
+        .ok_or_else(no_sample_error)?;
+    let misses = results
+        .level_breakdown(LEVELS[2])
+        .map_or(0.0, |l2| l2.misses as f64);
+    let instructions = results
+        .tasks
+        .first()
+        .map_or(0, |task| task.instructions)
+        .max(1) as f64;
+    let (instr_per_cycle, misses_per_kilo_instr) = (
+        results.instructions_per_cycle(),
+        1000.0 * misses / instructions,
+    );
+    Ok(ProgramRecord {
+        activity: total_activity,
+        instr_per_cycle,
+        misses_per_kilo_instr,
+    })
 }
 
 fn run_workload(
@@ -144,9 +199,16 @@ fn run_workload(
     length: &WorkloadLength,
     program_records: &SeededRuns<&'static str, ProgramRecord>,
 ) -> Result<XeonRun> {
-    let thresholds = Thresholds::mean_of(program_records.of_seed(seed).map(|recorded| &recorded.activity));
+    let thresholds = Thresholds::mean_of(
+        program_records
+            .of_seed(seed)
+            .map(|recorded| &recorded.activity),
+    );
     let programs = &PAPER_WORKLOADS[workload_index];
-    let records: Vec<&ProgramRecord> = programs.iter().filter_map(|name| program_records.get(name, seed)).collect();
+    let records: Vec<&ProgramRecord> = programs
+        .iter()
+        .filter_map(|name| program_records.get(name, seed))
+        .collect();
     let mut workload = Workload::from_machine_name(MACHINE_WITHOUT_SUPER_SETS, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let solo_cycles = (length.slices_per_job * slice_cycles(&workload)) as f64;
@@ -155,21 +217,51 @@ fn run_workload(
         job.instructions = Some((solo_cycles * recorded.instr_per_cycle) as u64);
         job
     };
-    workload.jobs = programs.iter().zip(&records).enumerate().map(recorded_job).collect();
+    workload.jobs = programs
+        .iter()
+        .zip(&records)
+        .enumerate()
+        .map(recorded_job)
+        .collect();
     // The length exceeds the longest possible run, because the run ends with the last job.
     let workload = workload.with_length(0, 1_000 * solo_cycles as u64);
-    let profiles: Vec<Profile> = records.iter().map(|recorded| recorded_profile(recorded)).collect();
+    let profiles: Vec<Profile> = records
+        .iter()
+        .map(|recorded| recorded_profile(recorded))
+        .collect();
     let default_run = run_managed(&workload, "default", "", Vec::new())?;
-    let vector_run = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
+    let vector_run = run_managed(
+        &workload,
+        "activity-vector",
+        "form = \"advice\"\n",
+        profiles.clone(),
+    )?;
     let run_bounded = |&bound: &&'static str| {
         let parameters = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
-        summarize_run(&run_managed(&workload, "activity-vector", &parameters, profiles.clone())?)
+        summarize_run(&run_managed(
+            &workload,
+            "activity-vector",
+            &parameters,
+            profiles.clone(),
+        )?)
     };
-    let runs_by_bound = length.lag_bounds.iter().map(run_bounded).collect::<Result<_>>()?;
-    let counter_run = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
-    let bits: Vec<_> =
-        records.iter().map(|recorded| thresholds.vectors_of(&recorded.activity)[L2_MISS_CELL].clone()).collect();
-    let default_pairings = count_pairings(&default_run, |a, b| common_active_count(&bits[a], &bits[b]));
+    let runs_by_bound = length
+        .lag_bounds
+        .iter()
+        .map(run_bounded)
+        .collect::<Result<_>>()?;
+    let counter_run = run_managed(
+        &workload,
+        "counter-driven",
+        "form = \"advice\"\n",
+        profiles.clone(),
+    )?;
+    let bits: Vec<_> = records
+        .iter()
+        .map(|recorded| thresholds.vectors_of(&recorded.activity)[L2_MISS_CELL].clone())
+        .collect();
+    let default_pairings =
+        count_pairings(&default_run, |a, b| common_active_count(&bits[a], &bits[b]));
     Ok(XeonRun {
         by_default: summarize_run(&default_run)?,
         vectors: summarize_run(&vector_run)?,
@@ -181,14 +273,21 @@ fn run_workload(
 
 fn recorded_profile(record: &ProgramRecord) -> Profile {
     let misses = vec![(512 << 10, Estimate::exact(record.misses_per_kilo_instr))];
-    let mut profile = Profile::default().with_misses(CacheLevel::L2, misses, FactSource::ExactTrace);
+    let mut profile =
+        Profile::default().with_misses(CacheLevel::L2, misses, FactSource::ExactTrace);
     let samples = LEVELS.iter().copied().zip(record.activity.iter().cloned());
-    profile.locality.activity =
-        samples.map(|(level, counts)| (level, Fact::new(counts, FactSource::ExactTrace, 0))).collect();
+    profile.locality.activity = samples
+        .map(|(level, counts)| (level, Fact::new(counts, FactSource::ExactTrace, 0)))
+        .collect();
     profile
 }
 
-fn run_managed(base_workload: &Workload, policy: &str, parameters: &str, profiles: Vec<Profile>) -> Result<ManagedRun> {
+fn run_managed(
+    base_workload: &Workload,
+    policy: &str,
+    parameters: &str,
+    profiles: Vec<Profile>,
+) -> Result<ManagedRun> {
     let ns = base_workload.machine.os.time_slice_ns;
     let oracle = ProfilerConfig::Oracle { profiles };
     let config = base_workload.pipeline(
@@ -210,12 +309,16 @@ fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun> {
         }
     }
     let ends: Option<Vec<f64>> = job_end_cycles.into_iter().collect();
-    let ends = ends.ok_or_else(|| ReproError::Failed(MACHINE.to_string(), "a job did not end".to_string()))?;
+    let ends = ends
+        .ok_or_else(|| ReproError::Failed(MACHINE.to_string(), "a job did not end".to_string()))?;
     let dispatcher = run.results.dispatcher;
     Ok(WorkloadRun {
         cycles: ends.iter().copied().fold(0.0, f64::max),
         ends,
-        l2_misses: run.results.level_breakdown(LEVELS[2]).map_or(f64::NAN, |l2| l2.misses as f64),
+        l2_misses: run
+            .results
+            .level_breakdown(LEVELS[2])
+            .map_or(f64::NAN, |l2| l2.misses as f64),
         choice_share: dispatcher.contested_picks as f64 / dispatcher.picks.max(1) as f64,
     })
 }
@@ -225,15 +328,24 @@ fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -
     for record in &run.records {
         let live_tasks = || record.observation.tasks.iter().filter(|task| !task.exited);
         let job_index = |task: TaskId| task.0 as usize;
-        let running_jobs: Vec<usize> =
-            live_tasks().filter(|task| task.cpu.is_some()).map(|task| job_index(task.task)).collect();
-        let waiting_jobs: Vec<usize> =
-            live_tasks().filter(|task| task.cpu.is_none()).map(|task| job_index(task.task)).collect();
-        let [first_job, second_job] = running_jobs[..] else { continue };
+        let running_jobs: Vec<usize> = live_tasks()
+            .filter(|task| task.cpu.is_some())
+            .map(|task| job_index(task.task))
+            .collect();
+        let waiting_jobs: Vec<usize> = live_tasks()
+            .filter(|task| task.cpu.is_none())
+            .map(|task| job_index(task.task))
+            .collect();
+        let [first_job, second_job] = running_jobs[..] else {
+            continue;
+        };
         let bits = shared_bits(first_job, second_job);
         // Counted from the side of either context.
         for kept_job in [first_job, second_job] {
-            let better_count = waiting_jobs.iter().filter(|&&task| shared_bits(kept_job, task) < bits).count() as u32;
+            let better_count = waiting_jobs
+                .iter()
+                .filter(|&&task| shared_bits(kept_job, task) < bits)
+                .count() as u32;
             counts.good += u32::from(bits < GOOD_PAIR_MAX_BITS);
             counts.moderate += u32::from((GOOD_PAIR_MAX_BITS..=BAD_PAIR_MIN_BITS).contains(&bits));
             if bits > BAD_PAIR_MIN_BITS {
@@ -250,26 +362,46 @@ fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -
 type XeonRuns = SeededRuns<usize, XeonRun>;
 
 fn declared_mean(name: &str, runs: &XeonRuns, metric: impl Fn(&XeonRun) -> f64) -> Finding {
-    let mean_of = |runs: &[&XeonRun]| mean(runs.iter().map(|run| metric(run)).filter(|value| value.is_finite()));
+    let mean_of = |runs: &[&XeonRun]| {
+        mean(
+            runs.iter()
+                .map(|run| metric(run))
+                .filter(|value| value.is_finite()),
+        )
+    };
     Finding::declared(name, &runs.per_seed(mean_of))
 }
 
-fn points_by_workload(runs: &XeonRuns, series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
-    (0..PAPER_WORKLOADS.len()).map(|workload| runs.point(workload, series, format!("WL{workload}"), &metric)).collect()
+fn points_by_workload(
+    runs: &XeonRuns,
+    series: &str,
+    metric: impl Fn(&XeonRun) -> f64,
+) -> Vec<DataPoint> {
+    (0..PAPER_WORKLOADS.len())
+        .map(|workload| runs.point(workload, series, format!("WL{workload}"), &metric))
+        .collect()
 }
 
 fn opportunity_findings(runs: &XeonRuns) -> Vec<Finding> {
-    let choice_count = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
-    let bad_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / choice_count(&run.choices);
-    let good_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / choice_count(&run.choices);
-    let share_with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
-    let mean_better_choices = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
+    let choice_count =
+        |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
+    let bad_share =
+        move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / choice_count(&run.choices);
+    let good_share =
+        move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / choice_count(&run.choices);
+    let share_with_better =
+        |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
+    let mean_better_choices =
+        |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
     let choice_percent = |run: &XeonRun| 100.0 * run.by_default.choice_share;
     let bad_pair_finding = declared_mean("av-4-bad-picks", runs, bad_share);
     let better_finding = declared_mean("av-4-better-job-waited", runs, share_with_better);
     let choices_finding = declared_mean("av-9-choices", runs, choice_percent);
-    let points =
-        [points_by_workload(runs, "bad, %", bad_share), points_by_workload(runs, "good, %", good_share)].concat();
+    let points = [
+        points_by_workload(runs, "bad, %", bad_share),
+        points_by_workload(runs, "good, %", good_share),
+    ]
+    .concat();
     let better_points = [
         points_by_workload(runs, "with a better one, %", share_with_better),
         points_by_workload(runs, "better ones", mean_better_choices),
@@ -309,26 +441,43 @@ fn last_delay(delays: &[f64]) -> f64 {
 }
 
 fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
-    let delay_metric =
-        |run: &XeonRun, get: fn(&[f64]) -> f64| get(&finish_delays_percent(&run.vectors, &run.by_default));
-    let last_delay_finding = declared_mean("av-5-latest-job", runs, |run| delay_metric(run, last_delay));
-    let speed_gain_percent = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
-    let saved_misses_percent = |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
+    let delay_metric = |run: &XeonRun, get: fn(&[f64]) -> f64| {
+        get(&finish_delays_percent(&run.vectors, &run.by_default))
+    };
+    let last_delay_finding =
+        declared_mean("av-5-latest-job", runs, |run| delay_metric(run, last_delay));
+    let speed_gain_percent =
+        |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
+    let saved_misses_percent =
+        |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
     let speed_finding = declared_mean("av-4-speed", runs, speed_gain_percent);
-    let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", first_delay), ("median", median), ("late", last_delay)];
+    let series: [(&str, fn(&[f64]) -> f64); 3] = [
+        ("early", first_delay),
+        ("median", median),
+        ("late", last_delay),
+    ];
     let points: Vec<DataPoint> = series
         .iter()
         .flat_map(|(name, get)| {
-            points_by_workload(runs, &format!("{name} finish time, % of change"), |run| delay_metric(run, *get))
+            points_by_workload(runs, &format!("{name} finish time, % of change"), |run| {
+                delay_metric(run, *get)
+            })
         })
         .collect();
     let points = [points, other_bound_points(runs, lag_bounds)].concat();
     let group = |workload: usize| BarGroup {
         name: format!("WL{workload}"),
-        bars: series.iter().map(|(_, get)| runs.point(workload, "", "", |run| delay_metric(run, *get)).bar()).collect(),
+        bars: series
+            .iter()
+            .map(|(_, get)| {
+                runs.point(workload, "", "", |run| delay_metric(run, *get))
+                    .bar()
+            })
+            .collect(),
     };
     let bars = BarChart {
-        title: "Finish times by the vectors' advice, change against the default scheduler".to_string(),
+        title: "Finish times by the vectors' advice, change against the default scheduler"
+            .to_string(),
         y: Axis::linear("% later"),
         series: series.iter().map(|(name, _)| name.to_string()).collect(),
         groups: (0..PAPER_WORKLOADS.len()).map(group).collect(),
@@ -343,7 +492,9 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
     vec![
         last_delay_finding.with_points(points).with_figure(figure),
-        speed_finding.with_points(gain_points.concat()).with_note(note),
+        speed_finding
+            .with_points(gain_points.concat())
+            .with_note(note),
     ]
 }
 
@@ -354,18 +505,31 @@ fn other_bound_points(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<DataPoint> {
             let value = |run: &XeonRun| metric(run, &run.bounded[bound_index]);
             mean(runs.by_seed().map(value))
         };
-        let delay = mean_over_runs(&|run, finished| last_delay(&finish_delays_percent(finished, &run.by_default)));
-        let speed = mean_over_runs(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
+        let delay = mean_over_runs(&|run, finished| {
+            last_delay(&finish_delays_percent(finished, &run.by_default))
+        });
+        let speed = mean_over_runs(&|run, finished| {
+            100.0 * (run.by_default.cycles / finished.cycles - 1.0)
+        });
         let bound_label = format!("{bound} samples");
-        [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
-            .map(|(series, value)| DataPoint::from_values(series, &bound_label, [value]))
+        [
+            ("late finish time, %, by bound", delay),
+            ("IPC gain, %, by bound", speed),
+        ]
+        .map(|(series, value)| DataPoint::from_values(series, &bound_label, [value]))
     };
-    lag_bounds.iter().enumerate().flat_map(bound_points).collect()
+    lag_bounds
+        .iter()
+        .enumerate()
+        .flat_map(bound_points)
+        .collect()
 }
 
 fn counter_findings(runs: &XeonRuns) -> Vec<Finding> {
-    let vectors_over_counters = |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
-    let counters_over_default = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
+    let vectors_over_counters =
+        |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
+    let counters_over_default =
+        |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
     let finding = declared_mean("av-8-miss-counters", runs, vectors_over_counters);
     let points = [
         points_by_workload(runs, "counters over vectors, %", vectors_over_counters),

@@ -10,5 +10,8 @@ mod stretch;
 use crate::ExperimentRun;
 
 /// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
-pub(crate) const EXPERIMENTS: &[ExperimentRun] =
-    &[("BS-1", first_level::run), ("BS-2 BS-3 BS-4 BS-6", balance_sets::run), ("BS-5", model::run)];
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("BS-1", first_level::run),
+    ("BS-2 BS-3 BS-4 BS-6", balance_sets::run),
+    ("BS-5", model::run),
+];

@@ -47,7 +47,8 @@ impl CountedReuse {
     /// Records a touch of a line whose last touch was at that time.
     fn record_touch(&mut self, last_touch: &mut Option<u64>, is_measured: bool) {
         if is_measured {
-            self.times.add(last_touch.map(|last| self.access_count - last - 1));
+            self.times
+                .add(last_touch.map(|last| self.access_count - last - 1));
             self.accesses += 1.0;
         }
         *last_touch = Some(self.access_count);
@@ -63,7 +64,10 @@ struct QuarterL1 {
 
 impl QuarterL1 {
     fn new(lines: usize) -> Self {
-        QuarterL1 { sets: vec![[u64::MAX; 4]; lines / 4], random: SplitMix64::new(1) }
+        QuarterL1 {
+            sets: vec![[u64::MAX; 4]; lines / 4],
+            random: SplitMix64::new(1),
+        }
     }
     fn access_line(&mut self, line: u64, should_fill: bool) -> bool {
         let count = self.sets.len() as u64;
@@ -97,12 +101,18 @@ struct StretchReader {
 impl StretchReader {
     fn record_line_touch(&mut self, line: u64, is_data: bool, is_l1_miss: bool, is_measured: bool) {
         let last_touches = self.last_touches.entry(line).or_default();
-        self.reuse.all_accesses.record_touch(&mut last_touches.all_accesses, is_measured);
+        self.reuse
+            .all_accesses
+            .record_touch(&mut last_touches.all_accesses, is_measured);
         if is_data {
-            self.reuse.data_accesses.record_touch(&mut last_touches.data_access, is_measured);
+            self.reuse
+                .data_accesses
+                .record_touch(&mut last_touches.data_access, is_measured);
         }
         if is_l1_miss {
-            self.reuse.behind_l1.record_touch(&mut last_touches.behind_l1, is_measured);
+            self.reuse
+                .behind_l1
+                .record_touch(&mut last_touches.behind_l1, is_measured);
         }
         if is_measured {
             self.sampler.touch(line);
@@ -116,7 +126,12 @@ impl StretchReader {
             if line != self.last_fetched_line {
                 self.last_fetched_line = line;
                 let is_l1_miss = !self.l1_code.access_line(line, true);
-                self.record_line_touch(self.next_code_address / LINE_BYTES, false, is_l1_miss, is_measured);
+                self.record_line_touch(
+                    self.next_code_address / LINE_BYTES,
+                    false,
+                    is_l1_miss,
+                    is_measured,
+                );
             }
             let line_instr = (CODE_LINE_BYTES - self.next_code_address % CODE_LINE_BYTES)
                 .div_ceil(INSTRUCTION_BYTES)
@@ -132,14 +147,24 @@ impl StretchReader {
                 self.record_line_touch(line, true, is_l1_miss, is_measured);
             }
             AccessKind::Store => self.record_line_touch(line, true, true, is_measured),
-            AccessKind::Jump => (self.next_code_address, self.last_fetched_line) = (access.address(), u64::MAX),
+            AccessKind::Jump => {
+                (self.next_code_address, self.last_fetched_line) = (access.address(), u64::MAX)
+            }
             AccessKind::Compute => {}
         }
     }
 }
 
-pub fn measure_reuse(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter> {
-    let mut source = job.start_threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
+pub fn measure_reuse(
+    job: &WorkloadJob,
+    span: InstructionSpan,
+    locations: u32,
+) -> Result<ReuseTimesByFilter> {
+    let mut source = job
+        .start_threads(0)?
+        .into_iter()
+        .next()
+        .ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
     let empty_reuse = || CountedReuse::default();
@@ -181,18 +206,31 @@ mod tests {
     /// Are exact reuse times those of the stream, for code and data together, and does a sampler agree on average?
     #[test]
     fn exact_reuse_times_are_those_of_the_stream() {
-        let span = InstructionSpan { history_instr: 600_000, instr: 600_000 };
+        let span = InstructionSpan {
+            history_instr: 600_000,
+            instr: 600_000,
+        };
         let reuse = measure_reuse(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
         assert!(
             reuse.all_accesses.accesses > reuse.data_accesses.accesses
                 && reuse.data_accesses.accesses > reuse.behind_l1.accesses * 0.5
         );
-        assert_eq!(reuse.all_accesses.times.samples(), reuse.all_accesses.accesses);
+        assert_eq!(
+            reuse.all_accesses.times.samples(),
+            reuse.all_accesses.accesses
+        );
         let short_share = |times: &ReuseTimes| {
-            times.buckets().filter(|bucket| bucket.high < 1_000).map(|bucket| bucket.weight).sum::<f64>()
+            times
+                .buckets()
+                .filter(|bucket| bucket.high < 1_000)
+                .map(|bucket| bucket.weight)
+                .sum::<f64>()
                 / times.samples()
         };
-        assert!((short_share(&reuse.all_accesses.times) - short_share(&reuse.watched_times)).abs() < 0.03);
+        assert!(
+            (short_share(&reuse.all_accesses.times) - short_share(&reuse.watched_times)).abs()
+                < 0.03
+        );
         assert!(short_share(&reuse.all_accesses.times) > short_share(&reuse.behind_l1.times));
     }
 }

@@ -20,34 +20,58 @@ fn interfering_program(program: &str) -> &'static str {
 const MACHINE: &str = "xeon-x5365";
 
 /// Fractions of the bandwidth in the machine's description, for buses and memory.
-const BANDWIDTH_SHARES: [(&str, f64); 3] =
-    [("the machine as described", 1.0), ("two thirds of the bandwidth", 2.0 / 3.0), ("half of the bandwidth", 0.5)];
+const BANDWIDTH_SHARES: [(&str, f64); 3] = [
+    ("the machine as described", 1.0),
+    ("two thirds of the bandwidth", 2.0 / 3.0),
+    ("half of the bandwidth", 0.5),
+];
 
 /// Returns the machine with this fraction of its bandwidth.
 fn machine_with_bandwidth_share(memory: &MemorySpec, share: f64) -> String {
     let bus = memory
         .package_bus_bytes_per_cycle
-        .map_or(String::new(), |bytes| format!("&memory.package_bus_bytes_per_cycle={}", bytes * share));
-    format!("{MACHINE}?memory.bytes_per_cycle={}{bus}", memory.bytes_per_cycle * share)
+        .map_or(String::new(), |bytes| {
+            format!("&memory.package_bus_bytes_per_cycle={}", bytes * share)
+        });
+    format!(
+        "{MACHINE}?memory.bytes_per_cycle={}{bus}",
+        memory.bytes_per_cycle * share
+    )
 }
 
 fn run_lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
-    context.pick_by_length((2_000_000, 1_000_000), (12_000_000, 6_000_000), (30_000_000, 20_000_000))
+    context.pick_by_length(
+        (2_000_000, 1_000_000),
+        (12_000_000, 6_000_000),
+        (30_000_000, 20_000_000),
+    )
 }
 
 /// Returns the slowdown on one cache with less bandwidth behind it, with the first seed, which shows the limiting
 /// resource.
-fn sweep_bandwidth(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>> {
+fn sweep_bandwidth(
+    context: &ExperimentContext<'_>,
+    memory: &MemorySpec,
+    names: &[&str],
+) -> Result<Vec<DataPoint>> {
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
     let mut points = Vec::new();
     for (series, share) in BANDWIDTH_SHARES {
         context.report_progress(&format!("{series}, seed {seed}"));
-        let bench = CoRunBench::load(&machine_with_bandwidth_share(memory, share), seed, warm_up, measured_cycles)?;
+        let bench = CoRunBench::load(
+            &machine_with_bandwidth_share(memory, share),
+            seed,
+            warm_up,
+            measured_cycles,
+        )?;
         let cpus = cpus_by_cache(&bench.machine.topology())?[0].clone();
         let slowdown_percents = context.run_all(names, |name| {
-            let (program, co_runner) =
-                (WorkloadJob::new(name, seed), WorkloadJob::new(interfering_program(name), seed + 50));
-            let speed_beside = bench.run(&[(program.clone(), cpus[0]), (co_runner, cpus[1])])?[0].instr_per_cycle;
+            let (program, co_runner) = (
+                WorkloadJob::new(name, seed),
+                WorkloadJob::new(interfering_program(name), seed + 50),
+            );
+            let speed_beside =
+                bench.run(&[(program.clone(), cpus[0]), (co_runner, cpus[1])])?[0].instr_per_cycle;
             Ok(100.0 * (bench.solo_rates(&program)?.instr_per_cycle / speed_beside - 1.0))
         })?;
         let point_title = |name: &&str| format!("{name}, {series}");
@@ -55,11 +79,19 @@ fn sweep_bandwidth(context: &ExperimentContext<'_>, memory: &MemorySpec, names: 
             names
                 .iter()
                 .zip(&slowdown_percents)
-                .map(|(name, &slowdown)| DataPoint::from_values("total", point_title(name), [slowdown])),
+                .map(|(name, &slowdown)| {
+                    DataPoint::from_values("total", point_title(name), [slowdown])
+                }),
         );
-        let loser_count =
-            slowdown_percents.iter().filter(|slowdown| **slowdown >= MIN_SHOWN_LOSS_PERCENT).count() as f64;
-        points.push(DataPoint::from_values("programs that lose 45 % or more", series, [loser_count]));
+        let loser_count = slowdown_percents
+            .iter()
+            .filter(|slowdown| **slowdown >= MIN_SHOWN_LOSS_PERCENT)
+            .count() as f64;
+        points.push(DataPoint::from_values(
+            "programs that lose 45 % or more",
+            series,
+            [loser_count],
+        ));
     }
     Ok(points)
 }
@@ -70,22 +102,37 @@ fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
     let bench = CoRunBench::load(MACHINE, seed, warm_up, measured_cycles)?;
     let cpus = cpus_by_cache(&bench.machine.topology())?[0].clone();
-    let line_bytes = bench.machine.last_level_cache().map_or(0.0, |cache| f64::from(cache.line_bytes));
-    let options = SimOptions { prefetch: false, ..bench.options.clone() };
+    let line_bytes = bench
+        .machine
+        .last_level_cache()
+        .map_or(0.0, |cache| f64::from(cache.line_bytes));
+    let options = SimOptions {
+        prefetch: false,
+        ..bench.options.clone()
+    };
     context.run_all(names, |name| {
         let placed_jobs = [
             (WorkloadJob::new(name, seed), cpus[0]),
-            (WorkloadJob::new(interfering_program(name), seed + 50), cpus[1]),
+            (
+                WorkloadJob::new(interfering_program(name), seed + 50),
+                cpus[1],
+            ),
         ];
         let rates = bench.run_with_options(options.clone(), &placed_jobs)?;
-        let lines = rates.iter().map(|rates| rates.misses_per_kilo_instr / 1000.0 * rates.instr_per_cycle);
+        let lines = rates
+            .iter()
+            .map(|rates| rates.misses_per_kilo_instr / 1000.0 * rates.instr_per_cycle);
         Ok(line_bytes * lines.sum::<f64>())
     })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     // The target counts six of the ten programs, so that fewer would decide nothing.
-    let names: &[&str] = context.pick_by_length(&["mcf-2006", "gcc"], &super::TEN_PROGRAMS, &super::TEN_PROGRAMS);
+    let names: &[&str] = context.pick_by_length(
+        &["mcf-2006", "gcc"],
+        &super::TEN_PROGRAMS,
+        &super::TEN_PROGRAMS,
+    );
     let mut decompositions_by_seed: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured_cycles) = run_lengths(context);
@@ -108,12 +155,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         let memory = CoRunBench::load(MACHINE, 1, 0, 1)?.machine.memory;
         points.extend(sweep_bandwidth(context, &memory, names)?);
         let traffic_by_pair = demand_traffic(context, names)?;
-        let point =
-            |(name, &bytes): (&&str, &f64)| DataPoint::from_values("demand bytes a cycle of the pair", *name, [bytes]);
+        let point = |(name, &bytes): (&&str, &f64)| {
+            DataPoint::from_values("demand bytes a cycle of the pair", *name, [bytes])
+        };
         points.extend(names.iter().zip(&traffic_by_pair).map(point));
         let max_bytes = traffic_by_pair.iter().copied().fold(0.0, f64::max);
-        let bus_bytes_per_cycle = memory.package_bus_bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
-        let bandwidth_note = format!("{bus_bytes_per_cycle} of the bus and {} of memory", memory.bytes_per_cycle);
+        let bus_bytes_per_cycle = memory
+            .package_bus_bytes_per_cycle
+            .unwrap_or(memory.bytes_per_cycle);
+        let bandwidth_note = format!(
+            "{bus_bytes_per_cycle} of the bus and {} of memory",
+            memory.bytes_per_cycle
+        );
         note += &format!(
             " Demand misses of a pair on one cache, without prefetching, take {max_bytes:.2} bytes a cycle at most, of {bandwidth_note}. \
              The points show less bandwidth."
@@ -121,35 +174,69 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     }
     // Number of programs that lose at least this, seed by seed.
     let count_losers = |condition: &dyn Fn(&Decomposition) -> bool| {
-        let loses_enough = |d: &&Decomposition| d.total_slowdown_percent >= MIN_SHOWN_LOSS_PERCENT && condition(d);
-        context.with_seeds(decompositions_by_seed.iter().map(|seed| seed.iter().filter(loses_enough).count() as f64))
+        let loses_enough =
+            |d: &&Decomposition| d.total_slowdown_percent >= MIN_SHOWN_LOSS_PERCENT && condition(d);
+        context.with_seeds(
+            decompositions_by_seed
+                .iter()
+                .map(|seed| seed.iter().filter(loses_enough).count() as f64),
+        )
     };
     let figure = ResultFigure::bars("ca-2-factors", &parts_chart(names, &decompositions_by_seed));
     let loser_finding = Finding::declared("ca-2-losers", &count_losers(&|_| true));
-    let is_mostly_not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
-    let not_cache_finding = Finding::declared("ca-2-other-factors", &count_losers(&is_mostly_not_cache));
-    Ok(vec![loser_finding.with_points(points).with_note(note).with_figure(figure), not_cache_finding])
+    let is_mostly_not_cache =
+        |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
+    let not_cache_finding =
+        Finding::declared("ca-2-other-factors", &count_losers(&is_mostly_not_cache));
+    Ok(vec![
+        loser_finding
+            .with_points(points)
+            .with_note(note)
+            .with_figure(figure),
+        not_cache_finding,
+    ])
 }
 
 /// Returns the slowdown of every program and its parts, over seeds.
 fn part_points(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (program, name) in names.iter().enumerate() {
-        let totals = decompositions.iter().map(|seed| seed[program].total_slowdown_percent);
+        let totals = decompositions
+            .iter()
+            .map(|seed| seed[program].total_slowdown_percent);
         points.push(DataPoint::from_values("total", *name, totals));
         for (index, part) in decompositions[0][program].parts.iter().enumerate() {
-            let parts = decompositions.iter().filter_map(|seed| seed[program].parts.get(index));
-            points.push(DataPoint::from_values(&part.cause, *name, parts.map(|part| part.slowdown_percent)));
+            let parts = decompositions
+                .iter()
+                .filter_map(|seed| seed[program].parts.get(index));
+            points.push(DataPoint::from_values(
+                &part.cause,
+                *name,
+                parts.map(|part| part.slowdown_percent),
+            ));
         }
     }
     points
 }
 
 fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> String {
-    let total_slowdown = |program: usize| mean(decompositions.iter().map(|seed| seed[program].total_slowdown_percent));
+    let total_slowdown = |program: usize| {
+        mean(
+            decompositions
+                .iter()
+                .map(|seed| seed[program].total_slowdown_percent),
+        )
+    };
     let is_loser = |program: &usize| total_slowdown(*program) >= MIN_SHOWN_LOSS_PERCENT;
-    let loser_names: Vec<&str> = (0..names.len()).filter(is_loser).map(|program| names[program]).collect();
-    let losers_text = if loser_names.is_empty() { "none".to_string() } else { loser_names.join(", ") };
+    let loser_names: Vec<&str> = (0..names.len())
+        .filter(is_loser)
+        .map(|program| names[program])
+        .collect();
+    let losers_text = if loser_names.is_empty() {
+        "none".to_string()
+    } else {
+        loser_names.join(", ")
+    };
     format!(
         "Lose {MIN_SHOWN_LOSS_PERCENT} % or more in the mean over seeds: {losers_text}. The memory controller's part is a lower bound, \
          prefetching's an upper one and may be negative: without prefetching the other program disturbs less or more \
@@ -159,15 +246,24 @@ fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Str
 
 fn parts_chart(names: &[&str], decompositions: &[Vec<Decomposition>]) -> BarChart {
     let mean_part = |program: usize, part_index: usize| {
-        let values = decompositions
-            .iter()
-            .filter_map(|seed| seed[program].parts.get(part_index).map(|part| part.slowdown_percent));
+        let values = decompositions.iter().filter_map(|seed| {
+            seed[program]
+                .parts
+                .get(part_index)
+                .map(|part| part.slowdown_percent)
+        });
         values.sum::<f64>() / decompositions.len() as f64
     };
-    let series: Vec<String> = decompositions[0][0].parts.iter().map(|part| part.cause.clone()).collect();
+    let series: Vec<String> = decompositions[0][0]
+        .parts
+        .iter()
+        .map(|part| part.cause.clone())
+        .collect();
     let group = |program: usize| BarGroup {
         name: names[program].to_string(),
-        bars: (0..series.len()).map(|part_index| mean_part(program, part_index).into()).collect(),
+        bars: (0..series.len())
+            .map(|part_index| mean_part(program, part_index).into())
+            .collect(),
     };
     BarChart {
         title: "Where the slowdown beside milc comes from".into(),

@@ -14,8 +14,18 @@ use crate::setup::WorkloadJob;
 use crate::{ExperimentContext, ExperimentRun};
 
 /// The ten programs; see the module's documentation.
-const TEN_PROGRAMS: [&str; 10] =
-    ["mcf-2006", "milc", "gamess", "namd", "soplex", "sphinx", "gcc", "gobmk", "libquantum", "povray"];
+const TEN_PROGRAMS: [&str; 10] = [
+    "mcf-2006",
+    "milc",
+    "gamess",
+    "namd",
+    "soplex",
+    "sphinx",
+    "gcc",
+    "gobmk",
+    "libquantum",
+    "povray",
+];
 
 /// The single time scale of a run, by which windows, slices and costs are divided.
 ///
@@ -35,7 +45,10 @@ impl TimeScale {
     }
 }
 
-const SCALE: TimeScale = TimeScale { quick_scale: 100, full_scale: 50 };
+const SCALE: TimeScale = TimeScale {
+    quick_scale: 100,
+    full_scale: 50,
+};
 const SECOND_SCALE: u64 = 20;
 
 /// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
@@ -55,5 +68,8 @@ fn program_names(context: &ExperimentContext<'_>) -> &'static [&'static str] {
 }
 
 fn program_jobs(names: &[&str], seed: u64) -> Vec<WorkloadJob> {
-    names.iter().map(|name| WorkloadJob::new(name, seed)).collect()
+    names
+        .iter()
+        .map(|name| WorkloadJob::new(name, seed))
+        .collect()
 }

@@ -18,7 +18,10 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::solo;
 use crate::steered;
 use crate::work::{self, WorkRun};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, least, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, least,
+    mean,
+};
 
 /// CA Table 2.
 const PAPER_WORKLOADS: [[&str; 4]; 8] = [
@@ -87,12 +90,27 @@ pub(super) struct Testbed {
 }
 
 impl Testbed {
-    pub(super) fn load(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
-        let (refill_cycles, measured_cycles) =
-            context.pick_by_length((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
-        let mut bench = CoRunBench::load(machine, 1, WINDOW_CYCLES / scale + refill_cycles, measured_cycles)?;
+    pub(super) fn load(
+        context: &ExperimentContext<'_>,
+        machine: &str,
+        scale: u64,
+    ) -> Result<Self, ReproError> {
+        let (refill_cycles, measured_cycles) = context.pick_by_length(
+            (2_000_000, 1_000_000),
+            (10_000_000, 5_000_000),
+            (REFILL_CYCLES, 25_000_000),
+        );
+        let mut bench = CoRunBench::load(
+            machine,
+            1,
+            WINDOW_CYCLES / scale + refill_cycles,
+            measured_cycles,
+        )?;
         bench.options.scale = scale;
-        Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
+        Ok(Testbed {
+            bench,
+            profile_accesses: context.pick(2_000_000, 6_000_000),
+        })
     }
 
     /// Returns the cycles per instruction of every job relative to running alone, in the jobs' order. Where memory has
@@ -109,27 +127,56 @@ impl Testbed {
         let caches = cpus_by_cache(&topology)?;
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         let mut work_run = self.run(source, jobs, matrix, seed)?;
-        let has_one_node = topology.cpus.iter().all(|cpu| cpu.memory_node == topology.cpus[0].memory_node);
+        let has_one_node = topology
+            .cpus
+            .iter()
+            .all(|cpu| cpu.memory_node == topology.cpus[0].memory_node);
         if source != PlacementSource::Default && !has_one_node {
             let default_run = self.run(PlacementSource::Default, jobs, None, seed)?;
             let main_caches = |run: &WorkRun| -> Vec<Option<usize>> {
-                run.results.tasks.iter().map(|task| main_cache(task, &caches)).collect()
+                run.results
+                    .tasks
+                    .iter()
+                    .map(|task| main_cache(task, &caches))
+                    .collect()
             };
             order = restart_order(&main_caches(&default_run), &main_caches(&work_run));
-            let ordered_matrix: Option<Vec<Vec<f64>>> =
-                matrix.map(|rows| order.iter().map(|&i| order.iter().map(|&j| rows[i][j]).collect()).collect());
-            work_run = self.run(source, &reorder(jobs, &order), ordered_matrix.as_deref(), seed)?;
+            let ordered_matrix: Option<Vec<Vec<f64>>> = matrix.map(|rows| {
+                order
+                    .iter()
+                    .map(|&i| order.iter().map(|&j| rows[i][j]).collect())
+                    .collect()
+            });
+            work_run = self.run(
+                source,
+                &reorder(jobs, &order),
+                ordered_matrix.as_deref(),
+                seed,
+            )?;
         }
         let ordered_jobs = reorder(jobs, &order);
         let speeds = work_run.rates.iter().map(|rates| rates.instr_per_cycle);
         let mut slowdowns_by_job = vec![0.0; jobs.len()];
-        for (slowdown, &job) in self.slowdowns_of_speeds(&ordered_jobs, speeds)?.into_iter().zip(&order) {
+        for (slowdown, &job) in self
+            .slowdowns_of_speeds(&ordered_jobs, speeds)?
+            .into_iter()
+            .zip(&order)
+        {
             slowdowns_by_job[job] = slowdown;
         }
         Ok(Slowdowns {
             slowdowns_by_job,
-            move_count: work_run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64,
-            co_scheduled_programs: describe_co_runners(&ordered_jobs, &caches, &work_run.results.tasks),
+            move_count: work_run
+                .results
+                .tasks
+                .iter()
+                .map(|task| task.migrations)
+                .sum::<u64>() as f64,
+            co_scheduled_programs: describe_co_runners(
+                &ordered_jobs,
+                &caches,
+                &work_run.results.tasks,
+            ),
         })
     }
 
@@ -141,7 +188,10 @@ impl Testbed {
         matrix: Option<&[Vec<f64>]>,
         seed: u64,
     ) -> Result<WorkRun, ReproError> {
-        let options = SimOptions { seed, ..self.bench.options.clone() };
+        let options = SimOptions {
+            seed,
+            ..self.bench.options.clone()
+        };
         let workload = self.bench.build_workload(options, jobs.to_vec());
         let policy_config = match source {
             PlacementSource::Default => None,
@@ -152,7 +202,11 @@ impl Testbed {
             None => run_request::joint_run(&workload, &work_ranges, None)?,
             Some(config) => steered::run_together_under(&workload, &work_ranges, config)?,
         };
-        if let Some((job, _)) = jobs.iter().zip(&work_run.rates).find(|(_, rates)| !rates.finished) {
+        if let Some((job, _)) = jobs
+            .iter()
+            .zip(&work_run.rates)
+            .find(|(_, rates)| !rates.finished)
+        {
             let message = format!(
                 "under '{}' it did not finish its work in {} times the time",
                 source.name(),
@@ -168,7 +222,9 @@ impl Testbed {
         jobs: &[WorkloadJob],
         co_run_speeds: impl Iterator<Item = f64>,
     ) -> Result<Vec<f64>, ReproError> {
-        let slowdown = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.solo_rates(job)?.instr_per_cycle / speed);
+        let slowdown = |(job, speed): (&WorkloadJob, f64)| {
+            Ok(self.bench.solo_rates(job)?.instr_per_cycle / speed)
+        };
         jobs.iter().zip(co_run_speeds).map(slowdown).collect()
     }
 
@@ -178,18 +234,29 @@ impl Testbed {
         workload: &Workload,
         matrix: Option<&[Vec<f64>]>,
     ) -> Result<PipelineConfig, ReproError> {
-        let last_level =
-            workload.machine.last_level_cache().ok_or_else(|| failed("machine")("no cache to share"))?.level;
+        let last_level = workload
+            .machine
+            .last_level_cache()
+            .ok_or_else(|| failed("machine")("no cache to share"))?
+            .level;
         let profilers = match source {
             PlacementSource::Di | PlacementSource::DiWhole => {
-                let profile_of_job =
-                    |job: &WorkloadJob| solo::profile_job(job, &workload.machine, self.profile_accesses);
-                let profiles = workload.jobs.iter().map(profile_of_job).collect::<Result<_, _>>()?;
+                let profile_of_job = |job: &WorkloadJob| {
+                    solo::profile_job(job, &workload.machine, self.profile_accesses)
+                };
+                let profiles = workload
+                    .jobs
+                    .iter()
+                    .map(profile_of_job)
+                    .collect::<Result<_, _>>()?;
                 vec![ProfilerConfig::Oracle { profiles }]
             }
             PlacementSource::Dio | PlacementSource::DioReads => {
                 let min_reading_instr = MIN_READING_INSTRUCTIONS / workload.options.scale;
-                vec![ProfilerConfig::Counters { level: last_level, min_instructions: min_reading_instr as f64 }]
+                vec![ProfilerConfig::Counters {
+                    level: last_level,
+                    min_instructions: min_reading_instr as f64,
+                }]
             }
             _ => Vec::new(),
         };
@@ -199,7 +266,9 @@ impl Testbed {
             (_, Some(matrix)) => format!("slowdowns = {matrix:?}"),
             _ => String::new(),
         };
-        let first_window = WindowLength::Cycles { cycles: WINDOW_CYCLES };
+        let first_window = WindowLength::Cycles {
+            cycles: WINDOW_CYCLES,
+        };
         Ok(workload.pipeline(source.name(), &parameters, profilers, first_window))
     }
 }
@@ -209,7 +278,9 @@ impl Testbed {
 fn restart_order(default_caches: &[Option<usize>], chosen_caches: &[Option<usize>]) -> Vec<usize> {
     let mut waiting_jobs: Vec<usize> = (0..chosen_caches.len()).collect();
     let next_job_on = |cache: &Option<usize>| {
-        let position = waiting_jobs.iter().position(|&job| chosen_caches[job] == *cache);
+        let position = waiting_jobs
+            .iter()
+            .position(|&job| chosen_caches[job] == *cache);
         // A job that the policy moved in the middle can leave a cache one job short.
         waiting_jobs.remove(position.unwrap_or(0))
     };
@@ -223,18 +294,35 @@ fn reorder(jobs: &[WorkloadJob], order: &[usize]) -> Vec<WorkloadJob> {
 /// Returns the number of the cache on which a task ran longest.
 fn main_cache(task: &TaskResults, caches: &[Vec<CpuId>]) -> Option<usize> {
     let cycles_on = |cpus: &[CpuId]| -> u64 {
-        task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
+        task.on_cpu_cycles
+            .iter()
+            .filter(|(cpu, _)| cpus.contains(cpu))
+            .map(|(_, cycles)| cycles)
+            .sum()
     };
     (0..caches.len()).max_by_key(|&index| cycles_on(&caches[index]))
 }
 
 /// Describes which programs ran longest on the same cache.
-fn describe_co_runners(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
+fn describe_co_runners(
+    jobs: &[WorkloadJob],
+    caches: &[Vec<CpuId>],
+    tasks: &[TaskResults],
+) -> String {
     let programs_on_cache = |cache_index: usize| {
-        let jobs_on_cache = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task, caches) == Some(cache_index));
-        jobs_on_cache.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
+        let jobs_on_cache = jobs
+            .iter()
+            .zip(tasks)
+            .filter(|(_, task)| main_cache(task, caches) == Some(cache_index));
+        jobs_on_cache
+            .map(|(job, _)| job.kernel.as_str())
+            .collect::<Vec<&str>>()
+            .join(" + ")
     };
-    (0..caches.len()).map(programs_on_cache).collect::<Vec<String>>().join(", ")
+    (0..caches.len())
+        .map(programs_on_cache)
+        .collect::<Vec<String>>()
+        .join(", ")
 }
 
 /// Returns the programs of a workload, `copies` of each, with different inputs.
@@ -243,7 +331,13 @@ pub(super) fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Ve
         name: format!("{name}-{copy}"),
         ..WorkloadJob::new(name, input_seed * 100 + copy)
     };
-    (0..copies).flat_map(|nth| PAPER_WORKLOADS[workload].iter().map(move |name| copy_of(nth, name))).collect()
+    (0..copies)
+        .flat_map(|nth| {
+            PAPER_WORKLOADS[workload]
+                .iter()
+                .map(move |name| copy_of(nth, name))
+        })
+        .collect()
 }
 
 /// Shuffles the jobs' order of arrival.
@@ -255,9 +349,16 @@ pub(super) fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJ
 
 /// Returns the pairwise slowdowns of the jobs, in the order of the jobs.
 fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
-    let position_in_workload =
-        |job: &WorkloadJob| PAPER_WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
-    let workload_positions = jobs.iter().map(position_in_workload).collect::<Vec<usize>>();
+    let position_in_workload = |job: &WorkloadJob| {
+        PAPER_WORKLOADS[workload]
+            .iter()
+            .position(|name| *name == job.kernel)
+            .unwrap_or(0)
+    };
+    let workload_positions = jobs
+        .iter()
+        .map(position_in_workload)
+        .collect::<Vec<usize>>();
     matrix.pair_costs(&workload_positions).cost
 }
 
@@ -271,24 +372,39 @@ pub(super) fn workload_name(workload: usize) -> String {
 
 /// Returns the findings of CA-6: four programs on two caches. The optimum is the best of the three schedules, all of
 /// which are run.
-pub(super) fn four_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn four_core_results(
+    context: &ExperimentContext<'_>,
+) -> Result<Vec<Finding>, ReproError> {
     // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
     let workloads: Vec<usize> = context.pick_by_length(vec![0], vec![0, 1], (0..8).collect());
-    context.report_progress(&format!("{} workloads, every schedule and two policies", workloads.len()));
+    context.report_progress(&format!(
+        "{} workloads, every schedule and two policies",
+        workloads.len()
+    ));
     let outcomes = measure_at_scale(context, SCALE.scale_of(context), &workloads, &context.seeds)?;
     let mut findings = four_core_findings(context, &workloads, &outcomes);
     if !context.quick {
-        context.report_progress(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
-        let second_scale_figures = measure_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
+        context.report_progress(&format!(
+            "the same at a time scale of 1/{SECOND_SCALE}, first seed"
+        ));
+        let second_scale_figures =
+            measure_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
         for &workload in &workloads {
             for (name, figure_getter) in FIGURE_SERIES {
                 let values = values_of_workload(&second_scale_figures, workload, figure_getter);
                 let series = format!("{name}, scale 1/{SECOND_SCALE}");
-                findings[0].points.push(DataPoint::from_values(series, workload_name(workload), &values));
+                findings[0].points.push(DataPoint::from_values(
+                    series,
+                    workload_name(workload),
+                    &values,
+                ));
             }
         }
     }
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64)).collect())
+    Ok(findings
+        .into_iter()
+        .map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64))
+        .collect())
 }
 
 /// Accessor of one figure of a workload.
@@ -314,12 +430,20 @@ fn measure_at_scale(
     seeds: &[u64],
 ) -> Result<Vec<(usize, WorkloadFigures)>, ReproError> {
     let testbed = Testbed::load(context, FOUR_CORE_MACHINE, scale)?;
-    let requests: Vec<(usize, u64)> =
-        workloads.iter().flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed))).collect();
-    context.run_all(&requests, |&(workload, seed)| Ok((workload, measure_workload(&testbed, workload, seed)?)))
+    let requests: Vec<(usize, u64)> = workloads
+        .iter()
+        .flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed)))
+        .collect();
+    context.run_all(&requests, |&(workload, seed)| {
+        Ok((workload, measure_workload(&testbed, workload, seed)?))
+    })
 }
 
-fn values_of_workload(figures: &[(usize, WorkloadFigures)], workload: usize, figure_getter: FigureGetter) -> Vec<f64> {
+fn values_of_workload(
+    figures: &[(usize, WorkloadFigures)],
+    workload: usize,
+    figure_getter: FigureGetter,
+) -> Vec<f64> {
     figures
         .iter()
         .filter(|(run_workload, _)| *run_workload == workload)
@@ -334,18 +458,33 @@ fn four_core_findings(
 ) -> Vec<Finding> {
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for &workload in workloads {
-        let series_values = FIGURE_SERIES
-            .map(|(name, figure_getter)| (name, values_of_workload(scale_figures, workload, figure_getter)));
-        let bars = series_values[..DRAWN_SERIES_COUNT].iter().map(|(_, values)| mean(values).into()).collect();
-        groups.push(BarGroup { name: workload_name(workload), bars });
+        let series_values = FIGURE_SERIES.map(|(name, figure_getter)| {
+            (
+                name,
+                values_of_workload(scale_figures, workload, figure_getter),
+            )
+        });
+        let bars = series_values[..DRAWN_SERIES_COUNT]
+            .iter()
+            .map(|(_, values)| mean(values).into())
+            .collect();
+        groups.push(BarGroup {
+            name: workload_name(workload),
+            bars,
+        });
         points.extend(
-            series_values.iter().map(|(name, values)| DataPoint::from_values(*name, workload_name(workload), values)),
+            series_values.iter().map(|(name, values)| {
+                DataPoint::from_values(*name, workload_name(workload), values)
+            }),
         );
     }
     let figure = BarChart {
         title: "Mean run time above the best schedule's, four cores".into(),
         y: Axis::linear("percent"),
-        series: FIGURE_SERIES[..DRAWN_SERIES_COUNT].iter().map(|(name, _)| name.to_string()).collect(),
+        series: FIGURE_SERIES[..DRAWN_SERIES_COUNT]
+            .iter()
+            .map(|(name, _)| name.to_string())
+            .collect(),
         groups,
         ..BarChart::default()
     };
@@ -354,28 +493,50 @@ fn four_core_findings(
                 same instructions of each program, after the policy's first window and a refill of the caches. \
                 Programs arrive in an order drawn from the seed; the policies begin with what the default scheduler made \
                 of it. Moves = tasks that went to another CPU; a swap is two.";
-    let missed_figures = scale_figures.iter().filter(|(_, figures)| figures.di_whole > 2.0 || figures.dio > 2.0);
+    let missed_figures = scale_figures
+        .iter()
+        .filter(|(_, figures)| figures.di_whole > 2.0 || figures.dio > 2.0);
     let missed_workloads: Vec<String> = missed_figures
         .map(|(workload, figures)| format!("{}: {}", workload_name(*workload), figures.summary))
         .collect();
     let note = match missed_workloads.is_empty() {
         true => note.to_string(),
-        false => format!("{note} More than 2 % above: {}.", missed_workloads.join("; ")),
+        false => format!(
+            "{note} More than 2 % above: {}.",
+            missed_workloads.join("; ")
+        ),
     };
     // The worst workload, seed by seed.
     let worst_excess_by_seed = |figure_getter: FigureGetter| -> Vec<(u64, f64)> {
         let worst_of_seed = |seed: usize| {
-            let values =
-                workloads.iter().map(|&workload| values_of_workload(scale_figures, workload, figure_getter)[seed]);
+            let values = workloads
+                .iter()
+                .map(|&workload| values_of_workload(scale_figures, workload, figure_getter)[seed]);
             greatest(values)
         };
-        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, worst_of_seed(index))).collect()
+        context
+            .seeds
+            .iter()
+            .enumerate()
+            .map(|(index, &seed)| (seed, worst_of_seed(index)))
+            .collect()
     };
     let worst_finding = |name: &str, figure_getter: FigureGetter| {
-        let description = format!("{name} above optimal on four cores, on the workload where it is farthest");
-        let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst_excess_by_seed(figure_getter))
-            .require_every_seed()
+        let description =
+            format!("{name} above optimal on four cores, on the workload where it is farthest");
+        let target = ResultTarget::AtMost {
+            target: 2.0,
+            paper_best: None,
+        };
+        Finding::new(
+            "CA-6",
+            &description,
+            "within 2 %",
+            "%",
+            target,
+            &worst_excess_by_seed(figure_getter),
+        )
+        .require_every_seed()
     };
     let di_finding = worst_finding("DI", FIGURE_SERIES[0].1)
         .with_points(points)
@@ -385,7 +546,9 @@ fn four_core_findings(
         di_finding,
         worst_finding("DI by rates on a share of the cache", |figures| figures.di),
         worst_finding("DIO", FIGURE_SERIES[1].1),
-        worst_finding("DIO by what is read from memory", |figures| figures.dio_reads),
+        worst_finding("DIO by what is read from memory", |figures| {
+            figures.dio_reads
+        }),
     ]
 }
 
@@ -404,28 +567,48 @@ struct WorkloadFigures {
     summary: String,
 }
 
-fn measure_workload(testbed: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
+fn measure_workload(
+    testbed: &Testbed,
+    workload: usize,
+    seed: u64,
+) -> Result<WorkloadFigures, ReproError> {
     let jobs = shuffle_arrivals(&workload_jobs(workload, 1, seed), seed);
-    let cpus: Vec<CpuId> = cpus_by_cache(&testbed.bench.machine.topology())?.into_iter().flatten().collect();
-    let options = SimOptions { seed, ..testbed.bench.options.clone() };
+    let cpus: Vec<CpuId> = cpus_by_cache(&testbed.bench.machine.topology())?
+        .into_iter()
+        .flatten()
+        .collect();
+    let options = SimOptions {
+        seed,
+        ..testbed.bench.options.clone()
+    };
     let mut times_and_pairs: Vec<(f64, String)> = Vec::new();
     for partner in 1..4 {
         let remaining_jobs: Vec<usize> = (1..4).filter(|&index| index != partner).collect();
         let job_order = [0, partner, remaining_jobs[0], remaining_jobs[1]];
-        let pinned_jobs: Vec<(WorkloadJob, CpuId)> =
-            job_order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
-        let ordered_jobs: Vec<WorkloadJob> = pinned_jobs.iter().map(|(job, _)| job.clone()).collect();
-        let speeds = testbed.bench.run_with_options(options.clone(), &pinned_jobs)?;
+        let pinned_jobs: Vec<(WorkloadJob, CpuId)> = job_order
+            .iter()
+            .zip(&cpus)
+            .map(|(&job, &cpu)| (jobs[job].clone(), cpu))
+            .collect();
+        let ordered_jobs: Vec<WorkloadJob> =
+            pinned_jobs.iter().map(|(job, _)| job.clone()).collect();
+        let speeds = testbed
+            .bench
+            .run_with_options(options.clone(), &pinned_jobs)?;
         let names: Vec<&str> = ordered_jobs.iter().map(|job| job.kernel.as_str()).collect();
         let pairs_text = format!("{} + {}, {} + {}", names[0], names[1], names[2], names[3]);
-        let times = testbed.slowdowns_of_speeds(&ordered_jobs, speeds.iter().map(|rates| rates.instr_per_cycle))?;
+        let times = testbed.slowdowns_of_speeds(
+            &ordered_jobs,
+            speeds.iter().map(|rates| rates.instr_per_cycle),
+        )?;
         times_and_pairs.push((mean(&times), pairs_text));
     }
     times_and_pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let best_pairs = &times_and_pairs[0].1;
     let schedule_times: Vec<f64> = times_and_pairs.iter().map(|(time, _)| *time).collect();
     let (best_time, worst_time) = (schedule_times[0], schedule_times[2]);
-    let slowdowns_under = |source: PlacementSource| testbed.measure_slowdowns(source, &jobs, None, seed);
+    let slowdowns_under =
+        |source: PlacementSource| testbed.measure_slowdowns(source, &jobs, None, seed);
     let (di, di_whole, dio, dio_reads) = (
         slowdowns_under(PlacementSource::Di)?,
         slowdowns_under(PlacementSource::DiWhole)?,
@@ -468,11 +651,22 @@ pub(super) const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
 /// Returns the findings of CA-7: each workload doubled, on both machines (CA 5.1 and Figures 8 and 9: "for the
 /// eight-core experiments we created eight-thread workloads by doubling the corresponding four-thread workloads").
-pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn eight_core_results(
+    context: &ExperimentContext<'_>,
+) -> Result<Vec<Finding>, ReproError> {
     let machines = &EIGHT_CORES[..context.pick_by_length(1, 2, 2)];
     let workloads: Vec<usize> = context.pick_by_length(vec![1], (0..8).collect(), (0..8).collect());
-    let seeds = arrival_seeds(context, QUICK_ORDERS_PER_WORKLOAD, context.seeds.len() as u64);
-    let policies = [PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
+    let seeds = arrival_seeds(
+        context,
+        QUICK_ORDERS_PER_WORKLOAD,
+        context.seeds.len() as u64,
+    );
+    let policies = [
+        PlacementSource::Default,
+        PlacementSource::DiWhole,
+        PlacementSource::Dio,
+        PlacementSource::Optimal,
+    ];
     let mut gains_by_case: BTreeMap<(usize, usize, PlacementSource), Vec<f64>> = BTreeMap::new();
     for (index, machine) in machines.iter().enumerate() {
         let testbed = Testbed::load(context, machine, SCALE.scale_of(context))?;
@@ -480,15 +674,29 @@ pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<
             context.report_progress(&format!("{machine}, {}", workload_name(workload)));
             let programs = workload_jobs(workload, 2, 1);
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
-            let matrix = CoRunMatrix::measure(context, &testbed.bench, &workload_jobs(workload, 1, 1), true)?;
-            let requests: Vec<(u64, PlacementSource)> =
-                seeds.iter().flat_map(|&seed| policies.map(|source| (seed, source))).collect();
+            let matrix = CoRunMatrix::measure(
+                context,
+                &testbed.bench,
+                &workload_jobs(workload, 1, 1),
+                true,
+            )?;
+            let requests: Vec<(u64, PlacementSource)> = seeds
+                .iter()
+                .flat_map(|&seed| policies.map(|source| (seed, source)))
+                .collect();
             let times_by_request = context.run_all(&requests, |&(seed, source)| {
                 // With one order for all workloads, all of them would have their intensive programs at the same places.
-                let jobs = shuffle_arrivals(&programs, seed * PAPER_WORKLOADS.len() as u64 + workload as u64);
-                let pair_costs =
-                    (source == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
-                Ok(mean(&testbed.measure_slowdowns(source, &jobs, pair_costs.as_deref(), seed)?.slowdowns_by_job))
+                let jobs = shuffle_arrivals(
+                    &programs,
+                    seed * PAPER_WORKLOADS.len() as u64 + workload as u64,
+                );
+                let pair_costs = (source == PlacementSource::Optimal)
+                    .then(|| pair_costs_by_job(&matrix, workload, &jobs));
+                Ok(mean(
+                    &testbed
+                        .measure_slowdowns(source, &jobs, pair_costs.as_deref(), seed)?
+                        .slowdowns_by_job,
+                ))
             })?;
             for seed_times in times_by_request.chunks(policies.len()) {
                 for (policy_index, &source) in policies.iter().enumerate().skip(1) {
@@ -500,13 +708,24 @@ pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<
             }
         }
     }
-    Ok(eight_core_findings(context, &seeds, machines, &workloads, &gains_by_case))
+    Ok(eight_core_findings(
+        context,
+        &seeds,
+        machines,
+        &workloads,
+        &gains_by_case,
+    ))
 }
 
 /// Seeds of the orders of arrival. The default scheduler keeps the placement that the order gave it, so a single order
 /// shows one of many: in 16 of 70, no two of four intensive programs share a cache.
-pub(super) fn arrival_seeds(context: &ExperimentContext<'_>, quick_count: u64, full_count: u64) -> Vec<u64> {
-    let order_count = context.pick_by_length(1, quick_count.max(context.seeds.len() as u64), full_count);
+pub(super) fn arrival_seeds(
+    context: &ExperimentContext<'_>,
+    quick_count: u64,
+    full_count: u64,
+) -> Vec<u64> {
+    let order_count =
+        context.pick_by_length(1, quick_count.max(context.seeds.len() as u64), full_count);
     (0..order_count).map(|nth| context.seeds[0] + nth).collect()
 }
 
@@ -520,18 +739,24 @@ fn eight_core_findings(
     let mut points = Vec::new();
     let mut figures = Vec::new();
     for (machine_index, machine) in machines.iter().enumerate() {
-        let policies = [PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
+        let policies = [
+            PlacementSource::DiWhole,
+            PlacementSource::Dio,
+            PlacementSource::Optimal,
+        ];
         let mut groups = Vec::new();
         for &workload in workloads {
-            let gains_by_policy = policies.map(|source| gains[&(machine_index, workload, source)].clone());
+            let gains_by_policy =
+                policies.map(|source| gains[&(machine_index, workload, source)].clone());
             groups.push(BarGroup {
                 name: workload_name(workload),
                 bars: gains_by_policy.iter().map(|v| mean(v).into()).collect(),
             });
             let by_source = policies.iter().zip(&gains_by_policy);
             let label = format!("{machine}, {}", workload_name(workload));
-            points
-                .extend(by_source.map(|(source, values)| DataPoint::from_values(source.name(), label.clone(), values)));
+            points.extend(by_source.map(|(source, values)| {
+                DataPoint::from_values(source.name(), label.clone(), values)
+            }));
         }
         let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
@@ -544,13 +769,21 @@ fn eight_core_findings(
     }
     // The gains of all workloads for one seed, machine and policy.
     let gains_of_seed = |seed: usize, machine_index: usize, source: PlacementSource| -> Vec<f64> {
-        workloads.iter().map(|&workload| gains[&(machine_index, workload, source)][seed]).collect()
+        workloads
+            .iter()
+            .map(|&workload| gains[&(machine_index, workload, source)][seed])
+            .collect()
     };
-    let mean_gain = |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
+    let mean_gain =
+        |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
     let online_sources = [PlacementSource::DiWhole, PlacementSource::Dio];
     let machine_indices = 0..machines.len();
     let cases_of_source = |source: PlacementSource| {
-        machine_indices.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, source, workload)))
+        machine_indices.clone().flat_map(move |at| {
+            workloads
+                .iter()
+                .map(move |&workload| (at, source, workload))
+        })
     };
     let means: Vec<f64> = online_sources
         .iter()
@@ -562,19 +795,30 @@ fn eight_core_findings(
     let ratios: Vec<f64> = machine_indices
         .clone()
         .map(|at| {
-            let best_over_seeds =
-                |source: PlacementSource| mean((0..seeds.len()).map(|seed| mean(gains_of_seed(seed, at, source))));
-            let lesser_best = best_over_seeds(PlacementSource::Dio).min(best_over_seeds(PlacementSource::DiWhole));
+            let best_over_seeds = |source: PlacementSource| {
+                mean((0..seeds.len()).map(|seed| mean(gains_of_seed(seed, at, source))))
+            };
+            let lesser_best = best_over_seeds(PlacementSource::Dio)
+                .min(best_over_seeds(PlacementSource::DiWhole));
             percent_of_optimal_gain(lesser_best, best_over_seeds(PlacementSource::Optimal))
         })
         .collect();
     points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
-        DataPoint::from_values("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, [ratio])
+        DataPoint::from_values(
+            "the lesser of DI's and DIO's mean gain over the optimal's, %",
+            *machine,
+            [ratio],
+        )
     }));
     points.extend(machines.iter().enumerate().map(|(index, machine)| {
-        let best_gains_of_seed: Vec<f64> =
-            (0..seeds.len()).map(|seed| mean(gains_of_seed(seed, index, PlacementSource::Optimal))).collect();
-        DataPoint::from_values("the optimal's mean gain over workloads, %", *machine, &best_gains_of_seed)
+        let best_gains_of_seed: Vec<f64> = (0..seeds.len())
+            .map(|seed| mean(gains_of_seed(seed, index, PlacementSource::Optimal)))
+            .collect();
+        DataPoint::from_values(
+            "the optimal's mean gain over workloads, %",
+            *machine,
+            &best_gains_of_seed,
+        )
     }));
     let ratio = least(ratios);
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
@@ -586,8 +830,9 @@ fn eight_core_findings(
         finding.seeds = seeds.to_vec();
         finding
     };
-    let mut best_gain_finding =
-        single_seed_finding("ca-7-best-workload", best_mean).with_points(points).with_note(note);
+    let mut best_gain_finding = single_seed_finding("ca-7-best-workload", best_mean)
+        .with_points(points)
+        .with_note(note);
     best_gain_finding.figures = figures;
     vec![
         best_gain_finding,
@@ -599,7 +844,11 @@ fn eight_core_findings(
 /// Returns a gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy that loses no
 /// more counts as 100 %, as in RM-4.
 fn percent_of_optimal_gain(gain: f64, optimal: f64) -> f64 {
-    if optimal > 0.0 { 100.0 * gain / optimal } else { 100.0 * f64::from(u8::from(gain >= optimal)) }
+    if optimal > 0.0 {
+        100.0 * gain / optimal
+    } else {
+        100.0 * f64::from(u8::from(gain >= optimal))
+    }
 }
 
 #[cfg(test)]
@@ -625,15 +874,25 @@ mod tests {
         let (default_caches, chosen_caches) = ([0, 1, 0, 1].map(Some), [0, 0, 1, 1].map(Some));
         assert_eq!(restart_order(&default_caches, &chosen_caches), [0, 2, 1, 3]);
         assert_eq!(restart_order(&chosen_caches, &default_caches), [0, 2, 1, 3]);
-        assert_eq!(restart_order(&chosen_caches, &[0, 0, 0, 1].map(Some)), [0, 1, 3, 2]);
+        assert_eq!(
+            restart_order(&chosen_caches, &[0, 0, 0, 1].map(Some)),
+            [0, 1, 3, 2]
+        );
     }
 
     /// Do orders of arrival differ, and do they contain the same programs?
     #[test]
     fn orders_of_arrival_differ_and_contain_the_same_programs() {
         let programs = workload_jobs(1, 2, 1);
-        let job_names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
-        let (first, second) = (job_names(&shuffle_arrivals(&programs, 1)), job_names(&shuffle_arrivals(&programs, 2)));
+        let job_names = |jobs: &[WorkloadJob]| {
+            jobs.iter()
+                .map(|job| job.name.clone())
+                .collect::<Vec<String>>()
+        };
+        let (first, second) = (
+            job_names(&shuffle_arrivals(&programs, 1)),
+            job_names(&shuffle_arrivals(&programs, 2)),
+        );
         assert_ne!(first, second);
         let sorted_names = |mut names: Vec<String>| {
             names.sort();

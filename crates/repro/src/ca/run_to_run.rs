@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::SCALE;
 use super::online::{
-    EIGHT_CORES, PlacementSource, QUICK_ORDERS, Testbed, arrival_seeds, percent_above, shuffle_arrivals, workload_jobs,
-    workload_name,
+    EIGHT_CORES, PlacementSource, QUICK_ORDERS, Testbed, arrival_seeds, percent_above,
+    shuffle_arrivals, workload_jobs, workload_name,
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
@@ -17,32 +17,56 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
     let testbed = Testbed::load(context, EIGHT_CORES[0], SCALE.scale_of(context))?;
     let policies = context.pick(
         vec![PlacementSource::Default, PlacementSource::Dio],
-        vec![PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio],
+        vec![
+            PlacementSource::Default,
+            PlacementSource::DiWhole,
+            PlacementSource::Dio,
+        ],
     );
-    let mut times_by_program: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
+    let mut times_by_program: BTreeMap<(usize, String, PlacementSource), Vec<f64>> =
+        BTreeMap::new();
     for &workload in &workloads {
-        context.report_progress(&format!("{}, {orders} orders of arrival", workload_name(workload)));
+        context.report_progress(&format!(
+            "{}, {orders} orders of arrival",
+            workload_name(workload)
+        ));
         let programs = workload_jobs(workload, 2, 1);
-        let requests: Vec<(u64, PlacementSource)> =
-            seeds.iter().flat_map(|&seed| policies.iter().map(move |&source| (seed, source))).collect();
+        let requests: Vec<(u64, PlacementSource)> = seeds
+            .iter()
+            .flat_map(|&seed| policies.iter().map(move |&source| (seed, source)))
+            .collect();
         let slowdowns_by_run = context.run_all(&requests, |&(seed, source)| {
             let jobs = shuffle_arrivals(&programs, seed);
-            let slowdowns = testbed.measure_slowdowns(source, &jobs, None, seed)?.slowdowns_by_job;
-            Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
+            let slowdowns = testbed
+                .measure_slowdowns(source, &jobs, None, seed)?
+                .slowdowns_by_job;
+            Ok(jobs
+                .into_iter()
+                .map(|job| job.name)
+                .zip(slowdowns)
+                .collect::<Vec<(String, f64)>>())
         })?;
         for ((_, source), slowdowns) in requests.iter().zip(slowdowns_by_run) {
             for (name, slowdown) in slowdowns {
-                times_by_program.entry((workload, name, *source)).or_default().push(slowdown);
+                times_by_program
+                    .entry((workload, name, *source))
+                    .or_default()
+                    .push(slowdown);
             }
         }
     }
     let findings = findings_by_program(&seeds, &policies[1..], &times_by_program);
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64)).collect())
+    Ok(findings
+        .into_iter()
+        .map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64))
+        .collect())
 }
 
 fn deviation_percent(values: &[f64]) -> f64 {
     let mean = mean(values);
-    100.0 * (values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / values.len() as f64).sqrt() / mean
+    100.0
+        * (values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / values.len() as f64).sqrt()
+        / mean
 }
 
 fn findings_by_program(
@@ -58,10 +82,19 @@ fn findings_by_program(
         let label = format!("{}, {name}", workload_name(*workload));
         let deviation = deviation_percent(values);
         deviations.entry(*source).or_default().push(deviation);
-        points.push(DataPoint::from_values(format!("run time over alone, {}", source.name()), label.clone(), values));
-        points.push(DataPoint::from_values(format!("deviation, {}, %", source.name()), label.clone(), [deviation]));
+        points.push(DataPoint::from_values(
+            format!("run time over alone, {}", source.name()),
+            label.clone(),
+            values,
+        ));
+        points.push(DataPoint::from_values(
+            format!("deviation, {}, %", source.name()),
+            label.clone(),
+            [deviation],
+        ));
         if *source != PlacementSource::Default {
-            let default_times = &times_by_program[&(*workload, name.clone(), PlacementSource::Default)];
+            let default_times =
+                &times_by_program[&(*workload, name.clone(), PlacementSource::Default)];
             let worst_case_gain = percent_above(max_slowdown(default_times), max_slowdown(values));
             let best_gain = best_gains.entry(*source).or_insert(f64::NEG_INFINITY);
             *best_gain = best_gain.max(worst_case_gain);
@@ -72,22 +105,39 @@ fn findings_by_program(
             ));
         }
     }
-    let ratio =
-        |source: PlacementSource| 100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default]);
+    let ratio = |source: PlacementSource| {
+        100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default])
+    };
     let single_seed_finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-8", &title, paper, "%", target, &[(seeds[0], value)]);
         finding.seeds = seeds.to_vec();
         finding
     };
-    let target = ResultTarget::AtMost { target: 50.0, paper_best: None };
+    let target = ResultTarget::AtMost {
+        target: 50.0,
+        paper_best: None,
+    };
     let mut findings = Vec::new();
     for &source in policies {
         let name = source.name().to_uppercase();
+        let title = format!(
+            "{name}'s deviation of single programs' run times over the default's, {} orders",
+            seeds.len()
+        );
+        findings.push(single_seed_finding(
+            title,
+            "far lower",
+            target,
+            ratio(source),
+        ));
         let title =
-            format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
-        findings.push(single_seed_finding(title, "far lower", target, ratio(source)));
-        let title = format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(single_seed_finding(title, "up to 2x", ResultTarget::Shown, best_gains[&source]));
+            format!("{name}: a single program's worst case over the default's, greatest gain");
+        findings.push(single_seed_finding(
+            title,
+            "up to 2x",
+            ResultTarget::Shown,
+            best_gains[&source],
+        ));
     }
     findings[0].points = points;
     findings[0].note =

@@ -27,8 +27,11 @@ struct SchemeInputs {
 fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>> {
     let mut inputs = Vec::new();
     for &seed in &context.seeds {
-        let (warm_up, measured_cycles) =
-            context.pick_by_length((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
+        let (warm_up, measured_cycles) = context.pick_by_length(
+            (2_000_000, 1_000_000),
+            (12_000_000, 6_000_000),
+            (25_000_000, 15_000_000),
+        );
         let bench = CoRunBench::load("pairs-04", seed, warm_up, measured_cycles)?;
         let jobs = program_jobs(program_names(context), seed);
         context.report_progress(&format!("pairs of {} programs, seed {seed}", jobs.len()));
@@ -37,8 +40,9 @@ fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>> {
         // The mean covers all ten programs, also those that a quick run leaves out, because a program is intensive
         // relative to the mean of all.
         let ten_jobs = program_jobs(&TEN_PROGRAMS, seed);
-        let solo_profiles =
-            context.run_all(&ten_jobs, |job: &WorkloadJob| solo::profile_job(job, &bench.machine, accesses))?;
+        let solo_profiles = context.run_all(&ten_jobs, |job: &WorkloadJob| {
+            solo::profile_job(job, &bench.machine, accesses)
+        })?;
         let is_intensive = intensive_flags(&solo_profiles);
         let solo_speeds = matrix.solo_rates.iter().map(|rates| rates.instr_per_cycle);
         let profiles = solo_profiles.into_iter().zip(solo_speeds);
@@ -47,8 +51,14 @@ fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>> {
             profile
         };
         let profiles = profiles.map(profile_with_speed).collect();
-        let cache = SharedCache::from_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
-        inputs.push(SchemeInputs { matrix, profiles, is_intensive, cache });
+        let cache = SharedCache::from_machine(&bench.machine)
+            .ok_or_else(|| failed("pairs-04")("no shared cache"))?;
+        inputs.push(SchemeInputs {
+            matrix,
+            profiles,
+            is_intensive,
+            cache,
+        });
     }
     Ok(inputs)
 }
@@ -64,13 +74,22 @@ pub(super) fn compare_schemes(context: &ExperimentContext<'_>) -> Result<Vec<Fin
 
 /// Returns all choices of `size` out of `programs` programs.
 fn program_subsets(programs: usize, size: usize) -> Vec<Vec<usize>> {
-    let members_of =
-        |member_bits: u32| (0..programs).filter(|index| member_bits >> index & 1 == 1).collect::<Vec<usize>>();
-    (0u32..1 << programs).filter(|set| set.count_ones() as usize == size).map(members_of).collect()
+    let members_of = |member_bits: u32| {
+        (0..programs)
+            .filter(|index| member_bits >> index & 1 == 1)
+            .collect::<Vec<usize>>()
+    };
+    (0u32..1 << programs)
+        .filter(|set| set.count_ones() as usize == size)
+        .map(members_of)
+        .collect()
 }
 
 fn sub_matrix(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
-    members.iter().map(|&i| members.iter().map(|&j| costs.cost[i][j]).collect()).collect()
+    members
+        .iter()
+        .map(|&i| members.iter().map(|&j| costs.cost[i][j]).collect())
+        .collect()
 }
 
 /// Returns the mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of
@@ -85,28 +104,48 @@ fn excess_over_optimal(scheme_inputs: &SchemeInputs, cores: usize) -> Result<Vec
         }
     }
     let measured_costs = scheme_inputs.matrix.costs();
-    let seats = Seats { cpus_per_cache: vec![2; cores / 2] };
+    let seats = Seats {
+        cpus_per_cache: vec![2; cores / 2],
+    };
     let mut excess_by_scheme: Vec<Vec<f64>> = vec![Vec::new(); costs_by_scheme.len() + 2];
     for workload in program_subsets(scheme_inputs.profiles.len(), cores) {
         let measured_sub_matrix = sub_matrix(&measured_costs, &workload);
         let mean_percent = |total: f64| 100.0 * total / cores as f64;
-        let best_percent = mean_percent(solvers::best_assignment(&measured_sub_matrix, &seats).total);
+        let best_percent =
+            mean_percent(solvers::best_assignment(&measured_sub_matrix, &seats).total);
         for (row, (_, costs)) in costs_by_scheme.iter().enumerate() {
-            let chosen_seating = solvers::best_assignment(&sub_matrix(costs, &workload), &seats).seating;
-            excess_by_scheme[row].push(mean_percent(chosen_seating.total_cost(&measured_sub_matrix)) - best_percent);
+            let chosen_seating =
+                solvers::best_assignment(&sub_matrix(costs, &workload), &seats).seating;
+            excess_by_scheme[row]
+                .push(mean_percent(chosen_seating.total_cost(&measured_sub_matrix)) - best_percent);
         }
-        excess_by_scheme[costs_by_scheme.len()]
-            .push(mean_percent(solvers::random_totals(&measured_sub_matrix, &seats, 1).mean) - best_percent);
-        excess_by_scheme[costs_by_scheme.len() + 1]
-            .push(mean_percent(solvers::worst_assignment(&measured_sub_matrix, &seats).total) - best_percent);
+        excess_by_scheme[costs_by_scheme.len()].push(
+            mean_percent(solvers::random_totals(&measured_sub_matrix, &seats, 1).mean)
+                - best_percent,
+        );
+        excess_by_scheme[costs_by_scheme.len() + 1].push(
+            mean_percent(solvers::worst_assignment(&measured_sub_matrix, &seats).total)
+                - best_percent,
+        );
     }
-    let names = costs_by_scheme.into_iter().map(|(name, _)| name).chain(["random".to_string(), "worst".to_string()]);
-    Ok(names.zip(excess_by_scheme).map(|(name, values)| (name, mean(&values))).collect())
+    let names = costs_by_scheme
+        .into_iter()
+        .map(|(name, _)| name)
+        .chain(["random".to_string(), "worst".to_string()]);
+    Ok(names
+        .zip(excess_by_scheme)
+        .map(|(name, values)| (name, mean(&values)))
+        .collect())
 }
 
-fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Result<Finding> {
-    let core_counts: Vec<usize> =
-        CORE_COUNTS.into_iter().filter(|&cores| cores <= scheme_inputs[0].profiles.len()).collect();
+fn optimal_finding(
+    context: &ExperimentContext<'_>,
+    scheme_inputs: &[SchemeInputs],
+) -> Result<Finding> {
+    let core_counts: Vec<usize> = CORE_COUNTS
+        .into_iter()
+        .filter(|&cores| cores <= scheme_inputs[0].profiles.len())
+        .collect();
     let mut points = Vec::new();
     let mut worst_pain_by_seed = vec![f64::NEG_INFINITY; scheme_inputs.len()];
     let mut series: Vec<Series> = Vec::new();
@@ -118,7 +157,10 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
         for (row, (name, _)) in excess_by_seed[0].iter().enumerate() {
             let values: Vec<f64> = excess_by_seed.iter().map(|seed| seed[row].1).collect();
             if name == "pain" {
-                worst_pain_by_seed.iter_mut().zip(&values).for_each(|(worst, &value)| *worst = worst.max(value));
+                worst_pain_by_seed
+                    .iter_mut()
+                    .zip(&values)
+                    .for_each(|(worst, &value)| *worst = worst.max(value));
             }
             let point = DataPoint::from_values(name, cores.to_string(), &values);
             if series.iter().all(|series| series.name != *name) {
@@ -143,7 +185,11 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
     let per_seed = context.with_seeds(worst_pain_by_seed);
     let workloads: Vec<String> = core_counts
         .iter()
-        .map(|&cores| program_subsets(scheme_inputs[0].profiles.len(), cores).len().to_string())
+        .map(|&cores| {
+            program_subsets(scheme_inputs[0].profiles.len(), cores)
+                .len()
+                .to_string()
+        })
         .collect();
     let note = format!(
         "{} workloads of {} programs on {:?} cores; slowdowns from pair runs on two cores of one cache, schedules \
@@ -162,15 +208,25 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
 /// profiles: every line that a program needs from memory. A count of demand misses would leave out those that a
 /// prefetcher brought, and with them the programs that stream.
 fn intensive_flags(profiles: &[Profile]) -> Vec<bool> {
-    let needed_lines =
-        |profile: &Profile| profile.stack_positions().and_then(<[f64]>::last).copied().unwrap_or(f64::NAN);
+    let needed_lines = |profile: &Profile| {
+        profile
+            .stack_positions()
+            .and_then(<[f64]>::last)
+            .copied()
+            .unwrap_or(f64::NAN)
+    };
     let rates: Vec<f64> = profiles.iter().map(needed_lines).collect();
     let mean = mean(&rates);
     rates.iter().map(|&rate| rate > mean).collect()
 }
 
-fn make_up_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Vec<Finding> {
-    let seats = Seats { cpus_per_cache: vec![2; 2] };
+fn make_up_findings(
+    context: &ExperimentContext<'_>,
+    scheme_inputs: &[SchemeInputs],
+) -> Vec<Finding> {
+    let seats = Seats {
+        cpus_per_cache: vec![2; 2],
+    };
     // Gains by number of memory-intensive programs, one list per seed.
     let mut gains_by_seed: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; scheme_inputs.len()];
     for (seed, seed_inputs) in scheme_inputs.iter().enumerate() {
@@ -181,7 +237,10 @@ fn make_up_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInpu
             let gain = relative_time(solvers::worst_assignment(&measured_sub_matrix, &seats).total)
                 / relative_time(solvers::best_assignment(&measured_sub_matrix, &seats).total)
                 - 1.0;
-            let intensive_count = workload.iter().filter(|&&program| is_intensive[program]).count();
+            let intensive_count = workload
+                .iter()
+                .filter(|&&program| is_intensive[program])
+                .count();
             gains_by_seed[seed][intensive_count].push(100.0 * gain);
         }
     }
@@ -189,15 +248,25 @@ fn make_up_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInpu
     for intensive_count in 0..5 {
         let label = format!("{intensive_count} intensive of 4");
         let all_gains = gains_by_seed.iter().flat_map(|seed| &seed[intensive_count]);
-        points.push(DataPoint::from_values("mean, least and greatest gain", label, all_gains));
+        points.push(DataPoint::from_values(
+            "mean, least and greatest gain",
+            label,
+            all_gains,
+        ));
     }
     let ratio_to_next_make_up = |seed: &Vec<Vec<f64>>| {
         // NaN if no workload has this number, which `max` ignores.
         let means: Vec<f64> = seed.iter().map(mean).collect();
-        means[2] / [means[0], means[1], means[3], means[4]].into_iter().fold(f64::NAN, f64::max)
+        means[2]
+            / [means[0], means[1], means[3], means[4]]
+                .into_iter()
+                .fold(f64::NAN, f64::max)
     };
     let ratios = context.with_seeds(gains_by_seed.iter().map(ratio_to_next_make_up));
-    let groups = points.iter().map(|point| BarGroup { name: point.at.clone(), bars: vec![point.bar()] });
+    let groups = points.iter().map(|point| BarGroup {
+        name: point.at.clone(),
+        bars: vec![point.bar()],
+    });
     let figure = BarChart {
         title: "Gain of the best over the worst schedule, by make-up of the workload".into(),
         y: Axis::linear("percent"),
@@ -210,17 +279,26 @@ fn make_up_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInpu
     let make_up_finding = Finding::declared("ca-4-make-up", &ratios)
         .with_points(points)
         .with_figure(ResultFigure::bars("ca-4-make-up", &figure));
-    vec![make_up_finding, Finding::declared("ca-4-greatest-gain", &max_gains)]
+    vec![
+        make_up_finding,
+        Finding::declared("ca-4-greatest-gain", &max_gains),
+    ]
 }
 
 fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Finding {
     let mut points = Vec::new();
     let mut changed_pair_counts = Vec::new();
     let names = &scheme_inputs[0].matrix.names;
-    let metric_row = |value_of: &dyn Fn(&CoRunMatrix, usize) -> f64, program_index: usize| -> Vec<f64> {
-        scheme_inputs.iter().map(|evidence| value_of(&evidence.matrix, program_index)).collect()
+    let metric_row =
+        |value_of: &dyn Fn(&CoRunMatrix, usize) -> f64, program_index: usize| -> Vec<f64> {
+            scheme_inputs
+                .iter()
+                .map(|evidence| value_of(&evidence.matrix, program_index))
+                .collect()
+        };
+    let solo_mpki = |matrix: &CoRunMatrix, program_index: usize| {
+        matrix.solo_rates[program_index].misses_per_kilo_instr
     };
-    let solo_mpki = |matrix: &CoRunMatrix, program_index: usize| matrix.solo_rates[program_index].misses_per_kilo_instr;
     let max_mpki = |matrix: &CoRunMatrix, program_index: usize| {
         matrix.pair_rates[program_index]
             .iter()
@@ -228,8 +306,16 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
             .fold(solo_mpki(matrix, program_index), f64::max)
     };
     for (program_index, name) in names.iter().enumerate() {
-        points.push(DataPoint::from_values("alone", name, metric_row(&solo_mpki, program_index)));
-        points.push(DataPoint::from_values("most beside any other", name, metric_row(&max_mpki, program_index)));
+        points.push(DataPoint::from_values(
+            "alone",
+            name,
+            metric_row(&solo_mpki, program_index),
+        ));
+        points.push(DataPoint::from_values(
+            "most beside any other",
+            name,
+            metric_row(&max_mpki, program_index),
+        ));
     }
     let mut pairs: Vec<String> = Vec::new();
     for seed_inputs in scheme_inputs {
@@ -237,7 +323,9 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
         let mut swapped_pairs = 0;
         for i in 0..names.len() {
             for j in 0..names.len() {
-                if solo_mpki(matrix, i) > solo_mpki(matrix, j) && max_mpki(matrix, i) < max_mpki(matrix, j) {
+                if solo_mpki(matrix, i) > solo_mpki(matrix, j)
+                    && max_mpki(matrix, i) < max_mpki(matrix, j)
+                {
                     swapped_pairs += 1;
                     pairs.push(format!("{} and {}", names[i], names[j]));
                 }
@@ -255,7 +343,10 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
             .chunks(2)
             .map(|pair| BarGroup {
                 name: pair[0].at.clone(),
-                bars: pair.iter().map(|point| point.value.unwrap_or(f64::NAN).into()).collect(),
+                bars: pair
+                    .iter()
+                    .map(|point| point.value.unwrap_or(f64::NAN).into())
+                    .collect(),
             })
             .collect(),
         ..BarChart::default()
@@ -299,40 +390,68 @@ gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 /// CA 2.1.1 and Figure 2: mean slowdown of the three schedules in percent, mcf beside each of the others.
-const PUBLISHED_SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
+const PUBLISHED_SCHEDULES: [(&str, f64); 3] =
+    [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// Returns the findings of CA-3: is the published best schedule found, with the published mean?
 pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    let measured_table = parse_measured_matrix("CA Table 1", PUBLISHED_TABLE_1).map_err(failed("CA-3"))?;
+    let measured_table =
+        parse_measured_matrix("CA Table 1", PUBLISHED_TABLE_1).map_err(failed("CA-3"))?;
     let costs = PairCosts::from_slowdowns(measured_table.slowdowns);
     let cost = &costs.cost;
-    let seats = Seats { cpus_per_cache: vec![2; 2] };
+    let seats = Seats {
+        cpus_per_cache: vec![2; 2],
+    };
     let mean_percent = |total: f64| 100.0 * total / 4.0;
-    let (best_assignment, worst_assignment) =
-        (solvers::best_assignment(cost, &seats), solvers::worst_assignment(cost, &seats));
+    let (best_assignment, worst_assignment) = (
+        solvers::best_assignment(cost, &seats),
+        solvers::worst_assignment(cost, &seats),
+    );
     let mut points = vec![
         DataPoint::from_values("solver", "best", [mean_percent(best_assignment.total)]),
         DataPoint::from_values("solver", "worst", [mean_percent(worst_assignment.total)]),
-        DataPoint::from_values("solver", "random", [mean_percent(solvers::random_totals(cost, &seats, 1).mean)]),
+        DataPoint::from_values(
+            "solver",
+            "random",
+            [mean_percent(solvers::random_totals(cost, &seats, 1).mean)],
+        ),
     ];
     let mut max_deviation = (mean_percent(best_assignment.total) - PUBLISHED_SCHEDULES[1].1)
         .abs()
         .max((mean_percent(worst_assignment.total) - PUBLISHED_SCHEDULES[0].1).abs());
     for (index, (mcf_partner, published_mean)) in PUBLISHED_SCHEDULES.into_iter().enumerate() {
         let other_pair: Vec<usize> = (1..4).filter(|&program| program != index + 1).collect();
-        let computed_mean =
-            mean_percent(costs.mutual_cost(0, index + 1) + costs.mutual_cost(other_pair[0], other_pair[1]));
+        let computed_mean = mean_percent(
+            costs.mutual_cost(0, index + 1) + costs.mutual_cost(other_pair[0], other_pair[1]),
+        );
         max_deviation = max_deviation.max((computed_mean - published_mean).abs());
-        points.push(DataPoint::from_values("mean slowdown", format!("mcf beside {mcf_partner}"), [computed_mean]));
+        points.push(DataPoint::from_values(
+            "mean slowdown",
+            format!("mcf beside {mcf_partner}"),
+            [computed_mean],
+        ));
     }
-    let pair_texts: Vec<String> =
-        best_assignment.seating.by_cache.iter().map(|cache| describe_cache(cache, &measured_table.names)).collect();
+    let pair_texts: Vec<String> = best_assignment
+        .seating
+        .by_cache
+        .iter()
+        .map(|cache| describe_cache(cache, &measured_table.names))
+        .collect();
     let finding = Finding::declared("ca-3-published", &[(0, max_deviation)]);
-    Ok(vec![finding.with_points(points).with_note(format!("Best: {}.", pair_texts.join(" and ")))])
+    Ok(vec![
+        finding
+            .with_points(points)
+            .with_note(format!("Best: {}.", pair_texts.join(" and "))),
+    ])
 }
 
 fn describe_cache(cache: &[Vec<usize>], names: &[String]) -> String {
-    cache.iter().flatten().map(|&index| names[index].as_str()).collect::<Vec<_>>().join(" + ")
+    cache
+        .iter()
+        .flatten()
+        .map(|&index| names[index].as_str())
+        .collect::<Vec<_>>()
+        .join(" + ")
 }
 
 #[cfg(test)]
@@ -342,7 +461,10 @@ mod tests {
     /// Does the number of workloads match the paper's?
     #[test]
     fn the_number_of_workloads_matches_the_papers() {
-        assert_eq!([4, 6, 8, 10].map(|size| program_subsets(10, size).len()), [210, 210, 45, 1]);
+        assert_eq!(
+            [4, 6, 8, 10].map(|size| program_subsets(10, size).len()),
+            [210, 210, 45, 1]
+        );
     }
 
     /// Does the published table give the published schedules and the best pairs, by name?
@@ -350,7 +472,11 @@ mod tests {
     fn the_published_table_gives_the_published_schedules() {
         let context = quick_context();
         let findings = published_findings(&context).unwrap();
-        assert_eq!(findings[0].verdict, Some(crate::ResultVerdict::Met), "{findings:?}");
+        assert_eq!(
+            findings[0].verdict,
+            Some(crate::ResultVerdict::Met),
+            "{findings:?}"
+        );
         assert_eq!(findings[0].note, "Best: mcf + gamess and milc + namd.");
     }
 }

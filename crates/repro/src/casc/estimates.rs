@@ -12,8 +12,12 @@ use cachemate_core::{CacheLevel, CoRunRowParameters, ProfilerConfig, TaskId, Win
 use cachemate_pipeline::OfflineProfiler;
 use serde::{Deserialize, Serialize};
 
-use crate::niagara::groups::{GROUPS_PROBE_ID, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
-use crate::niagara::{CONTEXT_COUNT, MAX_ROW_NS, NiagaraSetting, SIZES_KB, TIME_SCALE, casc_jobs, l2_miss_ratio};
+use crate::niagara::groups::{
+    GROUPS_PROBE_ID, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task,
+};
+use crate::niagara::{
+    CONTEXT_COUNT, MAX_ROW_NS, NiagaraSetting, SIZES_KB, TIME_SCALE, casc_jobs, l2_miss_ratio,
+};
 use crate::setup::failed;
 use crate::{ExperimentContext, Finding, Result, ResultTarget, mean};
 
@@ -56,7 +60,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     for &size in sizes {
         for (form, name) in ["own counts", "linear solve"].iter().enumerate() {
             let series = format!("threads on the right side, {name}");
-            points.push(estimates.point(size, series, format!("{size} KB"), |e| f64::from(e.right[form])));
+            points.push(estimates.point(size, series, format!("{size} KB"), |e| {
+                f64::from(e.right[form])
+            }));
         }
     }
     let casc_4_finding = |form: usize, name: &str| {
@@ -81,8 +87,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     for &size in sizes {
         for (form, name) in FORMS.iter().enumerate() {
             let label = format!("{size} KB");
-            errors.push(estimates.point(size, format!("{name}: worst error %"), &label, |e| e.errors[form][0]));
-            errors.push(estimates.point(size, format!("{name}: mean error %"), &label, |e| e.errors[form][1]));
+            errors.push(
+                estimates.point(size, format!("{name}: worst error %"), &label, |e| {
+                    e.errors[form][0]
+                }),
+            );
+            errors.push(
+                estimates.point(size, format!("{name}: mean error %"), &label, |e| {
+                    e.errors[form][1]
+                }),
+            );
         }
     }
     let casc_5_finding = |form: usize,
@@ -106,41 +120,84 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             MAX_ROW_NS / 1_000_000
         ))
     };
-    for (form, name) in [(LITERAL, "literal form (linear solve)"), (0, "better form (own counts)")] {
-        let mean_title = format!("{name}: mean error of the expected miss rate of random groups of eight, worst size");
-        let largest_title =
-            format!("{name}: largest error of the expected miss rate of random groups of eight, worst size");
+    for (form, name) in [
+        (LITERAL, "literal form (linear solve)"),
+        (0, "better form (own counts)"),
+    ] {
+        let mean_title = format!(
+            "{name}: mean error of the expected miss rate of random groups of eight, worst size"
+        );
+        let largest_title = format!(
+            "{name}: largest error of the expected miss rate of random groups of eight, worst size"
+        );
         // The paper gives no mean; the target for ours is 8 %.
-        let mean_error_target =
-            if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { target: 8.0, paper_best: None } };
-        findings.push(casc_5_finding(form, &mean_title, mean_error_target, &|estimate, form| estimate.errors[form][1]));
-        let largest_error_target = ResultTarget::AtMost { target: 30.0, paper_best: None };
-        findings.push(casc_5_finding(form, &largest_title, largest_error_target, &|estimate, form| {
-            estimate.errors[form][0]
-        }));
+        let mean_error_target = if form == LITERAL {
+            ResultTarget::Shown
+        } else {
+            ResultTarget::AtMost {
+                target: 8.0,
+                paper_best: None,
+            }
+        };
+        findings.push(casc_5_finding(
+            form,
+            &mean_title,
+            mean_error_target,
+            &|estimate, form| estimate.errors[form][1],
+        ));
+        let largest_error_target = ResultTarget::AtMost {
+            target: 30.0,
+            paper_best: None,
+        };
+        findings.push(casc_5_finding(
+            form,
+            &largest_title,
+            largest_error_target,
+            &|estimate, form| estimate.errors[form][0],
+        ));
     }
     Ok(findings)
 }
 
-fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors> {
+fn measure_errors(
+    context: &ExperimentContext<'_>,
+    setting: &NiagaraSetting,
+) -> Result<EstimateErrors> {
     let records = measure_rows(context, setting, MAX_ROW_NS)?;
-    let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
+    let (own_ratios, solved_ratios) = (
+        measured_ratios(&records, true)?,
+        measured_ratios(&records, false)?,
+    );
     let true_ratios = measure_solo_ratios(setting)?;
     let task_ids: Vec<TaskId> = own_ratios.keys().copied().collect();
-    let rates_in_order =
-        |rates_of: &BTreeMap<TaskId, f64>| task_ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
+    let rates_in_order = |rates_of: &BTreeMap<TaskId, f64>| {
+        task_ids
+            .iter()
+            .map(|task| rates_of[task])
+            .collect::<Vec<f64>>()
+    };
     let same_side_counts = [rates_in_order(&own_ratios), rates_in_order(&solved_ratios)]
         .map(|rates| same_side_count(&rates, &true_ratios));
     let mut error_estimates = errors_by_form(&records, &own_ratios, &solved_ratios)?;
     for rows_ns in OTHER_ROW_LENGTHS_NS {
         let records = measure_rows(context, setting, rows_ns)?;
-        let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
+        let (own_ratios, solved_ratios) = (
+            measured_ratios(&records, true)?,
+            measured_ratios(&records, false)?,
+        );
         error_estimates.push(errors_by_form(&records, &own_ratios, &solved_ratios)?[0]);
     }
-    Ok(EstimateErrors { errors: error_estimates, right: same_side_counts })
+    Ok(EstimateErrors {
+        errors: error_estimates,
+        right: same_side_counts,
+    })
 }
 
-fn measure_rows(context: &ExperimentContext<'_>, setting: &NiagaraSetting, rows_ns: u64) -> Result<Vec<WindowRecord>> {
+fn measure_rows(
+    context: &ExperimentContext<'_>,
+    setting: &NiagaraSetting,
+    rows_ns: u64,
+) -> Result<Vec<WindowRecord>> {
     let request = GroupRequest {
         rows_ns: Some(rows_ns),
         locations: None,
@@ -160,18 +217,39 @@ fn same_side_count(estimates: &[f64], true_values: &[f64]) -> u32 {
 }
 
 /// Returns the pCMRs computed from the rows alone.
-fn measured_ratios(records: &[WindowRecord], uses_own_counts: bool) -> Result<BTreeMap<TaskId, f64>> {
-    let parameters = CoRunRowParameters { uses_task_counts: uses_own_counts, ..CoRunRowParameters::default() };
-    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
+fn measured_ratios(
+    records: &[WindowRecord],
+    uses_own_counts: bool,
+) -> Result<BTreeMap<TaskId, f64>> {
+    let parameters = CoRunRowParameters {
+        uses_task_counts: uses_own_counts,
+        ..CoRunRowParameters::default()
+    };
+    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows {
+        level: CacheLevel::L2,
+        parameters,
+    }]);
     for record in records {
         let mut observation = record.observation.clone();
-        observation.probe_results.retain(|probe_result| probe_result.probe != GROUPS_PROBE_ID);
+        observation
+            .probe_results
+            .retain(|probe_result| probe_result.probe != GROUPS_PROBE_ID);
         profiler.update(&observation);
     }
-    let unmeasured_error = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
+    let unmeasured_error =
+        |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
     let profiles = profiler.profiles().iter();
     profiles
-        .map(|(task, profile)| Ok((*task, profile.rates.pcmr.ok_or_else(|| unmeasured_error(task))?.value)))
+        .map(|(task, profile)| {
+            Ok((
+                *task,
+                profile
+                    .rates
+                    .pcmr
+                    .ok_or_else(|| unmeasured_error(task))?
+                    .value,
+            ))
+        })
         .collect()
 }
 
@@ -181,22 +259,36 @@ fn errors_by_form(
     own_ratios: &BTreeMap<TaskId, f64>,
     solved_ratios: &BTreeMap<TaskId, f64>,
 ) -> Result<Vec<[f64; 2]>> {
-    let (groups, row_sums, group_sums) =
-        (sums_by_group(records), sums_by_task(records, false), sums_by_task(records, true));
+    let (groups, row_sums, group_sums) = (
+        sums_by_group(records),
+        sums_by_task(records, false),
+        sums_by_task(records, true),
+    );
     if groups.is_empty() {
         return Err(failed("groups")("none was measured"));
     }
-    let refs_of_task =
-        |sums: &BTreeMap<TaskId, MissSums>, task: &TaskId| sums.get(task).map_or(0.0, |sum| sum.references / sum.ns);
-    let weighted_rate = |sums: &BTreeMap<TaskId, MissSums>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
-        let total_refs: f64 = members.iter().map(|task| refs_of_task(sums, task)).sum();
-        members.iter().map(|task| refs_of_task(sums, task) * rate(task)).sum::<f64>() / total_refs
+    let refs_of_task = |sums: &BTreeMap<TaskId, MissSums>, task: &TaskId| {
+        sums.get(task).map_or(0.0, |sum| sum.references / sum.ns)
     };
+    let weighted_rate =
+        |sums: &BTreeMap<TaskId, MissSums>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
+            let total_refs: f64 = members.iter().map(|task| refs_of_task(sums, task)).sum();
+            members
+                .iter()
+                .map(|task| refs_of_task(sums, task) * rate(task))
+                .sum::<f64>()
+                / total_refs
+        };
     let unweighted_rate = |rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
         members.iter().map(rate).sum::<f64>() / members.len() as f64
     };
-    let rate_of = |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
-    let long_run_rate = |task: &TaskId| group_sums.get(task).map_or(f64::NAN, MissSums::misses_per_100_references);
+    let rate_of =
+        |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
+    let long_run_rate = |task: &TaskId| {
+        group_sums
+            .get(task)
+            .map_or(f64::NAN, MissSums::misses_per_100_references)
+    };
     let own_rate = |task: &TaskId| rate_of(own_ratios, task);
     let expected_rates = |members: &[TaskId]| {
         [
@@ -209,7 +301,8 @@ fn errors_by_form(
         ]
     };
     let errors_of_group = |(members, sum): (&Vec<TaskId>, &MissSums)| {
-        expected_rates(members).map(|rate| 100.0 * (rate / sum.misses_per_100_references() - 1.0).abs())
+        expected_rates(members)
+            .map(|rate| 100.0 * (rate / sum.misses_per_100_references() - 1.0).abs())
     };
     let errors_by_group: Vec<[f64; 6]> = groups.iter().map(errors_of_group).collect();
     let summarize_form = |form: usize| {
@@ -221,13 +314,27 @@ fn errors_by_form(
 
 /// Misses divided by references of every thread alone on an eighth of the cache.
 fn measure_solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>> {
-    let eighth_setting = NiagaraSetting { is_quick: true, ..*setting };
+    let eighth_setting = NiagaraSetting {
+        is_quick: true,
+        ..*setting
+    };
     let measure_solo_ratio = |(context_index, job): (usize, crate::setup::WorkloadJob)| {
-        let mut workload = eighth_setting.build_workload(vec![job])?.with_length(4_000_000, 8_000_000);
-        let cache = workload.machine.caches.last_mut().ok_or_else(|| failed("eighth")("no cache"))?;
+        let mut workload = eighth_setting
+            .build_workload(vec![job])?
+            .with_length(4_000_000, 8_000_000);
+        let cache = workload
+            .machine
+            .caches
+            .last_mut()
+            .ok_or_else(|| failed("eighth")("no cache"))?;
         cache.size_bytes /= CONTEXT_COUNT as u64;
         let results = workload.unmanaged_run()?;
-        l2_miss_ratio(&results).ok_or_else(|| failed("eighth")(format!("thread {context_index} made no references")))
+        l2_miss_ratio(&results)
+            .ok_or_else(|| failed("eighth")(format!("thread {context_index} made no references")))
     };
-    casc_jobs(setting.seed).into_iter().enumerate().map(measure_solo_ratio).collect()
+    casc_jobs(setting.seed)
+        .into_iter()
+        .enumerate()
+        .map(measure_solo_ratio)
+        .collect()
 }

@@ -2,7 +2,9 @@
 
 use cachemate_core::CacheLevel;
 
-use crate::niagara::{NiagaraPolicy, NiagaraSetting, SPEC_2000_PROGRAMS, TIME_SCALE, run_jobs, run_workload};
+use crate::niagara::{
+    NiagaraPolicy, NiagaraSetting, SPEC_2000_PROGRAMS, TIME_SCALE, run_jobs, run_workload,
+};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Comparison, Workload, WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget};
@@ -26,13 +28,22 @@ const AMPLE_BYTES_PER_CYCLE: f64 = 16.0;
 
 /// Returns the twelve programs on the four processors.
 fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload> {
-    let jobs = SPEC_2000_PROGRAMS[..PROGRAM_COUNT].iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
+    let jobs = SPEC_2000_PROGRAMS[..PROGRAM_COUNT]
+        .iter()
+        .map(|kernel| WorkloadJob::new(kernel, seed))
+        .collect();
     let setting = NiagaraSetting::new(SPACIOUS_L2_KB, seed, context);
-    let mut workload =
-        NiagaraSetting { bytes_per_cycle: Some(AMPLE_BYTES_PER_CYCLE), ..setting }.build_workload(jobs)?;
+    let mut workload = NiagaraSetting {
+        bytes_per_cycle: Some(AMPLE_BYTES_PER_CYCLE),
+        ..setting
+    }
+    .build_workload(jobs)?;
     let machine = &mut workload.machine;
     (machine.cores_per_package, machine.contexts_per_core) = (PROCESSOR_COUNT, 1);
-    let l2_caches = machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);
+    let l2_caches = machine
+        .caches
+        .iter_mut()
+        .filter(|cache| cache.level == CacheLevel::L2);
     l2_caches.for_each(|cache| cache.shared_by_cores = PROCESSOR_COUNT);
     Ok(workload)
 }
@@ -41,22 +52,32 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let l2_kb = 192;
     let never_ran_error = |name: &'static str| move || failed(name)("a thread never ran");
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
-    let measuring_policy = NiagaraPolicy::literal_policy("threshold = 1000.0\nremeasure_every_ns = 250000000");
-    let inputs: Vec<u64> = (0..context.pick_by_length(1, INPUTS_PER_SEED, INPUTS_PER_SEED)).collect();
+    let measuring_policy =
+        NiagaraPolicy::literal_policy("threshold = 1000.0\nremeasure_every_ns = 250000000");
+    let inputs: Vec<u64> =
+        (0..context.pick_by_length(1, INPUTS_PER_SEED, INPUTS_PER_SEED)).collect();
     let measuring_gains = context.run_unstored_cases(&inputs, |input, seed| {
         let workload = processors_workload(context, seed + 1_000_000 * input)?;
         let run_under = |policy| run_workload(&workload, policy, SPACIOUS_L2_KB);
-        let (measuring_run, default_run) = (run_under(&measuring_policy)?, run_under(&NiagaraPolicy::Default)?);
+        let (measuring_run, default_run) = (
+            run_under(&measuring_policy)?,
+            run_under(&NiagaraPolicy::Default)?,
+        );
         Comparison::compare(&measuring_run, &default_run).ok_or_else(never_ran_error("measuring"))
     })?;
     let identical_gains = context.run_unstored_cases(&["twolf"], |kernel, seed| {
         let setting = NiagaraSetting::new(l2_kb, seed, context);
         let identical_jobs: Vec<WorkloadJob> = (0..18)
-            .map(|index| WorkloadJob { name: format!("{kernel}-{index}"), ..WorkloadJob::new(kernel, 1_000 * seed) })
+            .map(|index| WorkloadJob {
+                name: format!("{kernel}-{index}"),
+                ..WorkloadJob::new(kernel, 1_000 * seed)
+            })
             .collect();
         let run_under = |policy| run_jobs(&setting, policy, &identical_jobs);
-        let (managed_run, default_run) =
-            (run_under(&NiagaraPolicy::better_policy(""))?, run_under(&NiagaraPolicy::Default)?);
+        let (managed_run, default_run) = (
+            run_under(&NiagaraPolicy::better_policy(""))?,
+            run_under(&NiagaraPolicy::Default)?,
+        );
         Comparison::compare(&managed_run, &default_run).ok_or_else(never_ran_error("identical"))
     })?;
     let overhead_finding = Finding::new(
@@ -80,16 +101,27 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         "throughput of 18 identical threads against the default scheduler",
         "no gain, no penalty, \"as we showed in the previous section\" (CASC 5.4.1): in 63 minutes",
         "%",
-        ResultTarget::Within { low: -PAPER_RESOLUTION_PERCENT, high: PAPER_RESOLUTION_PERCENT },
+        ResultTarget::Within {
+            low: -PAPER_RESOLUTION_PERCENT,
+            high: PAPER_RESOLUTION_PERCENT,
+        },
         &identical_gains.mean_per_seed(|gain| 100.0 * gain.throughput_gain),
     )
-    .with_points(split_points("identical", &format!("{l2_kb} KB"), &identical_gains))
+    .with_points(split_points(
+        "identical",
+        &format!("{l2_kb} KB"),
+        &identical_gains,
+    ))
     .with_time_scale(TIME_SCALE as f64);
     Ok(vec![overhead_finding, identical_threads_finding])
 }
 
 /// Points of a gain and its parts, over all inputs and seeds.
-fn split_points<C: PartialEq>(name: &str, at: &str, gains: &SeededRuns<C, Comparison>) -> Vec<DataPoint> {
+fn split_points<C: PartialEq>(
+    name: &str,
+    at: &str,
+    gains: &SeededRuns<C, Comparison>,
+) -> Vec<DataPoint> {
     let parts: [(&str, fn(&Comparison) -> f64); 4] = [
         ("throughput gain %", |gain| gain.throughput_gain),
         ("of which mix %", |gain| gain.mix_gain),
@@ -97,7 +129,11 @@ fn split_points<C: PartialEq>(name: &str, at: &str, gains: &SeededRuns<C, Compar
         ("busy gain %", |gain| gain.busy_gain),
     ];
     let point = |(title, value): (&str, fn(&Comparison) -> f64)| {
-        DataPoint::from_values(format!("{name}: {title}"), at, gains.by_seed().map(|gain| 100.0 * value(gain)))
+        DataPoint::from_values(
+            format!("{name}: {title}"),
+            at,
+            gains.by_seed().map(|gain| 100.0 * value(gain)),
+        )
     };
     parts.map(point).to_vec()
 }

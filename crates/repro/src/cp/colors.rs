@@ -22,16 +22,22 @@ struct ColorCurve {
 
 impl ColorCurve {
     fn values_over_seeds(&self, index: usize) -> Vec<f64> {
-        self.relative_times_by_seed.iter().map(|row| row[index]).collect()
+        self.relative_times_by_seed
+            .iter()
+            .map(|row| row[index])
+            .collect()
     }
     /// Returns the numbers of colors with which it runs slower than with fewer, beyond noise.
     fn color_rises(&self) -> Vec<(u32, f64)> {
         let rise_at = |index: usize| {
-            let (times_with_fewer, times_with_more) =
-                (self.values_over_seeds(index - 1), self.values_over_seeds(index));
+            let (times_with_fewer, times_with_more) = (
+                self.values_over_seeds(index - 1),
+                self.values_over_seeds(index),
+            );
             let growth = mean(&times_with_more) / mean(&times_with_fewer) - 1.0;
             let slowest_before = greatest(&times_with_fewer);
-            let is_above_noise = growth > NOISE_SHARE && times_with_more.iter().all(|&time| time > slowest_before);
+            let is_above_noise =
+                growth > NOISE_SHARE && times_with_more.iter().all(|&time| time > slowest_before);
             is_above_noise.then_some((self.colors[index], growth))
         };
         (1..self.colors.len()).filter_map(rise_at).collect()
@@ -39,13 +45,30 @@ impl ColorCurve {
 }
 
 /// Cycles for the given instructions, after the same warm-up instructions.
-pub(super) fn cycles_for(program: &str, colors: u32, instructions: u64, scale: u64, seed: u64) -> Result<f64> {
+pub(super) fn cycles_for(
+    program: &str,
+    colors: u32,
+    instructions: u64,
+    scale: u64,
+    seed: u64,
+) -> Result<f64> {
     // All seeds run the same program; only its frames differ.
-    let mut workload =
-        chip_workload(vec![thesis_job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
+    let mut workload = chip_workload(
+        vec![thesis_job(program, 1)],
+        2,
+        true,
+        RunScale {
+            scale,
+            warm_up_cycles: 0,
+        },
+        seed,
+    )?;
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
-    let results = workload.planned_run(&fixed_plan_policy(&workload, &[format!("0-{}", colors - 1)])?)?;
+    let results = workload.planned_run(&fixed_plan_policy(
+        &workload,
+        &[format!("0-{}", colors - 1)],
+    )?)?;
     let executed_instr: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     Ok(results.elapsed_cycles as f64 * instructions as f64 / executed_instr.max(1) as f64)
 }
@@ -71,28 +94,53 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     })?;
     let mut rows = cycles.chunks(colors.len()).map(|row| {
         let all_colors_cycles = row[row.len() - 1];
-        row.iter().map(|cycles| cycles / all_colors_cycles).collect::<Vec<f64>>()
+        row.iter()
+            .map(|cycles| cycles / all_colors_cycles)
+            .collect::<Vec<f64>>()
     });
     let curve_of_program = |&program: &&'static str| {
         let relative_times_by_seed = rows.by_ref().take(context.seeds.len()).collect();
-        ColorCurve { program, colors: colors.clone(), relative_times_by_seed }
+        ColorCurve {
+            program,
+            colors: colors.clone(),
+            relative_times_by_seed,
+        }
     };
     let curves: Vec<ColorCurve> = programs.iter().map(curve_of_program).collect();
     Ok(vec![sensitivity_finding(context, scale, &curves)])
 }
 
-fn sensitivity_finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -> Finding {
+fn sensitivity_finding(
+    context: &ExperimentContext<'_>,
+    scale: u64,
+    curves: &[ColorCurve],
+) -> Finding {
     let rises: Vec<String> = curves
         .iter()
-        .flat_map(|curve| curve.color_rises().into_iter().map(|(colors, growth)| (curve.program, colors, growth)))
-        .map(|(program, colors, growth)| format!("{program} at {colors} colors (+{:.1} %)", 100.0 * growth))
+        .flat_map(|curve| {
+            curve
+                .color_rises()
+                .into_iter()
+                .map(|(colors, growth)| (curve.program, colors, growth))
+        })
+        .map(|(program, colors, growth)| {
+            format!("{program} at {colors} colors (+{:.1} %)", 100.0 * growth)
+        })
         .collect();
     let count = rises.len() as f64;
     let per_seed = context.values_by_seed(|_| count);
-    let rise_list = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
+    let rise_list = if rises.is_empty() {
+        "none".to_string()
+    } else {
+        rises.join(", ")
+    };
     let points = curves.iter().flat_map(|curve| {
         let point = |index: usize| {
-            DataPoint::from_values(curve.program, curve.colors[index].to_string(), curve.values_over_seeds(index))
+            DataPoint::from_values(
+                curve.program,
+                curve.colors[index].to_string(),
+                curve.values_over_seeds(index),
+            )
         };
         (0..curve.colors.len()).map(point).collect::<Vec<_>>()
     });
@@ -116,10 +164,15 @@ fn sensitivity_figure(curves: &[ColorCurve]) -> ResultFigure {
     curves_by_sensitivity.sort_by(|a, b| one_color_value(b).total_cmp(&one_color_value(a)));
     let series = curves_by_sensitivity.iter().take(8).map(|curve| {
         let point = |(color_index, &colors): (usize, &u32)| {
-            DataPoint::from_values("", "", curve.values_over_seeds(color_index)).chart_point(f64::from(colors))
+            DataPoint::from_values("", "", curve.values_over_seeds(color_index))
+                .chart_point(f64::from(colors))
         };
         let points = curve.colors.iter().enumerate().filter_map(point).collect();
-        Series { name: curve.program.to_string(), points, ..Series::default() }
+        Series {
+            name: curve.program.to_string(),
+            points,
+            ..Series::default()
+        }
     });
     let chart = Chart {
         title: "Run time against colors: the eight programs that gain most".to_string(),
@@ -136,15 +189,25 @@ mod tests {
     use super::*;
 
     fn sample_curve(by_seed: Vec<Vec<f64>>) -> ColorCurve {
-        ColorCurve { program: "p", colors: vec![1, 2, 3], relative_times_by_seed: by_seed }
+        ColorCurve {
+            program: "p",
+            colors: vec![1, 2, 3],
+            relative_times_by_seed: by_seed,
+        }
     }
 
     /// Is a rise counted only if it exceeds both noise and the effect of other frames?
     #[test]
     fn a_rise_counts_only_if_it_exceeds_noise_and_other_frames() {
-        assert_eq!(sample_curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).color_rises(), []);
+        assert_eq!(
+            sample_curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).color_rises(),
+            []
+        );
         let rises = sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.0, 1.3]]).color_rises();
-        assert_eq!(rises.iter().map(|(colors, _)| *colors).collect::<Vec<_>>(), [3]);
+        assert_eq!(
+            rises.iter().map(|(colors, _)| *colors).collect::<Vec<_>>(),
+            [3]
+        );
         assert_eq!(
             sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.3, 1.3]]).color_rises(),
             [],
@@ -158,6 +221,9 @@ mod tests {
     fn a_program_runs_faster_with_all_colors_than_with_one() {
         let single = cycles_for("twolf", 1, 400_000, 50_000, 1).unwrap();
         let all_colors = cycles_for("twolf", 16, 400_000, 50_000, 1).unwrap();
-        assert!(single > all_colors, "{single} with one color, {all_colors} with sixteen");
+        assert!(
+            single > all_colors,
+            "{single} with one color, {all_colors} with sixteen"
+        );
     }
 }

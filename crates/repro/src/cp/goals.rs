@@ -40,10 +40,38 @@ enum CacheMode {
 
 const CACHE_MODES: [(&str, CacheMode); 5] = [
     ("shared", CacheMode::Shared),
-    ("weighted speed-up", CacheMode::Sized { objective: "weighted-speedup", has_floor: false, uses_ways: false }),
-    ("fairness", CacheMode::Sized { objective: "fairness", has_floor: false, uses_ways: false }),
-    ("floor", CacheMode::Sized { objective: "weighted-speedup", has_floor: true, uses_ways: false }),
-    ("floor, in ways", CacheMode::Sized { objective: "weighted-speedup", has_floor: true, uses_ways: true }),
+    (
+        "weighted speed-up",
+        CacheMode::Sized {
+            objective: "weighted-speedup",
+            has_floor: false,
+            uses_ways: false,
+        },
+    ),
+    (
+        "fairness",
+        CacheMode::Sized {
+            objective: "fairness",
+            has_floor: false,
+            uses_ways: false,
+        },
+    ),
+    (
+        "floor",
+        CacheMode::Sized {
+            objective: "weighted-speedup",
+            has_floor: true,
+            uses_ways: false,
+        },
+    ),
+    (
+        "floor, in ways",
+        CacheMode::Sized {
+            objective: "weighted-speedup",
+            has_floor: true,
+            uses_ways: true,
+        },
+    ),
 ];
 
 /// Indices of a pair and of a cache mode.
@@ -60,15 +88,28 @@ fn measure_slowdowns(
     let mut workload = pair_on_chip(pair, true, scale, seed, 0)?;
     let config = match cache_mode {
         CacheMode::Shared => None,
-        CacheMode::Sized { objective, has_floor: floor, uses_ways: ways } => {
+        CacheMode::Sized {
+            objective,
+            has_floor: floor,
+            uses_ways: ways,
+        } => {
             if floor {
-                workload.jobs[0].goal = Some(Goal { max_slowdown: Some(FLOOR_SLOWDOWN), ..Goal::default() });
+                workload.jobs[0].goal = Some(Goal {
+                    max_slowdown: Some(FLOOR_SLOWDOWN),
+                    ..Goal::default()
+                });
             }
             if ways {
                 divide_in_ways(&mut workload.machine);
             }
             let parameters = format!("objective = '{objective}'\nmeasure_windows = 0");
-            Some(sizing_policy(&workload, TRACE_ENTRIES, FIRST_DECISION_CYCLE, DECISION_CYCLES, &parameters))
+            Some(sizing_policy(
+                &workload,
+                TRACE_ENTRIES,
+                FIRST_DECISION_CYCLE,
+                DECISION_CYCLES,
+                &parameters,
+            ))
         }
     };
     let work = solo_work.map(|solo| solo.work);
@@ -82,28 +123,56 @@ fn measure_slowdowns(
 /// Gives the machine cache allocation by ways in the L2, instead of a kernel that colors pages.
 pub(crate) fn divide_in_ways(machine: &mut MachineSpec) {
     machine.pages.colors = None;
-    machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2).for_each(|cache| {
-        cache.way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
-    });
+    machine
+        .caches
+        .iter_mut()
+        .filter(|cache| cache.level == CacheLevel::L2)
+        .for_each(|cache| {
+            cache.way_partitions = Some(WayPartitions {
+                groups: 4,
+                min_ways: 1,
+                contiguous: true,
+            });
+        });
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let scale = context.pick(
-        RunScale { scale: 30_000, warm_up_cycles: 12_000_000 },
-        RunScale { scale: 15_000, warm_up_cycles: 12_000_000 },
+        RunScale {
+            scale: 30_000,
+            warm_up_cycles: 12_000_000,
+        },
+        RunScale {
+            scale: 15_000,
+            warm_up_cycles: 12_000_000,
+        },
     );
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
     let mut solos_by_seed = BTreeMap::new();
     for &seed in &context.seeds {
-        let programs: Vec<_> = pairs.iter().flat_map(|&pair| pair_inputs(pair, seed)).collect();
+        let programs: Vec<_> = pairs
+            .iter()
+            .flat_map(|&pair| pair_inputs(pair, seed))
+            .collect();
         solos_by_seed.insert(seed, measure_solos(context, &programs, true, scale, seed)?);
     }
-    let cases: Vec<PairAndMode> =
-        (0..pairs.len()).flat_map(|pair| (0..CACHE_MODES.len()).map(move |mode| (pair, mode))).collect();
+    let cases: Vec<PairAndMode> = (0..pairs.len())
+        .flat_map(|pair| (0..CACHE_MODES.len()).map(move |mode| (pair, mode)))
+        .collect();
     let slowdowns = context.run_unstored_cases(&cases, |(pair_index, mode_index), seed| {
-        let (pair, solos, mode) = (pairs[pair_index], &solos_by_seed[&seed], CACHE_MODES[mode_index].1);
+        let (pair, solos, mode) = (
+            pairs[pair_index],
+            &solos_by_seed[&seed],
+            CACHE_MODES[mode_index].1,
+        );
         context.report_progress(&format!("{}+{}, {mode:?}, seed {seed}", pair.0, pair.1));
-        measure_slowdowns(pair, [solos[2 * pair_index], solos[2 * pair_index + 1]], mode, scale, seed)
+        measure_slowdowns(
+            pair,
+            [solos[2 * pair_index], solos[2 * pair_index + 1]],
+            mode,
+            scale,
+            seed,
+        )
     })?;
     Ok(vec![goals_finding(context, pairs, &slowdowns, scale)])
 }
@@ -114,21 +183,45 @@ fn goals_finding(
     slowdowns: &SeededRuns<PairAndMode, [f64; 2]>,
     scale: RunScale,
 ) -> Finding {
-    let has_floor = |mode: usize| matches!(CACHE_MODES[mode].1, CacheMode::Sized { has_floor: true, .. });
+    let has_floor = |mode: usize| {
+        matches!(
+            CACHE_MODES[mode].1,
+            CacheMode::Sized {
+                has_floor: true,
+                ..
+            }
+        )
+    };
     let per_seed = context.values_by_seed(|seed| {
-        let runs = slowdowns.iter().filter(|(((_, mode), own_seed), _)| *own_seed == seed && has_floor(*mode));
+        let runs = slowdowns
+            .iter()
+            .filter(|(((_, mode), own_seed), _)| *own_seed == seed && has_floor(*mode));
         greatest(runs.map(|(_, row)| row[0]))
     });
     let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (pair_index, pair) in pairs.iter().enumerate() {
-        let series = [format!("{} (has the floor), % slower than alone", pair.0), format!("{} beside it", pair.1)];
-        let mean_of = |mode: usize, program: usize| mean(slowdowns.values((pair_index, mode), |row| row[program]));
+        let series = [
+            format!("{} (has the floor), % slower than alone", pair.0),
+            format!("{} beside it", pair.1),
+        ];
+        let mean_of = |mode: usize, program: usize| {
+            mean(slowdowns.values((pair_index, mode), |row| row[program]))
+        };
         for (mode, (name, _)) in CACHE_MODES.iter().enumerate() {
-            points.extend([0, 1].map(|nth| slowdowns.point((pair_index, mode), &series[nth], *name, |row| row[nth])));
+            points.extend([0, 1].map(|nth| {
+                slowdowns.point((pair_index, mode), &series[nth], *name, |row| row[nth])
+            }));
             let bars = [0, 1].map(|program| mean_of(mode, program).into()).to_vec();
-            groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
+            groups.push(BarGroup {
+                name: format!("{}+{}: {name}", pair.0, pair.1),
+                bars,
+            });
             if has_floor(mode) {
-                costs.push(format!("{} {:+.1} points ({name})", pair.1, mean_of(mode, 1) - mean_of(0, 1)));
+                costs.push(format!(
+                    "{} {:+.1} points ({name})",
+                    pair.1,
+                    mean_of(mode, 1) - mean_of(0, 1)
+                ));
             }
         }
     }
@@ -165,7 +258,10 @@ mod tests {
     /// Is the machine with ways a valid machine, and do its shares consist of ways?
     #[test]
     fn the_machine_with_ways_can_be_built() {
-        let scale = RunScale { scale: 60_000, warm_up_cycles: 0 };
+        let scale = RunScale {
+            scale: 60_000,
+            warm_up_cycles: 0,
+        };
         let mut workload = pair_on_chip(("vortex", "art"), true, scale, 1, 0).unwrap();
         divide_in_ways(&mut workload.machine);
         workload.machine.check().unwrap();

@@ -18,8 +18,10 @@ use crate::work::{InstructionRange, WorkRun};
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, greatest, least, mean};
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
-pub(crate) const PROGRAMS: [&str; 12] =
-    ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
+pub(crate) const PROGRAMS: [&str; 12] = [
+    "mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser",
+    "crafty",
+];
 /// From this cycle on the policy measures, decides and tries; it has to finish before the programs' work begins.
 const FIRST_DECISION_CYCLE: u64 = 2_000_000;
 /// Windows after the first decision, in which trials end before the programs' work begins.
@@ -46,15 +48,20 @@ impl SizedMix {
         100.0 * (1.0 - self.online / self.offline.max(self.shared))
     }
     fn name(&self) -> String {
-        self.programs.iter().map(|&index| PROGRAMS[index]).collect::<Vec<_>>().join("+")
+        self.programs
+            .iter()
+            .map(|&index| PROGRAMS[index])
+            .collect::<Vec<_>>()
+            .join("+")
     }
 }
 
 /// Draws `count` of [`PROGRAMS`] by their positions, none twice.
 pub(crate) fn draw_programs(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
     let mut remaining: Vec<usize> = (0..PROGRAMS.len()).collect();
-    let mut drawn_programs: Vec<usize> =
-        (0..count).map(|_| remaining.swap_remove(generator.draw_below(remaining.len() as u64) as usize)).collect();
+    let mut drawn_programs: Vec<usize> = (0..count)
+        .map(|_| remaining.swap_remove(generator.draw_below(remaining.len() as u64) as usize))
+        .collect();
     drawn_programs.sort_unstable();
     drawn_programs
 }
@@ -64,13 +71,18 @@ fn best_color_shares(solo_curves: &[&ColorCurves]) -> Vec<String> {
     let claim_of_curves = |solo_curves: &&ColorCurves| {
         let whole_cycles = solo_curves.demand_curve.whole_cache_cycles();
         UnitClaim {
-            costs: solo_curves.demand_curve.cycles_per_instr.iter().map(|cycles| -whole_cycles / cycles).collect(),
+            costs: solo_curves
+                .demand_curve
+                .cycles_per_instr
+                .iter()
+                .map(|cycles| -whole_cycles / cycles)
+                .collect(),
             min_units: 1,
         }
     };
     let claims: Vec<UnitClaim> = solo_curves.iter().map(claim_of_curves).collect();
-    let units_by_program =
-        allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
+    let units_by_program = allocate_exactly(&claims, COLORS, CostAggregate::Sum)
+        .expect("at most eight programs on sixteen colors");
     let mut next_color = 0;
     let next_share = |units: u32| {
         next_color += units;
@@ -85,14 +97,24 @@ fn measure_mix(
     scale: RunScale,
     seed: u64,
 ) -> Result<SizedMix> {
-    let jobs = programs.iter().map(|&index| thesis_job(PROGRAMS[index], 1)).collect();
+    let jobs = programs
+        .iter()
+        .map(|&index| thesis_job(PROGRAMS[index], 1))
+        .collect();
     let workload = chip_workload(jobs, programs.len() as u32, true, scale, seed)?;
-    let members: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &solo_by_program[index]).collect();
+    let members: Vec<&(SoloWork, ColorCurves)> = programs
+        .iter()
+        .map(|index| &solo_by_program[index])
+        .collect();
     let solo_speeds: Vec<f64> = members.iter().map(|(solo, _)| solo.rate).collect();
     let work_ranges: Vec<InstructionRange> = members.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&ColorCurves> = members.iter().map(|(_, alone)| alone).collect();
     let run_speedup = |worked: &WorkRun| {
-        let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
+        let rates: Vec<f64> = worked
+            .rates
+            .iter()
+            .map(|rates| rates.instr_per_cycle)
+            .collect();
         weighted_speedup(&rates, &solo_speeds).unwrap_or(f64::NAN)
     };
     let shared_run = run_request::joint_run(&workload, &work_ranges, None)?;
@@ -101,14 +123,25 @@ fn measure_mix(
         &work_ranges,
         Some(&fixed_plan_policy(&workload, &best_color_shares(&curves))?),
     )?;
-    let config = sizing_policy(&workload, TRACE_ENTRIES, FIRST_DECISION_CYCLE, WINDOW_CYCLES, "");
+    let config = sizing_policy(
+        &workload,
+        TRACE_ENTRIES,
+        FIRST_DECISION_CYCLE,
+        WINDOW_CYCLES,
+        "",
+    );
     let online_run = steered::run_together_under(&workload, &work_ranges, config)?;
-    let shares = online_run.decisions.last().into_iter().flat_map(|decision| &decision.plan.shares).map(|share| {
-        match &share.units {
-            Units::Colors { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
+    let shares = online_run
+        .decisions
+        .last()
+        .into_iter()
+        .flat_map(|decision| &decision.plan.shares)
+        .map(|share| match &share.units {
+            Units::Colors { allowed, .. } => {
+                format!("{} for {}", allowed.count(), share.members.len())
+            }
             Units::Ways { mask } => format!("{} ways", mask.count()),
-        }
-    });
+        });
     Ok(SizedMix {
         programs: programs.to_vec(),
         shared: run_speedup(&shared_run),
@@ -121,33 +154,59 @@ fn measure_mix(
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     // The work of a full run is as long as the programs' phases. It begins when trials are over: beside an L3, one ends
     // after up to 250 windows (CP-2), and before that, a plan that is only on trial would be timed as if it was chosen.
-    let warm_up_cycles =
-        if context.sample { 24_000_000 } else { FIRST_DECISION_CYCLE + WINDOWS_BEFORE_WORK * WINDOW_CYCLES };
-    let scale = RunScale { scale: context.pick(30_000, 5_000), warm_up_cycles };
-    let colors: Vec<u32> =
-        context.pick_by_length(vec![1, 4, COLORS], vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
+    let warm_up_cycles = if context.sample {
+        24_000_000
+    } else {
+        FIRST_DECISION_CYCLE + WINDOWS_BEFORE_WORK * WINDOW_CYCLES
+    };
+    let scale = RunScale {
+        scale: context.pick(30_000, 5_000),
+        warm_up_cycles,
+    };
+    let colors: Vec<u32> = context.pick_by_length(
+        vec![1, 4, COLORS],
+        vec![1, 3, 6, 12, COLORS],
+        (1..=COLORS).collect(),
+    );
     // Mixes of four and of eight. A full run has seventeen per seed, so that three seeds make fifty; a quick run has
     // one of four per seed, and one of eight for every fourth seed.
     let seed_count = context.seeds.len();
-    let mixes_by_size =
-        context.pick([(4, seed_count), (8, seed_count / 4)], [(4, 11 * seed_count), (8, 6 * seed_count)]);
+    let mixes_by_size = context.pick(
+        [(4, seed_count), (8, seed_count / 4)],
+        [(4, 11 * seed_count), (8, 6 * seed_count)],
+    );
     let mut mixes: Vec<(u64, Vec<usize>)> = Vec::new();
     for (count, mix_count) in mixes_by_size {
         for mix_index in 0..mix_count {
-            let (seed, nth_of_seed) = (context.seeds[mix_index % seed_count], mix_index / seed_count);
-            let mut generator = SplitMix64::new(seed.wrapping_mul(1_000_003) + (count * 1_000 + nth_of_seed) as u64);
+            let (seed, nth_of_seed) = (
+                context.seeds[mix_index % seed_count],
+                mix_index / seed_count,
+            );
+            let mut generator = SplitMix64::new(
+                seed.wrapping_mul(1_000_003) + (count * 1_000 + nth_of_seed) as u64,
+            );
             mixes.push((seed, draw_programs(&mut generator, count)));
         }
     }
-    let needed_programs: Vec<usize> =
-        (0..PROGRAMS.len()).filter(|index| mixes.iter().any(|(_, programs)| programs.contains(index))).collect();
-    let programs: Vec<ProgramInput> = needed_programs.iter().map(|&index| (PROGRAMS[index], 1)).collect();
+    let needed_programs: Vec<usize> = (0..PROGRAMS.len())
+        .filter(|index| mixes.iter().any(|(_, programs)| programs.contains(index)))
+        .collect();
+    let programs: Vec<ProgramInput> = needed_programs
+        .iter()
+        .map(|&index| (PROGRAMS[index], 1))
+        .collect();
     let seed = context.seeds[0];
     let solos = measure_solos(context, &programs, true, scale, seed)?;
-    let solo_inputs: Vec<(ProgramInput, SoloWork)> = programs.iter().copied().zip(solos.iter().copied()).collect();
+    let solo_inputs: Vec<(ProgramInput, SoloWork)> = programs
+        .iter()
+        .copied()
+        .zip(solos.iter().copied())
+        .collect();
     let curves = measure_color_curves(context, &solo_inputs, &colors, true, scale, seed)?;
-    let solo_by_program: BTreeMap<usize, (SoloWork, ColorCurves)> =
-        needed_programs.into_iter().zip(solos.into_iter().zip(curves)).collect();
+    let solo_by_program: BTreeMap<usize, (SoloWork, ColorCurves)> = needed_programs
+        .into_iter()
+        .zip(solos.into_iter().zip(curves))
+        .collect();
     let sized_mixes = context.run_all(&mixes, |(seed, programs)| {
         context.report_progress(&format!("{} programs, seed {}", programs.len(), *seed));
         measure_mix(programs, &solo_by_program, scale, *seed)
@@ -163,8 +222,12 @@ fn mix_findings(
 ) -> Vec<Finding> {
     let per_seed = |metric: &dyn Fn(&[&SizedMix]) -> f64| -> Vec<(u64, f64)> {
         let seeds = context.seeds.iter().map(|&seed| {
-            let seed_mixes: Vec<&SizedMix> =
-                mixes.iter().zip(sized_mixes).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
+            let seed_mixes: Vec<&SizedMix> = mixes
+                .iter()
+                .zip(sized_mixes)
+                .filter(|((at, _), _)| *at == seed)
+                .map(|(_, mix)| mix)
+                .collect();
             (seed, seed_mixes)
         });
         seeds
@@ -172,7 +235,9 @@ fn mix_findings(
             .map(|(seed, seed_mixes)| (seed, metric(&seed_mixes)))
             .collect()
     };
-    let mean_over = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| mean(mixes.iter().map(|mix| metric(mix)));
+    let mean_over = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
+        mean(mixes.iter().map(|mix| metric(mix)))
+    };
     let worst_gain = least(sized_mixes.iter().map(SizedMix::gain_percent));
     let worst_shortfall = greatest(sized_mixes.iter().map(SizedMix::percent_short_of_best));
     let losing_mixes = sized_mixes
@@ -197,7 +262,11 @@ fn mix_findings(
          Best = the better of sharing and of the exact solver's sizes from curves of each program alone, as measured. Worst \
          gain {worst_gain:+.1} %, farthest from the best {worst_shortfall:.1} %. Worse than -1 %: {}.",
         sized_mixes.len(),
-        if losing_mix_texts.is_empty() { "none".to_string() } else { losing_mix_texts.join(", ") },
+        if losing_mix_texts.is_empty() {
+            "none".to_string()
+        } else {
+            losing_mix_texts.join(", ")
+        },
     );
     let with_time_scale = |finding: Finding| finding.with_time_scale(scale.scale as f64);
     vec![
@@ -215,7 +284,10 @@ fn mix_findings(
             &per_seed(&|seed_mixes| mean_over(seed_mixes, SizedMix::gain_percent)),
         )),
         // The worst of all mixes, instead of the mean of each seed's worst.
-        with_time_scale(Finding::declared("multi-worst-gain", &[(context.seeds[0], worst_gain)])),
+        with_time_scale(Finding::declared(
+            "multi-worst-gain",
+            &[(context.seeds[0], worst_gain)],
+        )),
     ]
 }
 
@@ -227,14 +299,22 @@ fn draw_mixes_figure(sized_mixes: &[SizedMix]) -> ResultFigure {
             ..ChartPoint::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain_percent())
         };
         let name = format!("{count} programs");
-        Series { name, points: mixes_of_size.map(point).collect(), mark: Mark::Points, ..Series::default() }
+        Series {
+            name,
+            points: mixes_of_size.map(point).collect(),
+            mark: Mark::Points,
+            ..Series::default()
+        }
     };
     let chart = Chart {
         title: "Weighted speed-up over sharing: sized online against sized offline".to_string(),
         x: Axis::linear("gain of the sizes known offline, %"),
         y: Axis::linear("gain of the sizes found online, %"),
         series: vec![mix_series(4), mix_series(8)],
-        references: vec![ReferenceLine::Y { label: "shared".to_string(), level: 0.0 }],
+        references: vec![ReferenceLine::Y {
+            label: "shared".to_string(),
+            level: 0.0,
+        }],
         ..Chart::default()
     };
     ResultFigure::chart("multi-mixes", &chart)

@@ -23,7 +23,8 @@ pub(crate) mod serve;
 pub(crate) use choices::sizing_policy;
 
 use cachemate_core::{
-    CacheLevel, CacheShare, GroupId, IndexSet, PageMigration, Plan, ProcessId, ShareMember, Units, WindowLength,
+    CacheLevel, CacheShare, GroupId, IndexSet, PageMigration, Plan, ProcessId, ShareMember, Units,
+    WindowLength,
 };
 use cachemate_sim::machine::SimOptions;
 
@@ -79,7 +80,10 @@ pub(crate) fn chip_workload(
 ) -> Result<Workload> {
     let mut workload = Workload::from_machine_name(CHIP_MACHINE, jobs, seed)?
         .with_length(scale.warm_up_cycles, scale.measured_cycles());
-    workload.options = SimOptions { scale: scale.scale, ..workload.options };
+    workload.options = SimOptions {
+        scale: scale.scale,
+        ..workload.options
+    };
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
     spec.caches
@@ -108,19 +112,29 @@ const FIXED_PLAN_WINDOW_CYCLES: u64 = 50_000;
 /// Returns a policy that assigns these colors to the programs, in order, from the start.
 pub(crate) fn fixed_plan_policy(workload: &Workload, shares: &[String]) -> Result<FixedPlan> {
     let topology = workload.machine.topology();
-    let shared_cache = topology.last_level_caches().next().ok_or_else(|| failed(CHIP_MACHINE)("no cache to share"))?;
-    let mut plan = Plan::idle(WindowLength::Time { ns: nominal_ns(workload, FIXED_PLAN_WINDOW_CYCLES) });
+    let shared_cache = topology
+        .last_level_caches()
+        .next()
+        .ok_or_else(|| failed(CHIP_MACHINE)("no cache to share"))?;
+    let mut plan = Plan::idle(WindowLength::Time {
+        ns: nominal_ns(workload, FIXED_PLAN_WINDOW_CYCLES),
+    });
     for (number, colors) in (0u32..).zip(shares) {
         let allowed: IndexSet = colors.parse().map_err(failed("colors"))?;
         plan.shares.push(CacheShare {
             group: GroupId(number),
             members: vec![ShareMember::Process(ProcessId(number))],
             cache: shared_cache.id,
-            units: Units::Colors { allowed, migration: PageMigration::All },
+            units: Units::Colors {
+                allowed,
+                migration: PageMigration::All,
+            },
         });
     }
     // Before the plan, only the first few pages are touched.
-    let first_window = WindowLength::Cycles { cycles: 1_000 * workload.options.scale };
+    let first_window = WindowLength::Cycles {
+        cycles: 1_000 * workload.options.scale,
+    };
     Ok(FixedPlan { plan, first_window })
 }
 
@@ -131,7 +145,10 @@ pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
 
 /// Gives the first program `first_colors` colors, and the second program all others.
 pub(crate) fn split_shares(first_colors: u32) -> Vec<String> {
-    vec![format!("0-{}", first_colors - 1), format!("{first_colors}-{}", COLORS - 1)]
+    vec![
+        format!("0-{}", first_colors - 1),
+        format!("{first_colors}-{}", COLORS - 1),
+    ]
 }
 
 #[cfg(test)]
@@ -145,15 +162,35 @@ mod tests {
     /// partitions?
     #[test]
     fn a_fixed_split_run_equals_the_stated_partition_policys_run() {
-        let scale = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
-        let workload = chip_workload(vec![thesis_job("mcf", 1), thesis_job("art", 2)], 2, true, scale, 1).unwrap();
-        let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
+        let scale = RunScale {
+            scale: 60_000,
+            warm_up_cycles: 300_000,
+        };
+        let workload = chip_workload(
+            vec![thesis_job("mcf", 1), thesis_job("art", 2)],
+            2,
+            true,
+            scale,
+            1,
+        )
+        .unwrap();
+        let works = [InstructionRange {
+            from_instr: 40_000.0,
+            to_instr: 200_000.0,
+        }; 2];
         let plan = fixed_plan_policy(&workload, &split_shares(4)).unwrap();
         let fixed = work::measure_joint(&workload, &works, Some(&plan)).unwrap();
         let window_ns = nominal_ns(&workload, FIXED_PLAN_WINDOW_CYCLES);
-        let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");
-        let config = workload.pipeline("static-partition", &parameters, Vec::new(), plan.first_window);
-        let stated = steered::run_together(&workload, &works, build_pipeline(config).unwrap()).unwrap();
+        let parameters =
+            format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");
+        let config = workload.pipeline(
+            "static-partition",
+            &parameters,
+            Vec::new(),
+            plan.first_window,
+        );
+        let stated =
+            steered::run_together(&workload, &works, build_pipeline(config).unwrap()).unwrap();
         assert_eq!((fixed.rates, fixed.results), (stated.rates, stated.results));
     }
 }

@@ -29,7 +29,8 @@ pub(crate) const PAIRS: [ProgramPair; 7] = [
     ("twolf", "swim"),
 ];
 /// Pairs that sharing does not slow down (4.6.2).
-pub(super) const CONTROL_PAIRS: [ProgramPair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
+pub(super) const CONTROL_PAIRS: [ProgramPair; 3] =
+    [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
 /// Minimum slowdown that counts as an effect of sharing; smaller ones are noise of frames and phases.
 const MIN_COUNTED_SLOWDOWN: f64 = 0.05;
 
@@ -46,7 +47,10 @@ pub(crate) struct MeasuredPair {
 impl MeasuredPair {
     /// Rates relative to those under sharing, minus one.
     pub fn relative_gains(&self, rates: &[f64; 2]) -> [f64; 2] {
-        [rates[0] / self.shared_rates[0] - 1.0, rates[1] / self.shared_rates[1] - 1.0]
+        [
+            rates[0] / self.shared_rates[0] - 1.0,
+            rates[1] / self.shared_rates[1] - 1.0,
+        ]
     }
     pub fn gain_sum(&self, rates: &[f64; 2]) -> f64 {
         self.relative_gains(rates).iter().sum()
@@ -60,12 +64,20 @@ impl MeasuredPair {
     }
     /// Rates at a split, or under sharing if `first_colors` is `None`; `None` if the split was not measured.
     pub fn rates_at(&self, first_colors: Option<u32>) -> Option<[f64; 2]> {
-        let Some(first_colors) = first_colors else { return Some(self.shared_rates) };
-        self.rates_by_split.iter().find(|(split, _)| *split == first_colors).map(|(_, rates)| *rates)
+        let Some(first_colors) = first_colors else {
+            return Some(self.shared_rates);
+        };
+        self.rates_by_split
+            .iter()
+            .find(|(split, _)| *split == first_colors)
+            .map(|(_, rates)| *rates)
     }
     /// Returns the split with the largest sum of gains.
     pub fn best_split(&self) -> &(u32, [f64; 2]) {
-        let best_split = self.rates_by_split.iter().max_by(|a, b| self.gain_sum(&a.1).total_cmp(&self.gain_sum(&b.1)));
+        let best_split = self
+            .rates_by_split
+            .iter()
+            .max_by(|a, b| self.gain_sum(&a.1).total_cmp(&self.gain_sum(&b.1)));
         best_split.expect("every pair is measured at one split at least")
     }
     /// Returns the slowdown from sharing, and the share of it that the best split recovers, for the programs that were
@@ -76,7 +88,13 @@ impl MeasuredPair {
         let recovery_of = |index: usize| {
             let slowdown = 1.0 - self.shared_rates[index] / self.solo_rates[index];
             let remaining_loss = 1.0 - best_rates[index] / self.solo_rates[index];
-            (slowdown >= MIN_COUNTED_SLOWDOWN).then(|| (names[index], slowdown, (slowdown - remaining_loss) / slowdown))
+            (slowdown >= MIN_COUNTED_SLOWDOWN).then(|| {
+                (
+                    names[index],
+                    slowdown,
+                    (slowdown - remaining_loss) / slowdown,
+                )
+            })
         };
         (0..2).filter_map(recovery_of).collect()
     }
@@ -107,9 +125,17 @@ pub(crate) fn measure_solos(
 ) -> Result<Vec<SoloWork>> {
     context.run_all(programs, |&(program, input)| {
         context.report_progress(&format!("{program} alone, seed {seed}"));
-        let (work, rates) =
-            run_request::solo_run(&chip_workload(vec![thesis_job(program, input)], 2, with_l3, scale, seed)?)?;
-        Ok(SoloWork { rate: rates.instr_per_cycle, work })
+        let (work, rates) = run_request::solo_run(&chip_workload(
+            vec![thesis_job(program, input)],
+            2,
+            with_l3,
+            scale,
+            seed,
+        )?)?;
+        Ok(SoloWork {
+            rate: rates.instr_per_cycle,
+            work,
+        })
     })
 }
 
@@ -120,12 +146,17 @@ enum PairMode {
     Split(u32),
 }
 
-fn measure_pair_rates(workload: &Workload, pair_mode: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2]> {
+fn measure_pair_rates(
+    workload: &Workload,
+    pair_mode: PairMode,
+    solos: [SoloWork; 2],
+) -> Result<[f64; 2]> {
     let plan = match pair_mode {
         PairMode::Shared => None,
         PairMode::Split(first) => Some(fixed_plan_policy(workload, &split_shares(first))?),
     };
-    let rates = run_request::joint_run(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
+    let rates =
+        run_request::joint_run(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
 }
 
@@ -143,7 +174,13 @@ pub(crate) struct PairRequest {
 impl PairRequest {
     /// Requests a pair that shares the cache.
     pub fn sharing(pair: ProgramPair, seed: u64, solo_work: [SoloWork; 2]) -> Self {
-        PairRequest { pair, seed, frame_seed_offset: 0, solo_work, requested_splits: BTreeSet::new() }
+        PairRequest {
+            pair,
+            seed,
+            frame_seed_offset: 0,
+            solo_work,
+            requested_splits: BTreeSet::new(),
+        }
     }
 }
 
@@ -156,28 +193,54 @@ pub(crate) fn measure_pairs(
 ) -> Result<Vec<MeasuredPair>> {
     let requested_modes = |request: &PairRequest| -> Vec<PairMode> {
         std::iter::once(PairMode::Shared)
-            .chain(request.requested_splits.iter().map(|&first| PairMode::Split(first)))
+            .chain(
+                request
+                    .requested_splits
+                    .iter()
+                    .map(|&first| PairMode::Split(first)),
+            )
             .collect()
     };
     let requested_runs: Vec<(&PairRequest, PairMode)> = requests
         .iter()
-        .flat_map(|request| requested_modes(request).into_iter().map(move |run| (request, run)))
+        .flat_map(|request| {
+            requested_modes(request)
+                .into_iter()
+                .map(move |run| (request, run))
+        })
         .collect();
     let rates_by_run = context.run_all(&requested_runs, |&(request, pair_mode)| {
-        context.report_progress(&format!("{}+{} {pair_mode:?}, seed {}", request.pair.0, request.pair.1, request.seed));
+        context.report_progress(&format!(
+            "{}+{} {pair_mode:?}, seed {}",
+            request.pair.0, request.pair.1, request.seed
+        ));
         measure_pair_rates(
-            &pair_on_chip(request.pair, with_l3, scale, request.seed, request.frame_seed_offset)?,
+            &pair_on_chip(
+                request.pair,
+                with_l3,
+                scale,
+                request.seed,
+                request.frame_seed_offset,
+            )?,
             pair_mode,
             request.solo_work,
         )
     })?;
     let mut remaining_rates = rates_by_run.into_iter();
-    let mut next_rates = || remaining_rates.next().expect("one result for each run, in their order");
+    let mut next_rates = || {
+        remaining_rates
+            .next()
+            .expect("one result for each run, in their order")
+    };
     let measured_pairs = requests.iter().map(|request| MeasuredPair {
         pair: request.pair,
         solo_rates: request.solo_work.map(|solo| solo.rate),
         shared_rates: next_rates(),
-        rates_by_split: request.requested_splits.iter().map(|&first| (first, next_rates())).collect(),
+        rates_by_split: request
+            .requested_splits
+            .iter()
+            .map(|&first| (first, next_rates()))
+            .collect(),
     });
     Ok(measured_pairs.collect())
 }
@@ -189,7 +252,9 @@ pub(crate) fn pair_on_chip(
     seed: u64,
     frame_seed_offset: u64,
 ) -> Result<Workload> {
-    let jobs = pair_inputs(pair, seed).map(|(program, input)| thesis_job(program, input)).to_vec();
+    let jobs = pair_inputs(pair, seed)
+        .map(|(program, input)| thesis_job(program, input))
+        .to_vec();
     chip_workload(jobs, 2, with_l3, scale, seed + frame_seed_offset)
 }
 
@@ -209,32 +274,56 @@ pub(crate) fn measure_color_curves(
     scale: RunScale,
     seed: u64,
 ) -> Result<Vec<ColorCurves>> {
-    let runs: Vec<((ProgramInput, SoloWork), u32)> =
-        programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
+    let runs: Vec<((ProgramInput, SoloWork), u32)> = programs
+        .iter()
+        .flat_map(|&program| colors.iter().map(move |&colors| (program, colors)))
+        .collect();
     let metrics_by_run = context.run_all(&runs, |&(((program, input), solo), colors)| {
-        context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
+        context.report_progress(&format!(
+            "{program} alone with {colors} colors, seed {seed}"
+        ));
         let workload = chip_workload(vec![thesis_job(program, input)], 2, with_l3, scale, seed)?;
         let plan = fixed_plan_policy(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::joint_run(&workload, &[solo.work], Some(&plan))?.rates[0];
-        Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
+        Ok([
+            rates.misses_per_kilo_instr,
+            1.0 / rates.instr_per_cycle,
+            rates.data_stalls_per_kilo_instr,
+        ])
     })?;
-    Ok(metrics_by_run.chunks(colors.len()).map(|row| interpolate_curves(colors, row)).collect())
+    Ok(metrics_by_run
+        .chunks(colors.len())
+        .map(|row| interpolate_curves(colors, row))
+        .collect())
 }
 
 /// Returns the values for every number of colors, interpolated linearly between the measured ones.
 fn interpolate_curves(colors: &[u32], color_metrics: &[[f64; 3]]) -> ColorCurves {
     let value_at_colors = |color_count: u32, metric: usize| {
-        let upper_index = colors.partition_point(|&measured| measured < color_count).min(colors.len() - 1);
-        let lower_index = upper_index.saturating_sub(usize::from(colors[upper_index] > color_count));
+        let upper_index = colors
+            .partition_point(|&measured| measured < color_count)
+            .min(colors.len() - 1);
+        let lower_index =
+            upper_index.saturating_sub(usize::from(colors[upper_index] > color_count));
         let interpolated_share = f64::from(color_count.saturating_sub(colors[lower_index]))
             / f64::from((colors[upper_index] - colors[lower_index]).max(1));
         color_metrics[lower_index][metric]
-            + interpolated_share.min(1.0) * (color_metrics[upper_index][metric] - color_metrics[lower_index][metric])
+            + interpolated_share.min(1.0)
+                * (color_metrics[upper_index][metric] - color_metrics[lower_index][metric])
     };
-    let metric_curve =
-        |metric: usize| (1..=COLORS).map(|color_count| value_at_colors(color_count, metric)).collect::<Vec<f64>>();
-    let demand_curve = DemandCurve { misses_per_kilo_instr: metric_curve(0), cycles_per_instr: metric_curve(1) };
-    ColorCurves { demand_curve, stalls_per_kilo_instr: metric_curve(2) }
+    let metric_curve = |metric: usize| {
+        (1..=COLORS)
+            .map(|color_count| value_at_colors(color_count, metric))
+            .collect::<Vec<f64>>()
+    };
+    let demand_curve = DemandCurve {
+        misses_per_kilo_instr: metric_curve(0),
+        cycles_per_instr: metric_curve(1),
+    };
+    ColorCurves {
+        demand_curve,
+        stalls_per_kilo_instr: metric_curve(2),
+    }
 }
 
 /// Forecast for a pair from the curves of each program alone; speeds are relative to solo runs on the whole cache.
@@ -252,28 +341,53 @@ impl PairForecast {
     /// sum of speeds relative to running alone) is measured in a run of the pair and not forecast.
     pub fn choose_split(&self, weighted_speedup_shared: f64) -> Option<u32> {
         let best_split_speedup: f64 = self.best_split_speeds.iter().sum();
-        (best_split_speedup / weighted_speedup_shared - 1.0 >= 0.01).then_some(self.best_first_colors)
+        (best_split_speedup / weighted_speedup_shared - 1.0 >= 0.01)
+            .then_some(self.best_first_colors)
     }
 }
 
 /// Forecasts by the exact solver with the predictor; `None` if the predictor gives no forecast.
-pub(super) fn forecast_split(workload: &Workload, demand_curves: [&DemandCurve; 2]) -> Option<PairForecast> {
+pub(super) fn forecast_split(
+    workload: &Workload,
+    demand_curves: [&DemandCurve; 2],
+) -> Option<PairForecast> {
     let claims = demand_curves.map(|space| UnitClaim {
-        costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cache_cycles() / cycles).collect(),
+        costs: space
+            .cycles_per_instr
+            .iter()
+            .map(|cycles| -space.whole_cache_cycles() / cycles)
+            .collect(),
         min_units: 1,
     });
-    let units_by_program =
-        allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs");
+    let units_by_program = allocate_exactly(&claims, COLORS, CostAggregate::Sum)
+        .expect("sixteen colors for two, and measured costs");
     let topology = workload.machine.topology();
     let cache = topology.last_level_caches().next()?;
     let (level, size_bytes) = (cache.level, cache.size_bytes?);
     let profile = |(program_index, demand_curve): (usize, &&DemandCurve)| {
-        (TaskId(program_index as u32), demand_curve.to_profile(level, size_bytes))
+        (
+            TaskId(program_index as u32),
+            demand_curve.to_profile(level, size_bytes),
+        )
     };
     let profiles: Profiles = demand_curves.iter().enumerate().map(profile).collect();
     let predictor = miss_penalty_of_machine(&workload.machine);
-    let shared_forecast = forecast_plan(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
-    let shared_speed = |index: u32| Some(1.0 / (1.0 + shared_forecast.tasks.get(&TaskId(index))?.degradation?.value));
+    let shared_forecast = forecast_plan(
+        &topology,
+        &profiles,
+        &predictor,
+        &Plan::idle(WindowLength::Time { ns: 1 }),
+    );
+    let shared_speed = |index: u32| {
+        Some(
+            1.0 / (1.0
+                + shared_forecast
+                    .tasks
+                    .get(&TaskId(index))?
+                    .degradation?
+                    .value),
+        )
+    };
     let split_speed = |side: usize| -claims[side].costs[units_by_program[side] as usize - 1];
     Some(PairForecast {
         shared_speeds: [shared_speed(0)?, shared_speed(1)?],
@@ -310,24 +424,55 @@ mod tests {
     /// Does the chosen split give space to programs that it speeds up, and leave the cache shared if it would not help?
     #[test]
     fn space_is_given_to_programs_that_it_speeds_up() {
-        let workload = chip_workload(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
+        let workload = chip_workload(
+            Vec::new(),
+            2,
+            true,
+            RunScale {
+                scale: 1_000,
+                warm_up_cycles: 0,
+            },
+            1,
+        )
+        .unwrap();
         let flat = interpolate_curves(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
-        let steep = interpolate_curves(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
+        let steep = interpolate_curves(
+            &[1, 8, 16],
+            &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]],
+        );
         let choose_for = |a: &ColorCurves, b: &ColorCurves, shared: f64| {
-            forecast_split(&workload, [&a.demand_curve, &b.demand_curve]).unwrap().choose_split(shared)
+            forecast_split(&workload, [&a.demand_curve, &b.demand_curve])
+                .unwrap()
+                .choose_split(shared)
         };
         assert_eq!(choose_for(&steep, &flat, 1.6), Some(15));
         assert_eq!(choose_for(&flat, &steep, 1.6), Some(1));
         assert_eq!(choose_for(&flat, &flat, 2.0), None);
-        assert_eq!(choose_for(&steep, &flat, 1.99), None, "sharing was measured to be as good");
+        assert_eq!(
+            choose_for(&steep, &flat, 1.99),
+            None,
+            "sharing was measured to be as good"
+        );
     }
 
     /// Do lines between measured numbers of colors pass through the measured points?
     #[test]
     fn lines_pass_through_the_measured_points() {
-        let alone = interpolate_curves(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
-        assert_eq!(alone.demand_curve.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
-        assert_eq!((alone.demand_curve.units(), alone.demand_curve.whole_cache_cycles()), (16, 1.0));
+        let alone = interpolate_curves(
+            &[1, 4, 16],
+            &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]],
+        );
+        assert_eq!(
+            alone.demand_curve.misses_per_kilo_instr[..5],
+            [8.0, 6.0, 4.0, 2.0, 2.0]
+        );
+        assert_eq!(
+            (
+                alone.demand_curve.units(),
+                alone.demand_curve.whole_cache_cycles()
+            ),
+            (16, 1.0)
+        );
         assert_eq!(alone.stalls_per_kilo_instr[..4], [90.0, 60.0, 30.0, 0.0]);
     }
 }

@@ -34,8 +34,17 @@ fn warehouse_workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> 
     let mut program = thesis_job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
-    Ok(chip_workload(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
-        .with_length(2 * interval_cycles, SWAP_COUNT * interval_cycles))
+    Ok(chip_workload(
+        vec![program],
+        2,
+        true,
+        RunScale {
+            scale: 1,
+            warm_up_cycles: 0,
+        },
+        seed,
+    )?
+    .with_length(2 * interval_cycles, SWAP_COUNT * interval_cycles))
 }
 
 /// A run that swaps between the halves every interval; `migration_mode` is the policy's parameter, `None` to stay
@@ -56,13 +65,22 @@ fn run_with_swaps(
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
     let first_window = WindowLength::Cycles { cycles: 1_000 };
-    let pipeline = build_pipeline(workload.pipeline("static-partition", &parameters, Vec::new(), first_window))?;
+    let pipeline = build_pipeline(workload.pipeline(
+        "static-partition",
+        &parameters,
+        Vec::new(),
+        first_window,
+    ))?;
     let run = workload.run_managed(pipeline)?;
     Ok((run.results, run.records))
 }
 
 fn total_instructions(results: &RunResults) -> f64 {
-    results.tasks.iter().map(|task| task.instructions as f64).sum()
+    results
+        .tasks
+        .iter()
+        .map(|task| task.instructions as f64)
+        .sum()
 }
 
 /// Pages that the swaps within the measured part had to copy: all that were resident outside the new half. The decision
@@ -72,8 +90,12 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
     for pair in records[..records.len().saturating_sub(1)].windows(2) {
         let allowed_colors = |record: &WindowRecord| {
             let share = record.decision.plan.shares.first()?;
-            let Units::Colors { allowed, .. } = &share.units else { return None };
-            let Some(ShareMember::Process(process)) = share.members.first() else { return None };
+            let Units::Colors { allowed, .. } = &share.units else {
+                return None;
+            };
+            let Some(ShareMember::Process(process)) = share.members.first() else {
+                return None;
+            };
             Some((allowed.clone(), *process))
         };
         let (Some((earlier_colors, _)), Some((later_colors, process))) =
@@ -85,10 +107,15 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
         if earlier_colors == later_colors || decided_ns < from_ns {
             continue;
         }
-        let task = pair[1].observation.tasks.iter().find(|task| task.process == process);
+        let task = pair[1]
+            .observation
+            .tasks
+            .iter()
+            .find(|task| task.process == process);
         let pages_per_color = task.and_then(|task| task.pages_per_color.as_ref());
-        pages += pages_per_color
-            .map_or(0, |per_color| cachemate_policy::partition::units::pages_to_move(per_color, &later_colors));
+        pages += pages_per_color.map_or(0, |per_color| {
+            cachemate_policy::partition::units::pages_to_move(per_color, &later_colors)
+        });
     }
     pages as f64
 }
@@ -108,15 +135,21 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let footprint_bytes: u64 = context.pick_by_length(128 << 10, 512 << 10, 2 << 20);
     // Intervals as multiples of the time that moving all pages takes.
     let full_move_cycles = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
-    let intervals: Vec<u64> =
-        context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * full_move_cycles).collect();
+    let intervals: Vec<u64> = context
+        .pick(vec![4, 8], vec![4, 8, 16])
+        .into_iter()
+        .map(|times| times * full_move_cycles)
+        .collect();
     let costs = context.run_cases(
         module_path!(),
         &intervals,
         |interval, seed| format!("{seed} {interval} {footprint_bytes}"),
         |interval, seed| {
             context.report_progress(&format!("swapping every {interval} cycles, seed {seed}"));
-            measure_lost_work(&warehouse_workload(footprint_bytes, interval, seed)?, interval)
+            measure_lost_work(
+                &warehouse_workload(footprint_bytes, interval, seed)?,
+                interval,
+            )
         },
     )?;
     let losses_by_migration_mode = context.run_all_stored(
@@ -125,15 +158,25 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         |seed| format!("ways of moving {footprint_bytes} {} {seed}", intervals[0]),
         |&seed| measure_migration_modes(footprint_bytes, intervals[0], seed),
     )?;
-    Ok(vec![computed_finding(&intervals, &costs), migration_mode_finding(context, &losses_by_migration_mode)])
+    Ok(vec![
+        computed_finding(&intervals, &costs),
+        migration_mode_finding(context, &losses_by_migration_mode),
+    ])
 }
 
 fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> Finding {
     let per_seed = costs.mean_per_seed(|lost| 100.0 * (lost.measured / lost.computed - 1.0).abs());
     let mut points = Vec::new();
     let mut series = vec![
-        Series { name: "measured".to_string(), ..Series::default() },
-        Series { name: "computed from the cost a page".to_string(), is_dashed: true, ..Series::default() },
+        Series {
+            name: "measured".to_string(),
+            ..Series::default()
+        },
+        Series {
+            name: "computed from the cost a page".to_string(),
+            is_dashed: true,
+            ..Series::default()
+        },
     ];
     for &interval in intervals {
         let ms = interval as f64 / 1.5e6;
@@ -142,7 +185,11 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
             costs.values(interval, |lost| 100.0 * lost.computed),
         ];
         for (series, values) in series.iter_mut().zip(&value_rows) {
-            points.push(DataPoint::from_values(series.name.clone(), format!("{ms:.0} ms"), values));
+            points.push(DataPoint::from_values(
+                series.name.clone(),
+                format!("{ms:.0} ms"),
+                values,
+            ));
             series.points.push(ChartPoint::new(ms, mean(values)));
         }
     }
@@ -153,7 +200,8 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
         * mean(costs.values(longest_interval_cycles, |lost| 100.0 * lost.measured));
     // All pages of the program, as copied at each swap.
     let copied_share = mean(costs.values(longest_interval_cycles, |lost| lost.computed));
-    let megabytes = copied_share * longest_interval_cycles as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
+    let megabytes = copied_share * longest_interval_cycles as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES
+        / (1 << 20) as f64;
     let chart = Chart {
         title: "Throughput lost by swapping halves of the cache".to_string(),
         x: Axis::log("interval, ms"),
@@ -170,15 +218,23 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
         one_percent_ms / 1000.0 * THESIS_MB / megabytes,
     );
     let figure = ResultFigure::chart("cp-6-resizing", &chart);
-    Finding::declared("cp-6-measured-loss", &per_seed).with_points(points).with_note(note).with_figure(figure)
+    Finding::declared("cp-6-measured-loss", &per_seed)
+        .with_points(points)
+        .with_note(note)
+        .with_figure(figure)
 }
 
 const MIGRATION_MODES: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
 /// Returns the throughput lost for each method of moving pages.
-fn measure_migration_modes(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>> {
+fn measure_migration_modes(
+    footprint_bytes: u64,
+    interval_cycles: u64,
+    seed: u64,
+) -> Result<Vec<f64>> {
     let workload = warehouse_workload(footprint_bytes, interval_cycles, seed)?;
-    let instr_without_swaps = total_instructions(&run_with_swaps(&workload, interval_cycles, None)?.0);
+    let instr_without_swaps =
+        total_instructions(&run_with_swaps(&workload, interval_cycles, None)?.0);
     let lost_share = |mode: &&str| {
         let (results, _) = run_with_swaps(&workload, interval_cycles, Some(mode))?;
         Ok(1.0 - total_instructions(&results) / instr_without_swaps)
@@ -187,11 +243,21 @@ fn measure_migration_modes(footprint_bytes: u64, interval_cycles: u64, seed: u64
 }
 
 fn migration_mode_finding(context: &ExperimentContext<'_>, losses_by_seed: &[Vec<f64>]) -> Finding {
-    let points = MIGRATION_MODES.iter().enumerate().map(|(index, mode_name)| {
-        let values: Vec<f64> = losses_by_seed.iter().map(|losses| 100.0 * losses[index]).collect();
-        DataPoint::from_values("throughput lost, %", *mode_name, &values)
-    });
-    let per_seed = context.with_seeds(losses_by_seed.iter().map(|losses| 100.0 * (losses[0] - losses[2])));
+    let points = MIGRATION_MODES
+        .iter()
+        .enumerate()
+        .map(|(index, mode_name)| {
+            let values: Vec<f64> = losses_by_seed
+                .iter()
+                .map(|losses| 100.0 * losses[index])
+                .collect();
+            DataPoint::from_values("throughput lost, %", *mode_name, &values)
+        });
+    let per_seed = context.with_seeds(
+        losses_by_seed
+            .iter()
+            .map(|losses| 100.0 * (losses[0] - losses[2])),
+    );
     Finding::declared("cp-6-lazy-moves", &per_seed).with_points(points.collect())
 }
 
@@ -207,7 +273,10 @@ mod tests {
         let workload = warehouse_workload(footprint, interval, 1).unwrap();
         let (_, records) = run_with_swaps(&workload, interval, Some("all")).unwrap();
         let pages = count_copied_pages(&records, nominal_ns(&workload, workload.warm_up_cycles));
-        assert!(pages >= 40.0 * SWAP_COUNT as f64, "{pages} pages in {SWAP_COUNT} swaps");
+        assert!(
+            pages >= 40.0 * SWAP_COUNT as f64,
+            "{pages} pages in {SWAP_COUNT} swaps"
+        );
         let cost = measure_lost_work(&workload, interval).unwrap();
         assert!(cost.measured > 0.0 && cost.computed > 0.05, "{cost:?}");
     }

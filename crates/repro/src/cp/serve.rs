@@ -54,8 +54,16 @@ fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload> {
     let mut server_job = thesis_job("warehouses", seed);
     (server_job.options.threads, server_job.options.groups) = (Some(1), Some(CLIENT_COUNT as u32));
     server_job.options.footprint_bytes = Some(CLIENT_COUNT as u64 * WAREHOUSE_BYTES);
-    let mut workload =
-        chip_workload(vec![server_job], CLIENT_COUNT as u32, true, RunScale { scale: SCALE, warm_up_cycles: 0 }, seed)?;
+    let mut workload = chip_workload(
+        vec![server_job],
+        CLIENT_COUNT as u32,
+        true,
+        RunScale {
+            scale: SCALE,
+            warm_up_cycles: 0,
+        },
+        seed,
+    )?;
     workload.warm_up_cycles = lengths.warm_up_windows * lengths.window_cycles;
     workload.measured_cycles = 2 * lengths.windows_per_phase * lengths.window_cycles;
     Ok(workload)
@@ -66,11 +74,17 @@ fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMach
     let job = workload.jobs[0].clone();
     let late_arrival_ns = late_arrival_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
     let make_threads = move |_: u32| {
-        let threads = kernels::build_threads(&job.kernel, job.seed, &job.options).expect("a program of the table");
-        let start_client = |(client_index, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
-            let sleeps_ns = (client_index >= FIRST_CLIENT_COUNT && late_arrival_ns > 0).then_some(late_arrival_ns);
-            Box::new(DelayedClient { source, initial_sleep_ns: sleeps_ns })
-        };
+        let threads = kernels::build_threads(&job.kernel, job.seed, &job.options)
+            .expect("a program of the table");
+        let start_client =
+            |(client_index, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
+                let sleeps_ns = (client_index >= FIRST_CLIENT_COUNT && late_arrival_ns > 0)
+                    .then_some(late_arrival_ns);
+                Box::new(DelayedClient {
+                    source,
+                    initial_sleep_ns: sleeps_ns,
+                })
+            };
         threads.into_iter().enumerate().map(start_client).collect()
     };
     let cycle_limit = |cycles| Some(cachemate_sim::machine::RunLimit::Cycles(cycles));
@@ -103,7 +117,9 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
         .filter_map(|task| task.progress)
         .collect();
     let first_share = record.observation.applied.shares.first();
-    let colors = first_share.map_or(COLORS, |active_share| active_share.share.units.set().count());
+    let colors = first_share.map_or(COLORS, |active_share| {
+        active_share.share.units.set().count()
+    });
     (!work_by_client.is_empty()).then(|| ServiceWindow {
         clients: work_by_client.len(),
         rate_per_s: work_by_client.iter().sum::<f64>()
@@ -114,7 +130,11 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
     })
 }
 
-fn collect_windows(machine: SimMachine, config: PipelineConfig, from_window: u64) -> Result<Vec<ServiceWindow>> {
+fn collect_windows(
+    machine: SimMachine,
+    config: PipelineConfig,
+    from_window: u64,
+) -> Result<Vec<ServiceWindow>> {
     let mut records = Vec::new();
     run_under(machine, build_pipeline(config)?, |_, record| {
         records.push(record);
@@ -122,7 +142,11 @@ fn collect_windows(machine: SimMachine, config: PipelineConfig, from_window: u64
     })
     .map_err(failed("windows"))?;
     // The first record belongs to the short window before the first plan.
-    Ok(records.iter().skip(1 + from_window as usize).filter_map(service_window).collect())
+    Ok(records
+        .iter()
+        .skip(1 + from_window as usize)
+        .filter_map(service_window)
+        .collect())
 }
 
 fn window_ns(workload: &Workload, lengths: ServiceLengths) -> u64 {
@@ -130,18 +154,35 @@ fn window_ns(workload: &Workload, lengths: ServiceLengths) -> u64 {
 }
 
 fn first_window() -> WindowLength {
-    WindowLength::Cycles { cycles: 1_000 * SCALE }
+    WindowLength::Cycles {
+        cycles: 1_000 * SCALE,
+    }
 }
 
 /// Returns the work per second of each client with a static share, after the warm-up.
-fn measure_static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64> {
+fn measure_static_rate(
+    seed: u64,
+    lengths: ServiceLengths,
+    colors: u32,
+    clients: usize,
+) -> Result<f64> {
     let workload = server_workload(seed, lengths)?;
-    let late_arrival_cycle = if clients == CLIENT_COUNT { 0 } else { u64::MAX >> 20 };
-    let parameters =
-        format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colors - 1);
+    let late_arrival_cycle = if clients == CLIENT_COUNT {
+        0
+    } else {
+        u64::MAX >> 20
+    };
+    let parameters = format!(
+        "window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]",
+        window_ns(&workload, lengths),
+        colors - 1
+    );
     let config = workload.pipeline("static-partition", &parameters, Vec::new(), first_window());
-    let service_windows =
-        collect_windows(build_machine(&workload, late_arrival_cycle)?, config, lengths.warm_up_windows)?;
+    let service_windows = collect_windows(
+        build_machine(&workload, late_arrival_cycle)?,
+        config,
+        lengths.warm_up_windows,
+    )?;
     Ok(mean(service_windows.iter().map(|window| window.rate_per_s)))
 }
 
@@ -160,30 +201,42 @@ pub(crate) struct ServiceRun {
 
 fn measure_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun> {
     let small_share_colors = sizes[0];
-    let rate_level = LEVEL_SHARE * measure_static_rate(seed, lengths, small_share_colors, FIRST_CLIENT_COUNT)?;
+    let rate_level =
+        LEVEL_SHARE * measure_static_rate(seed, lengths, small_share_colors, FIRST_CLIENT_COUNT)?;
     let mut reachable_colors = None;
     for &colors in sizes {
-        if reachable_colors.is_none() && measure_static_rate(seed, lengths, colors, CLIENT_COUNT)? >= rate_level {
+        if reachable_colors.is_none()
+            && measure_static_rate(seed, lengths, colors, CLIENT_COUNT)? >= rate_level
+        {
             reachable_colors = Some(colors);
         }
     }
     let is_level_reachable = reachable_colors.is_some();
     let large_share_colors = reachable_colors.unwrap_or(COLORS);
     let workload = server_workload(seed, lengths)?;
-    let late_arrival_cycle = workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
+    let late_arrival_cycle =
+        workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
     let run_policy = |name: &str, parameters: &str| {
         let config = workload.pipeline(name, parameters, Vec::new(), first_window());
-        collect_windows(build_machine(&workload, late_arrival_cycle)?, config, lengths.warm_up_windows)
+        collect_windows(
+            build_machine(&workload, late_arrival_cycle)?,
+            config,
+            lengths.warm_up_windows,
+        )
     };
     let run_fixed_colors = |colors: u32| {
         run_policy(
             "static-partition",
-            &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1),
+            &format!(
+                "window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]",
+                colors - 1
+            ),
         )
     };
-    let managed_parameters =
-        format!("window_ns = {window_ns}\nrate_per_s = {rate_level:?}\nunits = {small_share_colors}\nshrink_after = 4");
+    let managed_parameters = format!(
+        "window_ns = {window_ns}\nrate_per_s = {rate_level:?}\nunits = {small_share_colors}\nshrink_after = 4"
+    );
     Ok(ServiceRun {
         level: rate_level,
         reachable: is_level_reachable,
@@ -197,33 +250,51 @@ fn measure_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<
 
 impl ServiceRun {
     pub fn miss_flags(&self, windows: &[ServiceWindow]) -> Vec<bool> {
-        windows.iter().map(|window| window.rate_per_s < self.level).collect()
+        windows
+            .iter()
+            .map(|window| window.rate_per_s < self.level)
+            .collect()
     }
     /// Returns the windows that miss the level, except those that detected the miss (the share grew right after) and
     /// those in which pages were still being copied.
     pub fn unexcused_count(&self) -> usize {
         let miss_flags = self.miss_flags(&self.managed);
         let is_excused = |window_index: usize| {
-            let detected_miss =
-                self.managed.get(window_index + 1).is_some_and(|next| next.colors > self.managed[window_index].colors);
+            let detected_miss = self
+                .managed
+                .get(window_index + 1)
+                .is_some_and(|next| next.colors > self.managed[window_index].colors);
             detected_miss || self.managed[window_index].moving
         };
-        (0..miss_flags.len()).filter(|&index| miss_flags[index] && !is_excused(index)).count()
+        (0..miss_flags.len())
+            .filter(|&index| miss_flags[index] && !is_excused(index))
+            .count()
     }
     /// Returns the mean rate with four clients relative to the level, minus one, in percent.
     pub fn level_deviation_percent(&self, windows: &[ServiceWindow]) -> f64 {
-        let rates_with_all_clients =
-            windows.iter().filter(|window| window.clients == CLIENT_COUNT).map(|window| window.rate_per_s);
+        let rates_with_all_clients = windows
+            .iter()
+            .filter(|window| window.clients == CLIENT_COUNT)
+            .map(|window| window.rate_per_s);
         100.0 * (mean(rates_with_all_clients) / self.level - 1.0)
     }
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let lengths = context.pick(
-        ServiceLengths { window_cycles: 400_000, warm_up_windows: 10, windows_per_phase: 8 },
-        ServiceLengths { window_cycles: 1_000_000, warm_up_windows: 20, windows_per_phase: 20 },
+        ServiceLengths {
+            window_cycles: 400_000,
+            warm_up_windows: 10,
+            windows_per_phase: 8,
+        },
+        ServiceLengths {
+            window_cycles: 1_000_000,
+            warm_up_windows: 20,
+            windows_per_phase: 20,
+        },
     );
-    let sizes: Vec<u32> = context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
+    let sizes: Vec<u32> =
+        context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
     let service_runs = context.run_all_stored(
         module_path!(),
         &context.seeds,
@@ -233,11 +304,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             measure_service(seed, lengths, &sizes)
         },
     )?;
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&service_runs).map(|(&seed, run)| (seed, run.unexcused_count() as f64)).collect();
-    let values_over_runs = |value: fn(&ServiceRun) -> f64| service_runs.iter().map(value).collect::<Vec<f64>>();
+    let per_seed: Vec<(u64, f64)> = context
+        .seeds
+        .iter()
+        .zip(&service_runs)
+        .map(|(&seed, run)| (seed, run.unexcused_count() as f64))
+        .collect();
+    let values_over_runs =
+        |value: fn(&ServiceRun) -> f64| service_runs.iter().map(value).collect::<Vec<f64>>();
     let unexcused_misses = |service_run: &ServiceRun| {
-        service_run.miss_flags(&service_run.managed).iter().filter(|missed| **missed).count() as f64
+        service_run
+            .miss_flags(&service_run.managed)
+            .iter()
+            .filter(|missed| **missed)
+            .count() as f64
     };
     let first_run = &service_runs[0];
     let points = vec![
@@ -256,8 +336,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             format!("static {}", first_run.large),
             values_over_runs(|run| run.level_deviation_percent(&run.static_large)),
         ),
-        DataPoint::from_values("colors", "static small", values_over_runs(|run| f64::from(run.small))),
-        DataPoint::from_values("colors", "static large", values_over_runs(|run| f64::from(run.large))),
+        DataPoint::from_values(
+            "colors",
+            "static small",
+            values_over_runs(|run| f64::from(run.small)),
+        ),
+        DataPoint::from_values(
+            "colors",
+            "static large",
+            values_over_runs(|run| f64::from(run.large)),
+        ),
         DataPoint::from_values(
             "colors, mean over the run",
             "resized",
@@ -273,7 +361,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         first_run.managed.len(),
         mean(values_over_runs(unexcused_misses)),
         first_run.large,
-        if service_runs.iter().all(|run| run.reachable) { "" } else { " (not under every seed, whatever the share)" },
+        if service_runs.iter().all(|run| run.reachable) {
+            ""
+        } else {
+            " (not under every seed, whatever the share)"
+        },
     );
     Ok(vec![
         Finding::declared("cp-5-windows-below", &per_seed)
@@ -287,22 +379,39 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 pub(crate) fn draw_service_figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
     let window_series = |name: &str, windows: &[ServiceWindow]| {
         let point = |(window_index, window): (usize, &ServiceWindow)| ChartPoint {
-            title: Some(format!("{} colors, {} clients", window.colors, window.clients)),
+            title: Some(format!(
+                "{} colors, {} clients",
+                window.colors, window.clients
+            )),
             ..ChartPoint::new(window_index as f64, window.rate_per_s / service_run.level)
         };
         let points = windows.iter().enumerate().map(point).collect();
-        Series { name: name.to_string(), points, mark: Mark::Steps, ..Series::default() }
+        Series {
+            name: name.to_string(),
+            points,
+            mark: Mark::Steps,
+            ..Series::default()
+        }
     };
     let chart = Chart {
         title: "Work for each client over the level of service".to_string(),
         x: Axis::linear("window"),
         y: Axis::linear("over the level"),
         series: vec![
-            window_series(&format!("static, {} colors", service_run.small), &service_run.static_small),
+            window_series(
+                &format!("static, {} colors", service_run.small),
+                &service_run.static_small,
+            ),
             window_series("resized", &service_run.managed),
-            window_series(&format!("static, {} colors", service_run.large), &service_run.static_large),
+            window_series(
+                &format!("static, {} colors", service_run.large),
+                &service_run.static_large,
+            ),
         ],
-        references: vec![ReferenceLine::Y { label: "level".to_string(), level: 1.0 }],
+        references: vec![ReferenceLine::Y {
+            label: "level".to_string(),
+            level: 1.0,
+        }],
         ..Chart::default()
     };
     ResultFigure::chart(name, &chart)
@@ -315,8 +424,12 @@ mod tests {
     /// Are only those windows excused that detected the miss or were still copying?
     #[test]
     fn only_detection_and_copying_windows_are_excused() {
-        let window_at =
-            |rate_per_s: f64, colors: u32, moving: bool| ServiceWindow { clients: 4, rate_per_s, colors, moving };
+        let window_at = |rate_per_s: f64, colors: u32, moving: bool| ServiceWindow {
+            clients: 4,
+            rate_per_s,
+            colors,
+            moving,
+        };
         let managed = vec![
             window_at(1.1, 1, false),
             window_at(0.9, 1, false),
@@ -339,17 +452,35 @@ mod tests {
     /// Do the late clients arrive halfway, and not earlier?
     #[test]
     fn late_clients_arrive_halfway() {
-        let lengths = ServiceLengths { window_cycles: 100_000, warm_up_windows: 1, windows_per_phase: 2 };
+        let lengths = ServiceLengths {
+            window_cycles: 100_000,
+            warm_up_windows: 1,
+            windows_per_phase: 2,
+        };
         let workload = server_workload(1, lengths).unwrap();
         let config = workload.pipeline(
             "static-partition",
-            &format!("window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]", window_ns(&workload, lengths)),
+            &format!(
+                "window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]",
+                window_ns(&workload, lengths)
+            ),
             Vec::new(),
             first_window(),
         );
-        let service_windows =
-            collect_windows(build_machine(&workload, 300_000).unwrap(), config, lengths.warm_up_windows).unwrap();
-        let clients: Vec<usize> = service_windows.iter().map(|window| window.clients).collect();
-        assert_eq!((clients.first(), clients.last()), (Some(&2), Some(&4)), "{clients:?}");
+        let service_windows = collect_windows(
+            build_machine(&workload, 300_000).unwrap(),
+            config,
+            lengths.warm_up_windows,
+        )
+        .unwrap();
+        let clients: Vec<usize> = service_windows
+            .iter()
+            .map(|window| window.clients)
+            .collect();
+        assert_eq!(
+            (clients.first(), clients.last()),
+            (Some(&2), Some(&4)),
+            "{clients:?}"
+        );
     }
 }

@@ -47,32 +47,50 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     for entry in policies::ENTRIES {
         context.check_not_stopped()?;
         context.report_progress(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
-        behaviors.push(measure_behavior(entry.name, windows, seed, &|| context.check_not_stopped().is_ok())?);
+        behaviors.push(measure_behavior(entry.name, windows, seed, &|| {
+            context.check_not_stopped().is_ok()
+        })?);
         context.check_not_stopped()?;
     }
     Ok(conformance_findings(&behaviors, seed))
 }
 
 fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
-    let max_over_policies = |metric: &dyn Fn(&PolicyBehavior) -> f64| behaviors.iter().map(metric).fold(0.0, f64::max);
+    let max_over_policies =
+        |metric: &dyn Fn(&PolicyBehavior) -> f64| behaviors.iter().map(metric).fold(0.0, f64::max);
     let policy_points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
-        behaviors.iter().map(|behavior| DataPoint::from_values(series, behavior.policy, [metric(behavior)])).collect()
+        behaviors
+            .iter()
+            .map(|behavior| DataPoint::from_values(series, behavior.policy, [metric(behavior)]))
+            .collect()
     };
     let longest_wait = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
     let changes_per_hour = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;
-    let changes_per_100_windows = |behavior: &PolicyBehavior| 100.0 * behavior.changes as f64 / behavior.windows as f64;
+    let changes_per_100_windows =
+        |behavior: &PolicyBehavior| 100.0 * behavior.changes as f64 / behavior.windows as f64;
     let ms_per_window = |behavior: &PolicyBehavior| behavior.ms_per_window.unwrap_or(f64::NAN);
-    let grown_mib = |behavior: &PolicyBehavior| behavior.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
+    let grown_mib =
+        |behavior: &PolicyBehavior| behavior.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
     let ours_finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
-    let windows = behaviors.iter().map(|behavior| behavior.windows).min().unwrap_or(0);
-    let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", behaviors.len());
+    let windows = behaviors
+        .iter()
+        .map(|behavior| behavior.windows)
+        .min()
+        .unwrap_or(0);
+    let note = format!(
+        "{} policies, {windows} windows each, on the interval machine at nominal time",
+        behaviors.len()
+    );
     vec![
         Finding::new(
             "INTERVAL-1",
             "longest time that any policy keeps a task from running",
             "none: ours",
             "s",
-            ResultTarget::AtMost { target: STARVATION_NS as f64 / 1e9, paper_best: None },
+            ResultTarget::AtMost {
+                target: STARVATION_NS as f64 / 1e9,
+                paper_best: None,
+            },
             &[(seed, max_over_policies(&longest_wait))],
         )
         .with_points(
@@ -83,15 +101,18 @@ fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding>
             .concat(),
         )
         .with_note(note.clone()),
-        ours_finding("interval-1-changes", max_over_policies(&changes_per_100_windows))
-            .with_points(
-                [
-                    policy_points("changes an hour", &changes_per_hour),
-                    policy_points("changes, % of windows", &changes_per_100_windows),
-                ]
-                .concat(),
-            )
-            .with_note(note.clone()),
+        ours_finding(
+            "interval-1-changes",
+            max_over_policies(&changes_per_100_windows),
+        )
+        .with_points(
+            [
+                policy_points("changes an hour", &changes_per_hour),
+                policy_points("changes, % of windows", &changes_per_100_windows),
+            ]
+            .concat(),
+        )
+        .with_note(note.clone()),
         ours_finding("interval-1-memory", max_over_policies(&grown_mib))
             .with_points(policy_points("gained", &grown_mib))
             .with_note(note.clone()),
@@ -108,20 +129,32 @@ fn measure_behavior(
     should_continue: &dyn Fn() -> bool,
 ) -> Result<PolicyBehavior> {
     let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
-    let options = Options { seed, ..Options::default() };
-    let mut machine = IntervalMachine::new(&spec, options, draw_jobs(&spec, seed)).map_err(failed("machine"))?;
-    let config = PolicyConfig { name: policy.to_string(), parameters: String::new(), seed };
+    let options = Options {
+        seed,
+        ..Options::default()
+    };
+    let mut machine =
+        IntervalMachine::new(&spec, options, draw_jobs(&spec, seed)).map_err(failed("machine"))?;
+    let config = PolicyConfig {
+        name: policy.to_string(),
+        parameters: String::new(),
+        seed,
+    };
     let policy_pipeline = build_interval_pipeline(&machine, &spec, config, false)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     let mut wait_monitor = WaitMonitor::default();
-    let (mut window_count, mut change_count, mut previous_plan, mut early_resident_bytes) = (0, 0, None, None);
+    let (mut window_count, mut change_count, mut previous_plan, mut early_resident_bytes) =
+        (0, 0, None, None);
     let start_cpu_seconds = cpu_seconds();
     let machine = policy_pipeline
         .run(machine, |_, record| {
             window_count += 1;
             wait_monitor.add_window(&record.observation, spec.cpus());
-            change_count +=
-                u64::from(previous_plan.as_ref().is_some_and(|previous| plans_differ(previous, &record.decision.plan)));
+            change_count += u64::from(
+                previous_plan
+                    .as_ref()
+                    .is_some_and(|previous| plans_differ(previous, &record.decision.plan)),
+            );
             previous_plan = Some(record.decision.plan);
             if window_count == windows / 5 {
                 early_resident_bytes = resident_bytes();
@@ -139,7 +172,9 @@ fn measure_behavior(
         ms_per_window: start_cpu_seconds
             .zip(cpu_seconds())
             .map(|(began, now)| 1e3 * (now - began) / window_count.max(1) as f64),
-        grown_bytes: early_resident_bytes.zip(resident_bytes()).map(|(resident_before, now)| now - resident_before),
+        grown_bytes: early_resident_bytes
+            .zip(resident_bytes())
+            .map(|(resident_before, now)| now - resident_before),
     })
 }
 
@@ -159,7 +194,11 @@ impl WaitMonitor {
         for task in &observation.tasks {
             let task_times = self.tasks.entry(task.task).or_default();
             let run_ns = task.ran_ns();
-            task_times.0 = if run_ns > 0 { 0 } else { task_times.0 + elapsed_ns };
+            task_times.0 = if run_ns > 0 {
+                0
+            } else {
+                task_times.0 + elapsed_ns
+            };
             task_times.1 += elapsed_ns as f64;
             task_times.2 += run_ns as f64;
             task_times.3 += fair_share * elapsed_ns as f64;
@@ -174,20 +213,27 @@ impl WaitMonitor {
         if let Some((_, life_ns, ran_ns, fair_ns)) = self.tasks.remove(&task)
             && life_ns >= 1e10
         {
-            self.min_fair_share_ratio = Some(self.min_fair_share_ratio.unwrap_or(f64::INFINITY).min(ran_ns / fair_ns));
+            self.min_fair_share_ratio = Some(
+                self.min_fair_share_ratio
+                    .unwrap_or(f64::INFINITY)
+                    .min(ran_ns / fair_ns),
+            );
         }
     }
 
     fn least_share(mut self) -> f64 {
         let remaining_tasks: Vec<TaskId> = self.tasks.keys().copied().collect();
-        remaining_tasks.into_iter().for_each(|task| self.end_task(task));
+        remaining_tasks
+            .into_iter()
+            .for_each(|task| self.end_task(task));
         self.min_fair_share_ratio.unwrap_or(f64::NAN)
     }
 }
 
 /// Returns the resident memory of this process; `None` on a host without `/proc`.
 pub(super) fn resident_bytes() -> Option<f64> {
-    let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/self/statm"), 4096).ok()?;
+    let text =
+        cachemate_files::read_text_limited(std::path::Path::new("/proc/self/statm"), 4096).ok()?;
     let pages: f64 = text.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * 4096.0)
 }
@@ -195,14 +241,21 @@ pub(super) fn resident_bytes() -> Option<f64> {
 /// Streams, and working sets that fit or do not fit, with phases of one to four minutes; three jobs end and start
 /// again.
 fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
-    let cache_lines =
-        spec.last_level_cache().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
-    let line_bytes = spec.last_level_cache().map_or(64.0, |cache| f64::from(cache.line_bytes));
+    let cache_lines = spec.last_level_cache().map_or(0.0, |cache| {
+        cache.size_bytes as f64 / f64::from(cache.line_bytes)
+    });
+    let line_bytes = spec
+        .last_level_cache()
+        .map_or(64.0, |cache| f64::from(cache.line_bytes));
     let mut generator = SplitMix64::new(seed);
     let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
             let mut phase = match generator.draw_below(4) {
-                0 => closed_form::stream_phase(line_bytes, cache_lines, 0.002 + 0.02 * generator.draw_unit()),
+                0 => closed_form::stream_phase(
+                    line_bytes,
+                    cache_lines,
+                    0.002 + 0.02 * generator.draw_unit(),
+                ),
                 1 => closed_form::uniform_phase(
                     line_bytes,
                     cache_lines,
@@ -223,11 +276,15 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
         let program = PhasedProgram {
             phases,
             repeats_from: Some(0),
-            ..PhasedProgram::endless_program(format!("p{index}"), stream_phase(line_bytes, cache_lines))
+            ..PhasedProgram::endless_program(
+                format!("p{index}"),
+                stream_phase(line_bytes, cache_lines),
+            )
         };
         let job_ends = index % 3 == 2;
         IntervalJob {
-            instructions: job_ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * generator.draw_unit())),
+            instructions: job_ends
+                .then(|| spec.hertz as f64 * (20.0 + 100.0 * generator.draw_unit())),
             restarts: job_ends,
             ..IntervalJob::new(program)
         }
@@ -251,16 +308,23 @@ mod tests {
             let spec = cachemate_spec::load_machine(MACHINE).unwrap();
             let mut jobs = draw_jobs(&spec, 1);
             jobs.truncate(6);
-            jobs.iter_mut().for_each(|job| job.pinned = Some([0].into_iter().collect()));
+            jobs.iter_mut()
+                .for_each(|job| job.pinned = Some([0].into_iter().collect()));
             IntervalMachine::new(&spec, Options::default(), jobs).unwrap()
         };
         let mut watch = WaitMonitor::default();
         for _ in 0..40 {
-            let mut observation = cachemate_core::Machine::observe(&mut machine).unwrap().unwrap();
+            let mut observation = cachemate_core::Machine::observe(&mut machine)
+                .unwrap()
+                .unwrap();
             observation.tasks[0].on_cpu_ns.clear();
             watch.add_window(&observation, 4);
         }
-        assert!((39_000_000_000..=40_000_000_000).contains(&watch.longest_ns), "{}", watch.longest_ns);
+        assert!(
+            (39_000_000_000..=40_000_000_000).contains(&watch.longest_ns),
+            "{}",
+            watch.longest_ns
+        );
         assert_eq!(watch.least_share(), 0.0);
     }
 

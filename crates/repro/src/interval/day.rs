@@ -7,7 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{MachineSpec, Observation, Plan, PolicyConfig, ProcessId, ShareMember, SplitMix64, TaskId};
+use cachemate_core::{
+    MachineSpec, Observation, Plan, PolicyConfig, ProcessId, ShareMember, SplitMix64, TaskId,
+};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 
 use super::conformance::resident_bytes;
@@ -27,8 +29,13 @@ const MEAN_SOLO_LIFE_SECONDS: f64 = 600.0;
 /// Number of parts of the day. The first is left out of comparisons, because memory is filled then.
 const PARTS: u64 = 5;
 /// Families without phases and arrivals that some mechanism speeds up.
-const STEADY_FAMILIES: [MixFamily; 5] =
-    [MixFamily::Sharing, MixFamily::Contention, MixFamily::Overcommitted, MixFamily::Space, MixFamily::Crossed];
+const STEADY_FAMILIES: [MixFamily; 5] = [
+    MixFamily::Sharing,
+    MixFamily::Contention,
+    MixFamily::Overcommitted,
+    MixFamily::Space,
+    MixFamily::Crossed,
+];
 
 /// Measurements of one run.
 #[derive(Debug, Default)]
@@ -73,12 +80,21 @@ impl ChangeCounts {
         }
         let mut tasks_by_process: BTreeMap<ProcessId, Vec<TaskId>> = BTreeMap::new();
         for task in observation.tasks.iter().filter(|task| !task.exited) {
-            tasks_by_process.entry(task.process).or_default().push(task.task);
+            tasks_by_process
+                .entry(task.process)
+                .or_default()
+                .push(task.task);
         }
-        let current = tasks_by_process.iter().map(|(&process, tasks)| (process, describe_part(plan, process, tasks)));
+        let current = tasks_by_process
+            .iter()
+            .map(|(&process, tasks)| (process, describe_part(plan, process, tasks)));
         let current: BTreeMap<ProcessId, String> = current.collect();
         for (process, part) in &current {
-            if self.previous.get(process).is_some_and(|previous| previous != part) {
+            if self
+                .previous
+                .get(process)
+                .is_some_and(|previous| previous != part)
+            {
                 let count = self.in_minute.entry(*process).or_default();
                 *count += 1;
                 self.worst_minute = self.worst_minute.max(*count);
@@ -92,13 +108,21 @@ impl ChangeCounts {
 /// Returns what a plan says about one process.
 fn describe_part(plan: &Plan, process: ProcessId, tasks: &[TaskId]) -> String {
     let cpus: Vec<_> = tasks.iter().map(|task| plan.affinity.get(task)).collect();
-    let has_own_task = |gang: &cachemate_core::Gang| gang.members.iter().any(|(task, _)| tasks.contains(task));
-    let gangs: Vec<_> = plan.gangs.iter().filter(|schedule| schedule.gangs.iter().any(has_own_task)).collect();
+    let has_own_task =
+        |gang: &cachemate_core::Gang| gang.members.iter().any(|(task, _)| tasks.contains(task));
+    let gangs: Vec<_> = plan
+        .gangs
+        .iter()
+        .filter(|schedule| schedule.gangs.iter().any(has_own_task))
+        .collect();
     let is_own = |member: &ShareMember| match member {
         ShareMember::Process(owner) => *owner == process,
         ShareMember::Task(task) => tasks.contains(task),
     };
-    let shares = plan.shares.iter().filter(|share| share.members.iter().any(is_own));
+    let shares = plan
+        .shares
+        .iter()
+        .filter(|share| share.members.iter().any(is_own));
     let units: Vec<_> = shares.map(|share| (share.cache, &share.units)).collect();
     format!("{cpus:?} {gangs:?} {units:?}")
 }
@@ -111,9 +135,17 @@ fn run_day(
     length_ns: u64,
     should_continue: &dyn Fn() -> bool,
 ) -> Result<DayRun> {
-    let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
+    let options = Options {
+        seed,
+        length_ns: Some(length_ns),
+        ..Options::default()
+    };
     let mut machine = IntervalMachine::new(spec, options, jobs).map_err(failed("machine"))?;
-    let config = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed };
+    let config = PolicyConfig {
+        name: "auto".to_string(),
+        parameters: String::new(),
+        seed,
+    };
     let pipeline = build_interval_pipeline(&machine, spec, config, true)?;
     machine.set_first_window(pipeline.config().first_window);
     let mut day = DayRun::default();
@@ -121,7 +153,8 @@ fn run_day(
     pipeline
         .run(machine, |_, record| {
             day.windows += 1;
-            day.changes.add_window(&record.observation, &record.decision.plan);
+            day.changes
+                .add_window(&record.observation, &record.decision.plan);
             let end_ns = record.observation.span.start_ns + record.observation.span.elapsed_ns;
             let part_index = (end_ns.saturating_sub(1) * PARTS / length_ns).min(PARTS - 1) as usize;
             while day.parts.len() <= part_index {
@@ -129,7 +162,9 @@ fn run_day(
             }
             let now = cpu_seconds();
             let part = &mut day.parts[part_index];
-            part.0 += cpu_at_last_window.zip(now).map_or(0.0, |(before, now)| now - before);
+            part.0 += cpu_at_last_window
+                .zip(now)
+                .map_or(0.0, |(before, now)| now - before);
             part.1 += 1;
             part.2 = resident_bytes();
             cpu_at_last_window = now;
@@ -146,7 +181,10 @@ fn draw_arrivals(spec: &MachineSpec, seed: u64, length_ns: u64) -> Vec<IntervalJ
     let (mut jobs, mut start_ns) = (Vec::new(), 0.0);
     while !programs.is_empty() && start_ns < length_ns as f64 {
         let job = &programs[jobs.len() % programs.len()];
-        let solo_cycles = job.program.phases[0].points.last().map_or(1.0, |point| point.cycles_per_instr);
+        let solo_cycles = job.program.phases[0]
+            .points
+            .last()
+            .map_or(1.0, |point| point.cycles_per_instr);
         let seconds = generator.draw_exponential(MEAN_SOLO_LIFE_SECONDS);
         jobs.push(IntervalJob {
             name: format!("{}-{}", job.name, jobs.len()),
@@ -166,14 +204,27 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let should_continue = || context.check_not_stopped().is_ok();
     let (mut worst_minute, mut steady_points) = (0, Vec::new());
     for family in STEADY_FAMILIES {
-        context.report_progress(&format!("INTERVAL-8: {hours} hours at steady load, {}", family.name()));
-        let Some(jobs) = draw_mix_jobs(&spec, family, seed, length_ns) else { continue };
+        context.report_progress(&format!(
+            "INTERVAL-8: {hours} hours at steady load, {}",
+            family.name()
+        ));
+        let Some(jobs) = draw_mix_jobs(&spec, family, seed, length_ns) else {
+            continue;
+        };
         let changes = run_day(&spec, jobs, seed, length_ns, &should_continue)?.changes;
         context.check_not_stopped()?;
         worst_minute = worst_minute.max(changes.worst_minute);
-        steady_points.push(DataPoint::from_values("changes of all services", family.name(), [changes.total as f64]));
+        steady_points.push(DataPoint::from_values(
+            "changes of all services",
+            family.name(),
+            [changes.total as f64],
+        ));
         let worst_changes = [changes.worst_minute as f64];
-        steady_points.push(DataPoint::from_values("changes in the worst minute", family.name(), worst_changes));
+        steady_points.push(DataPoint::from_values(
+            "changes in the worst minute",
+            family.name(),
+            worst_changes,
+        ));
     }
     context.report_progress(&format!("INTERVAL-8: {hours} hours of arrivals"));
     let arriving_jobs = draw_arrivals(&spec, seed, length_ns);
@@ -181,11 +232,19 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let restless_day = run_day(&spec, arriving_jobs, seed, length_ns, &should_continue)?;
     context.check_not_stopped()?;
     let (windows, changes) = (restless_day.windows, restless_day.changes.total);
-    let note = format!("{job_count} programs in {windows} windows on {}, {changes} changes of processes", spec.name);
+    let note = format!(
+        "{job_count} programs in {windows} windows on {}, {changes} changes of processes",
+        spec.name
+    );
     let finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
     let grown_mib = restless_day.grown_bytes().map(|bytes| bytes / 1_048_576.0);
-    let by_host = [("interval-8-memory", grown_mib), ("interval-8-time", restless_day.time_ratio())];
-    let by_host = by_host.into_iter().filter_map(|(name, value)| Some(finding(name, value?).with_note(note.clone())));
+    let by_host = [
+        ("interval-8-memory", grown_mib),
+        ("interval-8-time", restless_day.time_ratio()),
+    ];
+    let by_host = by_host
+        .into_iter()
+        .filter_map(|(name, value)| Some(finding(name, value?).with_note(note.clone())));
     let changes = finding("interval-8-changes", worst_minute as f64).with_points(steady_points);
     Ok(std::iter::once(changes).chain(by_host).collect())
 }
@@ -201,8 +260,15 @@ mod tests {
         let spec = cachemate_spec::load_machine(MACHINES[0]).unwrap();
         let jobs = draw_mix_jobs(&spec, MixFamily::Sharing, 1, HOUR_NS).unwrap();
         let day = run_day(&spec, jobs, 1, 3 * MINUTE_NS, &|| true).unwrap();
-        assert!(day.windows >= 180 && day.parts.len() == PARTS as usize, "{day:?}");
-        assert!(day.changes.total > 0 && day.changes.worst_minute <= 1, "{:?}", day.changes);
+        assert!(
+            day.windows >= 180 && day.parts.len() == PARTS as usize,
+            "{day:?}"
+        );
+        assert!(
+            day.changes.total > 0 && day.changes.worst_minute <= 1,
+            "{:?}",
+            day.changes
+        );
     }
 
     /// Do programs arrive until the end, and is each change of a process counted in its minute?
@@ -210,7 +276,11 @@ mod tests {
     fn changes_are_counted_by_process_and_minute() {
         let spec = cachemate_spec::load_machine(MACHINES[0]).unwrap();
         let jobs = draw_arrivals(&spec, 3, HOUR_NS);
-        assert!((10..60).contains(&jobs.len()) && jobs.iter().all(|job| job.start_ns < HOUR_NS), "{}", jobs.len());
+        assert!(
+            (10..60).contains(&jobs.len()) && jobs.iter().all(|job| job.start_ns < HOUR_NS),
+            "{}",
+            jobs.len()
+        );
         let mut observation = cachemate_core::test_support::observation_of(
             0,
             SECOND_NS,

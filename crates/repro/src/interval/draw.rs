@@ -1,7 +1,9 @@
 //! Draws co-runs from the seed, and measures them on the cycle-level machine.
 
 use cachemate_core::SplitMix64;
-use cachemate_core::{CacheId, CacheShare, GroupId, MachineSpec, Plan, ShareMember, TaskId, Units, WindowLength};
+use cachemate_core::{
+    CacheId, CacheShare, GroupId, MachineSpec, Plan, ShareMember, TaskId, Units, WindowLength,
+};
 use cachemate_interval::PhasedProgram;
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
@@ -58,8 +60,13 @@ pub const POOL: [&str; 16] = [
 /// Returns the machines of the draw. The smaller ones are whole; of the largest one, a complex with a quarter of its
 /// cache is used, because these programs cannot fill the whole cache within a feasible length of simulation.
 pub fn setups(quick: bool) -> Vec<MachineSetup> {
-    let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (15_000_000, 15_000_000) };
-    let pick_count = |full_count: usize, quick_count: usize| if quick { quick_count } else { full_count };
+    let (warm_up_cycles, measured_cycles) = if quick {
+        (4_000_000, 6_000_000)
+    } else {
+        (15_000_000, 15_000_000)
+    };
+    let pick_count =
+        |full_count: usize, quick_count: usize| if quick { quick_count } else { full_count };
     let common_setup = MachineSetup {
         machine: "opteron-2350",
         programs: pick_count(9, 5),
@@ -72,7 +79,12 @@ pub fn setups(quick: bool) -> Vec<MachineSetup> {
     };
     vec![
         common_setup,
-        MachineSetup { machine: "xeon-x5365-4", quartets: 0, pairings: pick_count(5, 1), ..common_setup },
+        MachineSetup {
+            machine: "xeon-x5365-4",
+            quartets: 0,
+            pairings: pick_count(5, 1),
+            ..common_setup
+        },
         MachineSetup {
             machine: "epyc-7742?caches.l3.size_bytes=4194304",
             quartets: pick_count(5, 1),
@@ -161,27 +173,51 @@ pub struct MachineTruth {
 ///
 /// # Errors
 /// The machine is unknown, a run fails, or the user interrupts.
-pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth> {
+pub fn measure(
+    context: &ExperimentContext<'_>,
+    setup: &MachineSetup,
+    seed: u64,
+) -> Result<MachineTruth> {
     let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
     let mut names = POOL.to_vec();
     generator.shuffle(&mut names);
     names.truncate(setup.programs);
-    let jobs: Vec<WorkloadJob> =
-        names.iter().enumerate().map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64)).collect();
+    let jobs: Vec<WorkloadJob> = names
+        .iter()
+        .enumerate()
+        .map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64))
+        .collect();
     context.report_progress(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profile_job(job, &machine, setup))?;
     let measure_requested = |requested: &[CoRun]| {
         context.report_progress(&format!("{}: {} co-runs", setup.machine, requested.len()));
-        context.run_all(requested, |run| measure_together(run, &jobs, &programs, &machine, setup))
+        context.run_all(requested, |run| {
+            measure_together(run, &jobs, &programs, &machine, setup)
+        })
     };
-    let mut runs =
-        select_half_losing(draw_pairs(&mut generator, setup, &machine), setup.pairs, measure_requested, |run| {
-            loses_speed(run, &programs)
-        })?;
-    let losing_jobs = runs.iter().filter(|run| loses_speed(run, &programs)).map(|run| run.jobs.clone()).collect();
-    runs.extend(measure_requested(&draw_larger_runs(&mut generator, setup, &machine, losing_jobs))?);
-    Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
+    let mut runs = select_half_losing(
+        draw_pairs(&mut generator, setup, &machine),
+        setup.pairs,
+        measure_requested,
+        |run| loses_speed(run, &programs),
+    )?;
+    let losing_jobs = runs
+        .iter()
+        .filter(|run| loses_speed(run, &programs))
+        .map(|run| run.jobs.clone())
+        .collect();
+    runs.extend(measure_requested(&draw_larger_runs(
+        &mut generator,
+        setup,
+        &machine,
+        losing_jobs,
+    ))?);
+    Ok(MachineTruth {
+        machine: setup.machine.to_string(),
+        programs,
+        runs,
+    })
 }
 
 /// Takes `count` of the runs in their order, of which at most half lose nothing (one, if no program loses). If most
@@ -197,8 +233,9 @@ fn select_half_losing(
         if kept_losing_runs.len() + unaffected_runs.len().min(count / 2) >= count {
             break;
         }
-        let (losing_runs, unaffected): (Vec<CoRun>, Vec<CoRun>) =
-            measure_runs(chunk)?.into_iter().partition(|run| is_losing(run));
+        let (losing_runs, unaffected): (Vec<CoRun>, Vec<CoRun>) = measure_runs(chunk)?
+            .into_iter()
+            .partition(|run| is_losing(run));
         kept_losing_runs.extend(losing_runs);
         unaffected_runs.extend(unaffected);
     }
@@ -218,7 +255,11 @@ fn loses_speed(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
     run.jobs.iter().zip(&run.rates).any(is_slower)
 }
 
-fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> Result<ProfiledProgram> {
+fn profile_job(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    setup: &MachineSetup,
+) -> Result<ProfiledProgram> {
     let mut workload = Workload {
         machine: machine.clone(),
         options: SimOptions::default(),
@@ -236,10 +277,20 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
     // A co-runner may take twice as long as this program, which must keep running until then.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
-    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: 100_000 };
+    let lengths = ProfilingLengths {
+        until_instr,
+        phase_instr,
+        reading_cycles: 100_000,
+    };
     let profile = phased_profile::measure_profile(job, machine, &workload.options, lengths)?;
     let (name, seed) = (job.name.clone(), job.seed);
-    Ok(ProfiledProgram { name, seed, profile, work, alone: solo_rate })
+    Ok(ProfiledProgram {
+        name,
+        seed,
+        profile,
+        work,
+        alone: solo_rate,
+    })
 }
 
 fn program_rate(work_rates: &ProgramRates, results: &TaskResults) -> ProgramRate {
@@ -251,21 +302,48 @@ fn program_rate(work_rates: &ProgramRates, results: &TaskResults) -> ProgramRate
 }
 
 fn build_co_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways_by_job: Vec<u32>) -> CoRun {
-    CoRun { kind, jobs, ways: ways_by_job, busy_share: 0.0, rates: Vec::new(), finished: false }
+    CoRun {
+        kind,
+        jobs,
+        ways: ways_by_job,
+        busy_share: 0.0,
+        rates: Vec::new(),
+        finished: false,
+    }
 }
 
 /// Programs on the first cores of one cache.
 fn place_on_one_cache(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
-    programs.iter().enumerate().map(|(index, &program)| (program, index as u32 * machine.contexts_per_core)).collect()
+    programs
+        .iter()
+        .enumerate()
+        .map(|(index, &program)| (program, index as u32 * machine.contexts_per_core))
+        .collect()
 }
 
 /// Returns all pairs, in the order of the draw.
-fn draw_pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec) -> Vec<CoRun> {
-    let pairs_with = |first_program: usize| (first_program + 1..setup.programs).map(move |b| [first_program, b]);
+fn draw_pairs(
+    generator: &mut SplitMix64,
+    setup: &MachineSetup,
+    machine: &MachineSpec,
+) -> Vec<CoRun> {
+    let pairs_with =
+        |first_program: usize| (first_program + 1..setup.programs).map(move |b| [first_program, b]);
     let mut all_pairs: Vec<[usize; 2]> = (0..setup.programs).flat_map(pairs_with).collect();
     generator.shuffle(&mut all_pairs);
-    all_pairs.iter_mut().for_each(|pair| generator.shuffle(pair));
-    all_pairs.iter().map(|pair| build_co_run(CoRunKind::Pair, place_on_one_cache(pair, machine), Vec::new())).collect()
+    all_pairs
+        .iter_mut()
+        .for_each(|pair| generator.shuffle(pair));
+    all_pairs
+        .iter()
+        .map(|pair| {
+            build_co_run(
+                CoRunKind::Pair,
+                place_on_one_cache(pair, machine),
+                Vec::new(),
+            )
+        })
+        .collect()
 }
 
 /// Groups, pairings and partitions. Partitions are of pairs that lose by sharing, if there are enough.
@@ -276,7 +354,9 @@ fn draw_larger_runs(
     losing_pairs: Vec<Vec<(usize, u32)>>,
 ) -> Vec<CoRun> {
     let mut runs = Vec::new();
-    let cores_per_cache = machine.last_level_cache().map_or(1, |cache| cache.shared_by_cores);
+    let cores_per_cache = machine
+        .last_level_cache()
+        .map_or(1, |cache| cache.shared_by_cores);
     let contexts = machine.contexts_per_core;
     let ways = machine.last_level_cache().map_or(1, |cache| cache.ways);
     let mut draw_programs = |count: usize| {
@@ -286,24 +366,42 @@ fn draw_larger_runs(
         order
     };
     for _ in 0..setup.quartets {
-        runs.push(build_co_run(CoRunKind::Four, place_on_one_cache(&draw_programs(4), machine), Vec::new()));
+        runs.push(build_co_run(
+            CoRunKind::Four,
+            place_on_one_cache(&draw_programs(4), machine),
+            Vec::new(),
+        ));
     }
     for mix in 0..setup.pairings {
         let mix_programs = draw_programs(4);
         let second_cache_cpu = cores_per_cache * contexts;
         for program_order in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
             let cpus = [0, contexts, second_cache_cpu, second_cache_cpu + contexts];
-            let jobs = program_order.iter().zip(cpus).map(|(&position, cpu)| (mix_programs[position], cpu)).collect();
+            let jobs = program_order
+                .iter()
+                .zip(cpus)
+                .map(|(&position, cpu)| (mix_programs[position], cpu))
+                .collect();
             runs.push(build_co_run(CoRunKind::Plan(mix as u32), jobs, Vec::new()));
         }
     }
     let mut remaining_pairs = losing_pairs.into_iter();
     for mix in 0..setup.partitions {
-        let jobs = remaining_pairs.next().unwrap_or_else(|| place_on_one_cache(&draw_programs(2), machine));
+        let jobs = remaining_pairs
+            .next()
+            .unwrap_or_else(|| place_on_one_cache(&draw_programs(2), machine));
         let mix_number = (setup.pairings + mix) as u32;
-        runs.push(build_co_run(CoRunKind::Plan(mix_number), jobs.clone(), Vec::new()));
+        runs.push(build_co_run(
+            CoRunKind::Plan(mix_number),
+            jobs.clone(),
+            Vec::new(),
+        ));
         for first_ways in [ways / 8, ways / 2, ways - ways / 8] {
-            runs.push(build_co_run(CoRunKind::Plan(mix_number), jobs.clone(), vec![first_ways, ways - first_ways]));
+            runs.push(build_co_run(
+                CoRunKind::Plan(mix_number),
+                jobs.clone(),
+                vec![first_ways, ways - first_ways],
+            ));
         }
     }
     runs
@@ -311,16 +409,24 @@ fn draw_larger_runs(
 
 /// Returns a plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
 fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
-    let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
+    let cache = machine
+        .topology()
+        .caches
+        .iter()
+        .find(|cache| cache.last_level)
+        .map_or(CacheId(0), |cache| cache.id);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let mut first_way = 0;
     for (index, (&count, &(_, cpu))) in run.ways.iter().zip(&run.jobs).enumerate() {
-        plan.affinity.insert(TaskId(index as u32), [cpu].into_iter().collect());
+        plan.affinity
+            .insert(TaskId(index as u32), [cpu].into_iter().collect());
         plan.shares.push(CacheShare {
             group: GroupId(index as u32),
             members: vec![ShareMember::Task(TaskId(index as u32))],
             cache,
-            units: Units::Ways { mask: (first_way..first_way + count).collect() },
+            units: Units::Ways {
+                mask: (first_way..first_way + count).collect(),
+            },
         });
         first_way += count;
     }
@@ -338,26 +444,44 @@ fn measure_together(
     // A program pinned to a CPU cannot be given a share, so the plan itself places it on its CPU.
     let job = |&(program, cpu): &(usize, u32)| {
         let pinned_cpus = (!has_way_split).then(|| [cpu].into_iter().collect());
-        WorkloadJob { pinned: pinned_cpus, ..jobs[program].clone() }
+        WorkloadJob {
+            pinned: pinned_cpus,
+            ..jobs[program].clone()
+        }
     };
     let workload = Workload {
         machine: machine.clone(),
-        options: SimOptions { seed: jobs[run.jobs[0].0].seed, ..SimOptions::default() },
+        options: SimOptions {
+            seed: jobs[run.jobs[0].0].seed,
+            ..SimOptions::default()
+        },
         jobs: run.jobs.iter().map(job).collect(),
         warm_up_cycles: setup.warm_up_cycles,
         measured_cycles: setup.measured_cycles,
     };
-    let work: Vec<InstructionRange> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
-    let way_plan = has_way_split
-        .then(|| FixedPlan { plan: ways_plan(machine, run), first_window: WindowLength::Cycles { cycles: 10_000 } });
+    let work: Vec<InstructionRange> = run
+        .jobs
+        .iter()
+        .map(|&(program, _)| programs[program].work)
+        .collect();
+    let way_plan = has_way_split.then(|| FixedPlan {
+        plan: ways_plan(machine, run),
+        first_window: WindowLength::Cycles { cycles: 10_000 },
+    });
     let joint_run = run_request::joint_run(&workload, &work, way_plan.as_ref())?;
     let narrowest_bandwidth = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
-        Some(bus) => (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node),
+        Some(bus) => {
+            (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node)
+        }
         None => node,
     };
     let max_bytes = narrowest_bandwidth(machine.memory.bytes_per_cycle);
-    let max_busy_share =
-        joint_run.results.memory.iter().map(|node| node.bytes_per_cycle / max_bytes).fold(0.0, f64::max);
+    let max_busy_share = joint_run
+        .results
+        .memory
+        .iter()
+        .map(|node| node.bytes_per_cycle / max_bytes)
+        .fold(0.0, f64::max);
     Ok(CoRun {
         busy_share: max_busy_share,
         rates: joint_run
@@ -378,8 +502,15 @@ mod tests {
     /// Do half of the runs lose whatever is drawn first, and is no unnecessary run measured?
     #[test]
     fn at_least_half_of_the_runs_lose() {
-        let numbered_plan = |number: u32| build_co_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
-        let plan_number = |run: &CoRun| if let CoRunKind::Plan(number) = run.kind { number } else { u32::MAX };
+        let numbered_plan =
+            |number: u32| build_co_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
+        let plan_number = |run: &CoRun| {
+            if let CoRunKind::Plan(number) = run.kind {
+                number
+            } else {
+                u32::MAX
+            }
+        };
         let draw_plans = |losing: fn(u32) -> bool| {
             let mut measured_count = 0;
             let chosen_runs = select_half_losing(
@@ -391,12 +522,31 @@ mod tests {
                 },
                 |run| losing(plan_number(run)),
             );
-            (chosen_runs.unwrap().iter().map(plan_number).collect::<Vec<u32>>(), measured_count)
+            (
+                chosen_runs
+                    .unwrap()
+                    .iter()
+                    .map(plan_number)
+                    .collect::<Vec<u32>>(),
+                measured_count,
+            )
         };
         assert_eq!(draw_plans(|_| true), (vec![0, 1, 2, 3], 4));
         assert_eq!(draw_plans(|number| number % 2 == 1), (vec![1, 3, 0, 2], 4));
-        assert_eq!(draw_plans(|number| number % 8 == 5), (vec![5, 13, 0, 1], 16), "others wait until two have lost");
-        assert_eq!(draw_plans(|number| number == 7), (vec![7, 0], 20), "no more others than losing ones");
-        assert_eq!(draw_plans(|_| false), (vec![0], 20), "one, where nobody loses");
+        assert_eq!(
+            draw_plans(|number| number % 8 == 5),
+            (vec![5, 13, 0, 1], 16),
+            "others wait until two have lost"
+        );
+        assert_eq!(
+            draw_plans(|number| number == 7),
+            (vec![7, 0], 20),
+            "no more others than losing ones"
+        );
+        assert_eq!(
+            draw_plans(|_| false),
+            (vec![0], 20),
+            "one, where nobody loses"
+        );
     }
 }

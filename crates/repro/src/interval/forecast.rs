@@ -14,7 +14,9 @@ use std::path::Path;
 
 use cachemate_core::{CpuId, Estimate, MachineSpec};
 use cachemate_interval::PhasedProgram;
-use cachemate_interval::engine::{DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals};
+use cachemate_interval::engine::{
+    DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals,
+};
 use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::Placement;
@@ -99,39 +101,66 @@ impl TimedProgram {
         let source_digest = sources_of(module_path!(), &digest);
         let label = format!("timing of {name} on {}", machine.name);
         let inputs = format!("{job:?} {machine:?} {max_records} {digest:?}");
-        let program = store::find_or_make(RunName { kind: "timing", label, sources: source_digest, inputs }, || {
-            let recorded_round = RecordedRound::read(name, recording)?;
-            let timed_share = (max_records as f64 / recorded_round.records as f64).min(1.0);
-            let rounds = libm::ceil(MIN_TIMED_INSTR / recorded_round.instructions.max(1) as f64);
-            let timed_instr = recorded_round.instructions as f64 * timed_share * rounds;
-            let start_up_instr = timed_instr as u64;
-            let mut program = nominal::measure_instructions(&job, machine, start_up_instr, 2 * start_up_instr)?;
-            conflict_free::correct_sizes(&mut program, &job, machine, start_up_instr)?;
-            Ok(program)
-        })?;
-        Ok(TimedProgram { timed_draws: vec![program], basis: TimingBasis::SoloRun })
+        let program = store::find_or_make(
+            RunName {
+                kind: "timing",
+                label,
+                sources: source_digest,
+                inputs,
+            },
+            || {
+                let recorded_round = RecordedRound::read(name, recording)?;
+                let timed_share = (max_records as f64 / recorded_round.records as f64).min(1.0);
+                let rounds =
+                    libm::ceil(MIN_TIMED_INSTR / recorded_round.instructions.max(1) as f64);
+                let timed_instr = recorded_round.instructions as f64 * timed_share * rounds;
+                let start_up_instr = timed_instr as u64;
+                let mut program = nominal::measure_instructions(
+                    &job,
+                    machine,
+                    start_up_instr,
+                    2 * start_up_instr,
+                )?;
+                conflict_free::correct_sizes(&mut program, &job, machine, start_up_instr)?;
+                Ok(program)
+            },
+        )?;
+        Ok(TimedProgram {
+            timed_draws: vec![program],
+            basis: TimingBasis::SoloRun,
+        })
     }
 
     /// Instructions and solo cycles of one round through the program's phases; `None` if a phase is endless.
     pub fn solo_round(&self) -> Option<(f64, f64)> {
         let phases = self.timed_draws[self.median_draw()].phases.iter();
-        phases.map(|phase| Some((phase.instructions?, phase.points.last()?.cycles_per_instr))).try_fold(
-            (0.0, 0.0),
-            |(instructions, cycles), phase| {
+        phases
+            .map(|phase| Some((phase.instructions?, phase.points.last()?.cycles_per_instr)))
+            .try_fold((0.0, 0.0), |(instructions, cycles), phase| {
                 let (round_instr, cycles_per_instr) = phase?;
-                Some((instructions + round_instr, cycles + round_instr * cycles_per_instr))
-            },
-        )
+                Some((
+                    instructions + round_instr,
+                    cycles + round_instr * cycles_per_instr,
+                ))
+            })
     }
 
     /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
     /// run would time only the first of several threads, and formats other than `.cmt`, or without instruction counts,
     /// cannot be run.
-    pub fn from_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
-        let counting_reader = CmtReader::open(recording).ok().filter(|reader| reader.header().instructions_known);
+    pub fn from_recording(
+        recording: &Path,
+        file: &ProfileFile,
+        machine: &MachineSpec,
+    ) -> Result<Self, ReproError> {
+        let counting_reader = CmtReader::open(recording)
+            .ok()
+            .filter(|reader| reader.header().instructions_known);
         let threads = counting_reader.and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
-            Some(0 | 1) => TimedProgram::measure(&file.program, recording, 1, machine, MAX_TIMED_RECORDS),
+            Some(0 | 1) => {
+                TimedProgram::measure(&file.program, recording, 1, machine, MAX_TIMED_RECORDS)
+            }
             _ => TimedProgram::from_profile(file, machine),
         }
     }
@@ -141,10 +170,13 @@ impl TimedProgram {
     /// # Errors
     /// The profile has no miss curve, or no references per instruction.
     pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
-        let program_of_draw =
-            |index: usize| nominal::from_file_with(file, machine, &TimingPrior::draw(index, PRIOR_DRAW_COUNT));
+        let program_of_draw = |index: usize| {
+            nominal::from_file_with(file, machine, &TimingPrior::draw(index, PRIOR_DRAW_COUNT))
+        };
         Ok(TimedProgram {
-            timed_draws: (0..PRIOR_DRAW_COUNT).map(program_of_draw).collect::<Result<_, _>>()?,
+            timed_draws: (0..PRIOR_DRAW_COUNT)
+                .map(program_of_draw)
+                .collect::<Result<_, _>>()?,
             basis: TimingBasis::Prior,
         })
     }
@@ -181,9 +213,13 @@ pub struct MemberForecast {
 
 /// Returns the demand misses divided by references, over all programs of a group; `None` without references.
 pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
-    let misses: f64 = members.iter().map(|member| member.mpki * member.instr_per_cycle).sum();
-    let references =
-        members.iter().filter_map(|member| Some(member.mpki * member.instr_per_cycle / member.miss_ratio?));
+    let misses: f64 = members
+        .iter()
+        .map(|member| member.mpki * member.instr_per_cycle)
+        .sum();
+    let references = members
+        .iter()
+        .filter_map(|member| Some(member.mpki * member.instr_per_cycle / member.miss_ratio?));
     let references: f64 = references.filter(|count| count.is_finite()).sum();
     (references > 0.0).then(|| misses / references)
 }
@@ -193,9 +229,14 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
 ///
 /// # Errors
 /// The machine has no data cache.
-pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
+pub fn forecast_together(
+    machine: &MachineSpec,
+    programs: &[&TimedProgram],
+) -> Result<Vec<MemberForecast>, ReproError> {
     let machine = machine_with_cores(machine, programs.len() as u32);
-    let cpus: Vec<u32> = (0..programs.len() as u32).map(|core| core * machine.contexts_per_core).collect();
+    let cpus: Vec<u32> = (0..programs.len() as u32)
+        .map(|core| core * machine.contexts_per_core)
+        .collect();
     forecast_placed(&machine, programs, &cpus)
 }
 
@@ -222,12 +263,31 @@ pub fn forecast_placed(
     programs: &[&TimedProgram],
     cpus: &[u32],
 ) -> Result<Vec<MemberForecast>, ReproError> {
-    let draw_count = programs.iter().map(|program| program.timed_draws.len()).max().unwrap_or(1);
-    let runs_by_draw: Vec<Vec<[f64; 4]>> =
-        (0..draw_count).map(|draw| solve_draw(machine, programs, cpus, draw, 1.0)).collect::<Result<_, _>>()?;
-    let space_deviation = machine.last_level_cache().map_or(0.0, conflict_free::space_deviation);
-    let crowded_run = solve_draw(machine, programs, cpus, draw_count / 2, 1.0 + space_deviation)?;
-    let spacious_run = solve_draw(machine, programs, cpus, draw_count / 2, 1.0 / (1.0 + space_deviation))?;
+    let draw_count = programs
+        .iter()
+        .map(|program| program.timed_draws.len())
+        .max()
+        .unwrap_or(1);
+    let runs_by_draw: Vec<Vec<[f64; 4]>> = (0..draw_count)
+        .map(|draw| solve_draw(machine, programs, cpus, draw, 1.0))
+        .collect::<Result<_, _>>()?;
+    let space_deviation = machine
+        .last_level_cache()
+        .map_or(0.0, conflict_free::space_deviation);
+    let crowded_run = solve_draw(
+        machine,
+        programs,
+        cpus,
+        draw_count / 2,
+        1.0 + space_deviation,
+    )?;
+    let spacious_run = solve_draw(
+        machine,
+        programs,
+        cpus,
+        draw_count / 2,
+        1.0 / (1.0 + space_deviation),
+    )?;
     // Alone, the program has the speed of its profile, however much space it needs.
     let slowdown_change = |index: usize, run: &[[f64; 4]]| {
         let median_member = &runs_by_draw[draw_count / 2][index];
@@ -269,13 +329,19 @@ pub fn place_programs(
 ) -> Result<Placement, ReproError> {
     let mut forecast = |cpus: &[CpuId]| -> Result<Vec<Estimate>, ReproError> {
         let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
-        Ok(forecast_placed(machine, programs, &cpus)?.iter().map(|member| member.slowdown).collect())
+        Ok(forecast_placed(machine, programs, &cpus)?
+            .iter()
+            .map(|member| member.slowdown)
+            .collect())
     };
     place_by_forecast(names, costs, &machine.topology(), seed, &mut forecast)
 }
 
 /// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.
-pub fn forecast_pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
+pub fn forecast_pairs(
+    machine: &MachineSpec,
+    programs: &[&TimedProgram],
+) -> Result<Vec<Vec<Estimate>>, ReproError> {
     let program_count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); program_count]; program_count];
     for i in 0..program_count {
@@ -292,7 +358,10 @@ pub fn forecast_pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Resu
 
 /// Converts the values of forecasts to costs.
 pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
-    let cost = pairs.iter().map(|row| row.iter().map(|estimate| estimate.value).collect()).collect();
+    let cost = pairs
+        .iter()
+        .map(|row| row.iter().map(|estimate| estimate.value).collect())
+        .collect();
     PairCosts::from_slowdowns(cost)
 }
 
@@ -309,14 +378,22 @@ pub fn slowdown_with_error(slowdown: f64) -> Estimate {
 /// by the changes of the slowdown with one deviation more and less space.
 fn with_model_error(sorted: &[f64], space_changes: [f64; 2]) -> Estimate {
     let value = median(sorted);
-    let error = NINETY_PERCENT_HALF_WIDTH * libm::hypot(ERROR_DEVIATION_POINTS, ERROR_DEVIATION_SHARE * value.max(0.0));
+    let error = NINETY_PERCENT_HALF_WIDTH
+        * libm::hypot(
+            ERROR_DEVIATION_POINTS,
+            ERROR_DEVIATION_SHARE * value.max(0.0),
+        );
     let tail_count = sorted.len() / 20;
     let (lower_draw, upper_draw) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
-    let (space_fall, space_rise) =
-        space_changes.iter().fold((0.0f64, 0.0f64), |(fall, rise), &change| (fall.max(-change), rise.max(change)));
+    let (space_fall, space_rise) = space_changes
+        .iter()
+        .fold((0.0f64, 0.0f64), |(fall, rise), &change| {
+            (fall.max(-change), rise.max(change))
+        });
     // Independent errors add in squares.
-    let total_half_width =
-        |draws: f64, space: f64| libm::hypot(libm::hypot(draws, NINETY_PERCENT_HALF_WIDTH * space), error);
+    let total_half_width = |draws: f64, space: f64| {
+        libm::hypot(libm::hypot(draws, NINETY_PERCENT_HALF_WIDTH * space), error)
+    };
     let low_end = value - total_half_width(value - lower_draw, space_fall);
     Estimate {
         value,
@@ -329,7 +406,9 @@ fn with_model_error(sorted: &[f64], space_changes: [f64; 2]) -> Estimate {
 fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level_cache().map(|cache| cache.level);
-    let cores_per_cache = machine.last_level_cache().map_or(1, |cache| cache.shared_by_cores);
+    let cores_per_cache = machine
+        .last_level_cache()
+        .map_or(1, |cache| cache.shared_by_cores);
     if cores > cores_per_cache {
         let caches_per_package = (machine.cores_per_package / cores_per_cache.max(1)).max(1);
         machine.cores_per_package = caches_per_package * cores;
@@ -356,19 +435,31 @@ fn solve_draw(
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
         // Each program takes a different draw, so that the combinations vary.
-        let mut drawn_program = program.sharing_program(draw_index + index * (draw_index + 1), machine);
+        let mut drawn_program =
+            program.sharing_program(draw_index + index * (draw_index + 1), machine);
         for phase in &mut drawn_program.phases {
-            phase.points.iter_mut().for_each(|point| point.size_bytes *= space_factor);
+            phase
+                .points
+                .iter_mut()
+                .for_each(|point| point.size_bytes *= space_factor);
             phase.footprint_bytes = phase.footprint_bytes.map(|bytes| bytes * space_factor);
         }
         let program_number = engine.add_program(drawn_program);
         slots.push(engine.start_task(program_number, [cpus[index]].into_iter().collect()));
     }
-    let rounds = programs.iter().filter_map(|program| Some(program.solo_round()?.1));
+    let rounds = programs
+        .iter()
+        .filter_map(|program| Some(program.solo_round()?.1));
     let longest_round_cycles = rounds.fold(0.0, f64::max);
     let start_cycles = MIN_START_CYCLES.max(MIN_START_ROUNDS * longest_round_cycles);
     // The prior's prefetches only stand for misses that cost less.
-    let miss_counter = |program: &&TimedProgram| if program.basis == TimingBasis::Prior { FILLS } else { DEMAND };
+    let miss_counter = |program: &&TimedProgram| {
+        if program.basis == TimingBasis::Prior {
+            FILLS
+        } else {
+            DEMAND
+        }
+    };
     let miss_counters: Vec<usize> = programs.iter().map(miss_counter).collect();
     Ok(window_rates(
         &mut engine,
@@ -389,7 +480,10 @@ pub(super) fn window_rates(
     read_cycles: f64,
 ) -> Vec<[f64; 4]> {
     engine.run(start_cycles);
-    let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
+    let earlier_totals: Vec<TaskTotals> = slots
+        .iter()
+        .map(|&slot| *engine.task_totals(slot))
+        .collect();
     engine.run(start_cycles + read_cycles);
     let rates = |((&slot, &miss_counter), earlier): ((&u32, &usize), &TaskTotals)| {
         let current_totals = engine.task_totals(slot);
@@ -404,7 +498,12 @@ pub(super) fn window_rates(
             instructions / cycles,
         ]
     };
-    slots.iter().zip(miss_counters).zip(&earlier_totals).map(rates).collect()
+    slots
+        .iter()
+        .zip(miss_counters)
+        .zip(&earlier_totals)
+        .map(rates)
+        .collect()
 }
 
 #[cfg(test)]
@@ -417,7 +516,10 @@ mod tests {
     use cachemate_trace::{ProfileSource, StoredCurve, StoredCurvePoint};
 
     fn steady_program(job: IntervalJob) -> TimedProgram {
-        TimedProgram { timed_draws: vec![(*job.program).clone()], basis: TimingBasis::SoloRun }
+        TimedProgram {
+            timed_draws: vec![(*job.program).clone()],
+            basis: TimingBasis::SoloRun,
+        }
     }
 
     /// Do programs that fit together not slow each other down, does a stream slow a program that reuses data, and does
@@ -428,12 +530,19 @@ mod tests {
         let small = steady_program(reuser("small", &machine, 0.2, 0.02));
         let large = steady_program(reuser("large", &machine, 0.8, 0.02));
         let stream = steady_program(stream(&machine, 0.02));
-        let forecast_pair = |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
+        let forecast_pair =
+            |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
         assert!(forecast_pair(&small, &small)[0].slowdown.value < 0.01);
         let slowed = forecast_pair(&large, &stream)[0].slowdown;
-        assert!(slowed.value > 0.2 && slowed.low < slowed.value && slowed.high > slowed.value, "{slowed:?}");
+        assert!(
+            slowed.value > 0.2 && slowed.low < slowed.value && slowed.high > slowed.value,
+            "{slowed:?}"
+        );
         let three = forecast_together(&machine, &[&large, &stream, &stream]).unwrap();
-        assert!(three[0].slowdown.value > slowed.value, "a cache with fewer cores counts as if it had as many");
+        assert!(
+            three[0].slowdown.value > slowed.value,
+            "a cache with fewer cores counts as if it had as many"
+        );
     }
 
     /// Do two working sets that are read in a cycle miss as often as in an exact simulation of the sets, with pages on random
@@ -443,9 +552,17 @@ mod tests {
         const REFERENCES_PER_INSTR: f64 = 0.002;
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let cyclic_program = |pages: u64| {
-            let fills = |lines: f64| if lines < 64.0 * pages as f64 { REFERENCES_PER_INSTR } else { 0.0 };
+            let fills = |lines: f64| {
+                if lines < 64.0 * pages as f64 {
+                    REFERENCES_PER_INSTR
+                } else {
+                    0.0
+                }
+            };
             let phase = closed_form::build_phase(64.0, cache_lines(&machine), 256, fills);
-            steady_program(IntervalJob::new(PhasedProgram::endless_program("cyclic", phase)))
+            steady_program(IntervalJob::new(PhasedProgram::endless_program(
+                "cyclic", phase,
+            )))
         };
         for pages in [[600, 300], [900, 100]] {
             let programs = pages.map(cyclic_program);
@@ -459,20 +576,31 @@ mod tests {
                 (0..pages[program as usize]).flat_map(page_lines).collect()
             };
             let lines = [lines_of(0), lines_of(1)];
-            let geometry = CacheGeometry { sets: 4096, ways: 16, slices: 1 };
+            let geometry = CacheGeometry {
+                sets: 4096,
+                ways: 16,
+                slices: 1,
+            };
             let mut cache = CacheSim::new(geometry, Replacement::Lru).unwrap();
             let (warm_accesses, accesses) = (2 * lines[0].len(), 6 * lines[0].len());
             let mut misses = [0.0; 2];
             for access in 0..accesses {
                 for (count, lines) in misses.iter_mut().zip(&lines) {
                     let missed = cache.push(&[lines[access % lines.len()]]);
-                    *count += if access < warm_accesses { 0.0 } else { missed as f64 };
+                    *count += if access < warm_accesses {
+                        0.0
+                    } else {
+                        missed as f64
+                    };
                 }
             }
             for (member, misses) in members.iter().zip(misses) {
                 let expected = misses / (accesses - warm_accesses) as f64;
                 let ratio = member.mpki / 1000.0 / REFERENCES_PER_INSTR;
-                assert!((ratio - expected).abs() < 0.1, "{pages:?}: {ratio} for {expected}");
+                assert!(
+                    (ratio - expected).abs() < 0.1,
+                    "{pages:?}: {ratio} for {expected}"
+                );
             }
         }
     }
@@ -484,9 +612,14 @@ mod tests {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let stream = steady_program(stream(&machine, 0.02));
         let slowdown_of_first = |programs: &[&TimedProgram], cpus: &[u32]| {
-            forecast_placed(&machine, programs, cpus).unwrap()[0].slowdown.value
+            forecast_placed(&machine, programs, cpus).unwrap()[0]
+                .slowdown
+                .value
         };
-        let (alone, apart) = (slowdown_of_first(&[&stream], &[0]), slowdown_of_first(&[&stream; 2], &[0, 2]));
+        let (alone, apart) = (
+            slowdown_of_first(&[&stream], &[0]),
+            slowdown_of_first(&[&stream; 2], &[0, 2]),
+        );
         assert!(alone.abs() < 1e-4 && apart > 0.002, "{alone} {apart}");
     }
 
@@ -495,25 +628,30 @@ mod tests {
     #[test]
     fn a_prior_carries_its_width_through_bandwidth() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let recorded_program = |name: &str, references_per_kilo_instr: u64, curve: &[(u64, f64)]| {
-            let mut file = ProfileFile::new(name, ProfileSource::default());
-            (file.records, file.instructions) = (Some(references_per_kilo_instr), Some(1000));
-            let point = |&(kib, mpki): &(u64, f64)| StoredCurvePoint {
-                size_bytes: kib << 10,
-                miss_ratio: Estimate::exact(mpki / references_per_kilo_instr as f64),
-                misses_per_kilo_instr: Some(Estimate::exact(mpki)),
+        let recorded_program =
+            |name: &str, references_per_kilo_instr: u64, curve: &[(u64, f64)]| {
+                let mut file = ProfileFile::new(name, ProfileSource::default());
+                (file.records, file.instructions) = (Some(references_per_kilo_instr), Some(1000));
+                let point = |&(kib, mpki): &(u64, f64)| StoredCurvePoint {
+                    size_bytes: kib << 10,
+                    miss_ratio: Estimate::exact(mpki / references_per_kilo_instr as f64),
+                    misses_per_kilo_instr: Some(Estimate::exact(mpki)),
+                };
+                file.curves.push(StoredCurve {
+                    policy: "lru".to_string(),
+                    method: "exact".to_string(),
+                    line_bytes: 64,
+                    thread: None,
+                    points: curve.iter().map(point).collect(),
+                });
+                TimedProgram::from_profile(&file, &machine).unwrap()
             };
-            file.curves.push(StoredCurve {
-                policy: "lru".to_string(),
-                method: "exact".to_string(),
-                line_bytes: 64,
-                thread: None,
-                points: curve.iter().map(point).collect(),
-            });
-            TimedProgram::from_profile(&file, &machine).unwrap()
-        };
         let stream = recorded_program("stream", 21, &[(256, 20.8), (4096, 20.8)]);
-        let xz = recorded_program("xz", 6, &[(256, 3.67), (512, 1.86), (1024, 0.94), (4096, 0.93)]);
+        let xz = recorded_program(
+            "xz",
+            6,
+            &[(256, 3.67), (512, 1.86), (1024, 0.94), (4096, 0.93)],
+        );
         let slowdown = forecast_together(&machine, &[&stream, &xz]).unwrap()[0].slowdown;
         assert!(slowdown.value < 0.02 && slowdown.high > 0.1, "{slowdown:?}");
     }
@@ -522,12 +660,20 @@ mod tests {
     #[test]
     fn uncertain_timing_widens_the_interval() {
         let certain = slowdown_with_error(0.2);
-        let draws: Vec<f64> = (0..15).map(|index| 0.05 + 0.04 * f64::from(index)).collect();
+        let draws: Vec<f64> = (0..15)
+            .map(|index| 0.05 + 0.04 * f64::from(index))
+            .collect();
         let uncertain = with_model_error(&draws, [0.0; 2]);
-        assert!((uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6, "{uncertain:?}");
+        assert!(
+            (uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6,
+            "{uncertain:?}"
+        );
         assert!((certain.high - certain.low) < (uncertain.high - uncertain.low));
         let at_a_cliff = with_model_error(&[0.2], [0.0, 2.8]);
-        assert!(at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low, "{at_a_cliff:?}");
+        assert!(
+            at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low,
+            "{at_a_cliff:?}"
+        );
     }
 
     fn bundled_recording(name: &str) -> std::path::PathBuf {
@@ -542,8 +688,15 @@ mod tests {
         let timed = TimedProgram::measure("xz", &path, 3, &machine, MAX_TIMED_RECORDS).unwrap();
         let round = RecordedRound::read("xz", &path).unwrap();
         let (instructions, cycles) = timed.solo_round().unwrap();
-        assert!((instructions / round.instructions as f64 - 1.0).abs() < 0.01, "{instructions} {}", round.instructions);
-        assert!(cycles > 0.3 * instructions, "{cycles}: the core issues two instructions per cycle");
+        assert!(
+            (instructions / round.instructions as f64 - 1.0).abs() < 0.01,
+            "{instructions} {}",
+            round.instructions
+        );
+        assert!(
+            cycles > 0.3 * instructions,
+            "{cycles}: the core issues two instructions per cycle"
+        );
     }
 
     /// After a moment that crowds the memory controller, do programs that hardly use memory run on at their speed?
@@ -551,10 +704,24 @@ mod tests {
     fn light_programs_run_on_at_their_speed_after_a_crowded_moment() {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
         let timed_program = |name: &str, seed| {
-            TimedProgram::measure(name, &bundled_recording(name), seed, &machine, MAX_TIMED_RECORDS / 40).unwrap()
+            TimedProgram::measure(
+                name,
+                &bundled_recording(name),
+                seed,
+                &machine,
+                MAX_TIMED_RECORDS / 40,
+            )
+            .unwrap()
         };
-        let members = forecast_together(&machine, &[&timed_program("sort", 4), &timed_program("cc1", 7)]).unwrap();
+        let members = forecast_together(
+            &machine,
+            &[&timed_program("sort", 4), &timed_program("cc1", 7)],
+        )
+        .unwrap();
         let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();
-        assert!(slowdowns.iter().all(|slowdown| *slowdown < 0.5), "{slowdowns:?}");
+        assert!(
+            slowdowns.iter().all(|slowdown| *slowdown < 0.5),
+            "{slowdowns:?}"
+        );
     }
 }

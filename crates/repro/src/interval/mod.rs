@@ -59,10 +59,20 @@ pub fn measure_truth(
     mut on_bench: impl FnMut(&ValidationTruth) -> Result<()>,
 ) -> Result<ValidationTruth> {
     let seed = context.seeds[0];
-    let mut truth = known_truth.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
+    let mut truth = known_truth.unwrap_or(ValidationTruth {
+        seed,
+        quick: context.quick,
+        benches: Vec::new(),
+    });
     for setup in draw::setups(truth.quick) {
-        if truth.benches.iter().all(|bench| bench.machine != setup.machine) {
-            truth.benches.push(draw::measure(context, &setup, truth.seed)?);
+        if truth
+            .benches
+            .iter()
+            .all(|bench| bench.machine != setup.machine)
+        {
+            truth
+                .benches
+                .push(draw::measure(context, &setup, truth.seed)?);
             on_bench(&truth)?;
         }
     }
@@ -76,11 +86,18 @@ mod fixtures {
 
     /// Lines of one contended cache.
     pub fn cache_lines(machine: &MachineSpec) -> f64 {
-        machine.last_level_cache().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0)
+        machine
+            .last_level_cache()
+            .map_or(0.0, |cache| cache.size_bytes as f64 / 64.0)
     }
 
     /// An endless program that reads at random in a working set of this share of a cache.
-    pub fn reuser(name: &str, machine: &MachineSpec, share: f64, references_per_instr: f64) -> IntervalJob {
+    pub fn reuser(
+        name: &str,
+        machine: &MachineSpec,
+        share: f64,
+        references_per_instr: f64,
+    ) -> IntervalJob {
         let lines = cache_lines(machine);
         let phase = closed_form::uniform_phase(64.0, lines, share * lines, references_per_instr);
         IntervalJob::new(PhasedProgram::endless_program(name, phase))

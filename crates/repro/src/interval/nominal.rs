@@ -17,9 +17,16 @@ const COUNTER_READING_CYCLES: u64 = 100_000;
 
 /// Returns a job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and
 /// repeat. The first quarter is start-up, which is not repeated.
-pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64, stretch: f64) -> Result<PhasedProgram> {
-    let until_instr = phased_profile::count_instructions_in(job, machine, &solo_options(job), cycles)?;
-    let mut program = measure_instructions(job, machine, until_instr - until_instr * 3 / 4, until_instr)?;
+pub fn measure(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    cycles: u64,
+    stretch: f64,
+) -> Result<PhasedProgram> {
+    let until_instr =
+        phased_profile::count_instructions_in(job, machine, &solo_options(job), cycles)?;
+    let mut program =
+        measure_instructions(job, machine, until_instr - until_instr * 3 / 4, until_instr)?;
     stretch_phases(&mut program, stretch);
     Ok(program)
 }
@@ -33,7 +40,11 @@ pub fn stretch_phases(program: &mut PhasedProgram, stretch: f64) {
 
 /// Hours of nominal time repeat no first touches.
 fn solo_options(job: &WorkloadJob) -> SimOptions {
-    SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() }
+    SimOptions {
+        seed: job.seed,
+        is_resident: true,
+        ..SimOptions::default()
+    }
 }
 
 /// Returns a job measured alone on the cycle-level machine for `until_instr` instructions, of which the first
@@ -45,7 +56,11 @@ pub fn measure_instructions(
     until_instr: u64,
 ) -> Result<PhasedProgram> {
     let phase_instr = ((until_instr - start_up_instr) / PHASE_COUNT).max(1);
-    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: COUNTER_READING_CYCLES };
+    let lengths = ProfilingLengths {
+        until_instr,
+        phase_instr,
+        reading_cycles: COUNTER_READING_CYCLES,
+    };
     let mut program = phased_profile::measure_profile(job, machine, &solo_options(job), lengths)?;
     let start_up_phases = program.phases.len().saturating_sub(PHASE_COUNT as usize);
     program.phases.drain(..start_up_phases);
@@ -113,61 +128,118 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProg
 /// Returns misses per instruction by size in bytes, from the curve of a recording, or else from the facts about the
 /// deepest cache that a running program used.
 fn miss_points(file: &ProfileFile) -> Result<Vec<(f64, f64)>> {
-    let recorded_curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
-    let measured_curve = file.profile.locality.misses_per_kilo_instr.values().next_back();
+    let recorded_curve = file
+        .curves
+        .iter()
+        .find(|curve| curve.thread.is_none() && curve.policy == "lru");
+    let measured_curve = file
+        .profile
+        .locality
+        .misses_per_kilo_instr
+        .values()
+        .next_back();
     let points: Vec<(u64, Estimate)> = match (recorded_curve, measured_curve) {
         (Some(curve), _) => {
             let points = curve.points.iter();
-            points.filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?))).collect()
+            points
+                .filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?)))
+                .collect()
         }
         (None, Some(curve)) => curve.value.clone(),
-        (None, None) => return Err(failed(&file.program)("no LRU curve of all threads in its profile")),
+        (None, None) => {
+            return Err(failed(&file.program)(
+                "no LRU curve of all threads in its profile",
+            ));
+        }
     };
-    let per_instr = |(size_bytes, misses): (u64, Estimate)| (size_bytes as f64, misses.value / 1000.0);
-    let points: Vec<(f64, f64)> = points.into_iter().filter(|(bytes, _)| *bytes > 0).map(per_instr).collect();
+    let per_instr =
+        |(size_bytes, misses): (u64, Estimate)| (size_bytes as f64, misses.value / 1000.0);
+    let points: Vec<(f64, f64)> = points
+        .into_iter()
+        .filter(|(bytes, _)| *bytes > 0)
+        .map(per_instr)
+        .collect();
     if points.is_empty() {
-        return Err(failed(&file.program)("no instruction counts in its profile (cachemate record has them)"));
+        return Err(failed(&file.program)(
+            "no instruction counts in its profile (cachemate record has them)",
+        ));
     }
     Ok(points)
 }
 
 /// Makes a program as [`from_file`] does, with a given timing.
-pub fn from_file_with(file: &ProfileFile, machine: &MachineSpec, prior: &TimingPrior) -> Result<PhasedProgram> {
+pub fn from_file_with(
+    file: &ProfileFile,
+    machine: &MachineSpec,
+    prior: &TimingPrior,
+) -> Result<PhasedProgram> {
     let profile_error = failed(&file.program);
-    let cache = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let cache = machine
+        .last_level_cache()
+        .ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let known_points = miss_points(file)?;
-    let profile_references = file.profile.rates.llc_refs_per_mega_instr.as_ref().map(|refs| refs.value / 1e6);
-    let file_references =
-        file.records.zip(file.instructions).map(|(records, instr)| records as f64 / instr.max(1) as f64);
-    let references =
-        profile_references.or(file_references).ok_or_else(|| profile_error("no references in its profile"))?;
+    let profile_references = file
+        .profile
+        .rates
+        .llc_refs_per_mega_instr
+        .as_ref()
+        .map(|refs| refs.value / 1e6);
+    let file_references = file
+        .records
+        .zip(file.instructions)
+        .map(|(records, instr)| records as f64 / instr.max(1) as f64);
+    let references = profile_references
+        .or(file_references)
+        .ok_or_else(|| profile_error("no references in its profile"))?;
     let (issue_width, overlapping_misses) = match machine.pipeline {
         CoreModel::InOrder { issue_width, .. } => (issue_width, 1.0),
         CoreModel::OutOfOrder { issue_width, .. } => (issue_width, prior.overlapping_misses),
     };
-    let (hit_cycles, miss_cycles) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
-    let prefetched_share = if machine.prefetchers.is_empty() { 0.0 } else { prior.prefetched_share };
+    let (hit_cycles, miss_cycles) = (
+        f64::from(cache.latency_cycles),
+        f64::from(machine.memory.local_latency_cycles),
+    );
+    let prefetched_share = if machine.prefetchers.is_empty() {
+        0.0
+    } else {
+        prior.prefetched_share
+    };
     let memory = &machine.memory;
-    let narrowest_bytes_per_cycle =
-        memory.package_bus_bytes_per_cycle.unwrap_or(f64::INFINITY).min(memory.bytes_per_cycle);
-    let transfer_cycles = (1.0 + DIRTY_EVICTION_SHARE) * f64::from(cache.line_bytes) / narrowest_bytes_per_cycle;
+    let narrowest_bytes_per_cycle = memory
+        .package_bus_bytes_per_cycle
+        .unwrap_or(f64::INFINITY)
+        .min(memory.bytes_per_cycle);
+    let transfer_cycles =
+        (1.0 + DIRTY_EVICTION_SHARE) * f64::from(cache.line_bytes) / narrowest_bytes_per_cycle;
     let stall_cycles = |waited_misses: f64| waited_misses * miss_cycles / overlapping_misses;
     let cycles_per_instr = |waited_misses: f64| {
         let hits = (references - waited_misses).max(0.0);
         let busy_cycles = 1.0 / f64::from(issue_width) + hits * hit_cycles / overlapping_misses;
         busy_cycles + stall_cycles(waited_misses)
     };
-    let full_size_point = known_points.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
+    let full_size_point = known_points
+        .iter()
+        .rfind(|(size, _)| *size <= cache.size_bytes as f64);
     let full_size_misses = full_size_point.map_or(0.0, |(_, misses)| *misses);
     let modeled_cycles = cycles_per_instr((1.0 - prefetched_share) * full_size_misses);
-    let solo_cycles = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
-    let other_cycles = solo_cycles.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled_cycles).max(0.0));
+    let solo_cycles = file
+        .profile
+        .rates
+        .solo_instr_per_cycle
+        .as_ref()
+        .map(|speed| 1.0 / speed.value);
+    let other_cycles = solo_cycles.map_or(prior.other_cycles_per_instr, |alone| {
+        (alone - modeled_cycles).max(0.0)
+    });
     let point = |&(size_bytes, misses): &(f64, f64)| {
         let waited_misses = (1.0 - prefetched_share) * misses;
         let timely_cycles = cycles_per_instr(waited_misses) + other_cycles;
         // Without prefetches, a core waits for its misses, so that memory's latency limits it.
-        let late_cycles =
-            if prefetched_share > 0.0 { (misses * transfer_cycles - timely_cycles).max(0.0) } else { 0.0 };
+        let late_cycles = if prefetched_share > 0.0 {
+            (misses * transfer_cycles - timely_cycles).max(0.0)
+        } else {
+            0.0
+        };
         let without_prefetch = UnprefetchedRates {
             cycles_per_instr: cycles_per_instr(misses) + other_cycles,
             demand_fills_per_instr: misses,
@@ -193,8 +265,10 @@ pub fn from_file_with(file: &ProfileFile, machine: &MachineSpec, prior: &TimingP
         sharing: Vec::new(),
         half_private_extra_cycles_per_instr: 0.0,
     };
-    let program =
-        PhasedProgram { demand: Demand::default(), ..PhasedProgram::endless_program(file.program.clone(), phase) };
+    let program = PhasedProgram {
+        demand: Demand::default(),
+        ..PhasedProgram::endless_program(file.program.clone(), phase)
+    };
     program.check().map_err(failed(&file.program))?;
     Ok(program)
 }

@@ -93,8 +93,9 @@ fn draw_run_members(
     group_count: usize,
     core_count: usize,
 ) -> Vec<Vec<usize>> {
-    let mut all_groups: Vec<Vec<usize>> =
-        (0..program_count).flat_map(|a| (a + 1..program_count).map(move |b| vec![a, b])).collect();
+    let mut all_groups: Vec<Vec<usize>> = (0..program_count)
+        .flat_map(|a| (a + 1..program_count).map(move |b| vec![a, b]))
+        .collect();
     generator.shuffle(&mut all_groups);
     all_groups.truncate(pair_count);
     for _ in 0..group_count {
@@ -114,7 +115,10 @@ pub fn score_offline(
     recordings: &[(String, PathBuf)],
 ) -> Result<OfflineScore, ReproError> {
     if recordings.len() < 2 {
-        return Err(failed("recordings")(format!("found {}, expected two or more", recordings.len())));
+        return Err(failed("recordings")(format!(
+            "found {}, expected two or more",
+            recordings.len()
+        )));
     }
     let seed = context.seeds[0];
     let (pair_count, group_count) = context.pick((4, 1), (14, 5));
@@ -122,7 +126,10 @@ pub fn score_offline(
     for name in MACHINES {
         let bench = CoRunBench::load(name, seed, 0, 0)?;
         let cpus = cpus_by_cache(&bench.machine.topology())?;
-        let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
+        let cpus = cpus
+            .into_iter()
+            .find(|cpus| cpus.len() > 1)
+            .ok_or_else(|| failed(name)("no shared cache"))?;
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
         let program_sets = draw_run_members(
             &mut generator,
@@ -134,35 +141,55 @@ pub fn score_offline(
         let mut used_recordings: Vec<usize> = program_sets.iter().flatten().copied().collect();
         used_recordings.sort_unstable();
         used_recordings.dedup();
-        let recorded_job =
-            |index: usize| WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed);
+        let recorded_job = |index: usize| {
+            WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed)
+        };
         let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
             TimedProgram::measure(program, path, seed, &bench.machine, MAX_TIMED_RECORDS)
         })?;
-        let solo_mpkis: Vec<f64> =
-            timed_programs.iter().map(|program| solo_mpki(&bench.machine, program)).collect::<Result<_, _>>()?;
-        let timed_position = |index: usize| used_recordings.iter().position(|&used| used == index).unwrap_or(0);
+        let solo_mpkis: Vec<f64> = timed_programs
+            .iter()
+            .map(|program| solo_mpki(&bench.machine, program))
+            .collect::<Result<_, _>>()?;
+        let timed_position = |index: usize| {
+            used_recordings
+                .iter()
+                .position(|&used| used == index)
+                .unwrap_or(0)
+        };
         let timed_program_of = |index: usize| &timed_programs[timed_position(index)];
         let measured_rates = context.run_all(&program_sets, |set| {
-            let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
+            let names: Vec<&str> = set
+                .iter()
+                .map(|&index| recordings[index].0.as_str())
+                .collect();
             context.report_progress(&format!("{name}: {} together", names.join(", ")));
-            let jobs: Vec<(WorkloadJob, CpuId)> =
-                set.iter().map(|&index| recorded_job(index)).zip(cpus.iter().copied()).collect();
-            let timed: Vec<&TimedProgram> = set.iter().map(|&index| timed_program_of(index)).collect();
+            let jobs: Vec<(WorkloadJob, CpuId)> = set
+                .iter()
+                .map(|&index| recorded_job(index))
+                .zip(cpus.iter().copied())
+                .collect();
+            let timed: Vec<&TimedProgram> =
+                set.iter().map(|&index| timed_program_of(index)).collect();
             measure_truth(&bench, &jobs, &timed)
         })?;
         for (set, (solo_rates, co_run_rates)) in program_sets.iter().zip(measured_rates) {
             run_count += 1;
-            let programs: Vec<&TimedProgram> = set.iter().map(|&index| timed_program_of(index)).collect();
+            let programs: Vec<&TimedProgram> =
+                set.iter().map(|&index| timed_program_of(index)).collect();
             let forecasts = forecast_together(&bench.machine, &programs)?;
             for (index, forecast) in forecasts.iter().enumerate() {
-                let co_runners = set.iter().enumerate().filter(|(position, _)| *position != index);
-                let measured_slowdown = solo_rates[index].instr_per_cycle / co_run_rates[index].instr_per_cycle - 1.0;
+                let co_runners = set
+                    .iter()
+                    .enumerate()
+                    .filter(|(position, _)| *position != index);
+                let measured_slowdown =
+                    solo_rates[index].instr_per_cycle / co_run_rates[index].instr_per_cycle - 1.0;
                 let error_points = 100.0 * (forecast.slowdown.value - measured_slowdown);
-                let measured_added_mpki =
-                    co_run_rates[index].misses_per_kilo_instr - solo_rates[index].misses_per_kilo_instr;
+                let measured_added_mpki = co_run_rates[index].misses_per_kilo_instr
+                    - solo_rates[index].misses_per_kilo_instr;
                 let predicted_added_mpki = forecast.mpki - solo_mpkis[timed_position(set[index])];
                 // Slowdown for each additional miss, as measured.
                 let points_per_mpki = if measured_added_mpki > MIN_PRICED_MPKI {
@@ -170,22 +197,34 @@ pub fn score_offline(
                 } else {
                     0.0
                 };
-                let composition_error = (predicted_added_mpki - measured_added_mpki) * points_per_mpki;
+                let composition_error =
+                    (predicted_added_mpki - measured_added_mpki) * points_per_mpki;
                 tasks.push(OfflineTask {
                     machine: name.to_string(),
                     task: recordings[set[index]].0.clone(),
-                    beside: co_runners.map(|(_, &position)| recordings[position].0.clone()).collect(),
+                    beside: co_runners
+                        .map(|(_, &position)| recordings[position].0.clone())
+                        .collect(),
                     measured_slowdown_percent: 100.0 * measured_slowdown,
                     predicted_slowdown_percent: 100.0 * forecast.slowdown.value,
                     low_percent: 100.0 * forecast.slowdown.low,
                     high_percent: 100.0 * forecast.slowdown.high,
-                    causes: OfflineCauses { composition: composition_error, cost: error_points - composition_error },
+                    causes: OfflineCauses {
+                        composition: composition_error,
+                        cost: error_points - composition_error,
+                    },
                 });
             }
         }
     }
     let programs = recordings.iter().map(|(name, _)| name.clone()).collect();
-    Ok(summarize_score(seed, context.quick, programs, run_count, tasks))
+    Ok(summarize_score(
+        seed,
+        context.quick,
+        programs,
+        run_count,
+        tasks,
+    ))
 }
 
 /// Returns the rates of each job alone and with the others, over whole rounds through its recording. Each begins to be
@@ -196,9 +235,13 @@ fn measure_truth(
     programs: &[&TimedProgram],
 ) -> Result<(Vec<ProgramRates>, Vec<ProgramRates>), ReproError> {
     let no_round_error = || failed("recordings")("a program without rounds");
-    let rounds: Vec<(f64, f64)> =
-        programs.iter().map(|program| program.solo_round().ok_or_else(no_round_error)).collect::<Result<_, _>>()?;
-    let longest_round_cycles = rounds.iter().fold(0.0f64, |longest, (_, cycles)| longest.max(*cycles));
+    let rounds: Vec<(f64, f64)> = programs
+        .iter()
+        .map(|program| program.solo_round().ok_or_else(no_round_error))
+        .collect::<Result<_, _>>()?;
+    let longest_round_cycles = rounds
+        .iter()
+        .fold(0.0f64, |longest, (_, cycles)| longest.max(*cycles));
     let work_in_rounds = |rounds_before: f64, rounds: f64, instructions: f64| InstructionRange {
         from_instr: rounds_before * instructions,
         to_instr: (rounds_before + rounds) * instructions,
@@ -208,24 +251,40 @@ fn measure_truth(
         workload.measured_cycles = (2.0 * longest_round_cycles) as u64;
         workload
     };
-    let pin_job = |(job, cpu): &(WorkloadJob, CpuId)| job.clone().with_cpus([cpu.0].into_iter().collect());
-    let solo_runs = jobs.iter().zip(&rounds).map(|(job, (instructions, cycles))| {
-        let mut workload = workload_of(vec![pin_job(&(job.0.clone(), jobs[0].1))]);
-        workload.measured_cycles = (2.0 * cycles) as u64;
-        let run = run_request::joint_run(&workload, &[work_in_rounds(1.0, 1.0, *instructions)], None)?;
-        Ok(run.rates[0])
-    });
+    let pin_job =
+        |(job, cpu): &(WorkloadJob, CpuId)| job.clone().with_cpus([cpu.0].into_iter().collect());
+    let solo_runs = jobs
+        .iter()
+        .zip(&rounds)
+        .map(|(job, (instructions, cycles))| {
+            let mut workload = workload_of(vec![pin_job(&(job.0.clone(), jobs[0].1))]);
+            workload.measured_cycles = (2.0 * cycles) as u64;
+            let run = run_request::joint_run(
+                &workload,
+                &[work_in_rounds(1.0, 1.0, *instructions)],
+                None,
+            )?;
+            Ok(run.rates[0])
+        });
     let solo_rates = solo_runs.collect::<Result<_, ReproError>>()?;
     let work_ranges = rounds.iter().map(|(instructions, cycles)| {
         let rounds_in_longest = longest_round_cycles / cycles;
-        work_in_rounds((rounds_in_longest / 3.0).max(1.0), libm::floor(rounds_in_longest), *instructions)
+        work_in_rounds(
+            (rounds_in_longest / 3.0).max(1.0),
+            libm::floor(rounds_in_longest),
+            *instructions,
+        )
     });
     let co_run = run_request::joint_run(
         &workload_of(jobs.iter().map(pin_job).collect()),
         &work_ranges.collect::<Vec<_>>(),
         None,
     )?;
-    match jobs.iter().zip(&co_run.rates).find(|(_, rates)| !rates.finished) {
+    match jobs
+        .iter()
+        .zip(&co_run.rates)
+        .find(|(_, rates)| !rates.finished)
+    {
         None => Ok((solo_rates, co_run.rates)),
         Some(((job, _), _)) => Err(failed(&job.name)("it did not finish its work")),
     }
@@ -241,13 +300,23 @@ fn summarize_score(
     runs: usize,
     tasks: Vec<OfflineTask>,
 ) -> OfflineScore {
-    let task_values = |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
-    let signed_errors = task_values(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
+    let task_values =
+        |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
+    let signed_errors =
+        task_values(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
     let absolute_errors: Vec<f64> = signed_errors.iter().map(|error| error.abs()).collect();
-    let slowdown_pairs: Vec<(f64, f64)> =
-        tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
-    let is_within_bounds =
-        |task: &&OfflineTask| (task.low_percent..=task.high_percent).contains(&task.measured_slowdown_percent);
+    let slowdown_pairs: Vec<(f64, f64)> = tasks
+        .iter()
+        .map(|task| {
+            (
+                task.measured_slowdown_percent,
+                task.predicted_slowdown_percent,
+            )
+        })
+        .collect();
+    let is_within_bounds = |task: &&OfflineTask| {
+        (task.low_percent..=task.high_percent).contains(&task.measured_slowdown_percent)
+    };
     OfflineScore {
         seed,
         quick,
@@ -257,9 +326,12 @@ fn summarize_score(
         mean_absolute_error_points: mean(&absolute_errors),
         p90_error_points: percentile_value(&absolute_errors, 0.9),
         mean_signed_error_points: mean(&signed_errors),
-        error_of_predicting_nothing_points: mean(task_values(&|task| task.measured_slowdown_percent.abs())),
+        error_of_predicting_nothing_points: mean(task_values(&|task| {
+            task.measured_slowdown_percent.abs()
+        })),
         kendall_tau: kendall_tau(&slowdown_pairs, MIN_RANKED_DIFFERENCE_POINTS),
-        coverage_percent: 100.0 * tasks.iter().filter(is_within_bounds).count() as f64 / tasks.len().max(1) as f64,
+        coverage_percent: 100.0 * tasks.iter().filter(is_within_bounds).count() as f64
+            / tasks.len().max(1) as f64,
         error_by_cause_points: OfflineCauses {
             composition: mean(task_values(&|task| task.causes.composition.abs())),
             cost: mean(task_values(&|task| task.causes.cost.abs())),
@@ -295,9 +367,18 @@ mod tests {
             sample_task(0.0, -2.0, 1.0),
         ];
         let score = summarize_score(1, true, Vec::new(), 2, tasks);
-        assert_eq!((score.mean_absolute_error_points, score.p90_error_points), (4.0, 10.0));
-        assert_eq!((score.mean_signed_error_points, score.coverage_percent), (2.0, 50.0));
-        assert_eq!((score.kendall_tau, score.error_of_predicting_nothing_points), (Some(1.0), 17.5));
+        assert_eq!(
+            (score.mean_absolute_error_points, score.p90_error_points),
+            (4.0, 10.0)
+        );
+        assert_eq!(
+            (score.mean_signed_error_points, score.coverage_percent),
+            (2.0, 50.0)
+        );
+        assert_eq!(
+            (score.kendall_tau, score.error_of_predicting_nothing_points),
+            (Some(1.0), 17.5)
+        );
     }
 
     /// Are pairs different from one another, and groups made of different programs?

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use cachemate_core::{
-    Ability, ActuationLimits, Forecast, Machine, MachineState, Observation, Plan, TaskId, TaskSample, TaskState,
-    TrackedObject, WindowRecord, derive_changes,
+    Ability, ActuationLimits, Forecast, Machine, MachineState, Observation, Plan, TaskId,
+    TaskSample, TaskState, TrackedObject, WindowRecord, derive_changes,
 };
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
@@ -61,9 +61,16 @@ pub struct PlannedRun {
 }
 
 /// Runs the query under one policy of the registry and returns its decisions.
-pub fn plan_under_policy(context: &ExperimentContext<'_>, query: &WhatIfQuery, name: &str) -> Result<PlannedRun> {
+pub fn plan_under_policy(
+    context: &ExperimentContext<'_>,
+    query: &WhatIfQuery,
+    name: &str,
+) -> Result<PlannedRun> {
     let (machine, pipeline) = start_query(query, name)?;
-    let mut decision_log = DecisionLog { second_half_ns: query.length_ns / 2, ..DecisionLog::default() };
+    let mut decision_log = DecisionLog {
+        second_half_ns: query.length_ns / 2,
+        ..DecisionLog::default()
+    };
     let machine = pipeline
         .run(machine, |machine, record| {
             decision_log.add_record(machine, record);
@@ -100,10 +107,15 @@ struct DecisionLog {
 impl DecisionLog {
     fn add_record(&mut self, machine: &IntervalMachine, record: WindowRecord) {
         for sample in &record.observation.tasks {
-            self.names.entry(sample.task).or_insert_with(|| sample.name.clone());
+            self.names
+                .entry(sample.task)
+                .or_insert_with(|| sample.name.clone());
         }
         if self.plans.is_empty() {
-            self.plans.push(PlanInForce::new(Plan::idle(record.decision.plan.window), None));
+            self.plans.push(PlanInForce::new(
+                Plan::idle(record.decision.plan.window),
+                None,
+            ));
         }
         if machine.now_ns() > self.second_half_ns {
             self.plans[self.current_plan].add_window(machine, &record.observation);
@@ -112,7 +124,10 @@ impl DecisionLog {
         let plan = record.decision.plan;
         let is_plan_changed = plans_differ(&self.plans[self.current_plan].plan, &plan);
         if is_plan_changed {
-            let known_plan = self.plans.iter().rposition(|known| !plans_differ(&known.plan, &plan));
+            let known_plan = self
+                .plans
+                .iter()
+                .rposition(|known| !plans_differ(&known.plan, &plan));
             self.current_plan = known_plan.unwrap_or_else(|| {
                 self.plans.push(PlanInForce::new(plan, Some(seconds)));
                 self.plans.len() - 1
@@ -126,25 +141,50 @@ impl DecisionLog {
             .map(|reason| describe_reason(reason, |task| self.names.get(task).cloned()))
             .collect();
         // Reasons that are the same in every window are not repeated.
-        if is_plan_changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
-            self.decisions.push(PlanReport { seconds, changed: is_plan_changed, reasons });
+        if is_plan_changed
+            || !reasons.is_empty()
+                && self
+                    .decisions
+                    .last()
+                    .is_none_or(|last| last.reasons != reasons)
+        {
+            self.decisions.push(PlanReport {
+                seconds,
+                changed: is_plan_changed,
+                reasons,
+            });
         }
     }
 
     fn into_planned_run(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
         let total_ns: f64 = self.plans.iter().map(|plan| plan.elapsed_ns).sum();
-        let settled = self.plans.into_iter().reduce(|a, b| if b.elapsed_ns > a.elapsed_ns { b } else { a });
+        let settled = self
+            .plans
+            .into_iter()
+            .reduce(|a, b| if b.elapsed_ns > a.elapsed_ns { b } else { a });
         let changes = settled.as_ref().map(|PlanInForce { plan, tasks, .. }| {
-            derive_changes(plan, &[], &initial_state(tasks, machine), machine.topology(), machine.capabilities())
+            derive_changes(
+                plan,
+                &[],
+                &initial_state(tasks, machine),
+                machine.topology(),
+                machine.capabilities(),
+            )
         });
         let changes = changes.unwrap_or_default();
         PlannedRun {
             policy: policy.to_string(),
             seconds: machine.now_ns() as f64 / 1e9,
-            share_in_force: settled.as_ref().map_or(0.0, |plan| plan.elapsed_ns / total_ns.max(1.0)),
+            share_in_force: settled
+                .as_ref()
+                .map_or(0.0, |plan| plan.elapsed_ns / total_ns.max(1.0)),
             decided_at: settled.as_ref().and_then(|plan| plan.decided_at),
             changes: changes.changes.iter().map(ToString::to_string).collect(),
-            refused: changes.refused_items.iter().map(|refused| refused.message.clone()).collect(),
+            refused: changes
+                .refused_items
+                .iter()
+                .map(|refused| refused.message.clone())
+                .collect(),
             programs: settled.map_or_else(Vec::new, |plan| plan.programs()),
             decisions: self.decisions,
         }
@@ -167,7 +207,9 @@ impl PlanInForce {
         let elapsed_ns = observation.span.elapsed_ns as f64;
         self.elapsed_ns += elapsed_ns;
         for sample in &observation.tasks {
-            let Some((slowdown, _)) = machine.task_slowdown(sample.task) else { continue };
+            let Some((slowdown, _)) = machine.task_slowdown(sample.task) else {
+                continue;
+            };
             let (time_ns, solo_time_ns) = self.task_times_ns.entry(sample.task).or_default();
             *time_ns += elapsed_ns;
             *solo_time_ns += elapsed_ns / slowdown;
@@ -177,14 +219,26 @@ impl PlanInForce {
 
     fn programs(&self) -> Vec<PlannedProgram> {
         let planned_program = |sample: &TaskSample| {
-            let forecast = self.forecast.as_ref().and_then(|forecast| forecast.tasks.get(&sample.task));
+            let forecast = self
+                .forecast
+                .as_ref()
+                .and_then(|forecast| forecast.tasks.get(&sample.task));
             PlannedProgram {
                 program: sample.name.clone(),
-                forecast_slowdown: forecast.and_then(|task| task.degradation).map(|slowdown| slowdown.value),
-                measured_slowdown: self.task_times_ns.get(&sample.task).map(|(time, solo)| time / solo - 1.0),
+                forecast_slowdown: forecast
+                    .and_then(|task| task.degradation)
+                    .map(|slowdown| slowdown.value),
+                measured_slowdown: self
+                    .task_times_ns
+                    .get(&sample.task)
+                    .map(|(time, solo)| time / solo - 1.0),
             }
         };
-        self.tasks.iter().filter(|sample| !sample.exited).map(planned_program).collect()
+        self.tasks
+            .iter()
+            .filter(|sample| !sample.exited)
+            .map(planned_program)
+            .collect()
     }
 }
 
@@ -206,8 +260,13 @@ fn initial_state(tasks: &[TaskSample], machine: &IntervalMachine) -> MachineStat
     };
     let capabilities = machine.capabilities();
     let has_colors = capabilities.has_ability(Ability::Colors);
-    let colors_by_process = live_tasks().filter(|_| has_colors).map(|task| (task.process, TrackedObject::new(None)));
-    let groups = capabilities.partitions.iter().filter_map(|(_, partition)| partition.way_groups());
+    let colors_by_process = live_tasks()
+        .filter(|_| has_colors)
+        .map(|task| (task.process, TrackedObject::new(None)));
+    let groups = capabilities
+        .partitions
+        .iter()
+        .filter_map(|(_, partition)| partition.way_groups());
     MachineState {
         tasks: live_tasks().map(task_state).collect(),
         colors: colors_by_process.collect(),
@@ -240,15 +299,40 @@ mod tests {
         };
         let context = quick_context();
         let plan = plan_under_policy(&context, &question, "round-robin").unwrap();
-        assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
+        assert!(
+            plan.changes
+                .iter()
+                .any(|line| line.starts_with("move task 0 'stream' to CPUs")),
+            "{plan:?}"
+        );
         let was_reason_given = |reason: &str| {
-            plan.decisions.iter().flat_map(|decision| &decision.reasons).any(|text| text.starts_with(reason))
+            plan.decisions
+                .iter()
+                .flat_map(|decision| &decision.reasons)
+                .any(|text| text.starts_with(reason))
         };
-        assert!(was_reason_given("stream goes to CPUs") && was_reason_given("reuser goes to CPUs"), "{plan:?}");
+        assert!(
+            was_reason_given("stream goes to CPUs") && was_reason_given("reuser goes to CPUs"),
+            "{plan:?}"
+        );
         let idle_run = plan_under_policy(&context, &question, "default").unwrap();
-        assert!(idle_run.changes.is_empty() && idle_run.decisions.is_empty(), "{idle_run:?}");
-        assert_eq!((idle_run.share_in_force, idle_run.decided_at, idle_run.programs.len()), (1.0, None, 4));
-        let is_known = |program: &PlannedProgram| program.measured_slowdown.is_some_and(|slowdown| slowdown > -0.01);
+        assert!(
+            idle_run.changes.is_empty() && idle_run.decisions.is_empty(),
+            "{idle_run:?}"
+        );
+        assert_eq!(
+            (
+                idle_run.share_in_force,
+                idle_run.decided_at,
+                idle_run.programs.len()
+            ),
+            (1.0, None, 4)
+        );
+        let is_known = |program: &PlannedProgram| {
+            program
+                .measured_slowdown
+                .is_some_and(|slowdown| slowdown > -0.01)
+        };
         assert!(idle_run.programs.iter().all(is_known), "{idle_run:?}");
     }
 }

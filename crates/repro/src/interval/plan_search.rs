@@ -67,8 +67,14 @@ pub struct PlanEvaluator<'a> {
 impl<'a> PlanEvaluator<'a> {
     /// Returns the truth for these jobs on this machine.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self> {
-        let last_level = spec.last_level_cache().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
-        let units_per_cache = last_level.way_partitions.map(|_| last_level.ways).or(spec.pages.colors).unwrap_or(1);
+        let last_level = spec
+            .last_level_cache()
+            .ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
+        let units_per_cache = last_level
+            .way_partitions
+            .map(|_| last_level.ways)
+            .or(spec.pages.colors)
+            .unwrap_or(1);
         let contexts = spec.contexts_per_core;
         let cores = spec.cores();
         if jobs.is_empty() || jobs.len() > cores as usize {
@@ -91,16 +97,31 @@ impl<'a> PlanEvaluator<'a> {
     /// they started, and no plan moves it. Otherwise, a plan places jobs before they touch their memory.
     #[must_use]
     pub fn with_running_jobs(self) -> Self {
-        PlanEvaluator { has_running_jobs: true, ..self }
+        PlanEvaluator {
+            has_running_jobs: true,
+            ..self
+        }
     }
 
     /// Forecasts a plan.
     pub fn evaluate_plan(&self, plan: StaticPlan) -> Result<EvaluatedPlan> {
         let slowdowns = self.solve_slowdowns(&plan)?;
-        let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
-        let total_shortfall = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
+        let shortfall =
+            |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
+        let total_shortfall = self
+            .jobs
+            .iter()
+            .zip(&slowdowns)
+            .filter_map(shortfall)
+            .sum::<f64>();
         let mean_speed = mean(slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)));
-        Ok(EvaluatedPlan { plan, slowdowns, total_shortfall, mean_speed, keeps_all_promises: total_shortfall <= 0.0 })
+        Ok(EvaluatedPlan {
+            plan,
+            slowdowns,
+            total_shortfall,
+            mean_speed,
+            keeps_all_promises: total_shortfall <= 0.0,
+        })
     }
 
     /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
@@ -120,10 +141,16 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Climbs from one start to the best plan in reach.
-    fn climb_from_cpu_order(&self, cpu_order: &[u32], generator: &mut SplitMix64) -> Result<EvaluatedPlan> {
-        let mut current_plan = self.evaluate_plan(self.unpartitioned_plan(cpu_order.iter().copied()))?;
+    fn climb_from_cpu_order(
+        &self,
+        cpu_order: &[u32],
+        generator: &mut SplitMix64,
+    ) -> Result<EvaluatedPlan> {
+        let mut current_plan =
+            self.evaluate_plan(self.unpartitioned_plan(cpu_order.iter().copied()))?;
         for _ in 0..PLANS_PER_START {
-            let neighbor_plan = self.evaluate_plan(self.draw_neighbor(&current_plan.plan, generator))?;
+            let neighbor_plan =
+                self.evaluate_plan(self.draw_neighbor(&current_plan.plan, generator))?;
             if is_better(&neighbor_plan, &current_plan) {
                 current_plan = neighbor_plan;
             }
@@ -143,15 +170,20 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Returns the plan without partitions in which the jobs take these CPUs in turn.
     fn unpartitioned_plan(&self, cpus: impl Iterator<Item = u32>) -> StaticPlan {
-        StaticPlan { cpu_by_job: cpus.take(self.jobs.len()).collect(), units_by_job: vec![0; self.jobs.len()] }
+        StaticPlan {
+            cpu_by_job: cpus.take(self.jobs.len()).collect(),
+            units_by_job: vec![0; self.jobs.len()],
+        }
     }
 
     /// Returns a plan without partitions that assigns jobs to the caches in rotation, so that as many as possible are in use.
     pub fn spread_plan(&self) -> StaticPlan {
         let mut ranked_cpus: Vec<(usize, u32)> = Vec::new();
         for &cpu in &self.cpus {
-            let rank_on_cache =
-                ranked_cpus.iter().filter(|(_, other)| self.cache_of(*other) == self.cache_of(cpu)).count();
+            let rank_on_cache = ranked_cpus
+                .iter()
+                .filter(|(_, other)| self.cache_of(*other) == self.cache_of(cpu))
+                .count();
             ranked_cpus.push((rank_on_cache, cpu));
         }
         ranked_cpus.sort_unstable();
@@ -174,26 +206,40 @@ impl<'a> PlanEvaluator<'a> {
             return changed_plan;
         }
         let cpu = self.cpus[generator.draw_below(self.cpus.len() as u64) as usize];
-        if let Some(occupant) = plan.cpu_by_job.iter().position(|&occupied_cpu| occupied_cpu == cpu) {
+        if let Some(occupant) = plan
+            .cpu_by_job
+            .iter()
+            .position(|&occupied_cpu| occupied_cpu == cpu)
+        {
             changed_plan.cpu_by_job[occupant] = plan.cpu_by_job[job];
         }
         changed_plan.cpu_by_job[job] = cpu;
         // Partitions are reset, because they belong to the previous placement.
-        changed_plan.units_by_job.iter_mut().for_each(|units| *units = 0);
+        changed_plan
+            .units_by_job
+            .iter_mut()
+            .for_each(|units| *units = 0);
         changed_plan
     }
 
     /// Returns the run time relative to running alone, minus one, of each job, once caches have filled.
     fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>> {
         let (spec, units_per_cache) = (self.spec, self.units_per_cache);
-        let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_by_job.iter().copied()).collect();
-        let mut engine =
-            IntervalEngine::new(spec, false).ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
+        let placed_jobs: Vec<(&IntervalJob, u32)> = self
+            .jobs
+            .iter()
+            .zip(plan.cpu_by_job.iter().copied())
+            .collect();
+        let mut engine = IntervalEngine::new(spec, false)
+            .ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let mut slots = Vec::new();
         for &(job, cpu) in &placed_jobs {
             let program = engine.add_program((*job.program).clone());
-            let first_touch_cpus =
-                if self.has_running_jobs { self.cpus.iter().copied().collect() } else { CpuSet::from_iter([cpu]) };
+            let first_touch_cpus = if self.has_running_jobs {
+                self.cpus.iter().copied().collect()
+            } else {
+                CpuSet::from_iter([cpu])
+            };
             slots.push(engine.start_task(program, first_touch_cpus));
         }
         if self.has_running_jobs {
@@ -204,28 +250,43 @@ impl<'a> PlanEvaluator<'a> {
         }
         let cache_count = spec.cpus() / self.cpus_per_cache.max(1);
         for cache in 0..cache_count {
-            let jobs_on_cache: Vec<usize> =
-                (0..placed_jobs.len()).filter(|&index| self.cache_of(placed_jobs[index].1) == cache).collect();
+            let jobs_on_cache: Vec<usize> = (0..placed_jobs.len())
+                .filter(|&index| self.cache_of(placed_jobs[index].1) == cache)
+                .collect();
             let own_units = |index: usize| plan.units_by_job.get(index).copied().unwrap_or(0);
             let used_units: u32 = jobs_on_cache.iter().map(|&index| own_units(index)).sum();
             if used_units == 0 {
                 continue;
             }
-            let lines_of_units = |units: u32| engine.capacity_lines() * units as f32 / units_per_cache as f32;
+            let lines_of_units =
+                |units: u32| engine.capacity_lines() * units as f32 / units_per_cache as f32;
             let mut domain_lines = vec![lines_of_units(units_per_cache - used_units)];
             let mut slot_domains = Vec::new();
             for &index in &jobs_on_cache {
-                let domain_index = if own_units(index) > 0 { domain_lines.len() } else { 0 };
+                let domain_index = if own_units(index) > 0 {
+                    domain_lines.len()
+                } else {
+                    0
+                };
                 if own_units(index) > 0 {
                     domain_lines.push(lines_of_units(own_units(index)));
                 }
                 slot_domains.push((slots[index], domain_index as u8));
             }
-            let domains: Vec<(f32, u8)> =
-                domain_lines.iter().enumerate().map(|(index, &size)| (size, index as u8)).collect();
+            let domains: Vec<(f32, u8)> = domain_lines
+                .iter()
+                .enumerate()
+                .map(|(index, &size)| (size, index as u8))
+                .collect();
             engine.divide(cache as usize, &domains, &domain_lines, slot_domains);
         }
-        let rates = window_rates(&mut engine, &slots, &vec![DEMAND; slots.len()], SETTLING_CYCLES, MEASURED_CYCLES);
+        let rates = window_rates(
+            &mut engine,
+            &slots,
+            &vec![DEMAND; slots.len()],
+            SETTLING_CYCLES,
+            MEASURED_CYCLES,
+        );
         Ok(rates.iter().map(|[slowdown, ..]| *slowdown).collect())
     }
 }
@@ -246,12 +307,17 @@ mod tests {
     /// speed?
     #[test]
     fn a_co_runner_slows_a_program_and_a_partition_restores_it() {
-        let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
+        let spec =
+            cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1")
+                .unwrap();
         let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
         let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth
-                .evaluate_plan(StaticPlan { cpu_by_job: cpus.to_vec(), units_by_job: vec![units, 0] })
+                .evaluate_plan(StaticPlan {
+                    cpu_by_job: cpus.to_vec(),
+                    units_by_job: vec![units, 0],
+                })
                 .unwrap()
                 .slowdowns[0]
         };
@@ -260,7 +326,10 @@ mod tests {
             solved_slowdown([0, 1], 0),
             solved_slowdown([0, 1], truth.units_per_cache - 1),
         );
-        assert!(apart < 0.02 && shared > 0.1 && divided < shared / 3.0, "{apart} {shared} {divided}");
+        assert!(
+            apart < 0.02 && shared > 0.1 && divided < shared / 3.0,
+            "{apart} {shared} {divided}"
+        );
     }
 
     /// Does the search keep a promise that a partition or another placement can keep, and report one that none can?
@@ -269,16 +338,28 @@ mod tests {
         let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let search_with_limit = |max_slowdown: f64| {
             let promised_job = |name: &str| IntervalJob {
-                goal: Some(Goal { max_slowdown: Some(max_slowdown), ..Goal::default() }),
+                goal: Some(Goal {
+                    max_slowdown: Some(max_slowdown),
+                    ..Goal::default()
+                }),
                 ..reuser(name, &spec, 0.9, 0.01)
             };
-            let jobs = [promised_job("a"), promised_job("b"), stream(&spec, 0.002), reuser("small", &spec, 0.02, 0.01)];
-            PlanEvaluator::new(&spec, &jobs).unwrap().search_best_plan(1).unwrap()
+            let jobs = [
+                promised_job("a"),
+                promised_job("b"),
+                stream(&spec, 0.002),
+                reuser("small", &spec, 0.02, 0.01),
+            ];
+            PlanEvaluator::new(&spec, &jobs)
+                .unwrap()
+                .search_best_plan(1)
+                .unwrap()
         };
         let loosely_promised_plan = search_with_limit(0.6);
         assert!(
             loosely_promised_plan.keeps_all_promises
-                && loosely_promised_plan.plan.cpu_by_job[0] / 2 != loosely_promised_plan.plan.cpu_by_job[1] / 2,
+                && loosely_promised_plan.plan.cpu_by_job[0] / 2
+                    != loosely_promised_plan.plan.cpu_by_job[1] / 2,
             "{loosely_promised_plan:?}"
         );
         assert!(!search_with_limit(0.0).keeps_all_promises);

@@ -96,40 +96,61 @@ pub const SETS: [&str; 4] = ["pairs", "groups", "bandwidth-bound", "plans"];
 /// # Errors
 /// The machine is unknown, or a prediction fails.
 pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
-    let mut comparisons_by_set: BTreeMap<String, Vec<Vec<TaskComparison>>> =
-        SETS.iter().map(|name| (name.to_string(), Vec::new())).collect();
+    let mut comparisons_by_set: BTreeMap<String, Vec<Vec<TaskComparison>>> = SETS
+        .iter()
+        .map(|name| (name.to_string(), Vec::new()))
+        .collect();
     let mut mix_slowdowns: Vec<Vec<(f64, f64)>> = Vec::new();
     for bench in &truth.benches {
-        let machine = cachemate_spec::load_machine(&bench.machine).map_err(failed(&bench.machine))?;
+        let machine =
+            cachemate_spec::load_machine(&bench.machine).map_err(failed(&bench.machine))?;
         let predicted_solo_rates = measure_solo_rates(&machine, bench)?;
         let mut slowdowns_by_mix: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for run in bench.runs.iter().filter(|run| run.finished) {
             let rates = predict::predict_rates(&machine, &bench.programs, run)?;
             let comparison = compare_run(bench, run, &rates, &predicted_solo_rates);
             if let CoRunKind::Plan(mix) = run.kind {
-                let mean_over_tasks = |value: fn(&TaskComparison) -> f64| mean(comparison.iter().map(value));
+                let mean_over_tasks =
+                    |value: fn(&TaskComparison) -> f64| mean(comparison.iter().map(value));
                 let mean_slowdown_pair = (
                     mean_over_tasks(|task| task.measured_slowdown_percent),
                     mean_over_tasks(|task| task.predicted_slowdown_percent),
                 );
-                slowdowns_by_mix.entry(mix).or_default().push(mean_slowdown_pair);
+                slowdowns_by_mix
+                    .entry(mix)
+                    .or_default()
+                    .push(mean_slowdown_pair);
             }
-            comparisons_by_set.entry(set_name(run).to_string()).or_default().push(comparison);
+            comparisons_by_set
+                .entry(set_name(run).to_string())
+                .or_default()
+                .push(comparison);
         }
         mix_slowdowns.extend(slowdowns_by_mix.into_values());
     }
-    let mut summaries: BTreeMap<String, ErrorSummary> =
-        comparisons_by_set.iter().map(|(name, runs)| (name.clone(), summarize_runs(runs))).collect();
+    let mut summaries: BTreeMap<String, ErrorSummary> = comparisons_by_set
+        .iter()
+        .map(|(name, runs)| (name.clone(), summarize_runs(runs)))
+        .collect();
     if let Some(plans) = summaries.get_mut("plans") {
         plans.kendall_tau = tau_within_mixes(&mix_slowdowns);
     }
-    let tasks_by_set =
-        comparisons_by_set.into_iter().map(|(name, runs)| (name, runs.into_iter().flatten().collect())).collect();
-    Ok(ValidationScore { seed: truth.seed, sets: summaries, tasks: tasks_by_set })
+    let tasks_by_set = comparisons_by_set
+        .into_iter()
+        .map(|(name, runs)| (name, runs.into_iter().flatten().collect()))
+        .collect();
+    Ok(ValidationScore {
+        seed: truth.seed,
+        sets: summaries,
+        tasks: tasks_by_set,
+    })
 }
 
 /// Returns the interval machine's forecast of each program alone over its work.
-fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
+fn measure_solo_rates(
+    machine: &MachineSpec,
+    bench: &MachineTruth,
+) -> Result<Vec<ProgramRate>, ReproError> {
     let run_alone = |program: usize| CoRun {
         kind: CoRunKind::Pair,
         jobs: vec![(program, 0)],
@@ -138,7 +159,9 @@ fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec
         rates: Vec::new(),
         finished: true,
     };
-    let solo_rate = |program: usize| Ok(predict::predict_rates(machine, &bench.programs, &run_alone(program))?[0]);
+    let solo_rate = |program: usize| {
+        Ok(predict::predict_rates(machine, &bench.programs, &run_alone(program))?[0])
+    };
     (0..bench.programs.len()).map(solo_rate).collect()
 }
 
@@ -164,9 +187,14 @@ fn compare_run(
         let program = run.jobs[index].0;
         let (measured_rate, predicted_rate) = (&run.rates[index], &predicted_rates[index]);
         let profiled_program = &bench.programs[program];
-        let slowdown_percent =
-            |rate: &ProgramRate| 100.0 * (profiled_program.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
-        let co_runners = run.jobs.iter().enumerate().filter(|(position, _)| *position != index);
+        let slowdown_percent = |rate: &ProgramRate| {
+            100.0 * (profiled_program.alone.instr_per_cycle / rate.instr_per_cycle - 1.0)
+        };
+        let co_runners = run
+            .jobs
+            .iter()
+            .enumerate()
+            .filter(|(position, _)| *position != index);
         TaskComparison {
             machine: bench.machine.clone(),
             task: program_name(&run.jobs[index]),
@@ -176,7 +204,12 @@ fn compare_run(
             cycles_per_instr_error_percent: 100.0
                 * (measured_rate.instr_per_cycle / predicted_rate.instr_per_cycle - 1.0),
             busy_share: run.busy_share,
-            causes: attribute_error(profiled_program, &predicted_solo_rates[program], measured_rate, predicted_rate),
+            causes: attribute_error(
+                profiled_program,
+                &predicted_solo_rates[program],
+                measured_rate,
+                predicted_rate,
+            ),
         }
     };
     (0..run.jobs.len()).map(compare_task).collect()
@@ -191,18 +224,21 @@ fn attribute_error(
 ) -> ErrorCauses {
     let cycles_per_instr = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
     let profile_error = cycles_per_instr(predicted_solo) - cycles_per_instr(&profiled.alone);
-    let composition_error =
-        (predicted_rate.misses_per_instr - measured_rate.misses_per_instr) * cycles_per_added_miss(profiled);
-    let measured_added_queueing = measured_rate.queue_cycles_per_instr - profiled.alone.queue_cycles_per_instr;
-    let bandwidth_error =
-        predicted_rate.queue_cycles_per_instr - predicted_solo.queue_cycles_per_instr - measured_added_queueing;
+    let composition_error = (predicted_rate.misses_per_instr - measured_rate.misses_per_instr)
+        * cycles_per_added_miss(profiled);
+    let measured_added_queueing =
+        measured_rate.queue_cycles_per_instr - profiled.alone.queue_cycles_per_instr;
+    let bandwidth_error = predicted_rate.queue_cycles_per_instr
+        - predicted_solo.queue_cycles_per_instr
+        - measured_added_queueing;
     let total_error = cycles_per_instr(predicted_rate) - cycles_per_instr(measured_rate);
     let points_per_cycle = 100.0 * profiled.alone.instr_per_cycle;
     ErrorCauses {
         profile: points_per_cycle * profile_error,
         composition: points_per_cycle * composition_error,
         bandwidth: points_per_cycle * bandwidth_error,
-        overlap: points_per_cycle * (total_error - profile_error - composition_error - bandwidth_error),
+        overlap: points_per_cycle
+            * (total_error - profile_error - composition_error - bandwidth_error),
     }
 }
 
@@ -210,12 +246,19 @@ fn attribute_error(
 fn cycles_per_added_miss(profiled: &ProfiledProgram) -> f64 {
     let (mut added_cycles, mut added_misses) = (0.0, 0.0);
     for phase in &profiled.profile.phases {
-        if let (Some(smallest_point), Some(largest_point)) = (phase.points.first(), phase.points.last()) {
+        if let (Some(smallest_point), Some(largest_point)) =
+            (phase.points.first(), phase.points.last())
+        {
             added_cycles += smallest_point.cycles_per_instr - largest_point.cycles_per_instr;
-            added_misses += smallest_point.demand_fills_per_instr - largest_point.demand_fills_per_instr;
+            added_misses +=
+                smallest_point.demand_fills_per_instr - largest_point.demand_fills_per_instr;
         }
     }
-    if added_misses > 1e-9 { (added_cycles / added_misses).max(0.0) } else { 0.0 }
+    if added_misses > 1e-9 {
+        (added_cycles / added_misses).max(0.0)
+    } else {
+        0.0
+    }
 }
 
 fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
@@ -223,19 +266,36 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     if tasks.is_empty() {
         return ErrorSummary::default();
     }
-    let signed_error = |task: &&TaskComparison| task.predicted_slowdown_percent - task.measured_slowdown_percent;
+    let signed_error =
+        |task: &&TaskComparison| task.predicted_slowdown_percent - task.measured_slowdown_percent;
     let absolute_errors: Vec<f64> = tasks.iter().map(|task| signed_error(task).abs()).collect();
-    let relative_errors: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
-    let mean_over_tasks = |value: &dyn Fn(&TaskComparison) -> f64| mean(tasks.iter().map(|task| value(task)));
-    let slowdown_pairs: Vec<(f64, f64)> =
-        tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
-    let losing_runs = runs.iter().filter(|run| run.iter().any(|task| task.measured_slowdown_percent >= 10.0));
+    let relative_errors: Vec<f64> = tasks
+        .iter()
+        .map(|task| task.cycles_per_instr_error_percent.abs())
+        .collect();
+    let mean_over_tasks =
+        |value: &dyn Fn(&TaskComparison) -> f64| mean(tasks.iter().map(|task| value(task)));
+    let slowdown_pairs: Vec<(f64, f64)> = tasks
+        .iter()
+        .map(|task| {
+            (
+                task.measured_slowdown_percent,
+                task.predicted_slowdown_percent,
+            )
+        })
+        .collect();
+    let losing_runs = runs.iter().filter(|run| {
+        run.iter()
+            .any(|task| task.measured_slowdown_percent >= 10.0)
+    });
     ErrorSummary {
         count: runs.len(),
         mean_absolute_error_points: Some(mean(&absolute_errors)),
         p90_error_points: Some(percentile_value(&absolute_errors, 0.9)),
         kendall_tau: kendall_tau(&slowdown_pairs, 0.0),
-        error_of_predicting_nothing_points: Some(mean_over_tasks(&|task| task.measured_slowdown_percent.abs())),
+        error_of_predicting_nothing_points: Some(mean_over_tasks(&|task| {
+            task.measured_slowdown_percent.abs()
+        })),
         mean_error_percent: Some(mean(&relative_errors)),
         p90_error_percent: Some(percentile_value(&relative_errors, 0.9)),
         mean_signed_error_points: Some(mean(tasks.iter().map(signed_error))),
@@ -252,13 +312,27 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
 /// Returns the chart of predicted against measured slowdowns, with a color per set and the line of zero error.
 pub fn score_chart(score: &ValidationScore) -> Chart {
     let compared_tasks = || score.tasks.values().flatten();
-    let slowdown_values =
-        compared_tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
-    let (lowest_percent, highest_percent) =
-        slowdown_values.fold((0.0f64, 1.0f64), |(low, high), value| (low.min(value), high.max(value)));
+    let slowdown_values = compared_tasks().flat_map(|task| {
+        [
+            task.measured_slowdown_percent,
+            task.predicted_slowdown_percent,
+        ]
+    });
+    let (lowest_percent, highest_percent) = slowdown_values
+        .fold((0.0f64, 1.0f64), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
     let point = |task: &TaskComparison| ChartPoint {
-        title: Some(format!("{} beside {} on {}", task.task, task.beside.join(", "), task.machine)),
-        ..ChartPoint::new(task.measured_slowdown_percent, task.predicted_slowdown_percent)
+        title: Some(format!(
+            "{} beside {} on {}",
+            task.task,
+            task.beside.join(", "),
+            task.machine
+        )),
+        ..ChartPoint::new(
+            task.measured_slowdown_percent,
+            task.predicted_slowdown_percent,
+        )
     };
     let mut series = vec![Series {
         name: "no error".to_string(),
@@ -271,12 +345,19 @@ pub fn score_chart(score: &ValidationScore) -> Chart {
     }];
     for (name, tasks) in &score.tasks {
         let points = tasks.iter().map(point).collect();
-        series.push(Series { name: name.clone(), points, mark: Mark::Points, ..Series::default() });
+        series.push(Series {
+            name: name.clone(),
+            points,
+            mark: Mark::Points,
+            ..Series::default()
+        });
     }
     Chart {
         title: format!("Slowdown of each task, seed {}", score.seed),
-        x: Axis::linear("measured on the cycle-level machine, %").with_range(lowest_percent, highest_percent),
-        y: Axis::linear("predicted by the interval machine, %").with_range(lowest_percent, highest_percent),
+        x: Axis::linear("measured on the cycle-level machine, %")
+            .with_range(lowest_percent, highest_percent),
+        y: Axis::linear("predicted by the interval machine, %")
+            .with_range(lowest_percent, highest_percent),
         series,
         size: Some((720.0, 560.0)),
         ..Chart::default()
@@ -304,7 +385,9 @@ fn count_agreeing_pairs(value_pairs: &[(f64, f64)], min_difference: f64) -> (i64
         for second_pair in &value_pairs[index + 1..] {
             if (first_pair.0 - second_pair.0).abs() > min_difference {
                 pair_count += 1;
-                agreeing_count += i64::from((first_pair.0 - second_pair.0) * (first_pair.1 - second_pair.1) > 0.0);
+                agreeing_count += i64::from(
+                    (first_pair.0 - second_pair.0) * (first_pair.1 - second_pair.1) > 0.0,
+                );
             }
         }
     }
@@ -328,10 +411,16 @@ mod tests {
     /// Is tau 1 for the same order, -1 for the reverse, and undefined for plans that hardly differ?
     #[test]
     fn tau_is_1_for_the_same_order_and_minus_1_for_the_reverse() {
-        assert_eq!(kendall_tau(&[(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)], 0.0), Some(1.0));
+        assert_eq!(
+            kendall_tau(&[(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)], 0.0),
+            Some(1.0)
+        );
         assert_eq!(kendall_tau(&[(1.0, 3.0), (2.0, 2.0)], 0.0), Some(-1.0));
         assert_eq!(tau_within_mixes(&[vec![(1.0, 3.0), (2.0, 2.0)]]), None);
-        assert_eq!(tau_within_mixes(&[vec![(1.0, 3.0), (9.0, 4.0)], vec![(1.0, 3.0), (9.0, 2.0)]]), Some(0.0));
+        assert_eq!(
+            tau_within_mixes(&[vec![(1.0, 3.0), (9.0, 4.0)], vec![(1.0, 3.0), (9.0, 2.0)]]),
+            Some(0.0)
+        );
     }
 
     /// Is the 90th percentile the value that nine of ten do not exceed?

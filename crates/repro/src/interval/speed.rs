@@ -21,14 +21,21 @@ pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f
     let start_clocks = (cpu_seconds(), Instant::now());
     engine.run((2.0 + nominal_seconds) * hertz);
     let wall_seconds = start_clocks.1.elapsed().as_secs_f64();
-    let used_seconds = start_clocks.0.zip(cpu_seconds()).map_or(wall_seconds, |(start, now)| now - start);
+    let used_seconds = start_clocks
+        .0
+        .zip(cpu_seconds())
+        .map_or(wall_seconds, |(start, now)| now - start);
     Ok(nominal_seconds / used_seconds)
 }
 
 /// Returns the processor time of this thread, which is independent of other load. `None` if the host does not report
 /// it.
 pub fn cpu_seconds() -> Option<f64> {
-    let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/thread-self/schedstat"), 4096).ok()?;
+    let text = cachemate_files::read_text_limited(
+        std::path::Path::new("/proc/thread-self/schedstat"),
+        4096,
+    )
+    .ok()?;
     let ns: f64 = text.split_whitespace().next()?.parse().ok()?;
     Some(ns / 1e9)
 }
@@ -38,13 +45,15 @@ pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngin
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
     machine.packages = 1;
-    let mut engine =
-        IntervalEngine::new(&machine, is_explicit).ok_or_else(|| failed("epyc-7763")("no data cache to share"))?;
+    let mut engine = IntervalEngine::new(&machine, is_explicit)
+        .ok_or_else(|| failed("epyc-7763")("no data cache to share"))?;
     let cache_lines = f64::from(engine.capacity_lines());
     let mut generator = SplitMix64::new(1);
     let mut draw_unit = || generator.draw_below(1 << 20) as f64 / f64::from(1u32 << 20);
     for task in 0..TASK_COUNT {
-        let phases = (0..4).map(|_| draw_phase(cache_lines, engine.hertz, phase_seconds, &mut draw_unit)).collect();
+        let phases = (0..4)
+            .map(|_| draw_phase(cache_lines, engine.hertz, phase_seconds, &mut draw_unit))
+            .collect();
         let program = PhasedProgram {
             name: format!("task-{task}"),
             phases,
@@ -60,9 +69,17 @@ pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngin
 }
 
 /// Returns a phase whose fills fall to a floor at the size of its working set.
-fn draw_phase(cache_lines: f64, hertz: f64, mean_seconds: f64, draw_unit: &mut impl FnMut() -> f64) -> ProgramPhase {
-    let (working_set, max_fills, min_fills) =
-        (cache_lines * (0.02 + 0.6 * draw_unit()), 0.001 + 0.01 * draw_unit(), 0.0002 * draw_unit());
+fn draw_phase(
+    cache_lines: f64,
+    hertz: f64,
+    mean_seconds: f64,
+    draw_unit: &mut impl FnMut() -> f64,
+) -> ProgramPhase {
+    let (working_set, max_fills, min_fills) = (
+        cache_lines * (0.02 + 0.6 * draw_unit()),
+        0.001 + 0.01 * draw_unit(),
+        0.0002 * draw_unit(),
+    );
     let point = |share: f64| {
         let fills = min_fills + max_fills * (1.0 - share * cache_lines / working_set).max(0.0);
         SizePoint {
@@ -80,7 +97,10 @@ fn draw_phase(cache_lines: f64, hertz: f64, mean_seconds: f64, draw_unit: &mut i
     ProgramPhase {
         instructions: Some(instructions),
         references_per_instr: 0.02,
-        points: [1.0 / 16.0, 0.125, 0.25, 0.5, 1.0].into_iter().map(point).collect(),
+        points: [1.0 / 16.0, 0.125, 0.25, 0.5, 1.0]
+            .into_iter()
+            .map(point)
+            .collect(),
         footprint_bytes: None,
         private_levels: Vec::new(),
         sharing: Vec::new(),

@@ -53,22 +53,36 @@ pub struct TradeOff {
 /// Returns an error if the machine has no data cache.
 pub fn pareto_front(truth: &PlanEvaluator<'_>, seed: u64) -> Result<Vec<TradeOff>> {
     let mut generator = SplitMix64::new(seed ^ 0x9a2e70);
-    let trade_off = |plan: EvaluatedPlan| TradeOff { objectives: evaluate_objectives(truth, &plan), plan };
+    let trade_off = |plan: EvaluatedPlan| TradeOff {
+        objectives: evaluate_objectives(truth, &plan),
+        plan,
+    };
     let mut front = vec![trade_off(truth.search_best_plan(seed)?)];
     for start_plan in [truth.packed_plan(), truth.spread_plan()] {
         insert_into_front(&mut front, trade_off(truth.evaluate_plan(start_plan)?));
     }
     for _ in 0..TRIED_PLANS {
-        let base_plan = &front[generator.draw_below(front.len() as u64) as usize].plan.plan;
+        let base_plan = &front[generator.draw_below(front.len() as u64) as usize]
+            .plan
+            .plan;
         let neighbor = truth.draw_neighbor(base_plan, &mut generator);
         insert_into_front(&mut front, trade_off(truth.evaluate_plan(neighbor)?));
     }
-    front.sort_by(|a, b| a.objectives.mean_slowdown.total_cmp(&b.objectives.mean_slowdown));
+    front.sort_by(|a, b| {
+        a.objectives
+            .mean_slowdown
+            .total_cmp(&b.objectives.mean_slowdown)
+    });
     Ok(front)
 }
 
 fn evaluate_objectives(truth: &PlanEvaluator<'_>, plan: &EvaluatedPlan) -> PlanObjectives {
-    let mut used_caches: Vec<u32> = plan.plan.cpu_by_job.iter().map(|&cpu| truth.cache_of(cpu)).collect();
+    let mut used_caches: Vec<u32> = plan
+        .plan
+        .cpu_by_job
+        .iter()
+        .map(|&cpu| truth.cache_of(cpu))
+        .collect();
     used_caches.sort_unstable();
     used_caches.dedup();
     PlanObjectives {
@@ -80,16 +94,22 @@ fn evaluate_objectives(truth: &PlanEvaluator<'_>, plan: &EvaluatedPlan) -> PlanO
 
 /// Adds a plan unless a plan of the front covers it, and removes the plans that it dominates.
 fn insert_into_front(front: &mut Vec<TradeOff>, candidate: TradeOff) {
-    let dominates = |candidate_plan: &TradeOff, other_plan: &TradeOff, slack: f64| match candidate_plan
-        .plan
-        .total_shortfall
-        .total_cmp(&other_plan.plan.total_shortfall)
+    let dominates =
+        |candidate_plan: &TradeOff, other_plan: &TradeOff, slack: f64| match candidate_plan
+            .plan
+            .total_shortfall
+            .total_cmp(&other_plan.plan.total_shortfall)
+        {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal => candidate_plan
+                .objectives
+                .is_no_worse_than(other_plan.objectives, slack),
+            std::cmp::Ordering::Greater => false,
+        };
+    if front
+        .iter()
+        .any(|stored| dominates(stored, &candidate, MIN_SLOWDOWN_DIFFERENCE))
     {
-        std::cmp::Ordering::Less => true,
-        std::cmp::Ordering::Equal => candidate_plan.objectives.is_no_worse_than(other_plan.objectives, slack),
-        std::cmp::Ordering::Greater => false,
-    };
-    if front.iter().any(|stored| dominates(stored, &candidate, MIN_SLOWDOWN_DIFFERENCE)) {
         return;
     }
     front.retain(|stored| !dominates(&candidate, stored, 0.0));
@@ -108,7 +128,10 @@ mod tests {
             worst_slowdown: slowdowns[0].max(slowdowns[1]),
             caches_in_use,
         };
-        let plan = super::super::plan_search::StaticPlan { cpu_by_job: cpus.to_vec(), units_by_job: vec![0, 0] };
+        let plan = super::super::plan_search::StaticPlan {
+            cpu_by_job: cpus.to_vec(),
+            units_by_job: vec![0, 0],
+        };
         let keeps_all = missing <= 0.0;
         let plan = EvaluatedPlan {
             plan,
@@ -123,15 +146,31 @@ mod tests {
     /// Does the archive keep exactly the plans that nothing covers, whatever the order of insertion?
     #[test]
     fn the_archive_keeps_exactly_the_plans_that_nothing_covers() {
-        let (balanced, best_mean, dominated) =
-            (plan(0.0, [0.2, 0.2], [0, 4]), plan(0.0, [0.3, 0.0], [0, 4]), plan(0.0, [0.3, 0.25], [0, 4]));
-        let (packed, equal) = (plan(0.0, [0.5, 0.5], [0, 1]), plan(0.0, [0.201, 0.202], [0, 4]));
+        let (balanced, best_mean, dominated) = (
+            plan(0.0, [0.2, 0.2], [0, 4]),
+            plan(0.0, [0.3, 0.0], [0, 4]),
+            plan(0.0, [0.3, 0.25], [0, 4]),
+        );
+        let (packed, equal) = (
+            plan(0.0, [0.5, 0.5], [0, 1]),
+            plan(0.0, [0.201, 0.202], [0, 4]),
+        );
         for order in [[0, 1, 2, 3, 4], [2, 3, 0, 1, 4], [3, 2, 1, 0, 4]] {
             let all = [&balanced, &best_mean, &dominated, &packed, &equal];
             let mut front = Vec::new();
-            order.iter().for_each(|&index| insert_into_front(&mut front, all[index].clone()));
-            front.sort_by(|a, b| a.objectives.mean_slowdown.total_cmp(&b.objectives.mean_slowdown));
-            assert_eq!(front, [best_mean.clone(), balanced.clone(), packed.clone()], "{order:?}");
+            order
+                .iter()
+                .for_each(|&index| insert_into_front(&mut front, all[index].clone()));
+            front.sort_by(|a, b| {
+                a.objectives
+                    .mean_slowdown
+                    .total_cmp(&b.objectives.mean_slowdown)
+            });
+            assert_eq!(
+                front,
+                [best_mean.clone(), balanced.clone(), packed.clone()],
+                "{order:?}"
+            );
         }
         let mut front = vec![packed];
         insert_into_front(&mut front, plan(0.01, [0.0, 0.0], [0, 4]));
@@ -141,15 +180,23 @@ mod tests {
     /// Do two programs that disturb each other give a front of "apart on two caches" and "together on one"?
     #[test]
     fn a_front_has_the_plan_on_one_cache_and_the_plan_on_two() {
-        let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
+        let spec =
+            cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1")
+                .unwrap();
         let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
         let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let front = pareto_front(&truth, 1).unwrap();
-        let caches: Vec<usize> = front.iter().map(|trade_off| trade_off.objectives.caches_in_use).collect();
+        let caches: Vec<usize> = front
+            .iter()
+            .map(|trade_off| trade_off.objectives.caches_in_use)
+            .collect();
         assert!(caches.starts_with(&[2]) && caches.contains(&1), "{front:?}");
         for (better_mean, next) in front.iter().zip(&front[1..]) {
             let (a, b) = (better_mean.objectives, next.objectives);
-            assert!(b.worst_slowdown < a.worst_slowdown || b.caches_in_use < a.caches_in_use, "{a:?} {b:?}");
+            assert!(
+                b.worst_slowdown < a.worst_slowdown || b.caches_in_use < a.caches_in_use,
+                "{a:?} {b:?}"
+            );
         }
     }
 }

@@ -41,8 +41,11 @@ pub fn build_interval_pipeline(
     policy: PolicyConfig,
     has_guard: bool,
 ) -> Result<Pipeline> {
-    let standard_pipeline = StandardPipeline::for_simulation(policy, has_guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
-    crate::setup::build_pipeline(standard_pipeline.for_machine(machine.topology(), machine.capabilities()))
+    let standard_pipeline =
+        StandardPipeline::for_simulation(policy, has_guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
+    crate::setup::build_pipeline(
+        standard_pipeline.for_machine(machine.topology(), machine.capabilities()),
+    )
 }
 
 /// Splits `dio` or `dio:TOML` into the name and the TOML.
@@ -65,15 +68,21 @@ pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
 /// The machine, a program or the policy is invalid.
 pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline)> {
     let (policy, parameters) = name_and_parameters(policy_text);
-    let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: query.seed };
+    let config = PolicyConfig {
+        name: policy.to_string(),
+        parameters: parameters.to_string(),
+        seed: query.seed,
+    };
     let options = Options {
         seed: query.seed,
         has_explicit_turns: query.has_explicit_turns,
         length_ns: Some(query.length_ns),
         ..Options::default()
     };
-    let mut machine = IntervalMachine::new(&query.machine, options, query.jobs.clone()).map_err(failed("machine"))?;
-    let policy_pipeline = build_interval_pipeline(&machine, &query.machine, config, query.has_guard)?;
+    let mut machine = IntervalMachine::new(&query.machine, options, query.jobs.clone())
+        .map_err(failed("machine"))?;
+    let policy_pipeline =
+        build_interval_pipeline(&machine, &query.machine, config, query.has_guard)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     Ok((machine, policy_pipeline))
 }
@@ -82,7 +91,11 @@ pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMa
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
-pub fn run_query(context: &ExperimentContext<'_>, query: &WhatIfQuery, policy_text: &str) -> Result<PolicyOutcome> {
+pub fn run_query(
+    context: &ExperimentContext<'_>,
+    query: &WhatIfQuery,
+    policy_text: &str,
+) -> Result<PolicyOutcome> {
     let (machine, pipeline) = start_query(query, policy_text)?;
     let mut time_series = TimeSeriesRecorder::new(query);
     let mut is_complete = true;
@@ -129,7 +142,9 @@ impl TimeSeriesRecorder {
     fn new(query: &WhatIfQuery) -> Self {
         let jobs = query.jobs.len();
         let spec = &query.machine;
-        let cache_count = spec.last_level_cache().map_or(0, |cache| spec.instance_count(cache)) as usize;
+        let cache_count = spec
+            .last_level_cache()
+            .map_or(0, |cache| spec.instance_count(cache)) as usize;
         let node_count = spec.memory.nodes as usize;
         let stretch_ns = (query.length_ns / MAX_STRETCH_COUNT).max(1);
         let bytes_per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
@@ -161,10 +176,15 @@ impl TimeSeriesRecorder {
         self.window_count += 1;
         self.migration_ns = record.applied.cost_ns;
         let probe_results = record.observation.probe_results.iter();
-        self.probe_ns += probe_results.flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        self.probe_ns += probe_results
+            .flat_map(|probe_result| &probe_result.cost_ns)
+            .map(|(_, ns)| ns)
+            .sum::<u64>();
         let elapsed_ns = record.observation.span.elapsed_ns as f64;
         for task in &record.observation.tasks {
-            let Some(job) = machine.job_of(task.task) else { continue };
+            let Some(job) = machine.job_of(task.task) else {
+                continue;
+            };
             let sums = &mut self.stretch_sums[job];
             if let Some((slowdown, _)) = machine.task_slowdown(task.task) {
                 sums.solo_ns += elapsed_ns / slowdown;
@@ -180,11 +200,16 @@ impl TimeSeriesRecorder {
         for (sum, bytes) in self.bytes_by_node.iter_mut().zip(node_bytes(record)) {
             *sum += bytes;
         }
-        let plan_changed =
-            self.previous_plan.as_ref().is_some_and(|previous| plans_differ(previous, &record.decision.plan));
+        let plan_changed = self
+            .previous_plan
+            .as_ref()
+            .is_some_and(|previous| plans_differ(previous, &record.decision.plan));
         if plan_changed {
             let seconds = machine.now_ns() as f64 / 1e9;
-            self.decisions.push(ReportedDecision { seconds, reason: describe_reasons(record, &self.names, machine) });
+            self.decisions.push(ReportedDecision {
+                seconds,
+                reason: describe_reasons(record, &self.names, machine),
+            });
         }
         self.previous_plan = Some(record.decision.plan.clone());
         if machine.now_ns() >= self.stretch_end_ns {
@@ -197,51 +222,73 @@ impl TimeSeriesRecorder {
         self.series.seconds.push(now_ns as f64 / 1e9);
         for (job, sums) in self.stretch_sums.iter_mut().enumerate() {
             let sums = std::mem::take(sums);
-            self.series.slowdown[job].push((sums.solo_ns > 0.0).then(|| sums.work_ns / sums.solo_ns));
+            self.series.slowdown[job]
+                .push((sums.solo_ns > 0.0).then(|| sums.work_ns / sums.solo_ns));
             let window_count = f64::from(sums.sample_count);
             self.series.occupancy_bytes[job]
                 .push((sums.sample_count > 0).then(|| sums.occupancy_sum_bytes / window_count));
-            let most_used_cache = (0..self.ns_by_cache[job].len())
-                .max_by(|&a, &b| self.ns_by_cache[job][a].total_cmp(&self.ns_by_cache[job][b]).then(b.cmp(&a)));
-            let main_cache = most_used_cache.filter(|&cache_index| self.ns_by_cache[job][cache_index] > 0.0);
+            let most_used_cache = (0..self.ns_by_cache[job].len()).max_by(|&a, &b| {
+                self.ns_by_cache[job][a]
+                    .total_cmp(&self.ns_by_cache[job][b])
+                    .then(b.cmp(&a))
+            });
+            let main_cache =
+                most_used_cache.filter(|&cache_index| self.ns_by_cache[job][cache_index] > 0.0);
             self.series.cache[job].push(main_cache.map(|cache_index| cache_index as u32));
             self.ns_by_cache[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
         for (node, bytes) in self.bytes_by_node.iter_mut().enumerate() {
-            let bandwidth_share = std::mem::take(bytes) / seconds.max(1e-9) / self.bandwidth_bytes_per_s[node];
+            let bandwidth_share =
+                std::mem::take(bytes) / seconds.max(1e-9) / self.bandwidth_bytes_per_s[node];
             self.series.memory_busy_share[node].push(bandwidth_share);
         }
         self.stretch_start_ns = now_ns;
         self.stretch_end_ns = (now_ns / self.stretch_ns + 1) * self.stretch_ns;
     }
 
-    fn into_outcome(mut self, name: &str, machine: &IntervalMachine, is_complete: bool) -> PolicyOutcome {
+    fn into_outcome(
+        mut self,
+        name: &str,
+        machine: &IntervalMachine,
+        is_complete: bool,
+    ) -> PolicyOutcome {
         if machine.now_ns() > self.stretch_start_ns {
             self.close_stretch(machine.now_ns());
         }
         let results = machine.results();
         let slowdowns: Vec<f64> = results.jobs.iter().filter_map(|job| job.slowdown).collect();
         let some_if_measured = |value: f64| (!slowdowns.is_empty()).then_some(value);
-        let program_outcome = |(job, name): (&cachemate_interval::JobResults, &String)| ProgramOutcome {
-            name: name.clone(),
-            slowdown: job.slowdown,
-            slowdown_on_cpu: job.slowdown_on_cpu,
-            instr_per_cycle: job.instr_per_cycle,
-            mpki: job.mpki,
-        };
+        let program_outcome =
+            |(job, name): (&cachemate_interval::JobResults, &String)| ProgramOutcome {
+                name: name.clone(),
+                slowdown: job.slowdown,
+                slowdown_on_cpu: job.slowdown_on_cpu,
+                instr_per_cycle: job.instr_per_cycle,
+                mpki: job.mpki,
+            };
         let seconds = results.seconds.max(1e-9);
         PolicyOutcome {
             policy: name.to_string(),
             complete: is_complete,
             windows: self.window_count,
-            mean_slowdown: some_if_measured(slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64),
+            mean_slowdown: some_if_measured(
+                slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64,
+            ),
             worst_slowdown: some_if_measured(slowdowns.iter().copied().fold(0.0, f64::max)),
-            weighted_speedup: some_if_measured(slowdowns.iter().map(|slowdown| 1.0 / slowdown).sum()),
-            instructions_per_second: results.jobs.iter().map(|job| job.instructions).sum::<f64>() / seconds,
+            weighted_speedup: some_if_measured(
+                slowdowns.iter().map(|slowdown| 1.0 / slowdown).sum(),
+            ),
+            instructions_per_second: results.jobs.iter().map(|job| job.instructions).sum::<f64>()
+                / seconds,
             memory_bytes_per_second: results.memory_bytes_per_second.iter().sum(),
             changes_per_hour: self.decisions.len() as f64 * 3600.0 / seconds,
             overhead_seconds: (self.migration_ns + self.probe_ns) as f64 / 1e9,
-            programs: results.jobs.iter().zip(&self.names).map(program_outcome).collect(),
+            programs: results
+                .jobs
+                .iter()
+                .zip(&self.names)
+                .map(program_outcome)
+                .collect(),
             series: self.series,
             decisions: self.decisions,
         }
@@ -250,8 +297,13 @@ impl TimeSeriesRecorder {
 
 /// Makes names unique: the second copy becomes `name 2`.
 fn make_names_unique(names: Vec<String>) -> Vec<String> {
-    let occurrence_number =
-        |index: usize| names[..index].iter().filter(|earlier_name| **earlier_name == names[index]).count() + 1;
+    let occurrence_number = |index: usize| {
+        names[..index]
+            .iter()
+            .filter(|earlier_name| **earlier_name == names[index])
+            .count()
+            + 1
+    };
     (0..names.len())
         .map(|index| {
             if occurrence_number(index) > 1 {
@@ -284,9 +336,18 @@ pub fn plans_differ(first_plan: &Plan, second_plan: &Plan) -> bool {
 /// Returns the first reasons, with the programs to which they apply.
 fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
-    let reasons: Vec<String> =
-        record.decision.reasons.iter().take(3).map(|reason| describe_reason(reason, name)).collect();
-    if reasons.is_empty() { "no reason given".to_string() } else { reasons.join("; ") }
+    let reasons: Vec<String> = record
+        .decision
+        .reasons
+        .iter()
+        .take(3)
+        .map(|reason| describe_reason(reason, name))
+        .collect();
+    if reasons.is_empty() {
+        "no reason given".to_string()
+    } else {
+        reasons.join("; ")
+    }
 }
 
 /// Maximum number of programs named with a reason.
@@ -294,7 +355,8 @@ const MAX_NAMED_PROGRAMS: usize = 4;
 
 /// Returns a reason with its programs, in their places in the text or after it.
 pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
-    let job_name_or_ended = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
+    let job_name_or_ended =
+        |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
     let text = reason.render(|task| job_name_or_ended(&task));
     let mut distinct_names: Vec<String> = Vec::new();
     for name in reason.tasks.iter().map(job_name_or_ended) {
@@ -305,7 +367,10 @@ pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>
     if text != reason.text || distinct_names.is_empty() {
         return text;
     }
-    format!("{text} ({})", cachemate_report::text::format_names(&distinct_names, MAX_NAMED_PROGRAMS))
+    format!(
+        "{text} ({})",
+        cachemate_report::text::format_names(&distinct_names, MAX_NAMED_PROGRAMS)
+    )
 }
 
 #[cfg(test)]
@@ -317,7 +382,14 @@ mod tests {
     fn test_query() -> WhatIfQuery {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let jobs = two_kinds_of_jobs(&machine, 0.8);
-        WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, has_explicit_turns: false, has_guard: true }
+        WhatIfQuery {
+            machine,
+            jobs,
+            length_ns: 120_000_000_000,
+            seed: 1,
+            has_explicit_turns: false,
+            has_guard: true,
+        }
     }
 
     fn policy_outcome(policy: &str) -> PolicyOutcome {
@@ -329,13 +401,27 @@ mod tests {
     fn time_lines_cover_the_run_and_agree_with_the_table() {
         let run = policy_outcome("dio");
         assert!((run.series.seconds.last().unwrap() - 120.0).abs() < 1e-6);
-        assert!(run.series.seconds.len() > 50, "{}", run.series.seconds.len());
+        assert!(
+            run.series.seconds.len() > 50,
+            "{}",
+            run.series.seconds.len()
+        );
         for (job, program) in run.programs.iter().enumerate() {
-            let line: Vec<f64> = run.series.slowdown[job].iter().map(|value| value.unwrap()).collect();
+            let line: Vec<f64> = run.series.slowdown[job]
+                .iter()
+                .map(|value| value.unwrap())
+                .collect();
             let mean = line.iter().sum::<f64>() / line.len() as f64;
-            assert!((mean / program.slowdown.unwrap() - 1.0).abs() < 0.05, "{mean} {program:?}");
+            assert!(
+                (mean / program.slowdown.unwrap() - 1.0).abs() < 0.05,
+                "{mean} {program:?}"
+            );
         }
-        let names: Vec<&str> = run.programs.iter().map(|program| program.name.as_str()).collect();
+        let names: Vec<&str> = run
+            .programs
+            .iter()
+            .map(|program| program.name.as_str())
+            .collect();
         assert_eq!(names, ["stream", "reuser", "stream 2", "reuser 2"]);
         assert_eq!(run, policy_outcome("dio"));
     }
@@ -344,18 +430,34 @@ mod tests {
     #[test]
     fn reasons_name_their_programs() {
         let numbered_name = |task: &TaskId| Some(format!("p{}", task.0));
-        let sample_reason = |text: &str, tasks: u32| Reason::new((0..tasks).map(TaskId).collect(), text, Vec::new());
-        assert_eq!(describe_reason(&sample_reason("{1} beside {0}", 2), numbered_name), "p1 beside p0");
+        let sample_reason = |text: &str, tasks: u32| {
+            Reason::new((0..tasks).map(TaskId).collect(), text, Vec::new())
+        };
+        assert_eq!(
+            describe_reason(&sample_reason("{1} beside {0}", 2), numbered_name),
+            "p1 beside p0"
+        );
         let braces = |task: &TaskId| Some(format!("{{{}}}", 1 - task.0));
-        assert_eq!(describe_reason(&sample_reason("{0} beside {1}", 2), braces), "{1} beside {0}");
-        assert_eq!(describe_reason(&sample_reason("apart", 2), numbered_name), "apart (p0, p1)");
-        assert_eq!(describe_reason(&sample_reason("apart", 9), numbered_name), "apart (p0, p1, p2, p3 and 5 more)");
+        assert_eq!(
+            describe_reason(&sample_reason("{0} beside {1}", 2), braces),
+            "{1} beside {0}"
+        );
+        assert_eq!(
+            describe_reason(&sample_reason("apart", 2), numbered_name),
+            "apart (p0, p1)"
+        );
+        assert_eq!(
+            describe_reason(&sample_reason("apart", 9), numbered_name),
+            "apart (p0, p1, p2, p3 and 5 more)"
+        );
     }
 
     /// Is an unknown policy an error with its name?
     #[test]
     fn an_unknown_policy_is_named() {
-        let error = run_query(&quick_context(), &test_query(), "dioo").unwrap_err().to_string();
+        let error = run_query(&quick_context(), &test_query(), "dioo")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("dioo"), "{error}");
     }
 }

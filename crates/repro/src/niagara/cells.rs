@@ -4,7 +4,9 @@ use cachemate_report::figure::{Axis, Chart, Series};
 
 use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, TIME_SCALE, ThreadMix, measure};
 use crate::seeded_runs::SeededRuns;
-use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, ResultVerdict, mean};
+use crate::{
+    DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, ResultVerdict, mean,
+};
 
 /// Comparisons by case and seed; most often, a case is an L2 size in KB.
 pub type Cells<C = u64> = SeededRuns<C, NiagaraResult>;
@@ -18,7 +20,13 @@ pub fn run_cells(
 ) -> Result<Cells> {
     context.run_unstored_cases(sizes, |l2_kb, seed| {
         context.report_progress(&format!("{policy:?} at {l2_kb} KB, seed {seed}"));
-        measure(&NiagaraSetting { mix, ..NiagaraSetting::new(l2_kb, seed, context) }, policy)
+        measure(
+            &NiagaraSetting {
+                mix,
+                ..NiagaraSetting::new(l2_kb, seed, context)
+            },
+            policy,
+        )
     })
 }
 
@@ -35,19 +43,39 @@ pub const METRICS: [(&str, ResultMetric); 21] = [
     ("L2 miss ratio %", |m| 100.0 * m.miss_ratio),
     ("L2 miss ratio, default %", |m| 100.0 * m.default_miss_ratio),
     ("L2 miss ratio change %", |m| 100.0 * m.misses_change),
-    ("weighted speed-up change %", |m| 100.0 * (m.scores.weighted_speedup / m.default_scores.weighted_speedup - 1.0)),
-    ("harmonic mean change %", |m| 100.0 * (m.scores.harmonic_mean / m.default_scores.harmonic_mean - 1.0)),
+    ("weighted speed-up change %", |m| {
+        100.0 * (m.scores.weighted_speedup / m.default_scores.weighted_speedup - 1.0)
+    }),
+    ("harmonic mean change %", |m| {
+        100.0 * (m.scores.harmonic_mean / m.default_scores.harmonic_mean - 1.0)
+    }),
     ("worst slowdown", |m| m.scores.worst_slowdown),
-    ("worst slowdown, default", |m| m.default_scores.worst_slowdown),
+    ("worst slowdown, default", |m| {
+        m.default_scores.worst_slowdown
+    }),
     ("run time variation %", |m| 100.0 * m.variation),
-    ("run time variation, default %", |m| 100.0 * m.default_variation),
+    ("run time variation, default %", |m| {
+        100.0 * m.default_variation
+    }),
     ("share of CPU time: art %", |m| 100.0 * m.art_share),
-    ("least share of CPU time, of the mean %", |m| 100.0 * m.least_share),
-    ("least share of CPU time, default, of the mean %", |m| 100.0 * m.default_least_share),
-    ("of contention: waiting for the core's issue slot %", |m| 100.0 * m.contention_at.issue),
-    ("of contention: misses and hits %", |m| 100.0 * m.contention_at.misses),
-    ("of contention: queues of L2 and memory %", |m| 100.0 * m.contention_at.queues),
-    ("of contention: switches, faults and interrupts %", |m| 100.0 * m.contention_at.system),
+    ("least share of CPU time, of the mean %", |m| {
+        100.0 * m.least_share
+    }),
+    ("least share of CPU time, default, of the mean %", |m| {
+        100.0 * m.default_least_share
+    }),
+    ("of contention: waiting for the core's issue slot %", |m| {
+        100.0 * m.contention_at.issue
+    }),
+    ("of contention: misses and hits %", |m| {
+        100.0 * m.contention_at.misses
+    }),
+    ("of contention: queues of L2 and memory %", |m| {
+        100.0 * m.contention_at.queues
+    }),
+    ("of contention: switches, faults and interrupts %", |m| {
+        100.0 * m.contention_at.system
+    }),
 ];
 
 /// Mean, minimum and maximum over seeds of every metric in every case.
@@ -59,7 +87,10 @@ pub fn metric_points<C: Copy + PartialEq>(
 ) -> Vec<DataPoint> {
     let points_of_metric = |(metric, value_of): (&str, ResultMetric)| {
         let series = format!("{name}: {metric}");
-        cases.iter().map(|&case| cells.point(case, &series, label(case), value_of)).collect::<Vec<DataPoint>>()
+        cases
+            .iter()
+            .map(|&case| cells.point(case, &series, label(case), value_of))
+            .collect::<Vec<DataPoint>>()
     };
     METRICS.into_iter().flat_map(points_of_metric).collect()
 }
@@ -83,20 +114,33 @@ pub fn measure_bandwidth_sweep(
     policy_name: &str,
 ) -> Result<(Vec<DataPoint>, ResultFigure)> {
     let results = context.run_unstored_cases(&BANDWIDTHS, |bytes_per_cycle, seed| {
-        context.report_progress(&format!("{policy_name}, memory {bytes_per_cycle} bytes a cycle, seed {seed}"));
+        context.report_progress(&format!(
+            "{policy_name}, memory {bytes_per_cycle} bytes a cycle, seed {seed}"
+        ));
         measure(
-            &NiagaraSetting { mix, bytes_per_cycle: Some(bytes_per_cycle), ..NiagaraSetting::new(192, seed, context) },
+            &NiagaraSetting {
+                mix,
+                bytes_per_cycle: Some(bytes_per_cycle),
+                ..NiagaraSetting::new(192, seed, context)
+            },
             policy,
         )
     })?;
     let name = format!("{policy_name} over bandwidth");
     let points = metric_points(&name, &results, &BANDWIDTHS, |bytes| bytes.to_string());
-    let series_line = |metric: &str| series_of_points(metric, &points, &format!("{name}: {metric}"));
+    let series_line =
+        |metric: &str| series_of_points(metric, &points, &format!("{name}: {metric}"));
     let chart = Chart {
         title: format!("{policy_name} at 192 KB over the bandwidth of memory"),
         x: Axis::log("bytes a cycle"),
         y: Axis::linear("%"),
-        series: ["throughput gain %", "of which contention %", "L2 miss ratio change %"].map(series_line).into(),
+        series: [
+            "throughput gain %",
+            "of which contention %",
+            "L2 miss ratio change %",
+        ]
+        .map(series_line)
+        .into(),
         ..Chart::default()
     };
     Ok((points, ResultFigure::chart(figure, &chart)))
@@ -104,9 +148,14 @@ pub fn measure_bandwidth_sweep(
 
 /// A line through the points of one series, whose positions begin with a number.
 fn series_of_points(name: &str, points: &[DataPoint], series: &str) -> Series {
-    let chart_point = |point: &DataPoint| point.chart_point(point.at.trim_end_matches(" KB").parse().ok()?);
+    let chart_point =
+        |point: &DataPoint| point.chart_point(point.at.trim_end_matches(" KB").parse().ok()?);
     let own_points = points.iter().filter(|point| point.series == series);
-    Series { name: name.to_string(), points: own_points.filter_map(chart_point).collect(), ..Series::default() }
+    Series {
+        name: name.to_string(),
+        points: own_points.filter_map(chart_point).collect(),
+        ..Series::default()
+    }
 }
 
 /// One form of a policy at every size, with the points of all forms.
@@ -129,18 +178,36 @@ impl SizeSweep<'_> {
         target: ResultTarget,
     ) -> Finding {
         let is_met = |value: f64| target.judge_value(Some(value)) != Some(ResultVerdict::Missed);
-        let combine_worst = if matches!(target, ResultTarget::AtMost { .. }) { f64::max } else { f64::min };
+        let combine_worst = if matches!(target, ResultTarget::AtMost { .. }) {
+            f64::max
+        } else {
+            f64::min
+        };
         let worst_of_seed = |results: &[&NiagaraResult]| {
             let values: Vec<f64> = results.iter().map(|result| metric(result)).collect();
             // If a value is missing at one size, there is no worst value.
             let is_complete = values.iter().all(|value| value.is_finite());
-            values.into_iter().reduce(combine_worst).filter(|_| is_complete).unwrap_or(f64::NAN)
+            values
+                .into_iter()
+                .reduce(combine_worst)
+                .filter(|_| is_complete)
+                .unwrap_or(f64::NAN)
         };
-        Finding::new(id, title, paper, "%", target, &self.cells.per_seed(worst_of_seed))
-            .require_every_seed()
-            .with_note(describe_shortfall(self.sizes.iter().map(|&kb| (kb, self.mean_at(kb, metric))), is_met))
-            .with_points(self.points.to_vec())
-            .with_time_scale(TIME_SCALE as f64)
+        Finding::new(
+            id,
+            title,
+            paper,
+            "%",
+            target,
+            &self.cells.per_seed(worst_of_seed),
+        )
+        .require_every_seed()
+        .with_note(describe_shortfall(
+            self.sizes.iter().map(|&kb| (kb, self.mean_at(kb, metric))),
+            is_met,
+        ))
+        .with_points(self.points.to_vec())
+        .with_time_scale(TIME_SCALE as f64)
     }
 
     /// Adds the parts of the throughput gain to the note of its finding.
@@ -157,31 +224,51 @@ impl SizeSweep<'_> {
     /// Returns the parts of a throughput gain as text, by size.
     fn describe_gain_parts(&self) -> String {
         let describe_size = |&size: &u64| {
-            let [mix, contention, busy] = [1, 2, 4].map(|metric| self.mean_at(size, METRICS[metric].1));
+            let [mix, contention, busy] =
+                [1, 2, 4].map(|metric| self.mean_at(size, METRICS[metric].1));
             format!("{size} KB: mix {mix:+.1} %, contention {contention:+.1} %, busy {busy:+.1} %")
         };
         let mut texts: Vec<String> = self.sizes.iter().map(describe_size).collect();
-        for ((l2_kb, seed), result) in self.cells.iter().filter(|(_, result)| !result.never_ran.is_empty()) {
-            texts.push(format!("{l2_kb} KB, seed {seed}: never ran: {}", result.never_ran.join(", ")));
+        for ((l2_kb, seed), result) in self
+            .cells
+            .iter()
+            .filter(|(_, result)| !result.never_ran.is_empty())
+        {
+            texts.push(format!(
+                "{l2_kb} KB, seed {seed}: never ran: {}",
+                result.never_ran.join(", ")
+            ));
         }
         texts.join("; ")
     }
 }
 
 /// Returns a chart over L2 sizes, one line per series.
-pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> ResultFigure {
+pub fn size_chart(
+    name: &str,
+    title: &str,
+    y: &str,
+    points: &[DataPoint],
+    series: &[&str],
+) -> ResultFigure {
     let chart = Chart {
         title: title.to_string(),
         x: Axis::log("L2, KB"),
         y: Axis::linear(y),
-        series: series.iter().map(|series| series_of_points(series, points, series)).collect(),
+        series: series
+            .iter()
+            .map(|series| series_of_points(series, points, series))
+            .collect(),
         ..Chart::default()
     };
     ResultFigure::chart(name, &chart)
 }
 
 /// Returns a sentence with the sizes at which a target is missed.
-pub fn describe_shortfall(values_by_size: impl Iterator<Item = (u64, f64)>, is_met: impl Fn(f64) -> bool) -> String {
+pub fn describe_shortfall(
+    values_by_size: impl Iterator<Item = (u64, f64)>,
+    is_met: impl Fn(f64) -> bool,
+) -> String {
     let short_sizes: Vec<String> = values_by_size
         .filter(|&(_, value)| !is_met(value))
         .map(|(size, value)| format!("{size} KB ({value:.1} %)"))

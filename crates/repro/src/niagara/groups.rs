@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheLevel, CounterEvent, Decision, EventCounts, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,
-    RowInterval, SplitMix64, TaskId, View, WindowLength, WindowRecord,
+    CacheLevel, CounterEvent, Decision, EventCounts, Plan, Policy, ProbeEvidence, ProbeId,
+    ProbeKind, ProbeRequest, RowInterval, SplitMix64, TaskId, View, WindowLength, WindowRecord,
 };
 use cachemate_pipeline::Pipeline;
 
@@ -39,7 +39,12 @@ pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<V
         unanswered_probes: Vec::new(),
         group_probe: None,
     };
-    let config = workload.pipeline("first-then-groups", "", Vec::new(), WindowLength::Time { ns: 100_000_000 });
+    let config = workload.pipeline(
+        "first-then-groups",
+        "",
+        Vec::new(),
+        WindowLength::Time { ns: 100_000_000 },
+    );
     let pipeline = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
     let on_window = |_: &mut _, record: WindowRecord| {
@@ -68,18 +73,29 @@ struct GroupProbePolicy {
 impl Policy for GroupProbePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000 });
-        let tasks: Vec<TaskId> = view.observation.tasks.iter().map(|task| task.task).collect();
+        let tasks: Vec<TaskId> = view
+            .observation
+            .tasks
+            .iter()
+            .map(|task| task.task)
+            .collect();
         if self.first_probes.is_empty() {
             self.request_first_probes(&tasks);
         }
         let is_answered = |id: &ProbeId| {
-            view.observation.probe_results.iter().any(|probe_result| probe_result.probe == *id && probe_result.complete)
+            view.observation
+                .probe_results
+                .iter()
+                .any(|probe_result| probe_result.probe == *id && probe_result.complete)
         };
         self.unanswered_probes.retain(|id| !is_answered(id));
         if self.unanswered_probes.is_empty() && self.group_probe.is_none() {
             self.group_probe = Some(self.request_groups(&tasks));
         }
-        plan.probes = self.group_probe.clone().map_or_else(|| self.first_probes.clone(), |probe| vec![probe]);
+        plan.probes = self
+            .group_probe
+            .clone()
+            .map_or_else(|| self.first_probes.clone(), |probe| vec![probe]);
         Decision::new(plan, Vec::new())
     }
 }
@@ -89,13 +105,22 @@ impl GroupProbePolicy {
         let mut probes = Vec::new();
         if let Some(rows_ns) = self.request.rows_ns {
             for block in tasks.chunks(CONTEXT_COUNT + 1) {
-                let without_task =
-                    |omitted_task: &TaskId| block.iter().copied().filter(|task| task != omitted_task).collect();
+                let without_task = |omitted_task: &TaskId| {
+                    block
+                        .iter()
+                        .copied()
+                        .filter(|task| task != omitted_task)
+                        .collect()
+                };
                 probes.push(self.rows_probe(block.iter().map(without_task).collect(), rows_ns));
             }
         }
         if let Some(locations) = self.request.locations {
-            probes.extend(tasks.iter().map(|&task| ProbeKind::ReuseTimes { task, locations }));
+            probes.extend(
+                tasks
+                    .iter()
+                    .map(|&task| ProbeKind::ReuseTimes { task, locations }),
+            );
         }
         let probe_request = |(index, probe_kind)| ProbeRequest {
             id: ProbeId(index as u32),
@@ -114,7 +139,9 @@ impl GroupProbePolicy {
             shuffled.truncate(CONTEXT_COUNT);
             shuffled
         };
-        let groups = (0..self.request.group_count).map(|_| draw_group()).collect();
+        let groups = (0..self.request.group_count)
+            .map(|_| draw_group())
+            .collect();
         ProbeRequest {
             id: GROUPS_PROBE_ID,
             kind: self.rows_probe(groups, self.request.group_ns),
@@ -123,7 +150,13 @@ impl GroupProbePolicy {
     }
 
     fn rows_probe(&self, rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeKind {
-        ProbeKind::CoRunRows { cache: self.cache, rows, total_ns, settle_ns: 500_000, boost: true }
+        ProbeKind::CoRunRows {
+            cache: self.cache,
+            rows,
+            total_ns,
+            settle_ns: 500_000,
+            boost: true,
+        }
     }
 }
 
@@ -139,9 +172,15 @@ pub struct MissSums {
 
 impl MissSums {
     fn add_counts(&mut self, counts: &EventCounts, ns: u64) {
-        self.misses += counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap_or(f64::NAN);
-        self.references += counts.get(CounterEvent::References(CacheLevel::L2)).unwrap_or(f64::NAN);
-        self.code_misses += counts.get(CounterEvent::Misses(CacheLevel::L1Instruction)).unwrap_or(0.0);
+        self.misses += counts
+            .get(CounterEvent::Misses(CacheLevel::L2))
+            .unwrap_or(f64::NAN);
+        self.references += counts
+            .get(CounterEvent::References(CacheLevel::L2))
+            .unwrap_or(f64::NAN);
+        self.code_misses += counts
+            .get(CounterEvent::Misses(CacheLevel::L1Instruction))
+            .unwrap_or(0.0);
         self.ns += ns as f64;
     }
     /// Returns the misses per 100 references.
@@ -151,15 +190,22 @@ impl MissSums {
 }
 
 /// Intervals of the groups, or of the rows before them, without cold starts.
-fn measured_intervals(records: &[WindowRecord], of_groups: bool) -> impl Iterator<Item = &RowInterval> {
-    let probe_results = records.iter().flat_map(|record| &record.observation.probe_results);
+fn measured_intervals(
+    records: &[WindowRecord],
+    of_groups: bool,
+) -> impl Iterator<Item = &RowInterval> {
+    let probe_results = records
+        .iter()
+        .flat_map(|record| &record.observation.probe_results);
     let row_intervals = probe_results
         .filter(move |probe_result| (probe_result.probe == GROUPS_PROBE_ID) == of_groups)
         .filter_map(|answer| match &answer.evidence {
             ProbeEvidence::Rows(rows) => Some(rows),
             _ => None,
         });
-    row_intervals.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
+    row_intervals
+        .flatten()
+        .filter(|interval| interval.span.elapsed_ns >= 200_000)
 }
 
 /// Returns the cache references and misses of every group.
@@ -179,7 +225,10 @@ pub fn sums_by_task(records: &[WindowRecord], of_groups: bool) -> BTreeMap<TaskI
     let mut sums_by_task: BTreeMap<TaskId, MissSums> = BTreeMap::new();
     for interval in measured_intervals(records, of_groups) {
         for (task, counts) in interval.tasks.iter().zip(&interval.task_counts) {
-            sums_by_task.entry(*task).or_default().add_counts(counts, interval.span.elapsed_ns);
+            sums_by_task
+                .entry(*task)
+                .or_default()
+                .add_counts(counts, interval.span.elapsed_ns);
         }
     }
     sums_by_task

@@ -15,11 +15,13 @@ pub mod stalls;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheLevel, CoRunRowParameters, CpuSet, Decision, Gang, GangSchedule, PhaseParameters, Plan, Policy,
-    ProfilerConfig, ReplacementModel, SplitMix64, TaskId, View, WindowLength,
+    CacheId, CacheLevel, CoRunRowParameters, CpuSet, Decision, Gang, GangSchedule, PhaseParameters,
+    Plan, Policy, ProfilerConfig, ReplacementModel, SplitMix64, TaskId, View, WindowLength,
 };
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::solvers::balance::{GroupModel, RotationRule, build_rotation, find_best_groups};
+use cachemate_policy::solvers::balance::{
+    GroupModel, RotationRule, build_rotation, find_best_groups,
+};
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
@@ -27,7 +29,9 @@ use serde::{Deserialize, Serialize};
 
 use self::stalls::{ContentionBreakdown, break_down_contention};
 use crate::run_request::workload_label;
-use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, score_results};
+use crate::setup::{
+    Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, score_results,
+};
 use crate::sources::digest_of;
 use crate::store::{self, RunName};
 use crate::{ExperimentContext, Result, least, mean};
@@ -52,7 +56,10 @@ const MAX_START_PROGRESS_INSTR: u64 = 8_000_000;
 
 fn with_start_progress(job: WorkloadJob) -> WorkloadJob {
     let start_progress_instr = SplitMix64::new(job.seed).draw_below(MAX_START_PROGRESS_INSTR);
-    WorkloadJob { under_way_instructions: start_progress_instr, ..job }
+    WorkloadJob {
+        under_way_instructions: start_progress_instr,
+        ..job
+    }
 }
 
 /// Returns CASC's 18 threads, in the order in which copies were started: one of each program after another.
@@ -70,8 +77,8 @@ pub fn casc_jobs(seed: u64) -> Vec<WorkloadJob> {
 
 /// Every SPEC CPU2000 program of the table, once; the balance-sets paper does not specify its workload further.
 pub const SPEC_2000_PROGRAMS: [&str; 19] = [
-    "ammp", "applu", "apsi", "art", "bzip2", "crafty", "equake", "gap", "gcc", "gzip", "mcf", "mesa", "mgrid",
-    "parser", "perl", "swim", "twolf", "vortex", "vpr",
+    "ammp", "applu", "apsi", "art", "bzip2", "crafty", "equake", "gap", "gcc", "gzip", "mcf",
+    "mesa", "mgrid", "parser", "perl", "swim", "twolf", "vortex", "vpr",
 ];
 
 /// The set of threads that run.
@@ -85,9 +92,10 @@ impl ThreadMix {
     pub fn jobs(self, seed: u64) -> Vec<WorkloadJob> {
         match self {
             ThreadMix::Casc => casc_jobs(seed),
-            ThreadMix::Spec2000 => {
-                SPEC_2000_PROGRAMS.iter().map(|kernel| with_start_progress(WorkloadJob::new(kernel, seed))).collect()
-            }
+            ThreadMix::Spec2000 => SPEC_2000_PROGRAMS
+                .iter()
+                .map(|kernel| with_start_progress(WorkloadJob::new(kernel, seed)))
+                .collect(),
         }
     }
 }
@@ -125,7 +133,11 @@ impl NiagaraSetting {
     /// fit into a run at the scale of the others; the effect of a time slice on the caches is over long before either
     /// ends.
     pub fn with_solaris(self) -> Self {
-        NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_TIME_SCALE, ..self }
+        NiagaraSetting {
+            scheduler: SchedulerKind::Solaris,
+            scale: SOLARIS_TIME_SCALE,
+            ..self
+        }
     }
 
     pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload> {
@@ -136,11 +148,15 @@ impl NiagaraSetting {
             // Every qualifying group gets a turn: 76 turns of 10 ms each are 151 M cycles at this scale.
             (false, ThreadMix::Spec2000) => (60_000_000, 160_000_000),
         };
-        let mut workload =
-            Workload::from_machine_name("niagara-2core", jobs, self.seed)?.with_length(warm_up_cycles, measured_cycles);
+        let mut workload = Workload::from_machine_name("niagara-2core", jobs, self.seed)?
+            .with_length(warm_up_cycles, measured_cycles);
         workload.options.scale = self.scale;
         workload.options.scheduler = self.scheduler;
-        let last_cache = workload.machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
+        let last_cache = workload
+            .machine
+            .caches
+            .last_mut()
+            .ok_or_else(|| failed("niagara-2core")("no cache"))?;
         last_cache.size_bytes = self.l2_kb << 10;
         let memory = &mut workload.machine.memory;
         if let Some(cycles) = self.memory_latency_cycles {
@@ -155,7 +171,11 @@ impl NiagaraSetting {
 pub const MAX_ROW_NS: u64 = 5_000_000;
 
 /// The thesis's detector with ten times its threshold, because these programs miss ten times as often as the thesis's.
-const PHASE_PARAMETERS: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
+const PHASE_PARAMETERS: PhaseParameters = PhaseParameters {
+    history: 3,
+    threshold: 30.0,
+    edge_share: 0.5,
+};
 const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
 /// The policy of a run.
@@ -185,32 +205,57 @@ impl NiagaraPolicy {
         }
     }
     pub fn better_policy(extra_parameters: &str) -> Self {
-        let parameters = format!("form = \"better\"\nmax_row_ns = {MAX_ROW_NS}\n{extra_parameters}");
-        NiagaraPolicy::Casc { parameters, uses_own_counts: true, follows_phases: false }
+        let parameters =
+            format!("form = \"better\"\nmax_row_ns = {MAX_ROW_NS}\n{extra_parameters}");
+        NiagaraPolicy::Casc {
+            parameters,
+            uses_own_counts: true,
+            follows_phases: false,
+        }
     }
     pub fn phase_following_policy() -> Self {
         match NiagaraPolicy::better_policy("") {
-            NiagaraPolicy::Casc { parameters, uses_own_counts: own_counts, .. } => {
-                NiagaraPolicy::Casc { parameters, uses_own_counts: own_counts, follows_phases: true }
-            }
+            NiagaraPolicy::Casc {
+                parameters,
+                uses_own_counts: own_counts,
+                ..
+            } => NiagaraPolicy::Casc {
+                parameters,
+                uses_own_counts: own_counts,
+                follows_phases: true,
+            },
             other => other,
         }
     }
 
     fn profiler_configs(&self, l2_kb: u64) -> Vec<ProfilerConfig> {
         let level = CacheLevel::L2;
-        let counters = ProfilerConfig::Counters { level, min_instructions: 100_000.0 };
+        let counters = ProfilerConfig::Counters {
+            level,
+            min_instructions: 100_000.0,
+        };
         match self {
             NiagaraPolicy::Default | NiagaraPolicy::OneGreedy => Vec::new(),
-            NiagaraPolicy::Casc { uses_own_counts: own_counts, follows_phases: phases, .. } => {
-                let parameters = CoRunRowParameters { uses_task_counts: *own_counts, ..CoRunRowParameters::default() };
+            NiagaraPolicy::Casc {
+                uses_own_counts: own_counts,
+                follows_phases: phases,
+                ..
+            } => {
+                let parameters = CoRunRowParameters {
+                    uses_task_counts: *own_counts,
+                    ..CoRunRowParameters::default()
+                };
                 let row_profiler = ProfilerConfig::CoRunRows { level, parameters };
                 let phase_profiler = ProfilerConfig::Phases {
                     level,
                     parameters: PHASE_PARAMETERS,
                     interval_instructions: PHASE_INTERVAL_INSTR,
                 };
-                phases.then_some(phase_profiler).into_iter().chain([counters, row_profiler]).collect()
+                phases
+                    .then_some(phase_profiler)
+                    .into_iter()
+                    .chain([counters, row_profiler])
+                    .collect()
             }
             NiagaraPolicy::BalanceSet(_) => {
                 let reuse_profiler = ProfilerConfig::Reuse {
@@ -231,17 +276,28 @@ impl NiagaraPolicy {
                 name,
                 parameters,
                 self.profiler_configs(l2_kb),
-                WindowLength::Time { ns: NOMINAL_WINDOW_NS },
+                WindowLength::Time {
+                    ns: NOMINAL_WINDOW_NS,
+                },
             )
         };
         match self {
             NiagaraPolicy::Default => build_pipeline(policy_config("default", "")),
             NiagaraPolicy::OneGreedy => {
-                let policy = Box::new(OneArtPerGang { gangs_in_order: Vec::new() });
-                Ok(Pipeline::with_policy(policy_config("one-greedy", ""), policy))
+                let policy = Box::new(OneArtPerGang {
+                    gangs_in_order: Vec::new(),
+                });
+                Ok(Pipeline::with_policy(
+                    policy_config("one-greedy", ""),
+                    policy,
+                ))
             }
-            NiagaraPolicy::Casc { parameters, .. } => build_pipeline(policy_config("casc", parameters)),
-            NiagaraPolicy::BalanceSet(parameters) => build_pipeline(policy_config("balance-set", parameters)),
+            NiagaraPolicy::Casc { parameters, .. } => {
+                build_pipeline(policy_config("casc", parameters))
+            }
+            NiagaraPolicy::BalanceSet(parameters) => {
+                build_pipeline(policy_config("balance-set", parameters))
+            }
         }
     }
 }
@@ -252,7 +308,11 @@ pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResult
 }
 
 /// Runs other jobs under one policy.
-pub fn run_jobs(setting: &NiagaraSetting, policy: &NiagaraPolicy, jobs: &[WorkloadJob]) -> Result<RunResults> {
+pub fn run_jobs(
+    setting: &NiagaraSetting,
+    policy: &NiagaraPolicy,
+    jobs: &[WorkloadJob],
+) -> Result<RunResults> {
     let mut workload = setting.build_workload(jobs.to_vec())?;
     if jobs.len() == 1 {
         // A single thread is fast enough to simulate whole periods of art.
@@ -268,9 +328,17 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
     }
     let label = format!("{} under {policy:?}", workload_label(workload));
     let source_digest = digest_of(module_path!()).to_string();
-    let name =
-        RunName { kind: "steered", label, sources: source_digest, inputs: format!("{workload:?} {policy:?} {l2_kb}") };
-    store::find_or_make(name, || Ok(workload.run_managed(policy.pipeline_for(workload, l2_kb)?)?.results))
+    let name = RunName {
+        kind: "steered",
+        label,
+        sources: source_digest,
+        inputs: format!("{workload:?} {policy:?} {l2_kb}"),
+    };
+    store::find_or_make(name, || {
+        Ok(workload
+            .run_managed(policy.pipeline_for(workload, l2_kb)?)?
+            .results)
+    })
 }
 
 /// Returns the instructions per cycle of each thread alone on the machine, from one copy of each program, because
@@ -281,14 +349,20 @@ pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>> {
     for job in &jobs {
         if !speed_by_kernel.contains_key(job.kernel.as_str()) {
             let solo_run = run_jobs(
-                &NiagaraSetting { is_quick: true, ..*setting },
+                &NiagaraSetting {
+                    is_quick: true,
+                    ..*setting
+                },
                 &NiagaraPolicy::Default,
                 std::slice::from_ref(job),
             )?;
             speed_by_kernel.insert(&job.kernel, solo_run.instructions_per_cycle());
         }
     }
-    Ok(jobs.iter().map(|job| speed_by_kernel[job.kernel.as_str()]).collect())
+    Ok(jobs
+        .iter()
+        .map(|job| speed_by_kernel[job.kernel.as_str()])
+        .collect())
 }
 
 /// Comparison of one policy with the default scheduler.
@@ -326,19 +400,26 @@ pub fn measure_against(
     policy: &NiagaraPolicy,
     baseline: &NiagaraSetting,
 ) -> Result<NiagaraResult> {
-    let (policy_run, default_run) = (run(setting, policy)?, run(baseline, &NiagaraPolicy::Default)?);
+    let (policy_run, default_run) = (
+        run(setting, policy)?,
+        run(baseline, &NiagaraPolicy::Default)?,
+    );
     let solo_speeds = measure_solo_speeds(setting)?;
     let (new_results, old_results): (&RunResults, &RunResults) = (&policy_run, &default_run);
     let no_references_error = || failed("comparison")("the cache had no references");
-    let idle_tasks =
-        [new_results, old_results].into_iter().flat_map(|results| &results.tasks).filter(|task| task.instructions == 0);
+    let idle_tasks = [new_results, old_results]
+        .into_iter()
+        .flat_map(|results| &results.tasks)
+        .filter(|task| task.instructions == 0);
     let mut idle_threads: Vec<String> = idle_tasks.map(|task| task.name.clone()).collect();
     idle_threads.sort();
     idle_threads.dedup();
     // A thread that never ran has no speed, so the mix is reported as not measured.
     let missing_value = f64::NAN;
     let missing_gain = Comparison {
-        throughput_gain: new_results.instructions_per_cycle() / old_results.instructions_per_cycle() - 1.0,
+        throughput_gain: new_results.instructions_per_cycle()
+            / old_results.instructions_per_cycle()
+            - 1.0,
         mix_gain: missing_value,
         contention_gain: missing_value,
         busy_gain: new_results.busy_share / old_results.busy_share - 1.0,
@@ -355,12 +436,20 @@ pub fn measure_against(
         queues: missing_value,
         system: missing_value,
     };
-    let run_time_shares =
-        |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
+    let run_time_shares = |results: &RunResults| {
+        results
+            .tasks
+            .iter()
+            .map(|task| task.run_time_share)
+            .collect::<Vec<f64>>()
+    };
     let time_shares = run_time_shares(new_results);
     let total_time: f64 = time_shares.iter().sum();
     let min_share = |times: &[f64]| least(times.iter()) / mean(times);
-    let art_tasks = new_results.tasks.iter().filter(|task| task.name.starts_with(GREEDY_PROGRAM));
+    let art_tasks = new_results
+        .tasks
+        .iter()
+        .filter(|task| task.name.starts_with(GREEDY_PROGRAM));
     let (miss_ratio, default_miss_ratio) = (
         l2_miss_ratio(new_results).ok_or_else(no_references_error)?,
         l2_miss_ratio(old_results).ok_or_else(no_references_error)?,
@@ -373,7 +462,8 @@ pub fn measure_against(
         misses_change: miss_ratio / default_miss_ratio - 1.0,
         miss_ratio,
         default_miss_ratio,
-        variation: metrics::coefficient_of_variation(&time_shares).ok_or_else(no_references_error)?,
+        variation: metrics::coefficient_of_variation(&time_shares)
+            .ok_or_else(no_references_error)?,
         default_variation: metrics::coefficient_of_variation(&run_time_shares(old_results))
             .ok_or_else(no_references_error)?,
         least_share: min_share(&time_shares),
@@ -386,10 +476,16 @@ pub fn measure_against(
 
 /// Returns the gain over the default of a schedule that never runs the greedy program.
 pub fn measure_gain_without_greedy(setting: &NiagaraSetting) -> Result<f64> {
-    let other_jobs: Vec<WorkloadJob> =
-        setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY_PROGRAM).collect();
+    let other_jobs: Vec<WorkloadJob> = setting
+        .mix
+        .jobs(setting.seed)
+        .into_iter()
+        .filter(|job| job.kernel != GREEDY_PROGRAM)
+        .collect();
     let without_greedy = run_jobs(setting, &NiagaraPolicy::Default, &other_jobs)?;
-    Ok(without_greedy.instructions_per_cycle() / run(setting, &NiagaraPolicy::Default)?.instructions_per_cycle() - 1.0)
+    Ok(without_greedy.instructions_per_cycle()
+        / run(setting, &NiagaraPolicy::Default)?.instructions_per_cycle()
+        - 1.0)
 }
 
 /// Miss ratio of the L2.
@@ -404,14 +500,27 @@ struct OneArtPerGang {
 
 impl Policy for OneArtPerGang {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Time { ns: NOMINAL_WINDOW_NS });
+        let mut plan = Plan::idle(WindowLength::Time {
+            ns: NOMINAL_WINDOW_NS,
+        });
         if self.gangs_in_order.is_empty() {
-            let tasks: Vec<TaskId> = view.observation.tasks.iter().map(|task| task.task).collect();
-            let is_greedy_by_task =
-                view.observation.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with(GREEDY_PROGRAM))));
+            let tasks: Vec<TaskId> = view
+                .observation
+                .tasks
+                .iter()
+                .map(|task| task.task)
+                .collect();
+            let is_greedy_by_task = view
+                .observation
+                .tasks
+                .iter()
+                .map(|task| f64::from(u8::from(task.name.starts_with(GREEDY_PROGRAM))));
             let group_model = GroupModel::Average(is_greedy_by_task.collect());
-            let groups =
-                build_rotation(&group_model, &find_best_groups(&group_model, CONTEXT_COUNT), RotationRule::Fair);
+            let groups = build_rotation(
+                &group_model,
+                &find_best_groups(&group_model, CONTEXT_COUNT),
+                RotationRule::Fair,
+            );
             let gang_of_group = |group: &Vec<usize>| Gang {
                 members: group.iter().map(|&index| (tasks[index], None)).collect(),
                 slices: 1,
@@ -419,7 +528,11 @@ impl Policy for OneArtPerGang {
             self.gangs_in_order = groups.iter().map(gang_of_group).collect();
         }
         let cpus: CpuSet = (0..CONTEXT_COUNT as u32).collect();
-        plan.gangs.push(GangSchedule { cpus, slice_ns: NOMINAL_WINDOW_NS, gangs: self.gangs_in_order.clone() });
+        plan.gangs.push(GangSchedule {
+            cpus,
+            slice_ns: NOMINAL_WINDOW_NS,
+            gangs: self.gangs_in_order.clone(),
+        });
         Decision::new(plan, Vec::new())
     }
 }

@@ -46,13 +46,22 @@ pub struct CurveStudy {
 /// Returns the programs, which are all single-threaded.
 pub fn studied_programs(quick: bool) -> Vec<&'static str> {
     let quick_names = ["twolf", "libquantum", "omnetpp", "art"];
-    let single_threaded_names =
-        kernels::programs().filter(|program| program.threads == (1, 1)).map(|program| program.name.as_str());
-    single_threaded_names.filter(|name| !quick || quick_names.contains(name)).collect()
+    let single_threaded_names = kernels::programs()
+        .filter(|program| program.threads == (1, 1))
+        .map(|program| program.name.as_str());
+    single_threaded_names
+        .filter(|name| !quick || quick_names.contains(name))
+        .collect()
 }
 
 pub fn traced_cache() -> TracedCache {
-    TracedCache { level: CacheLevel::L2, size_bytes: size_bytes(COLORS), colors: COLORS, ways: 10, points: COLORS }
+    TracedCache {
+        level: CacheLevel::L2,
+        size_bytes: size_bytes(COLORS),
+        colors: COLORS,
+        ways: 10,
+        points: COLORS,
+    }
 }
 
 /// Returns the size of the L2 with this many colors.
@@ -61,13 +70,18 @@ pub fn size_bytes(colors: u32) -> u64 {
 }
 
 pub fn build_workload(program: &str, seed: u64) -> Result<Workload> {
-    let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, seed)], seed)?;
+    let mut workload =
+        Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, seed)], seed)?;
     workload.measured_cycles = u64::MAX / 8;
     Ok(workload)
 }
 
 /// Logs this many entries after the warm-up.
-pub fn capture_log(workload: &Workload, warm_up_instr: f64, entry_count: u32) -> Result<TraceCapture> {
+pub fn capture_log(
+    workload: &Workload,
+    warm_up_instr: f64,
+    entry_count: u32,
+) -> Result<TraceCapture> {
     let mut program = SoloMachine::start(workload, LOGGING_COLORS, WINDOW_CYCLES)?;
     program.run_to_instruction(warm_up_instr)?;
     program.trace_misses(entry_count)
@@ -75,11 +89,17 @@ pub fn capture_log(workload: &Workload, warm_up_instr: f64, entry_count: u32) ->
 
 /// Logs this many instructions of the program, but at most [`MAX_LOG_ENTRIES`] entries. A short first log determines
 /// the number of entries.
-pub fn capture_program_log(workload: &Workload, lengths: LogLengths, log_share: f64) -> Result<TraceCapture> {
+pub fn capture_program_log(
+    workload: &Workload,
+    lengths: LogLengths,
+    log_share: f64,
+) -> Result<TraceCapture> {
     let mut program = SoloMachine::start(workload, LOGGING_COLORS, WINDOW_CYCLES)?;
     program.run_to_instruction(lengths.warm_up_instr)?;
-    let misses = program.timeline.last_totals().first_level_misses / program.timeline.last_totals().instructions;
-    let short_log = program.trace_misses((misses * lengths.logged_instr * 0.05).clamp(200.0, 4_000.0) as u32)?;
+    let misses = program.timeline.last_totals().first_level_misses
+        / program.timeline.last_totals().instructions;
+    let short_log =
+        program.trace_misses((misses * lengths.logged_instr * 0.05).clamp(200.0, 4_000.0) as u32)?;
     let entries = log_share * short_log.entries_per_instr() * lengths.logged_instr;
     program.trace_misses(entries.clamp(500.0, MAX_LOG_ENTRIES * log_share) as u32)
 }
@@ -95,27 +115,49 @@ pub fn measure_real_curve(
     for &colors in colors {
         let mut program = SoloMachine::start(workload, colors, WINDOW_CYCLES)?;
         program.run_to_instruction(end_instr)?;
-        let misses_per_kilo_instr = program.timeline.misses_per_kilo_instr(start_instr, end_instr).unwrap_or(f64::NAN);
+        let misses_per_kilo_instr = program
+            .timeline
+            .misses_per_kilo_instr(start_instr, end_instr)
+            .unwrap_or(f64::NAN);
         points.push((size_bytes(colors), misses_per_kilo_instr));
     }
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
 }
 
 /// Returns the curve that a profiler computes from a log, for all numbers of colors.
-pub fn curve_from_capture(uses_thesis_method: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
+pub fn curve_from_capture(
+    uses_thesis_method: bool,
+    traced: &TraceCapture,
+) -> Option<MissRateCurve> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace {
         cache: traced_cache(),
         follows_thesis: uses_thesis_method,
     }]);
-    MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
+    MissRateCurve::from_profile(
+        profiler
+            .update(&traced.seen)
+            .get(&TaskId(0))?
+            .misses_per_kilo_instr()?,
+    )
+    .ok()
 }
 
-fn study_program(program: &str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<CurveStudy> {
+fn study_program(
+    program: &str,
+    seed: u64,
+    lengths: LogLengths,
+    colors: &[u32],
+) -> Result<CurveStudy> {
     let workload = build_workload(program, seed)?;
     let full_capture = capture_program_log(&workload, lengths, 1.0)?;
     let short_log = capture_program_log(&workload, lengths, SHORT_LOG_SHARE)?;
     let measured_curve = measure_real_curve(&workload, full_capture.from, full_capture.to, colors)?;
-    Ok(CurveStudy { program: program.to_string(), real: measured_curve, traced: full_capture, short: short_log })
+    Ok(CurveStudy {
+        program: program.to_string(),
+        real: measured_curve,
+        traced: full_capture,
+        short: short_log,
+    })
 }
 
 /// The compared forms, each a separate profiler over the same kind of evidence.
@@ -131,20 +173,35 @@ impl CurveStudy {
     }
 
     fn distance_of_form(&self, form: &str) -> f64 {
-        self.curve_of_form(form).and_then(|curve| self.real.mean_distance(&curve)).unwrap_or(f64::NAN)
+        self.curve_of_form(form)
+            .and_then(|curve| self.real.mean_distance(&curve))
+            .unwrap_or(f64::NAN)
     }
 
     fn max_miss_rate(&self) -> f64 {
-        self.real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max)
+        self.real
+            .points()
+            .iter()
+            .map(|&(_, rate)| rate)
+            .fold(0.0, f64::max)
     }
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let lengths = context.pick(
-        LogLengths { warm_up_instr: 5e5, logged_instr: 5e5 },
-        LogLengths { warm_up_instr: 2e6, logged_instr: 2e6 },
+        LogLengths {
+            warm_up_instr: 5e5,
+            logged_instr: 5e5,
+        },
+        LogLengths {
+            warm_up_instr: 2e6,
+            logged_instr: 2e6,
+        },
     );
-    let colors: Vec<u32> = context.pick((1..=4).map(|index| 4 * index).collect(), (1..=COLORS).collect());
+    let colors: Vec<u32> = context.pick(
+        (1..=4).map(|index| 4 * index).collect(),
+        (1..=COLORS).collect(),
+    );
     let runs = context.run_cases(
         module_path!(),
         &studied_programs(context.quick),
@@ -155,10 +212,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         },
     )?;
     let studies: Vec<&CurveStudy> = runs.by_seed().collect();
-    let mean_distance = |form: &'static str| runs.mean_per_seed(|study| study.distance_of_form(form));
-    let worst_ratio =
-        runs.greatest_per_seed(|study| study.distance_of_form("survival") / (0.05 * study.max_miss_rate()).max(2.0));
-    let distance_title = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
+    let mean_distance =
+        |form: &'static str| runs.mean_per_seed(|study| study.distance_of_form(form));
+    let worst_ratio = runs.greatest_per_seed(|study| {
+        study.distance_of_form("survival") / (0.05 * study.max_miss_rate()).max(2.0)
+    });
+    let distance_title =
+        |form: &str| format!("mean distance of curves from logs to real ones, {form}");
     let shown_finding = |form: &'static str| {
         let paper = "mean 1.02, 0.87 with a ten times longer log";
         Finding::new(
@@ -170,7 +230,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             &mean_distance(form),
         )
     };
-    let target = ResultTarget::AtMost { target: 0.5, paper_best: Some(0.87) };
+    let target = ResultTarget::AtMost {
+        target: 0.5,
+        paper_best: Some(0.87),
+    };
     let distance_finding = Finding::new(
         "RM-1",
         &distance_title("survival"),
@@ -182,26 +245,52 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     .with_points(distance_points(&studies))
     .with_note(describe_studies(&studies, lengths));
     // One figure per program, as in the thesis's Figure 5.8.
-    let first = runs.of_seed(context.seeds[0]).map(curve_figure).fold(distance_finding, Finding::with_figure);
+    let first = runs
+        .of_seed(context.seeds[0])
+        .map(curve_figure)
+        .fold(distance_finding, Finding::with_figure);
     let worst_ratio_finding = Finding::declared("rm-1-farthest-program", &worst_ratio);
-    Ok(vec![first, worst_ratio_finding, shown_finding("survival, a quarter of the log"), shown_finding("thesis")])
+    Ok(vec![
+        first,
+        worst_ratio_finding,
+        shown_finding("survival, a quarter of the log"),
+        shown_finding("thesis"),
+    ])
 }
 
 fn distance_points(studies: &[&CurveStudy]) -> Vec<DataPoint> {
     let mut distances: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for study in studies {
         for form in FORMS {
-            distances.entry((form, study.program.as_str())).or_default().push(study.distance_of_form(form));
+            distances
+                .entry((form, study.program.as_str()))
+                .or_default()
+                .push(study.distance_of_form(form));
         }
     }
-    distances.into_iter().map(|((form, program), values)| DataPoint::from_values(form, program, &values)).collect()
+    distances
+        .into_iter()
+        .map(|((form, program), values)| DataPoint::from_values(form, program, &values))
+        .collect()
 }
 
 fn describe_studies(studies: &[&CurveStudy], lengths: LogLengths) -> String {
     let mut studies_by_distance = studies.to_vec();
-    studies_by_distance.sort_by(|a, b| b.distance_of_form("survival").total_cmp(&a.distance_of_form("survival")));
-    let name = |study: &&CurveStudy| format!("{} {:.2}", study.program, study.distance_of_form("survival"));
-    let entries: Vec<f64> = studies.iter().map(|study| study.traced.entry_count() as f64).collect();
+    studies_by_distance.sort_by(|a, b| {
+        b.distance_of_form("survival")
+            .total_cmp(&a.distance_of_form("survival"))
+    });
+    let name = |study: &&CurveStudy| {
+        format!(
+            "{} {:.2}",
+            study.program,
+            study.distance_of_form("survival")
+        )
+    };
+    let entries: Vec<f64> = studies
+        .iter()
+        .map(|study| study.traced.entry_count() as f64)
+        .collect();
     format!(
         "All programs with one thread. Warm-up {:.1} M instructions, log and real curve over the {:.1} M after it or \
          163 840 entries (mean {:.0} entries); 8 of 16 colors while logging, curve through the rate counted there. \
@@ -209,19 +298,32 @@ fn describe_studies(studies: &[&CurveStudy], lengths: LogLengths) -> String {
         lengths.warm_up_instr / 1e6,
         lengths.logged_instr / 1e6,
         mean(&entries),
-        studies_by_distance.iter().take(4).map(name).collect::<Vec<_>>().join(", "),
+        studies_by_distance
+            .iter()
+            .take(4)
+            .map(name)
+            .collect::<Vec<_>>()
+            .join(", "),
     )
 }
 
 fn curve_figure(study: &CurveStudy) -> ResultFigure {
     let curve_series = |name: &str, curve: &MissRateCurve, is_dashed| Series {
         name: name.to_string(),
-        points: curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
+        points: curve
+            .points()
+            .iter()
+            .map(|&(size, rate)| ChartPoint::new(color_count(size), rate))
+            .collect(),
         is_dashed,
         ..Series::default()
     };
     let mut series = vec![curve_series("real", &study.real, false)];
-    series.extend(FORMS.iter().filter_map(|form| Some(curve_series(form, &study.curve_of_form(form)?, true))));
+    series.extend(
+        FORMS
+            .iter()
+            .filter_map(|form| Some(curve_series(form, &study.curve_of_form(form)?, true))),
+    );
     let chart = Chart {
         title: format!(
             "{}: {:.2} misses per 1000 instructions apart",

@@ -13,7 +13,8 @@ use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exact
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{
-    MAX_LOG_ENTRIES, build_workload, capture_log, curve_from_capture, measure_real_curve, size_bytes,
+    MAX_LOG_ENTRIES, build_workload, capture_log, curve_from_capture, measure_real_curve,
+    size_bytes,
 };
 use crate::cp::{COLORS, RunScale, chip_workload, fixed_plan_policy, split_shares};
 use crate::run_request;
@@ -40,10 +41,20 @@ struct RowGains {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let log_entries = if context.sample { 4_000 } else { MAX_LOG_ENTRIES as u32 };
+    let log_entries = if context.sample {
+        4_000
+    } else {
+        MAX_LOG_ENTRIES as u32
+    };
     let scale = context.pick(
-        RunScale { scale: 30_000, warm_up_cycles: 6_000_000 },
-        RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
+        RunScale {
+            scale: 30_000,
+            warm_up_cycles: 6_000_000,
+        },
+        RunScale {
+            scale: 2_500,
+            warm_up_cycles: 50_000_000,
+        },
     );
     let rows = context.pick_by_length(&PUBLISHED_ROWS[..1], &PUBLISHED_ROWS[..2], &PUBLISHED_ROWS);
     let row_gains = context.run_cases(
@@ -51,34 +62,61 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         rows,
         |row, seed| format!("{seed} {row:?} {log_entries} {scale:?}"),
         |row, seed| {
-            context.report_progress(&format!("RM-4: {} beside {} x {}, seed {seed}", row.0, row.2, row.1));
+            context.report_progress(&format!(
+                "RM-4: {} beside {} x {}, seed {seed}",
+                row.0, row.2, row.1
+            ));
             measure_row(row, seed, log_entries, scale)
         },
     )?;
     let per_seed = row_gains.per_seed(|rows| {
-        let [online, offline] = [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
+        let [online, offline] =
+            [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
         // If the real curves lose, a share of their gain is meaningless; a choice that loses no more counts as 100 %.
-        if offline > 0.0 { 100.0 * online / offline } else { 100.0 * f64::from(u8::from(online >= offline)) }
+        if offline > 0.0 {
+            100.0 * online / offline
+        } else {
+            100.0 * f64::from(u8::from(online >= offline))
+        }
     });
-    let published_gain_sums =
-        [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5].map(|column| rows.iter().map(column).sum::<f64>());
+    let published_gain_sums = [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5]
+        .map(|column| rows.iter().map(column).sum::<f64>());
     let mut points = Vec::new();
     for &row in rows {
-        let Some(first_colors_by_curve) = row_gains.of_case(row).next().map(|gains| gains.colors_of_first) else {
+        let Some(first_colors_by_curve) = row_gains
+            .of_case(row)
+            .next()
+            .map(|gains| gains.colors_of_first)
+        else {
             continue;
         };
-        let series: [(&str, usize, f64); 2] = [("curves from logs", 0, row.4), ("real curves", 1, row.5)];
+        let series: [(&str, usize, f64); 2] =
+            [("curves from logs", 0, row.4), ("real curves", 1, row.5)];
         for (series, kind, paper) in series {
-            let point_label =
-                format!("{}+{} {}:{}", row.0, row.1, first_colors_by_curve[kind], COLORS - first_colors_by_curve[kind]);
-            points
-                .push(row_gains.point(row, format!("aggregate IPC, %: {series}"), &point_label, |gains| {
-                    gains.gains_percent[kind]
-                }));
-            points.push(row_gains.point(row, format!("IPC of the first, %: {series}"), &point_label, |gains| {
-                gains.first_gains_percent[kind]
-            }));
-            points.push(DataPoint::from_values(format!("aggregate IPC, %, paper: {series}"), &point_label, [paper]));
+            let point_label = format!(
+                "{}+{} {}:{}",
+                row.0,
+                row.1,
+                first_colors_by_curve[kind],
+                COLORS - first_colors_by_curve[kind]
+            );
+            points.push(row_gains.point(
+                row,
+                format!("aggregate IPC, %: {series}"),
+                &point_label,
+                |gains| gains.gains_percent[kind],
+            ));
+            points.push(row_gains.point(
+                row,
+                format!("IPC of the first, %: {series}"),
+                &point_label,
+                |gains| gains.first_gains_percent[kind],
+            ));
+            points.push(DataPoint::from_values(
+                format!("aggregate IPC, %, paper: {series}"),
+                &point_label,
+                [paper],
+            ));
         }
     }
     let finding = Finding::new(
@@ -99,31 +137,53 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![finding])
 }
 
-fn measure_row(row: PublishedRow, seed: u64, log_entries: u32, scale: RunScale) -> Result<RowGains, ReproError> {
+fn measure_row(
+    row: PublishedRow,
+    seed: u64,
+    log_entries: u32,
+    scale: RunScale,
+) -> Result<RowGains, ReproError> {
     let (first_program, second_program, instance_count, with_l3, ..) = row;
-    let copies = (0..instance_count).map(|copy| WorkloadJob::new(second_program, seed + 1_000 + copy));
-    let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first_program, seed)).chain(copies).collect();
+    let copies =
+        (0..instance_count).map(|copy| WorkloadJob::new(second_program, seed + 1_000 + copy));
+    let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first_program, seed))
+        .chain(copies)
+        .collect();
     let cores = jobs.len() as u32;
     let chip_workload = |jobs: Vec<WorkloadJob>| chip_workload(jobs, cores, with_l3, scale, seed);
-    let work_results = jobs.iter().map(|job| Ok(run_request::solo_run(&chip_workload(vec![job.clone()])?)?.0));
+    let work_results = jobs
+        .iter()
+        .map(|job| Ok(run_request::solo_run(&chip_workload(vec![job.clone()])?)?.0));
     let work_ranges = work_results.collect::<Result<Vec<_>, ReproError>>()?;
     let first_curves = curves_of(first_program, seed, work_ranges[0].from_instr, log_entries)?;
-    let second_curves = curves_of(second_program, seed + 1_000, work_ranges[1].from_instr, log_entries)?;
+    let second_curves = curves_of(
+        second_program,
+        seed + 1_000,
+        work_ranges[1].from_instr,
+        log_entries,
+    )?;
     let first_colors_by_curve = [0, 1].map(|kind| {
-        let claims =
-            [&first_curves, &second_curves].map(|curves| UnitClaim { costs: curves[kind].clone(), min_units: 1 });
-        allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
+        let claims = [&first_curves, &second_curves].map(|curves| UnitClaim {
+            costs: curves[kind].clone(),
+            min_units: 1,
+        });
+        allocate_exactly(&claims, COLORS, CostAggregate::Sum)
+            .expect("sixteen colors for two, and measured costs")[0]
     });
     let workload = chip_workload(jobs)?;
     let measure_speeds = |plan: Option<&FixedPlan>| -> Result<[f64; 2], ReproError> {
         let rates = run_request::joint_run(&workload, &work_ranges, plan)?.rates;
-        Ok([rates.iter().map(|rates| rates.instr_per_cycle).sum(), rates[0].instr_per_cycle])
+        Ok([
+            rates.iter().map(|rates| rates.instr_per_cycle).sum(),
+            rates[0].instr_per_cycle,
+        ])
     };
     let shared_speeds = measure_speeds(None)?;
     let mut gains_by_curve = [[0.0; 2]; 2];
     for (gains, colors) in gains_by_curve.iter_mut().zip(first_colors_by_curve) {
         let divided_speeds = measure_speeds(Some(&colors_plan(&workload, colors)?))?;
-        *gains = [0, 1].map(|metric| 100.0 * (divided_speeds[metric] / shared_speeds[metric] - 1.0));
+        *gains =
+            [0, 1].map(|metric| 100.0 * (divided_speeds[metric] / shared_speeds[metric] - 1.0));
     }
     let values_of_metric = |index: usize| gains_by_curve.map(|gains| gains[index]);
     Ok(RowGains {
@@ -135,15 +195,23 @@ fn measure_row(row: PublishedRow, seed: u64, log_entries: u32, scale: RunScale) 
 
 /// Returns the misses per thousand instructions with 1 to 16 colors: from a log that starts at an instruction, and from
 /// running the program with each over the same stretch.
-fn curves_of(program: &str, seed: u64, from_instr: f64, log_entries: u32) -> Result<[Vec<f64>; 2], ReproError> {
+fn curves_of(
+    program: &str,
+    seed: u64,
+    from_instr: f64,
+    log_entries: u32,
+) -> Result<[Vec<f64>; 2], ReproError> {
     let workload = build_workload(program, seed)?;
     let log_capture = capture_log(&workload, from_instr, log_entries)?;
     let colors: Vec<u32> = (1..=COLORS).collect();
-    let computed_curve =
-        curve_from_capture(true, &log_capture).ok_or_else(|| failed(program)("its log gives no curve"))?;
+    let computed_curve = curve_from_capture(true, &log_capture)
+        .ok_or_else(|| failed(program)("its log gives no curve"))?;
     let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, &colors)?;
     let miss_rates = |curve: &MissRateCurve| {
-        let rates = colors.iter().map(|&colors| curve.rate_at(size_bytes(colors))).collect::<Option<Vec<f64>>>();
+        let rates = colors
+            .iter()
+            .map(|&colors| curve.rate_at(size_bytes(colors)))
+            .collect::<Option<Vec<f64>>>();
         rates.ok_or_else(|| failed(program)("its curve does not reach all sizes"))
     };
     Ok([miss_rates(&computed_curve)?, miss_rates(&measured_curve)?])
@@ -152,7 +220,8 @@ fn curves_of(program: &str, seed: u64, from_instr: f64, log_entries: u32) -> Res
 /// Returns a plan with this number of colors for the first program, and the remaining colors for all others together.
 fn colors_plan(workload: &Workload, first_colors: u32) -> Result<FixedPlan, ReproError> {
     let mut fixed_policy = fixed_plan_policy(workload, &split_shares(first_colors))?;
-    let other_members = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));
+    let other_members =
+        (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));
     fixed_policy.plan.shares[1].members = other_members.collect();
     Ok(fixed_policy)
 }
@@ -165,15 +234,22 @@ mod tests {
     /// Do all other programs together get the colors that the first does not have?
     #[test]
     fn all_other_programs_get_the_remaining_colors_together() {
-        let jobs = ["ammp", "applu", "applu", "applu"].map(|name| WorkloadJob::new(name, 1)).to_vec();
-        let scale = RunScale { scale: 60_000, warm_up_cycles: 0 };
+        let jobs = ["ammp", "applu", "applu", "applu"]
+            .map(|name| WorkloadJob::new(name, 1))
+            .to_vec();
+        let scale = RunScale {
+            scale: 60_000,
+            warm_up_cycles: 0,
+        };
         let fixed = colors_plan(&chip_workload(jobs, 4, true, scale, 1).unwrap(), 13).unwrap();
         let shares: Vec<(usize, IndexSet)> = fixed
             .plan
             .shares
             .iter()
             .map(|share| {
-                let Units::Colors { allowed, .. } = &share.units else { panic!("{share:?}") };
+                let Units::Colors { allowed, .. } = &share.units else {
+                    panic!("{share:?}")
+                };
                 (share.members.len(), allowed.clone())
             })
             .collect();

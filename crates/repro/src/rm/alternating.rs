@@ -53,18 +53,28 @@ impl AccessSource for AlternatingSource {
 fn offset_access(access: Access, offset: u64) -> Access {
     match access.kind() {
         AccessKind::Compute => access,
-        kind => Access::new(kind, access.address() + offset, access.gap(), access.is_dependent()),
+        kind => Access::new(
+            kind,
+            access.address() + offset,
+            access.gap(),
+            access.is_dependent(),
+        ),
     }
 }
 
 /// Returns one process whose phases are the two programs in turn.
-pub fn alternating_program(names: [&'static str; 2], seed: u64, phase_instructions: u64) -> Result<SimProgram> {
+pub fn alternating_program(
+    names: [&'static str; 2],
+    seed: u64,
+    phase_instructions: u64,
+) -> Result<SimProgram> {
     for name in names {
         kernels::build_threads(name, seed, &kernels::Options::default()).map_err(failed(name))?;
     }
     let make_threads = move |_: u32| -> Vec<Box<dyn AccessSource>> {
         let threads = names.iter().flat_map(|name| {
-            kernels::build_threads(name, seed, &kernels::Options::default()).expect("built with these options before")
+            kernels::build_threads(name, seed, &kernels::Options::default())
+                .expect("built with these options before")
         });
         let programs = threads.map(|thread| (thread, VecDeque::new())).collect();
         vec![Box::new(AlternatingSource {
@@ -91,7 +101,10 @@ mod tests {
             source.next_batch(&mut accesses);
         }
         let mut phase = 0;
-        for access in accesses.iter().filter(|access| access.kind() != AccessKind::Compute) {
+        for access in accesses
+            .iter()
+            .filter(|access| access.kind() != AccessKind::Compute)
+        {
             let now = (access.address() / PROGRAM_ADDRESS_DISTANCE) as usize;
             assert!(now < 2);
             phase += usize::from(now != phase % 2);

@@ -13,5 +13,9 @@ mod solo;
 use crate::ExperimentRun;
 
 /// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
-pub(crate) const EXPERIMENTS: &[ExperimentRun] =
-    &[("RM-1", accuracy::run), ("RM-2 RM-3", sensitivity::run), ("RM-4", aggregate::run), ("RM-5", phases::run)];
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("RM-1", accuracy::run),
+    ("RM-2 RM-3", sensitivity::run),
+    ("RM-4", aggregate::run),
+    ("RM-5", phases::run),
+];

@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{
-    LOGGING_COLORS, LogLengths, MAX_LOG_ENTRIES, build_workload, capture_log, capture_program_log, curve_from_capture,
-    measure_real_curve,
+    LOGGING_COLORS, LogLengths, MAX_LOG_ENTRIES, build_workload, capture_log, capture_program_log,
+    curve_from_capture, measure_real_curve,
 };
 use super::solo::COLORS;
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultTarget};
@@ -55,7 +55,8 @@ impl TracingCost {
     }
     /// Returns the number of entries that fit into the maximum share.
     fn affordable_entries(&self) -> f64 {
-        MAX_LOG_ENTRIES.min((MAX_OVERHEAD_SHARE * self.phase_cycles / self.cycles_per_entry).floor())
+        MAX_LOG_ENTRIES
+            .min((MAX_OVERHEAD_SHARE * self.phase_cycles / self.cycles_per_entry).floor())
     }
     fn is_log_cut(&self) -> bool {
         self.affordable_entries() < MAX_LOG_ENTRIES
@@ -64,27 +65,53 @@ impl TracingCost {
 
 fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<TracingCost> {
     let workload = build_workload(program, seed)?;
-    let log_capture = capture_program_log(&workload, LogLengths { warm_up_instr: 3e5, logged_instr: 1e5 }, 1.0)?;
-    let tracing_cycles_per_entry =
-        log_capture.cost_ns * 1e-9 * workload.machine.hertz as f64 / log_capture.entry_count() as f64;
+    let log_capture = capture_program_log(
+        &workload,
+        LogLengths {
+            warm_up_instr: 3e5,
+            logged_instr: 1e5,
+        },
+        1.0,
+    )?;
+    let tracing_cycles_per_entry = log_capture.cost_ns * 1e-9 * workload.machine.hertz as f64
+        / log_capture.entry_count() as f64;
     let cycles_per_entry = tracing_cycles_per_entry + COMPUTING_CYCLES_PER_ENTRY;
-    Ok(TracingCost { program: program.to_string(), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
+    Ok(TracingCost {
+        program: program.to_string(),
+        phase_cycles: giga_cycles * 1e9,
+        cycles_per_entry,
+    })
 }
 
 /// Returns the distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its
 /// maximum).
-fn measure_cut_log_distance(cost: &TracingCost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2]> {
+fn measure_cut_log_distance(
+    cost: &TracingCost,
+    seed: u64,
+    warm_up: f64,
+    colors: &[u32],
+) -> Result<[f64; 2]> {
     let workload = build_workload(&cost.program, seed)?;
     let log_capture = capture_log(&workload, warm_up, cost.affordable_entries() as u32)?;
     let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, colors)?;
     let curve = curve_from_capture(false, &log_capture);
-    let mean_distance = curve.and_then(|curve| measured_curve.mean_distance(&curve)).unwrap_or(f64::NAN);
-    let max_miss_rate = measured_curve.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
-    Ok([mean_distance, mean_distance / (0.05 * max_miss_rate).max(2.0)])
+    let mean_distance = curve
+        .and_then(|curve| measured_curve.mean_distance(&curve))
+        .unwrap_or(f64::NAN);
+    let max_miss_rate = measured_curve
+        .points()
+        .iter()
+        .map(|&(_, rate)| rate)
+        .fold(0.0, f64::max);
+    Ok([
+        mean_distance,
+        mean_distance / (0.05 * max_miss_rate).max(2.0),
+    ])
 }
 
 pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    let programs_and_phases: &[(&'static str, f64)] = context.pick(&THESIS_PHASE_LENGTHS[2..3], &THESIS_PHASE_LENGTHS);
+    let programs_and_phases: &[(&'static str, f64)] =
+        context.pick(&THESIS_PHASE_LENGTHS[2..3], &THESIS_PHASE_LENGTHS);
     let seed = context.seeds[0];
     let costs = context.run_all_stored(
         module_path!(),
@@ -93,7 +120,8 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
         |&(program, phase)| measure_tracing_cost(program, phase, seed),
     )?;
     let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_log_cut()).collect();
-    let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
+    let (warm_up, colors) =
+        context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
     let indices: Vec<usize> = (0..cut_costs.len()).collect();
     let distances = context.run_cases(
         module_path!(),
@@ -116,19 +144,31 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
         },
     )?;
     let point = |(index, cost): (usize, &&TracingCost)| {
-        distances.point(index, "distance, misses/1000 instructions", &cost.program, |distance| distance[0])
+        distances.point(
+            index,
+            "distance, misses/1000 instructions",
+            &cost.program,
+            |distance| distance[0],
+        )
     };
     let per_seed = distances.greatest_per_seed(|distance| distance[1]);
-    let cut =
-        Finding::declared("rm-5-cut-logs", &per_seed).with_points(cut_costs.iter().enumerate().map(point).collect());
+    let cut = Finding::declared("rm-5-cut-logs", &per_seed)
+        .with_points(cut_costs.iter().enumerate().map(point).collect());
     Ok(vec![costs_finding(&costs, seed), cut])
 }
 
 fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
-    let worst_overhead = costs.iter().map(|cost| cost.overhead_percent(cost.affordable_entries())).fold(0.0, f64::max);
+    let worst_overhead = costs
+        .iter()
+        .map(|cost| cost.overhead_percent(cost.affordable_entries()))
+        .fold(0.0, f64::max);
     let mut points = Vec::new();
     for cost in costs {
-        points.push(DataPoint::from_values("full log, %", &cost.program, [cost.overhead_percent(MAX_LOG_ENTRIES)]));
+        points.push(DataPoint::from_values(
+            "full log, %",
+            &cost.program,
+            [cost.overhead_percent(MAX_LOG_ENTRIES)],
+        ));
         points.push(DataPoint::from_values(
             "log that the phase allows, %",
             &cost.program,
@@ -146,7 +186,11 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
             )
         })
         .collect();
-    let cut_list = if cut_texts.is_empty() { "none".to_string() } else { cut_texts.join(", ") };
+    let cut_list = if cut_texts.is_empty() {
+        "none".to_string()
+    } else {
+        cut_texts.join(", ")
+    };
     Finding::new(
         "RM-5",
         "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",

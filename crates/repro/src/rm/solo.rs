@@ -4,8 +4,9 @@
 //! the program's stream does not depend on time.
 
 use cachemate_core::{
-    CacheId, CacheLevel, CacheShare, CounterEvent, CounterScope, GroupId, Machine, Observation, PageMigration, Plan,
-    ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, ShareMember, TaskId, Units, WindowLength,
+    CacheId, CacheLevel, CacheShare, CounterEvent, CounterScope, GroupId, Machine, Observation,
+    PageMigration, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, ShareMember,
+    TaskId, Units, WindowLength,
 };
 use cachemate_sim::machine::SimMachine;
 use serde::{Deserialize, Serialize};
@@ -41,9 +42,16 @@ impl MissTimeline {
         interpolate_at(&self.0, instructions, |sums| sums.instructions, value)
     }
 
-    fn rate_per_kilo_instr(&self, from_instr: f64, to_instr: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
+    fn rate_per_kilo_instr(
+        &self,
+        from_instr: f64,
+        to_instr: f64,
+        value: fn(&MissTotals) -> f64,
+    ) -> Option<f64> {
         Some(
-            1000.0 * (self.interpolate_total(to_instr, value)? - self.interpolate_total(from_instr, value)?)
+            1000.0
+                * (self.interpolate_total(to_instr, value)?
+                    - self.interpolate_total(from_instr, value)?)
                 / (to_instr - from_instr),
         )
     }
@@ -84,29 +92,45 @@ impl SoloMachine {
 
     /// Starts a machine with one task.
     pub fn from_machine(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self> {
-        let mut plan = Plan::idle(WindowLength::Cycles { cycles: window_cycles });
+        let mut plan = Plan::idle(WindowLength::Cycles {
+            cycles: window_cycles,
+        });
         plan.affinity.insert(TaskId(0), [0].into_iter().collect());
         plan.shares = vec![color_share(&machine, colors)];
         machine.apply(&plan).map_err(failed("colors"))?;
         machine.set_first_window(plan.window);
         let timeline = MissTimeline(vec![MissTotals::default()]);
-        Ok(SoloMachine { machine, plan, timeline })
+        Ok(SoloMachine {
+            machine,
+            plan,
+            timeline,
+        })
     }
 
     /// Runs one window.
     pub fn run_window(&mut self) -> Result<Observation> {
         let observation = self.machine.observe().map_err(failed("window"))?;
-        let observation = observation.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
+        let observation = observation
+            .ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
         let mut sums = self.timeline.last_totals();
         for (scope, counts) in &observation.shared_counts {
             match scope {
-                CounterScope::Cpu(_) => sums.instructions += counts.get(CounterEvent::Instructions).unwrap_or(0.0),
+                CounterScope::Cpu(_) => {
+                    sums.instructions += counts.get(CounterEvent::Instructions).unwrap_or(0.0)
+                }
                 CounterScope::Cache(_) => {
-                    sums.misses += counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap_or(0.0);
-                    sums.references += counts.get(CounterEvent::References(CacheLevel::L2)).unwrap_or(0.0);
-                    sums.first_level_misses += counts.get(CounterEvent::Misses(CacheLevel::L1Data)).unwrap_or(0.0);
-                    sums.instruction_misses +=
-                        counts.get(CounterEvent::Misses(CacheLevel::L1Instruction)).unwrap_or(0.0);
+                    sums.misses += counts
+                        .get(CounterEvent::Misses(CacheLevel::L2))
+                        .unwrap_or(0.0);
+                    sums.references += counts
+                        .get(CounterEvent::References(CacheLevel::L2))
+                        .unwrap_or(0.0);
+                    sums.first_level_misses += counts
+                        .get(CounterEvent::Misses(CacheLevel::L1Data))
+                        .unwrap_or(0.0);
+                    sums.instruction_misses += counts
+                        .get(CounterEvent::Misses(CacheLevel::L1Instruction))
+                        .unwrap_or(0.0);
                 }
                 _ => {}
             }
@@ -126,14 +150,24 @@ impl SoloMachine {
     /// Logs this many first-level misses from now on; returns the log with the positions of its start and end.
     pub fn trace_misses(&mut self, entries: u32) -> Result<TraceCapture> {
         let from_instr = self.timeline.last_totals().instructions;
-        let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
-        self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX }];
+        let probe_kind = ProbeKind::MissTrace {
+            task: TaskId(0),
+            entries,
+            includes_code: false,
+        };
+        self.plan.probes = vec![ProbeRequest {
+            id: ProbeId(0),
+            kind: probe_kind,
+            budget_ns: u64::MAX,
+        }];
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
         loop {
             let mut observation = self.run_window()?;
             if let Some(probe_result) = observation.probe_results.pop() {
                 self.plan.probes.clear();
-                self.machine.apply(&self.plan).map_err(failed("end of trace"))?;
+                self.machine
+                    .apply(&self.plan)
+                    .map_err(failed("end of trace"))?;
                 let cost_ns = probe_result.cost_ns.iter().map(|(_, ns)| *ns as f64).sum();
                 observation.probe_results = vec![probe_result];
                 return Ok(TraceCapture {
@@ -160,11 +194,18 @@ pub struct TraceCapture {
 impl TraceCapture {
     /// Returns the log.
     pub fn evidence(&self) -> Option<&ProbeEvidence> {
-        self.seen.probe_results.first().map(|probe_result| &probe_result.evidence)
+        self.seen
+            .probe_results
+            .first()
+            .map(|probe_result| &probe_result.evidence)
     }
 
     pub fn entry_count(&self) -> usize {
-        if let Some(ProbeEvidence::Trace { lines, .. }) = self.evidence() { lines.len() } else { 0 }
+        if let Some(ProbeEvidence::Trace { lines, .. }) = self.evidence() {
+            lines.len()
+        } else {
+            0
+        }
     }
 
     /// Returns the number of entries per instruction of the program.
@@ -174,11 +215,18 @@ impl TraceCapture {
 }
 
 fn color_share(machine: &SimMachine, colors: u32) -> CacheShare {
-    let last_level_cache = machine.topology().last_level_caches().next().map_or(CacheId(0), |cache| cache.id);
+    let last_level_cache = machine
+        .topology()
+        .last_level_caches()
+        .next()
+        .map_or(CacheId(0), |cache| cache.id);
     CacheShare {
         group: GroupId(0),
         members: vec![ShareMember::Process(ProcessId(0))],
         cache: last_level_cache,
-        units: Units::Colors { allowed: (0..colors).collect(), migration: PageMigration::All },
+        units: Units::Colors {
+            allowed: (0..colors).collect(),
+            migration: PageMigration::All,
+        },
     }
 }

@@ -25,11 +25,23 @@ impl ExperimentCost {
 
 impl RunDir {
     /// Stores an experiment's cost and replaces an earlier one. `form` is `quick`, `sample` or `full`.
-    pub fn write_cost(&self, ids: &[&str], form: &str, cost: ExperimentCost) -> std::io::Result<()> {
+    pub fn write_cost(
+        &self,
+        ids: &[&str],
+        form: &str,
+        cost: ExperimentCost,
+    ) -> std::io::Result<()> {
         let (sources, inputs) = (String::new(), cost_key(ids, form));
         let encoded_cost = rmp_serde::to_vec_named(&cost).map_err(std::io::Error::other)?;
         let (kind, label, cpu_seconds) = (ENTRY_KIND.to_string(), inputs.clone(), 0.0);
-        self.store_entry(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: encoded_cost })
+        self.store_entry(&StoredEntry {
+            kind,
+            label,
+            sources,
+            inputs,
+            cpu_seconds,
+            answer: encoded_cost,
+        })
     }
 
     /// Returns the most recently stored cost.
@@ -55,9 +67,35 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(dir.path(), 1 << 20);
         assert_eq!(dir.latest_cost(&["CA-1"], "full"), None);
-        dir.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 2, cpu_seconds: 8.0 }).unwrap();
-        dir.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 4, cpu_seconds: 12.0 }).unwrap();
-        assert_eq!(dir.latest_cost(&["CA-1"], "full").map(|cost| cost.cost_of_seeds(2)), Some(6.0));
-        assert_eq!((dir.latest_cost(&["CA-1"], "quick"), dir.latest_cost(&["CA-2"], "full")), (None, None));
+        dir.write_cost(
+            &["CA-1"],
+            "full",
+            ExperimentCost {
+                seeds: 2,
+                cpu_seconds: 8.0,
+            },
+        )
+        .unwrap();
+        dir.write_cost(
+            &["CA-1"],
+            "full",
+            ExperimentCost {
+                seeds: 4,
+                cpu_seconds: 12.0,
+            },
+        )
+        .unwrap();
+        assert_eq!(
+            dir.latest_cost(&["CA-1"], "full")
+                .map(|cost| cost.cost_of_seeds(2)),
+            Some(6.0)
+        );
+        assert_eq!(
+            (
+                dir.latest_cost(&["CA-1"], "quick"),
+                dir.latest_cost(&["CA-2"], "full")
+            ),
+            (None, None)
+        );
     }
 }

@@ -67,7 +67,8 @@ impl StoredEntry {
         let mut record = (encoded_head.len() as u64).to_le_bytes().to_vec();
         record.extend_from_slice(&encoded_head);
         record.extend_from_slice(&self.answer);
-        let compressed_record = zstd::bulk::compress(&record, 1).map_err(|error| encoding_error(&error))?;
+        let compressed_record =
+            zstd::bulk::compress(&record, 1).map_err(|error| encoding_error(&error))?;
         let mut bytes = FORMAT_LINE.to_vec();
         bytes.extend_from_slice(&Sha256::digest(&compressed_record));
         bytes.extend_from_slice(&compressed_record);
@@ -76,18 +77,30 @@ impl StoredEntry {
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, EntryError> {
         let body = bytes.strip_prefix(FORMAT_LINE).ok_or(EntryError::Magic)?;
-        let (checksum, compressed_record) = body.split_at_checked(CHECKSUM_BYTES).ok_or(EntryError::Checksum)?;
+        let (checksum, compressed_record) = body
+            .split_at_checked(CHECKSUM_BYTES)
+            .ok_or(EntryError::Checksum)?;
         if Sha256::digest(compressed_record).as_slice() != checksum {
             return Err(EntryError::Checksum);
         }
         let record_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
         let mut record = Vec::new();
-        let decoder = zstd::Decoder::new(compressed_record).map_err(|error| record_error(&error))?;
-        decoder.take(8 * MAX_ENTRY_BYTES).read_to_end(&mut record).map_err(|error| record_error(&error))?;
-        let (length, tail) = record.split_first_chunk::<8>().ok_or_else(|| record_error(&"no length"))?;
-        let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| record_error(&error))?;
-        let (head, answer) = tail.split_at_checked(length).ok_or_else(|| record_error(&"a length beyond its end"))?;
-        let mut entry: StoredEntry = rmp_serde::from_slice(head).map_err(|error| record_error(&error))?;
+        let decoder =
+            zstd::Decoder::new(compressed_record).map_err(|error| record_error(&error))?;
+        decoder
+            .take(8 * MAX_ENTRY_BYTES)
+            .read_to_end(&mut record)
+            .map_err(|error| record_error(&error))?;
+        let (length, tail) = record
+            .split_first_chunk::<8>()
+            .ok_or_else(|| record_error(&"no length"))?;
+        let length =
+            usize::try_from(u64::from_le_bytes(*length)).map_err(|error| record_error(&error))?;
+        let (head, answer) = tail
+            .split_at_checked(length)
+            .ok_or_else(|| record_error(&"a length beyond its end"))?;
+        let mut entry: StoredEntry =
+            rmp_serde::from_slice(head).map_err(|error| record_error(&error))?;
         entry.answer = answer.to_vec();
         Ok(entry)
     }
@@ -114,12 +127,18 @@ mod tests {
         let bytes = sample_entry().to_bytes().unwrap();
         assert_eq!(StoredEntry::from_bytes(&bytes), Ok(sample_entry()));
         for length in 0..bytes.len() {
-            assert!(StoredEntry::from_bytes(&bytes[..length]).is_err(), "cut at {length}");
+            assert!(
+                StoredEntry::from_bytes(&bytes[..length]).is_err(),
+                "cut at {length}"
+            );
         }
         for position in 0..bytes.len() {
             let mut changed_bytes = bytes.clone();
             changed_bytes[position] ^= 0x10;
-            assert!(StoredEntry::from_bytes(&changed_bytes).is_err(), "changed at {position}");
+            assert!(
+                StoredEntry::from_bytes(&changed_bytes).is_err(),
+                "changed at {position}"
+            );
         }
     }
 

@@ -86,8 +86,13 @@ impl StoreState {
             self.keys_by_age.push_back(key);
         }
         while self.total_bytes > MAX_MEMORY_BYTES {
-            let Some(oldest) = self.keys_by_age.pop_front() else { break };
-            self.total_bytes -= self.bytes_by_key.remove(&oldest).map_or(0, |value| value.len());
+            let Some(oldest) = self.keys_by_age.pop_front() else {
+                break;
+            };
+            self.total_bytes -= self
+                .bytes_by_key
+                .remove(&oldest)
+                .map_or(0, |value| value.len());
         }
     }
 }
@@ -123,7 +128,11 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     let key = (name.kind, name.sources.clone(), name.inputs.clone());
     let (stored_bytes, dir, mode) = {
         let state = lock_state();
-        (state.bytes_by_key.get(&key).cloned(), state.dir.clone(), state.mode)
+        (
+            state.bytes_by_key.get(&key).cloned(),
+            state.dir.clone(),
+            state.mode,
+        )
     };
     if let Some(bytes) = stored_bytes {
         return split_runs::decode_result(&name.label, &bytes);
@@ -138,7 +147,9 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
                 state.insert_value(key, entry.answer.into());
                 return value;
             }
-            StoredLookup::Unusable(reason) => report_problem(&format!("{reason}; the run is made again")),
+            StoredLookup::Unusable(reason) => {
+                report_problem(&format!("{reason}; the run is made again"))
+            }
             StoredLookup::Miss => {}
         }
     }
@@ -151,12 +162,26 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     let cpu_seconds = cpu_seconds() - start_cpu_seconds;
     let encoded_result = split_runs::encode_result(&name.label, &value)?;
     if let Some((dir, report_problem)) = &dir {
-        let RunName { kind, label, sources, inputs } = name;
+        let RunName {
+            kind,
+            label,
+            sources,
+            inputs,
+        } = name;
         let kind = kind.to_string();
-        let entry = StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: encoded_result.clone() };
+        let entry = StoredEntry {
+            kind,
+            label,
+            sources,
+            inputs,
+            cpu_seconds,
+            answer: encoded_result.clone(),
+        };
         if let Err(error) = dir.store_entry(&entry) {
             let path = dir.path().display();
-            report_problem(&format!("{path}: a run cannot be stored ({error}); it is made again the next time"));
+            report_problem(&format!(
+                "{path}: a run cannot be stored ({error}); it is made again the next time"
+            ));
         }
     }
     let mut state = lock_state();
@@ -179,5 +204,9 @@ pub fn dir() -> Option<Arc<RunDir>> {
 
 /// Returns an error if no run may be simulated, because the store is in [`StoreMode::Peek`].
 pub(crate) fn allow_simulation() -> Result<()> {
-    if lock_state().mode == StoreMode::Peek { Err(ReproError::Elsewhere) } else { Ok(()) }
+    if lock_state().mode == StoreMode::Peek {
+        Err(ReproError::Elsewhere)
+    } else {
+        Ok(())
+    }
 }

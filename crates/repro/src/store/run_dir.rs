@@ -55,7 +55,11 @@ impl RunDir {
     /// Creates a handle for a directory that need not exist yet.
     pub fn new(path: &Path, max_bytes: u64) -> Self {
         // Pruned at the first write.
-        RunDir { path: path.to_path_buf(), max_bytes, written_bytes: AtomicU64::new(max_bytes) }
+        RunDir {
+            path: path.to_path_buf(),
+            max_bytes,
+            written_bytes: AtomicU64::new(max_bytes),
+        }
     }
 
     /// Returns the path of the directory.
@@ -65,20 +69,28 @@ impl RunDir {
 
     fn entry_path(&self, name: &str) -> PathBuf {
         let (dir, file) = name.split_at(2);
-        self.path.join(dir).join(file).with_extension(ENTRY_EXTENSION)
+        self.path
+            .join(dir)
+            .join(file)
+            .with_extension(ENTRY_EXTENSION)
     }
 
     /// Looks up the value that was made from exactly these inputs by these sources.
     pub fn find_entry(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
         let path = self.entry_path(&entry_name(kind, sources, inputs));
-        let unusable_entry =
-            |reason: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {reason}", path.display()));
+        let unusable_entry = |reason: &dyn std::fmt::Display| {
+            StoredLookup::Unusable(format!("{}: {reason}", path.display()))
+        };
         match read_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => StoredLookup::Miss,
             Err(error) => StoredLookup::Unusable(error.to_string()),
             Ok(Err(error)) => unusable_entry(&error),
-            Ok(Ok(entry)) if (&*entry.kind, &*entry.sources, &*entry.inputs) != (kind, sources, inputs) => {
-                unusable_entry(&"found the value of other inputs, expected the one that the name says")
+            Ok(Ok(entry))
+                if (&*entry.kind, &*entry.sources, &*entry.inputs) != (kind, sources, inputs) =>
+            {
+                unusable_entry(
+                    &"found the value of other inputs, expected the one that the name says",
+                )
             }
             Ok(Ok(entry)) => {
                 mark_used(&path);
@@ -107,7 +119,11 @@ impl RunDir {
     /// Returns every stored file, the least recently used first. A directory that does not exist has none.
     pub fn files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = self.all_files()?;
-        files.retain(|file| file.path.extension().is_some_and(|extension| extension == ENTRY_EXTENSION));
+        files.retain(|file| {
+            file.path
+                .extension()
+                .is_some_and(|extension| extension == ENTRY_EXTENSION)
+        });
         files.sort();
         Ok(files)
     }
@@ -117,12 +133,22 @@ impl RunDir {
         let mut files = Vec::new();
         for dir in directory_entries(&self.path)? {
             let is_entry_directory = dir.file_name().is_some_and(|name| name.len() == 2);
-            for path in if is_entry_directory { directory_entries(&dir)? } else { Vec::new() } {
+            for path in if is_entry_directory {
+                directory_entries(&dir)?
+            } else {
+                Vec::new()
+            } {
                 // Another process may have removed it.
-                let Ok(metadata) = path.symlink_metadata() else { continue };
+                let Ok(metadata) = path.symlink_metadata() else {
+                    continue;
+                };
                 if metadata.is_file() {
                     let last_used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                    files.push(StoredFile { last_used, path, bytes: metadata.len() });
+                    files.push(StoredFile {
+                        last_used,
+                        path,
+                        bytes: metadata.len(),
+                    });
                 }
             }
         }
@@ -136,11 +162,22 @@ impl RunDir {
         files.sort();
         let total_bytes: u64 = files.iter().map(|file| file.bytes).sum();
         // Leaves some room, so that the next write does not prune again.
-        let mut excess_bytes = if total_bytes > max_bytes { total_bytes - max_bytes / 10 * 9 } else { 0 };
+        let mut excess_bytes = if total_bytes > max_bytes {
+            total_bytes - max_bytes / 10 * 9
+        } else {
+            0
+        };
         let (mut removed_files, mut removed_bytes) = (0, 0);
         for file in files {
-            let is_entry = file.path.extension().is_some_and(|extension| extension == ENTRY_EXTENSION);
-            let is_abandoned = !is_entry && file.last_used.elapsed().is_ok_and(|age| age > ABANDONED_FILE_AGE);
+            let is_entry = file
+                .path
+                .extension()
+                .is_some_and(|extension| extension == ENTRY_EXTENSION);
+            let is_abandoned = !is_entry
+                && file
+                    .last_used
+                    .elapsed()
+                    .is_ok_and(|age| age > ABANDONED_FILE_AGE);
             if is_abandoned || (is_entry && excess_bytes > 0) {
                 remove(&file.path)?;
                 (removed_files, removed_bytes) = (removed_files + 1, removed_bytes + file.bytes);
@@ -153,7 +190,10 @@ impl RunDir {
 
 /// Reads the entry in a file; the inner error is that of a readable file that is not an entry.
 pub fn read_file(path: &Path) -> io::Result<Result<StoredEntry, EntryError>> {
-    Ok(StoredEntry::from_bytes(&cachemate_files::read_limited(path, MAX_ENTRY_BYTES)?))
+    Ok(StoredEntry::from_bytes(&cachemate_files::read_limited(
+        path,
+        MAX_ENTRY_BYTES,
+    )?))
 }
 
 /// Removes a file, which another process may have removed already.
@@ -167,7 +207,11 @@ pub fn remove(path: &Path) -> io::Result<()> {
 /// Names in a directory; none if it does not exist.
 fn directory_entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     match cachemate_files::list_dir(dir) {
-        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => Ok(Vec::new()),
+        Err(error)
+            if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) =>
+        {
+            Ok(Vec::new())
+        }
         entries => entries,
     }
 }
@@ -175,7 +219,12 @@ fn directory_entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// Marks a file as used. A directory that is not writable keeps its order.
 fn mark_used(path: &Path) {
     let try_mark_used = || -> io::Result<()> {
-        if path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MIN_MARK_INTERVAL) {
+        if path
+            .metadata()?
+            .modified()?
+            .elapsed()
+            .is_ok_and(|age| age > MIN_MARK_INTERVAL)
+        {
             cachemate_files::open_plain(path)?.set_modified(SystemTime::now())?;
         }
         Ok(())
@@ -191,9 +240,19 @@ mod tests {
     fn sample_entry(number: u64, length: usize) -> StoredEntry {
         // Incompressible bytes.
         let mut generator = SplitMix64::new(number);
-        let (inputs, answer) = (number.to_string(), (0..length).map(|_| generator.next_u64() as u8).collect());
+        let (inputs, answer) = (
+            number.to_string(),
+            (0..length).map(|_| generator.next_u64() as u8).collect(),
+        );
         let (kind, label, sources) = ("test".to_string(), "a run".to_string(), "s".to_string());
-        StoredEntry { kind, label, sources, inputs, cpu_seconds: 1.0, answer }
+        StoredEntry {
+            kind,
+            label,
+            sources,
+            inputs,
+            cpu_seconds: 1.0,
+            answer,
+        }
     }
 
     fn read(dir: &RunDir, number: u64) -> StoredLookup {
@@ -208,7 +267,10 @@ mod tests {
         let dir = RunDir::new(&dir.path().join("runs"), MAX_DIR_BYTES);
         assert!(matches!(read(&dir, 1), StoredLookup::Miss));
         (1..=8).for_each(|number| dir.store_entry(&sample_entry(number, 2_000)).unwrap());
-        assert!(matches!(dir.find_entry("test", "other", "1"), StoredLookup::Miss));
+        assert!(matches!(
+            dir.find_entry("test", "other", "1"),
+            StoredLookup::Miss
+        ));
         let files = dir.files().unwrap();
         assert_eq!(files.len(), 8);
         for (nth, file) in files.iter().enumerate() {
@@ -223,11 +285,15 @@ mod tests {
         }
         for number in 1..=8 {
             match read(&dir, number) {
-                StoredLookup::Unusable(why) => assert!(why.contains("found") && why.contains("expected"), "{why}"),
+                StoredLookup::Unusable(why) => {
+                    assert!(why.contains("found") && why.contains("expected"), "{why}")
+                }
                 other => panic!("{number}: {other:?}"),
             }
             dir.store_entry(&sample_entry(number, 2_000)).unwrap();
-            assert!(matches!(read(&dir, number), StoredLookup::Hit(found) if found == sample_entry(number, 2_000)));
+            assert!(
+                matches!(read(&dir, number), StoredLookup::Hit(found) if found == sample_entry(number, 2_000))
+            );
         }
     }
 
@@ -239,23 +305,44 @@ mod tests {
         let long_ago = SystemTime::now() - Duration::from_secs(100_000);
         let set_age = |path: &Path, hours: u64| {
             let file = fs::File::options().append(true).open(path).unwrap();
-            file.set_modified(long_ago + Duration::from_secs(3600 * hours)).unwrap();
+            file.set_modified(long_ago + Duration::from_secs(3600 * hours))
+                .unwrap();
         };
         for number in 0..6 {
             dir.store_entry(&sample_entry(number, 5_000)).unwrap();
             set_age(&dir.entry_path(&sample_entry(number, 0).name()), number);
         }
-        assert!(matches!(read(&dir, 0), StoredLookup::Hit(_)), "a use is marked");
+        assert!(
+            matches!(read(&dir, 0), StoredLookup::Hit(_)),
+            "a use is marked"
+        );
         let leftover = dir.path().join("ab");
         fs::create_dir_all(&leftover).unwrap();
         fs::write(leftover.join(".left.0123"), "half").unwrap();
         set_age(&leftover.join(".left.0123"), 0);
-        assert_eq!(dir.prune(40_000).unwrap().0, 1, "only what a killed writer left");
+        assert_eq!(
+            dir.prune(40_000).unwrap().0,
+            1,
+            "only what a killed writer left"
+        );
         let (removed, bytes) = dir.prune(20_000).unwrap();
-        assert!(removed == 3 && bytes > 15_000, "{removed} files of {bytes} bytes");
+        assert!(
+            removed == 3 && bytes > 15_000,
+            "{removed} files of {bytes} bytes"
+        );
         let is_stored = |number: u64| matches!(read(&dir, number), StoredLookup::Hit(_));
-        assert_eq!((0..6).map(is_stored).collect::<Vec<bool>>(), [true, false, false, false, true, true]);
+        assert_eq!(
+            (0..6).map(is_stored).collect::<Vec<bool>>(),
+            [true, false, false, false, true, true]
+        );
         (10..40).for_each(|number| dir.store_entry(&sample_entry(number, 5_000)).unwrap());
-        assert!(dir.files().unwrap().iter().map(|file| file.bytes).sum::<u64>() <= 46_000);
+        assert!(
+            dir.files()
+                .unwrap()
+                .iter()
+                .map(|file| file.bytes)
+                .sum::<u64>()
+                <= 46_000
+        );
     }
 }

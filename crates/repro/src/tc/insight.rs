@@ -35,16 +35,32 @@ pub(super) fn round_accuracies(
     let mut samples_by_round: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {
         for probe_result in &record.observation.probe_results {
-            let ProbeEvidence::Samples { samples, events, line_bytes, .. } = &probe_result.evidence else { continue };
-            let round = samples_by_round.entry(probe_result.probe).or_insert((0, 0, Vec::new()));
+            let ProbeEvidence::Samples {
+                samples,
+                events,
+                line_bytes,
+                ..
+            } = &probe_result.evidence
+            else {
+                continue;
+            };
+            let round = samples_by_round
+                .entry(probe_result.probe)
+                .or_insert((0, 0, Vec::new()));
             round.0 = record.observation.window;
             round.1 += events;
-            round.2.extend(samples.iter().map(|s| (s.task, s.virtual_line * u64::from(*line_bytes))));
+            round.2.extend(
+                samples
+                    .iter()
+                    .map(|s| (s.task, s.virtual_line * u64::from(*line_bytes))),
+            );
         }
     }
     samples_by_round
         .into_values()
-        .map(|(window, events, samples)| measure_accuracy(window, events, &samples, true_groups, entries))
+        .map(|(window, events, samples)| {
+            measure_accuracy(window, events, &samples, true_groups, entries)
+        })
         .collect()
 }
 
@@ -55,17 +71,28 @@ fn measure_accuracy(
     true_groups: &[Option<u32>],
     entries: usize,
 ) -> RoundAccuracy {
-    let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
-    let passed_samples =
-        samples.iter().filter(|&&(task, address)| maps.touch(task, address, true_groups.len())).count();
+    let mut maps = ShMaps::new(ShMapParameters {
+        entries,
+        ..ShMapParameters::default()
+    });
+    let passed_samples = samples
+        .iter()
+        .filter(|&&(task, address)| maps.touch(task, address, true_groups.len()))
+        .count();
     let empty_map = vec![0u8; entries];
-    let map_rows: Vec<&[u8]> =
-        (0..true_groups.len()).map(|index| maps.map_of(TaskId(index as u32)).unwrap_or(&empty_map)).collect();
+    let map_rows: Vec<&[u8]> = (0..true_groups.len())
+        .map(|index| maps.map_of(TaskId(index as u32)).unwrap_or(&empty_map))
+        .collect();
     let sharing = SharingCriteria::default();
     let is_global_entry = global_entries(&map_rows, &sharing);
     let count_entries_touched = |min_count: u8, threads: usize| {
-        let is_touched_by_enough =
-            |entry: &usize| map_rows.iter().filter(|row| row[*entry] >= min_count).count() >= threads;
+        let is_touched_by_enough = |entry: &usize| {
+            map_rows
+                .iter()
+                .filter(|row| row[*entry] >= min_count)
+                .count()
+                >= threads
+        };
         (0..entries).filter(is_touched_by_enough).count()
     };
     let mean_similarity = |is_same_group: bool| {

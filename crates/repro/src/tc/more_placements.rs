@@ -2,14 +2,22 @@
 
 use cachemate_sim::kernels::Options;
 
-use super::placements::{AUTOMATIC_INDEX, GAIN_LABEL, HAND_INDEX, PlacementRuns, compared_placements};
-use super::setup::{ClusterCase, LARGE_MACHINE, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs};
+use super::placements::{
+    AUTOMATIC_INDEX, GAIN_LABEL, HAND_INDEX, PlacementRuns, compared_placements,
+};
+use super::setup::{
+    ClusterCase, LARGE_MACHINE, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs,
+};
 use crate::{ExperimentContext, Finding, Result, greatest, least};
 
 /// Returns eight clusters of the same size as the small machine's.
 fn eight_cluster_cases() -> Vec<ClusterCase> {
     let case_of_equal_clusters = |name, kernel, threads| {
-        let options = Options { groups: Some(8), threads: Some(threads), ..Options::default() };
+        let options = Options {
+            groups: Some(8),
+            threads: Some(threads),
+            ..Options::default()
+        };
         ClusterCase::new(name, kernel, options)
     };
     vec![
@@ -21,7 +29,14 @@ fn eight_cluster_cases() -> Vec<ClusterCase> {
 /// Clusters that cannot, or only just, be kept whole while the chips are balanced.
 fn uneven_cases() -> Vec<ClusterCase> {
     let case_of_sizes = |name, kernel, sizes: &[u32]| {
-        ClusterCase::new(name, kernel, Options { group_sizes: sizes.to_vec(), ..Options::default() })
+        ClusterCase::new(
+            name,
+            kernel,
+            Options {
+                group_sizes: sizes.to_vec(),
+                ..Options::default()
+            },
+        )
     };
     vec![
         case_of_sizes("scoreboards 6 + 4 + 4 + 2", "scoreboards", &[6, 4, 4, 2]),
@@ -68,21 +83,28 @@ pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec
     };
     let mut points = large_machine_runs.placement_points("gain, %", PlacementRuns::gain_percent);
     points.extend(small_machine_runs.placement_points("gain, %", PlacementRuns::gain_percent));
-    points.extend(
-        large_machine_runs.placement_points("remote stalls taken away, %", PlacementRuns::stall_reduction_percent),
-    );
+    points.extend(large_machine_runs.placement_points(
+        "remote stalls taken away, %",
+        PlacementRuns::stall_reduction_percent,
+    ));
     Ok(vec![
-        Finding::declared("tc-4-eight-chips", &context.values_by_seed(|seed| large_machine_runs.worst_hand_gain(seed)))
-            .with_points(points)
-            .with_time_scale(scale as f64)
-            .with_figure(large_machine_runs.placement_figure(
-                "tc-4-eight-chips",
-                "Eight chips: performance over the default scheduler",
-                GAIN_LABEL,
-                PlacementRuns::gain_percent,
-            )),
-        Finding::declared("tc-4-eight-over-two", &context.values_by_seed(extra_gain_percent))
-            .with_time_scale(scale as f64),
+        Finding::declared(
+            "tc-4-eight-chips",
+            &context.values_by_seed(|seed| large_machine_runs.worst_hand_gain(seed)),
+        )
+        .with_points(points)
+        .with_time_scale(scale as f64)
+        .with_figure(large_machine_runs.placement_figure(
+            "tc-4-eight-chips",
+            "Eight chips: performance over the default scheduler",
+            GAIN_LABEL,
+            PlacementRuns::gain_percent,
+        )),
+        Finding::declared(
+            "tc-4-eight-over-two",
+            &context.values_by_seed(extra_gain_percent),
+        )
+        .with_time_scale(scale as f64),
     ])
 }
 
@@ -93,7 +115,13 @@ pub(super) fn uneven_cluster_findings(context: &ExperimentContext<'_>) -> Result
     }
     Ok(vec![uneven_finding(
         context,
-        &PlacementRuns::run_placements(context, SMALL_MACHINE, cases, three_placements(context), TIME_SCALE)?,
+        &PlacementRuns::run_placements(
+            context,
+            SMALL_MACHINE,
+            cases,
+            three_placements(context),
+            TIME_SCALE,
+        )?,
     )])
 }
 
@@ -102,9 +130,13 @@ fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Find
     let shortfall_from_hand = |case: usize, seed: u64| {
         runs.gain_percent(case, HAND_INDEX, seed) - runs.gain_percent(case, AUTOMATIC_INDEX, seed)
     };
-    let worst_shortfall = |seed: u64| greatest((0..runs.cases.len()).map(|case| shortfall_from_hand(case, seed)));
+    let worst_shortfall =
+        |seed: u64| greatest((0..runs.cases.len()).map(|case| shortfall_from_hand(case, seed)));
     let mut points = runs.placement_points("gain, %", PlacementRuns::gain_percent);
-    points.extend(runs.placement_points("remote stalls taken away, %", PlacementRuns::stall_reduction_percent));
+    points.extend(runs.placement_points(
+        "remote stalls taken away, %",
+        PlacementRuns::stall_reduction_percent,
+    ));
     Finding::declared("tc-4-uneven", &context.values_by_seed(worst_shortfall))
         .with_points(points)
         .with_time_scale(TIME_SCALE as f64)

@@ -7,15 +7,16 @@
 //! because turns are scaled with it. It is included in all figures of the policy.
 
 use cachemate_core::{
-    Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, ProcessId, View, WindowLength, WindowRecord,
+    Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, ProcessId, View, WindowLength,
+    WindowRecord,
 };
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::machine::{COUNTER_ROTATION_NS, NominalClock};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    COUNTER_TURN_CYCLES, ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
-    paper_programs, work_rate,
+    COUNTER_TURN_CYCLES, ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE,
+    ThreadPlacement, paper_programs, work_rate,
 };
 use crate::seeded_runs::SeededRuns;
 use crate::setup::failed;
@@ -28,7 +29,9 @@ struct SamplingPolicy(u32);
 
 impl Policy for SamplingPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Cycles { cycles: 1_000_000_000 });
+        let mut plan = Plan::idle(WindowLength::Cycles {
+            cycles: 1_000_000_000,
+        });
         if self.0 > 0 && !view.observation.tasks.is_empty() {
             let probe_kind = ProbeKind::AccessSamples {
                 processes: vec![ProcessId(0)],
@@ -36,7 +39,11 @@ impl Policy for SamplingPolicy {
                 remote_only: true,
                 max_samples: u32::MAX,
             };
-            plan.probes.push(ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX });
+            plan.probes.push(ProbeRequest {
+                id: ProbeId(0),
+                kind: probe_kind,
+                budget_ns: u64::MAX,
+            });
         }
         Decision::new(plan, Vec::new())
     }
@@ -46,23 +53,46 @@ impl Policy for SamplingPolicy {
 /// second.
 fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut sample_count, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
-    for record in records.iter().filter(|record| !record.observation.probe_results.is_empty()) {
-        busy_ns += record.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
+    for record in records
+        .iter()
+        .filter(|record| !record.observation.probe_results.is_empty())
+    {
+        busy_ns += record
+            .observation
+            .tasks
+            .iter()
+            .flat_map(|task| &task.on_cpu_ns)
+            .map(|(_, ns)| ns)
+            .sum::<u64>();
         elapsed_ns += record.observation.span.elapsed_ns;
         for probe_result in &record.observation.probe_results {
             cost_ns += probe_result.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            if let cachemate_core::ProbeEvidence::Samples { samples: probe_samples, .. } = &probe_result.evidence {
+            if let cachemate_core::ProbeEvidence::Samples {
+                samples: probe_samples,
+                ..
+            } = &probe_result.evidence
+            {
                 sample_count += probe_samples.len();
             }
         }
     }
     // Elapsed time is nominal; the machine's own time is shorter by the scale.
     let seconds = elapsed_ns as f64 / 1e9 / TIME_SCALE as f64;
-    (cost_ns as f64 / busy_ns.max(1) as f64, sample_count as f64 / seconds.max(1e-12))
+    (
+        cost_ns as f64 / busy_ns.max(1) as f64,
+        sample_count as f64 / seconds.max(1e-12),
+    )
 }
 
-fn sampling_setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> ClusterSetting {
-    let machine = format!("{SMALL_MACHINE}?counters.interrupt_cycles={}", INTERRUPT_CYCLES * TIME_SCALE);
+fn sampling_setting(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> ClusterSetting {
+    let machine = format!(
+        "{SMALL_MACHINE}?counters.interrupt_cycles={}",
+        INTERRUPT_CYCLES * TIME_SCALE
+    );
     ClusterSetting {
         warm_up_windows: context.pick(2, 12),
         measured_windows: context.pick(1, 2),
@@ -82,15 +112,27 @@ struct SamplingCost {
     per_second: f64,
 }
 
-fn measure_cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost> {
-    let (case, setting) = (warehouse_case(), sampling_setting(context, &warehouse_case(), seed));
+fn measure_cost_at_rate(
+    context: &ExperimentContext<'_>,
+    seed: u64,
+    one_in: u32,
+) -> Result<SamplingCost> {
+    let (case, setting) = (
+        warehouse_case(),
+        sampling_setting(context, &warehouse_case(), seed),
+    );
     let true_groups = case.true_groups(seed)?;
     let unsampled_run = setting.run_under_policy(Box::new(SamplingPolicy(0)))?;
     let sampled_run = setting.run_under_policy(Box::new(SamplingPolicy(one_in)))?;
     let (charged_share, samples_per_second) = sampling_share_and_rate(&sampled_run.records);
-    let work_loss =
-        1.0 - work_rate(&sampled_run.results, &true_groups) / work_rate(&unsampled_run.results, &true_groups);
-    Ok(SamplingCost { slowdown: work_loss, charged: charged_share, per_second: samples_per_second })
+    let work_loss = 1.0
+        - work_rate(&sampled_run.results, &true_groups)
+            / work_rate(&unsampled_run.results, &true_groups);
+    Ok(SamplingCost {
+        slowdown: work_loss,
+        charged: charged_share,
+        per_second: samples_per_second,
+    })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
@@ -107,10 +149,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mut points = Vec::new();
     for &rate in rates {
         let rate_label = format!("1 in {rate}");
-        points.push(measured_costs.point(rate, "slowdown, %", &rate_label, |cost| 100.0 * cost.slowdown));
-        points.push(measured_costs.point(rate, "charged, %", &rate_label, |cost| 100.0 * cost.charged));
         points.push(
-            measured_costs.point(rate, "seconds for 10^6 samples", &rate_label, |cost| 1e6 / cost.per_second.max(1e-9)),
+            measured_costs.point(rate, "slowdown, %", &rate_label, |cost| {
+                100.0 * cost.slowdown
+            }),
+        );
+        points.push(
+            measured_costs.point(rate, "charged, %", &rate_label, |cost| 100.0 * cost.charged),
+        );
+        points.push(
+            measured_costs.point(rate, "seconds for 10^6 samples", &rate_label, |cost| {
+                1e6 / cost.per_second.max(1e-9)
+            }),
         );
     }
     let breakdown_percent = 100.0 * breakdown_share()?;
@@ -126,10 +176,17 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         |_, seed| format!("own rate {seed}"),
         |_, seed| measure_chosen_rate_cost(context, seed),
     )?;
-    let chosen_rate_point =
-        |series: &str, value: fn(&ChosenRateCost) -> f64| chosen_rate_costs.point(own_rate, series, own_rate, value);
-    points.push(chosen_rate_point("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
-    points.push(chosen_rate_point("charged while detecting, costliest window, %", |own| 100.0 * own.most));
+    let chosen_rate_point = |series: &str, value: fn(&ChosenRateCost) -> f64| {
+        chosen_rate_costs.point(own_rate, series, own_rate, value)
+    };
+    points.push(chosen_rate_point(
+        "charged while detecting, first window of sampling, %",
+        |own| 100.0 * own.first,
+    ));
+    points.push(chosen_rate_point(
+        "charged while detecting, costliest window, %",
+        |own| 100.0 * own.most,
+    ));
     points.push(chosen_rate_point("windows of sampling", |own| own.windows));
     let per_seed = |value: fn(&ChosenRateCost) -> f64| {
         chosen_rate_costs.per_seed(|costs| 100.0 * value(costs[0]) + breakdown_percent)
@@ -148,7 +205,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     ];
     // A single rate gives no curve.
     if rates.len() > 1 {
-        findings[0].figures.push(draw_cost_chart(rates, &measured_costs));
+        findings[0]
+            .figures
+            .push(draw_cost_chart(rates, &measured_costs));
     }
     Ok(findings)
 }
@@ -174,18 +233,40 @@ fn breakdown_share() -> Result<f64> {
 fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost> {
     let unscaled_setting = sampling_setting(context, &warehouse_case(), seed);
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
-    let cost_parameters = format!("{LOW_ACTIVATION}\nsample_cost_ns = {}.0", 2_000 * TIME_SCALE);
-    let sampled_records = unscaled_setting.run(&ThreadPlacement::Automatic(cost_parameters))?.records;
-    let share_of_window = |record: &WindowRecord| sampling_share_and_rate(std::slice::from_ref(record)).0;
-    let window_shares: Vec<f64> =
-        sampled_records.iter().filter(|r| !r.observation.probe_results.is_empty()).map(share_of_window).collect();
+    let cost_parameters = format!(
+        "{LOW_ACTIVATION}\nsample_cost_ns = {}.0",
+        2_000 * TIME_SCALE
+    );
+    let sampled_records = unscaled_setting
+        .run(&ThreadPlacement::Automatic(cost_parameters))?
+        .records;
+    let share_of_window =
+        |record: &WindowRecord| sampling_share_and_rate(std::slice::from_ref(record)).0;
+    let window_shares: Vec<f64> = sampled_records
+        .iter()
+        .filter(|r| !r.observation.probe_results.is_empty())
+        .map(share_of_window)
+        .collect();
     let scaled_setting = ClusterSetting::new(context, SMALL_MACHINE, &warehouse_case(), seed);
     let run = scaled_setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
-    let sum_windows = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
+    let sum_windows =
+        |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
     let cost_ns = sum_windows(|r| {
-        r.observation.probe_results.iter().flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum()
+        r.observation
+            .probe_results
+            .iter()
+            .flat_map(|probe_result| &probe_result.cost_ns)
+            .map(|(_, ns)| ns)
+            .sum()
     });
-    let busy_ns = sum_windows(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
+    let busy_ns = sum_windows(|r| {
+        r.observation
+            .tasks
+            .iter()
+            .flat_map(|task| &task.on_cpu_ns)
+            .map(|(_, ns)| ns)
+            .sum()
+    });
     Ok(ChosenRateCost {
         detecting: sampling_share_and_rate(&sampled_records).0,
         first: window_shares.first().copied().unwrap_or(0.0),
@@ -201,7 +282,11 @@ fn draw_cost_chart(rates: &[u32], costs: &SeededRuns<u32, SamplingCost>) -> Resu
     };
     let cost_series = |name: &str, value: fn(&SamplingCost) -> f64| Series {
         name: name.to_string(),
-        points: rates.iter().rev().map(|&rate| cost_point(rate, value)).collect(),
+        points: rates
+            .iter()
+            .rev()
+            .map(|&rate| cost_point(rate, value))
+            .collect(),
         ..Series::default()
     };
     let chart = Chart {
@@ -210,7 +295,9 @@ fn draw_cost_chart(rates: &[u32], costs: &SeededRuns<u32, SamplingCost>) -> Resu
         y: Axis::log("% overhead; seconds"),
         series: vec![
             cost_series("overhead, %", |cost| 100.0 * cost.charged),
-            cost_series("seconds for 10^6 samples", |cost| 1e6 / cost.per_second.max(1e-9)),
+            cost_series("seconds for 10^6 samples", |cost| {
+                1e6 / cost.per_second.max(1e-9)
+            }),
         ],
         ..Chart::default()
     };

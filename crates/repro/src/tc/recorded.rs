@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::{
-    Access, AccessKind, AccessSource, BatchEnd, CounterEvent, ShMapParameters, StallCause, WindowRecord,
+    Access, AccessKind, AccessSource, BatchEnd, CounterEvent, ShMapParameters, StallCause,
+    WindowRecord,
 };
 use cachemate_sim::machine::SimProgram;
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, recording_dirs};
@@ -18,7 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::sharing_map_figures as shmap_figures;
 use super::insight::{RoundAccuracy, round_accuracies};
-use super::setup::{PlacementRound, SMALL_MACHINE, TIME_SCALE, WINDOW_CYCLES, placement_rounds, run_clustering};
+use super::setup::{
+    PlacementRound, SMALL_MACHINE, TIME_SCALE, WINDOW_CYCLES, placement_rounds, run_clustering,
+};
 use crate::recordings;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, Result};
@@ -46,7 +49,10 @@ fn recording_error(problem: impl Into<String>) -> ReproError {
 /// Returns the recording, in the first directory that has it.
 fn find_recording() -> Result<PathBuf> {
     let searched_dirs = recording_dirs();
-    let recording = searched_dirs.iter().map(|dir| dir.join("servers/mariadb.cmt")).find(|path| path.is_file());
+    let recording = searched_dirs
+        .iter()
+        .map(|dir| dir.join("servers/mariadb.cmt"))
+        .find(|path| path.is_file());
     recording.ok_or_else(|| {
         recording_error(
             "found no servers/mariadb.cmt among the bundled recordings; CACHEMATE_RECORDINGS may name their directory",
@@ -59,7 +65,11 @@ fn find_recording() -> Result<PathBuf> {
 fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>> {
     let mut names: Vec<&str> = Vec::new();
     let mut database_by_thread = BTreeMap::new();
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
+    for (index, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.starts_with('#'))
+    {
         let words: Vec<&str> = line.split_whitespace().collect();
         let thread_and_database = match words[..] {
             [thread, database] => thread.parse().ok().map(|thread| (thread, database)),
@@ -67,14 +77,22 @@ fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>> {
         };
         let Some((thread, database)) = thread_and_database else {
             let expectation = "expected a thread's number and the name of a database";
-            return Err(recording_error(format!("{name}, line {}: found '{line}', {expectation}", index + 1)));
+            return Err(recording_error(format!(
+                "{name}, line {}: found '{line}', {expectation}",
+                index + 1
+            )));
         };
-        let database_number =
-            names.iter().position(|&named_database| named_database == database).unwrap_or_else(|| {
+        let database_number = names
+            .iter()
+            .position(|&named_database| named_database == database)
+            .unwrap_or_else(|| {
                 names.push(database);
                 names.len() - 1
             });
-        if database_by_thread.insert(thread, database_number as u32).is_some() {
+        if database_by_thread
+            .insert(thread, database_number as u32)
+            .is_some()
+        {
             return Err(recording_error(format!(
                 "{name}, line {}: found thread {thread} again, expected it once",
                 index + 1
@@ -90,12 +108,23 @@ fn match_threads(
     database_by_thread: &BTreeMap<u32, u32>,
     hertz: u64,
 ) -> Result<Vec<RecordedThread>> {
-    let threads_with_records: Vec<&ThreadTotals> = totals.iter().filter(|thread| thread.records > 0).collect();
-    let database_of = |thread: &ThreadTotals| thread.os_thread.and_then(|id| database_by_thread.get(&id).copied());
-    let was_recorded = |id: &u32| threads_with_records.iter().any(|thread| thread.os_thread == Some(*id));
+    let threads_with_records: Vec<&ThreadTotals> =
+        totals.iter().filter(|thread| thread.records > 0).collect();
+    let database_of = |thread: &ThreadTotals| {
+        thread
+            .os_thread
+            .and_then(|id| database_by_thread.get(&id).copied())
+    };
+    let was_recorded = |id: &u32| {
+        threads_with_records
+            .iter()
+            .any(|thread| thread.os_thread == Some(*id))
+    };
     if let Some(id) = database_by_thread.keys().find(|id| !was_recorded(id)) {
-        let os_threads: Vec<String> =
-            threads_with_records.iter().map(|thread| format!("{:?}", thread.os_thread)).collect();
+        let os_threads: Vec<String> = threads_with_records
+            .iter()
+            .map(|thread| format!("{:?}", thread.os_thread))
+            .collect();
         return Err(recording_error(format!(
             "found threads {}, expected {id} of the list among them",
             os_threads.join(", ")
@@ -110,8 +139,11 @@ fn match_threads(
     // A round of a connection takes about one cycle per instruction.
     let round_instr = connection_instr.iter().sum::<u64>() / connection_instr.len().max(1) as u64;
     let idle_ns_of = |thread: &ThreadTotals| {
-        let idle_cycles =
-            if database_of(thread).is_some() { 0 } else { round_instr.saturating_sub(instructions_of(thread)) };
+        let idle_cycles = if database_of(thread).is_some() {
+            0
+        } else {
+            round_instr.saturating_sub(instructions_of(thread))
+        };
         (u128::from(idle_cycles) * 1_000_000_000 / u128::from(hertz)) as u64
     };
     let recorded_thread = |thread: &&ThreadTotals| RecordedThread {
@@ -119,7 +151,8 @@ fn match_threads(
         database: database_of(thread),
         idle_ns: idle_ns_of(thread),
     };
-    let mut threads: Vec<RecordedThread> = threads_with_records.iter().map(recorded_thread).collect();
+    let mut threads: Vec<RecordedThread> =
+        threads_with_records.iter().map(recorded_thread).collect();
     threads.sort_unstable_by_key(|thread| thread.thread);
     Ok(threads)
 }
@@ -128,14 +161,19 @@ fn recorded_threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>> {
     let thread_list = path.with_extension("threads");
     let name = thread_list.display().to_string();
     let database_by_thread = parse_databases(
-        &cachemate_files::read_text_limited(&thread_list, MAX_THREAD_LIST_BYTES).map_err(failed(&name))?,
+        &cachemate_files::read_text_limited(&thread_list, MAX_THREAD_LIST_BYTES)
+            .map_err(failed(&name))?,
         &name,
     )?;
     let mut reader = CmtReader::open(path).map_err(failed(RECORDING_NAME))?;
     let mut batch = Vec::new();
-    while reader.read_batch(&mut batch).map_err(failed(RECORDING_NAME))? {}
-    let totals =
-        reader.totals().ok_or_else(|| recording_error("found a recording without totals, expected a whole one"))?;
+    while reader
+        .read_batch(&mut batch)
+        .map_err(failed(RECORDING_NAME))?
+    {}
+    let totals = reader
+        .totals()
+        .ok_or_else(|| recording_error("found a recording without totals, expected a whole one"))?;
     match_threads(&totals.threads, &database_by_thread, hertz)
 }
 
@@ -162,7 +200,12 @@ impl PacedSource {
                 }
             }
         }
-        PacedSource { round_accesses, next_index: 0, finished_rounds: 0, idle_ns }
+        PacedSource {
+            round_accesses,
+            next_index: 0,
+            finished_rounds: 0,
+            idle_ns,
+        }
     }
 }
 
@@ -172,7 +215,10 @@ impl AccessSource for PacedSource {
             (self.next_index, self.finished_rounds) = (0, self.finished_rounds + 1);
             return BatchEnd::Sleep { ns: self.idle_ns };
         }
-        let end_index = self.round_accesses.len().min(self.next_index + TURN_ACCESSES);
+        let end_index = self
+            .round_accesses
+            .len()
+            .min(self.next_index + TURN_ACCESSES);
         batch.extend_from_slice(&self.round_accesses[self.next_index..end_index]);
         self.next_index = end_index;
         BatchEnd::More
@@ -214,20 +260,30 @@ struct RecordedRunResult {
 
 impl RecordedRunResult {
     fn agreement(&self) -> f64 {
-        self.last.as_ref().map_or(0.0, |round| round.agreement(&self.truth))
+        self.last
+            .as_ref()
+            .map_or(0.0, |round| round.agreement(&self.truth))
     }
 }
 
 /// Returns the share of all cycles of the run that stall on remote caches, in percent.
 fn remote_stall_percent(records: &[WindowRecord]) -> f64 {
     let sum_of_counts = |event| {
-        records.iter().flat_map(|r| &r.observation.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>()
+        records
+            .iter()
+            .flat_map(|r| &r.observation.tasks)
+            .filter_map(|task| task.counts.get(event))
+            .sum::<f64>()
     };
     100.0 * sum_of_counts(CounterEvent::StallCycles(StallCause::RemoteCache))
         / sum_of_counts(CounterEvent::Cycles).max(1.0)
 }
 
-fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<RecordedRunResult> {
+fn run_recorded(
+    context: &ExperimentContext<'_>,
+    seed: u64,
+    method: &str,
+) -> Result<RecordedRunResult> {
     let path = find_recording()?;
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let threads = recorded_threads(&path, spec.hertz)?;
@@ -235,10 +291,19 @@ fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Res
         "window_cycles = {WINDOW_CYCLES}\nsamples = {ROUND_SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\""
     );
     let programs = vec![replay_program(&path, &threads)?];
-    let records = run_clustering(&spec, programs, context.pick(6, 12) * WINDOW_CYCLES, parameters, false, seed)?;
+    let records = run_clustering(
+        &spec,
+        programs,
+        context.pick(6, 12) * WINDOW_CYCLES,
+        parameters,
+        false,
+        seed,
+    )?;
     let true_groups: Vec<Option<u32>> = threads.iter().map(|thread| thread.database).collect();
     let entries = ShMapParameters::default().entries;
-    let first_round_accuracy = round_accuracies(&records, &true_groups, entries).into_iter().next();
+    let first_round_accuracy = round_accuracies(&records, &true_groups, entries)
+        .into_iter()
+        .next();
     let last_round = placement_rounds(&records, true_groups.len(), entries).pop();
     Ok(RecordedRunResult {
         last: last_round,
@@ -262,7 +327,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let mut points = Vec::new();
     for method in CLUSTERING_METHODS {
         let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
-            points.push(DataPoint::from_values(series, method, run.of_case(method).filter_map(value)));
+            points.push(DataPoint::from_values(
+                series,
+                method,
+                run.of_case(method).filter_map(value),
+            ));
         };
         add_point("adjusted Rand index", &|run| Some(run.agreement()));
         add_point("clusters", &|run| Some(run.last.as_ref()?.clusters as f64));
@@ -272,19 +341,39 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         add_point("server's own threads", &|run| {
             Some(run.truth.iter().filter(|cluster| cluster.is_none()).count() as f64)
         });
-        add_point("cycles stalled on remote caches, %", &|run| Some(run.remote_percent));
-        add_point("first round: samples", &|run| Some(run.insight.as_ref()?.samples as f64));
-        add_point("first round: samples past the filter", &|run| Some(run.insight.as_ref()?.passed as f64));
-        add_point("first round: entries global by the thesis's rule", &|run| Some(run.insight.as_ref()?.global as f64));
-        add_point("first round: mean similarity within a database", &|run| Some(run.insight.as_ref()?.inside));
-        add_point("first round: mean similarity across databases", &|run| Some(run.insight.as_ref()?.across));
+        add_point("cycles stalled on remote caches, %", &|run| {
+            Some(run.remote_percent)
+        });
+        add_point("first round: samples", &|run| {
+            Some(run.insight.as_ref()?.samples as f64)
+        });
+        add_point("first round: samples past the filter", &|run| {
+            Some(run.insight.as_ref()?.passed as f64)
+        });
+        add_point("first round: entries global by the thesis's rule", &|run| {
+            Some(run.insight.as_ref()?.global as f64)
+        });
+        add_point("first round: mean similarity within a database", &|run| {
+            Some(run.insight.as_ref()?.inside)
+        });
+        add_point("first round: mean similarity across databases", &|run| {
+            Some(run.insight.as_ref()?.across)
+        });
     }
-    let agreements = run.of_case(CLUSTERING_METHODS[0]).map(RecordedRunResult::agreement);
+    let agreements = run
+        .of_case(CLUSTERING_METHODS[0])
+        .map(RecordedRunResult::agreement);
     let per_seed = context.with_seeds(agreements);
-    let mut finding =
-        Finding::declared("tc-2-recorded-server", &per_seed).with_points(points).with_time_scale(TIME_SCALE as f64);
-    if let Some(round) = run.of_case(CLUSTERING_METHODS[0]).find_map(|runs| runs.last.as_ref()) {
-        finding.figures.extend(shmap_figures("recorded MariaDB", round));
+    let mut finding = Finding::declared("tc-2-recorded-server", &per_seed)
+        .with_points(points)
+        .with_time_scale(TIME_SCALE as f64);
+    if let Some(round) = run
+        .of_case(CLUSTERING_METHODS[0])
+        .find_map(|runs| runs.last.as_ref())
+    {
+        finding
+            .figures
+            .extend(shmap_figures("recorded MariaDB", round));
     }
     Ok(vec![finding])
 }
@@ -296,8 +385,12 @@ mod tests {
     /// Are databases numbered in order of appearance, and is an invalid line rejected with its position?
     #[test]
     fn the_list_of_threads_is_read_or_rejected_with_the_line() {
-        assert_eq!(parse_databases("# comment\n7 b\n9 a\n11 b\n", "x").unwrap(), [(7, 0), (9, 1), (11, 0)].into());
-        let parse_failure = |text: &str| parse_databases(text, "x.threads").unwrap_err().to_string();
+        assert_eq!(
+            parse_databases("# comment\n7 b\n9 a\n11 b\n", "x").unwrap(),
+            [(7, 0), (9, 1), (11, 0)].into()
+        );
+        let parse_failure =
+            |text: &str| parse_databases(text, "x.threads").unwrap_err().to_string();
         assert!(parse_failure("7 b\nseven a\n").contains("x.threads, line 2: found 'seven a'"));
         assert!(parse_failure("7 b\n7 a\n").contains("x.threads, line 2: found thread 7 again"));
     }
@@ -312,12 +405,32 @@ mod tests {
             instructions: Some(instructions),
             ..ThreadTotals::default()
         };
-        let totals = [thread_totals(0, 50, 400), thread_totals(1, 52, 3_000), thread_totals(2, 51, 1_000)];
+        let totals = [
+            thread_totals(0, 50, 400),
+            thread_totals(1, 52, 3_000),
+            thread_totals(2, 51, 1_000),
+        ];
         let matches = match_threads(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
-        let background = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
-        let connection_thread = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };
-        assert_eq!(matches, [background, connection_thread(1, 0), connection_thread(2, 1)]);
-        let error = match_threads(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
-        assert!(error.contains("expected 53 of the list among them"), "{error}");
+        let background = RecordedThread {
+            thread: 0,
+            database: None,
+            idle_ns: 1_600,
+        };
+        let connection_thread = |thread, database| RecordedThread {
+            thread,
+            database: Some(database),
+            idle_ns: 0,
+        };
+        assert_eq!(
+            matches,
+            [background, connection_thread(1, 0), connection_thread(2, 1)]
+        );
+        let error = match_threads(&totals, &[(53, 1)].into(), 1)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("expected 53 of the list among them"),
+            "{error}"
+        );
     }
 }

@@ -1,15 +1,18 @@
 //! TC-6 and TC-7: does the clustering depend on the shMaps' size or on the sampling rate, and how long must sharing
 //! last?
 
-use cachemate_core::{Observation, ProbeEvidence, ProbeResult, ShMapParameters, TaskId, WindowRecord};
+use cachemate_core::{
+    Observation, ProbeEvidence, ProbeResult, ShMapParameters, TaskId, WindowRecord,
+};
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_policy::clustering::ClusteringMethod;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, LOW_ACTIVATION, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
-    adjusted_rand_index, cluster_maps, label_clusters, paper_programs, sharing_profiler,
+    ClusterCase, ClusterSetting, LOW_ACTIVATION, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE,
+    ThreadPlacement, adjusted_rand_index, cluster_maps, label_clusters, paper_programs,
+    sharing_profiler,
 };
 use crate::statistics::interpolate_at;
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, least};
@@ -36,7 +39,9 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
         .iter()
         .filter(has_samples)
         .filter(|record| record.observation.probe_results.first().map(|a| a.probe) == probe);
-    observations.map(|record| record.observation.clone()).collect()
+    observations
+        .map(|record| record.observation.clone())
+        .collect()
 }
 
 /// Returns the same observations with only every `one_in`th sample of each window.
@@ -56,21 +61,40 @@ fn keep_every_nth_sample(round: &[Observation], one_in: usize) -> Vec<Observatio
 }
 
 /// Cluster labels of the threads from the samples of a round.
-fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Vec<usize> {
+fn cluster_round(
+    round: &[Observation],
+    threads: usize,
+    entries: usize,
+    method: ClusteringMethod,
+) -> Vec<usize> {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     for observation in round {
         profiler.update(observation);
     }
     let profiles = profiler.profiles();
-    let map_of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
+    let map_of = |thread: usize| {
+        profiles
+            .get(&TaskId(thread as u32))
+            .and_then(|profile| profile.sharing_map())
+    };
     let map_counters = |thread: usize| map_of(thread).map(|map| map.counters.as_slice());
-    let maps: Vec<&[u8]> = (0..threads).map(|thread| map_counters(thread).unwrap_or(&[])).collect();
+    let maps: Vec<&[u8]> = (0..threads)
+        .map(|thread| map_counters(thread).unwrap_or(&[]))
+        .collect();
     let count_samples = |probe_result: &ProbeResult| match &probe_result.evidence {
         ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
-    let sample_count: usize = round.iter().flat_map(|observation| &observation.probe_results).map(count_samples).sum();
-    label_clusters(&cluster_maps(&maps, method, sample_count as f64 / threads.max(1) as f64))
+    let sample_count: usize = round
+        .iter()
+        .flat_map(|observation| &observation.probe_results)
+        .map(count_samples)
+        .sum();
+    label_clusters(&cluster_maps(
+        &maps,
+        method,
+        sample_count as f64 / threads.max(1) as f64,
+    ))
 }
 
 #[derive(Serialize, Deserialize)]
@@ -83,7 +107,11 @@ struct AgreementSensitivity {
     own_one_pass: f64,
 }
 
-fn measure_sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<AgreementSensitivity> {
+fn measure_sensitivity(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<AgreementSensitivity> {
     // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
     // fewer.
     let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
@@ -93,24 +121,43 @@ fn measure_sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed
         measured_windows: 1,
         ..short_setting
     };
-    let first_round =
-        first_round(&setting.run(&ThreadPlacement::Automatic(FULL_SAMPLING_PARAMETERS.to_string()))?.records);
-    let true_labels: Vec<usize> =
-        case.true_groups(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
+    let first_round = first_round(
+        &setting
+            .run(&ThreadPlacement::Automatic(
+                FULL_SAMPLING_PARAMETERS.to_string(),
+            ))?
+            .records,
+    );
+    let true_labels: Vec<usize> = case
+        .true_groups(seed)?
+        .into_iter()
+        .map(|group| group.map_or(usize::MAX, |g| g as usize))
+        .collect();
     let default_entries = ShMapParameters::default().entries;
-    let labels = |round: &[Observation], entries, method| cluster_round(round, true_labels.len(), entries, method);
+    let labels = |round: &[Observation], entries, method| {
+        cluster_round(round, true_labels.len(), entries, method)
+    };
     let labels_at_size = |entries| labels(&first_round, entries, ClusteringMethod::CoClusters);
-    let labels_at_rate =
-        |one_in| labels(&keep_every_nth_sample(&first_round, one_in), default_entries, ClusteringMethod::CoClusters);
+    let labels_at_rate = |one_in| {
+        labels(
+            &keep_every_nth_sample(&first_round, one_in),
+            default_entries,
+            ClusteringMethod::CoClusters,
+        )
+    };
     let one_pass_labels = labels(&first_round, default_entries, ClusteringMethod::OnePass);
     let reference_labels = labels_at_size(default_entries);
     let agreement_at_sizes = |reference: &[usize]| {
-        ENTRY_COUNTS.map(|entries| adjusted_rand_index(&labels_at_size(entries), reference)).to_vec()
+        ENTRY_COUNTS
+            .map(|entries| adjusted_rand_index(&labels_at_size(entries), reference))
+            .to_vec()
     };
     Ok(AgreementSensitivity {
         by_size: agreement_at_sizes(&reference_labels),
         own_by_size: agreement_at_sizes(&true_labels),
-        own_by_rate: SAMPLING_INTERVALS.map(|rate| adjusted_rand_index(&labels_at_rate(rate), &true_labels)).to_vec(),
+        own_by_rate: SAMPLING_INTERVALS
+            .map(|rate| adjusted_rand_index(&labels_at_rate(rate), &true_labels))
+            .to_vec(),
         own_one_pass: adjusted_rand_index(&one_pass_labels, &true_labels),
     })
 }
@@ -135,17 +182,23 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
             points.push(runs.point(case, label, case.name, value));
         };
         for (size_index, entries) in ENTRY_COUNTS.iter().enumerate() {
-            add_point(format!("{entries} entries, against 256"), &|result| result.by_size[size_index]);
-            add_point(format!("{entries} entries, against the program's partition"), &|result| {
-                result.own_by_size[size_index]
+            add_point(format!("{entries} entries, against 256"), &|result| {
+                result.by_size[size_index]
             });
+            add_point(
+                format!("{entries} entries, against the program's partition"),
+                &|result| result.own_by_size[size_index],
+            );
         }
         for (rate_index, one_in) in SAMPLING_INTERVALS.iter().enumerate() {
-            add_point(format!("1 in {one_in}, against the program's partition"), &|result| {
-                result.own_by_rate[rate_index]
-            });
+            add_point(
+                format!("1 in {one_in}, against the program's partition"),
+                &|result| result.own_by_rate[rate_index],
+            );
         }
-        add_point("one pass, 256 entries".to_string(), &|result| result.own_one_pass);
+        add_point("one pass, 256 entries".to_string(), &|result| {
+            result.own_one_pass
+        });
     }
     let per_seed = runs.least_per_seed(|result| least(result.by_size.iter()));
     Ok(vec![
@@ -170,33 +223,64 @@ const QUIET_WINDOWS: u64 = 2;
 /// Returns the cumulative work of all threads by nominal second, from the end of the quiet windows on.
 fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let (mut work, mut work_by_second) = (0.0, vec![(0.0, 0.0)]);
-    let decision_start =
-        records.iter().find(|record| record.observation.window >= QUIET_WINDOWS).map(|r| r.observation.span.start_ns);
-    let Some(decision_start_ns) = decision_start else { return work_by_second };
-    for record in records.iter().filter(|record| record.observation.span.start_ns >= decision_start_ns) {
-        work += record.observation.tasks.iter().filter_map(|task| task.progress).sum::<f64>();
+    let decision_start = records
+        .iter()
+        .find(|record| record.observation.window >= QUIET_WINDOWS)
+        .map(|r| r.observation.span.start_ns);
+    let Some(decision_start_ns) = decision_start else {
+        return work_by_second;
+    };
+    for record in records
+        .iter()
+        .filter(|record| record.observation.span.start_ns >= decision_start_ns)
+    {
+        work += record
+            .observation
+            .tasks
+            .iter()
+            .filter_map(|task| task.progress)
+            .sum::<f64>();
         let span = record.observation.span;
-        work_by_second.push(((span.start_ns + span.elapsed_ns - decision_start_ns) as f64 / 1e9, work));
+        work_by_second.push((
+            (span.start_ns + span.elapsed_ns - decision_start_ns) as f64 / 1e9,
+            work,
+        ));
     }
     work_by_second
 }
 
 /// Returns the work under the automatic placement minus that of the default, in seconds of the default's work, by time
 /// since the policy started.
-fn measure_advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Vec<(f64, f64)>> {
+fn measure_advantage(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<Vec<(f64, f64)>> {
     let setting = ClusterSetting {
         warm_up_windows: QUIET_WINDOWS,
         measured_windows: context.pick(4, 16),
         ..ClusterSetting::new(context, SMALL_MACHINE, case, seed)
     };
     let automatic_placement = ThreadPlacement::Automatic(LOW_ACTIVATION.to_string());
-    let automatic_work = cumulative_work(&setting.run_after_windows(QUIET_WINDOWS, &automatic_placement)?.records);
-    let default_work = cumulative_work(&setting.run_after_windows(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
-    let Some(&(end_seconds, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
+    let automatic_work = cumulative_work(
+        &setting
+            .run_after_windows(QUIET_WINDOWS, &automatic_placement)?
+            .records,
+    );
+    let default_work = cumulative_work(
+        &setting
+            .run_after_windows(QUIET_WINDOWS, &ThreadPlacement::Default)?
+            .records,
+    );
+    let Some(&(end_seconds, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else {
+        return Ok(Vec::new());
+    };
     let lead_by_second = |&(time, work_done): &(f64, f64)| {
         Some((
             time,
-            (work_done - interpolate_at(&default_work, time, |point| point.0, |point| point.1)?) / work * end_seconds,
+            (work_done - interpolate_at(&default_work, time, |point| point.0, |point| point.1)?)
+                / work
+                * end_seconds,
         ))
     };
     Ok(automatic_work.iter().filter_map(lead_by_second).collect())
@@ -225,12 +309,30 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
     let mut points = Vec::new();
     let mut series = Vec::new();
     for case in &cases {
-        let seconds: Vec<f64> = leads.of_case(case).filter_map(|lead| break_even_seconds(lead)).collect();
-        points.push(DataPoint::from_values("break-even, nominal seconds", case.name, &seconds));
-        points.push(DataPoint::from_values("runs that broke even", case.name, [seconds.len() as f64]));
+        let seconds: Vec<f64> = leads
+            .of_case(case)
+            .filter_map(|lead| break_even_seconds(lead))
+            .collect();
+        points.push(DataPoint::from_values(
+            "break-even, nominal seconds",
+            case.name,
+            &seconds,
+        ));
+        points.push(DataPoint::from_values(
+            "runs that broke even",
+            case.name,
+            [seconds.len() as f64],
+        ));
         if let Some(lead) = leads.of_case(case).next() {
-            let points = lead.iter().map(|&(time, lead)| ChartPoint::new(time, lead)).collect();
-            series.push(Series { name: case.name.to_string(), points, ..Series::default() });
+            let points = lead
+                .iter()
+                .map(|&(time, lead)| ChartPoint::new(time, lead))
+                .collect();
+            series.push(Series {
+                name: case.name.to_string(),
+                points,
+                ..Series::default()
+            });
         }
     }
     let chart = Chart {

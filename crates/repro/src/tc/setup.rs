@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CpuSet, Decision, Machine, MachineSpec, PipelineConfig, Plan, Policy, PolicyConfig, ProfilerConfig, Reason,
-    ReasonKind, ShMapParameters, TaskId, View, WindowLength, WindowRecord,
+    CpuSet, Decision, Machine, MachineSpec, PipelineConfig, Plan, Policy, PolicyConfig,
+    ProfilerConfig, Reason, ReasonKind, ShMapParameters, TaskId, View, WindowLength, WindowRecord,
 };
 use cachemate_locality::shmap::SharingCriteria;
 use cachemate_pipeline::{OfflineProfiler, Pipeline, miss_penalty_of_machine};
 use cachemate_policy::clustering::assign::{Chip, ThreadToPlace, assign};
 use cachemate_policy::clustering::{
-    ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
+    ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters,
+    scaled_threshold,
 };
 use cachemate_policy::policies;
 use cachemate_sim::kernels::{self, Options};
@@ -51,17 +52,25 @@ pub(super) struct ClusterCase {
 
 impl ClusterCase {
     pub fn new(name: &'static str, kernel: &'static str, options: Options) -> Self {
-        ClusterCase { name, kernel, options }
+        ClusterCase {
+            name,
+            kernel,
+            options,
+        }
     }
 
     /// Returns the group of each thread; `None` for a background thread.
     pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>> {
-        Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
+        Ok(kernels::build_program(self.kernel, seed, &self.options)
+            .map_err(failed(self.name))?
+            .groups)
     }
 
     /// Returns the partition at the end of the run, if a change of phase alters it midway.
     pub fn true_groups_at_end(&self, seed: u64) -> Result<Vec<Option<u32>>> {
-        Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.later_groups)
+        Ok(kernels::build_program(self.kernel, seed, &self.options)
+            .map_err(failed(self.name))?
+            .later_groups)
     }
 }
 
@@ -117,7 +126,12 @@ pub(super) struct ClusterSetting {
 }
 
 impl ClusterSetting {
-    pub fn new(context: &ExperimentContext<'_>, machine: &str, case: &ClusterCase, seed: u64) -> Self {
+    pub fn new(
+        context: &ExperimentContext<'_>,
+        machine: &str,
+        case: &ClusterCase,
+        seed: u64,
+    ) -> Self {
         ClusterSetting {
             machine: machine.to_string(),
             case: case.clone(),
@@ -136,53 +150,80 @@ impl ClusterSetting {
     }
 
     fn workload(&self) -> Result<Workload> {
-        let job = WorkloadJob { options: self.case.options.clone(), ..WorkloadJob::new(self.case.kernel, self.seed) };
+        let job = WorkloadJob {
+            options: self.case.options.clone(),
+            ..WorkloadJob::new(self.case.kernel, self.seed)
+        };
         let mut workload = Workload::from_machine_name(&self.machine, vec![job], self.seed)?;
         let counter_turn_cycles = self.counter_turn_cycles;
-        workload.options = SimOptions { scale: self.scale, counter_turn_cycles, ..workload.options };
+        workload.options = SimOptions {
+            scale: self.scale,
+            counter_turn_cycles,
+            ..workload.options
+        };
         let to_cycles = |windows| windows * self.window_cycles();
-        Ok(workload.with_length(to_cycles(self.warm_up_windows), to_cycles(self.measured_windows)))
+        Ok(workload.with_length(
+            to_cycles(self.warm_up_windows),
+            to_cycles(self.measured_windows),
+        ))
     }
 
     /// Parameters of every automatic run, before those of the placement.
     pub fn policy_parameters(&self, extra_parameters: &str) -> Result<String> {
         let samples = self.samples_per_thread * self.case.true_groups(self.seed)?.len() as u64;
-        Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{extra_parameters}"))
+        Ok(format!(
+            "window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{extra_parameters}"
+        ))
     }
 
     pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun> {
-        self.with_counter_cost(placement).run_under_policy(self.build_policy_for(placement)?)
+        self.with_counter_cost(placement)
+            .run_under_policy(self.build_policy_for(placement)?)
     }
 
     /// Returns the setting with the cost of counters, if the placement decides by them.
     fn with_counter_cost(&self, placement: &ThreadPlacement) -> Self {
         let is_automatic = matches!(placement, ThreadPlacement::Automatic(_));
-        ClusterSetting { counter_turn_cycles: if is_automatic { COUNTER_TURN_CYCLES } else { 0 }, ..self.clone() }
+        ClusterSetting {
+            counter_turn_cycles: if is_automatic { COUNTER_TURN_CYCLES } else { 0 },
+            ..self.clone()
+        }
     }
 
     pub fn build_policy_for(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>> {
-        let build_policy =
-            |name: &str, parameters: &str| policies::build(name, parameters, self.seed).map_err(failed(name));
+        let build_policy = |name: &str, parameters: &str| {
+            policies::build(name, parameters, self.seed).map_err(failed(name))
+        };
         match placement {
             ThreadPlacement::Default => build_policy("default", ""),
             ThreadPlacement::RoundRobin => build_policy("round-robin", ""),
             ThreadPlacement::Hand => Ok(Box::new(self.place_by_hand(&self.workload()?)?)),
-            ThreadPlacement::Automatic(extra_parameters) => {
-                build_policy("thread-clustering", &self.policy_parameters(extra_parameters)?)
-            }
+            ThreadPlacement::Automatic(extra_parameters) => build_policy(
+                "thread-clustering",
+                &self.policy_parameters(extra_parameters)?,
+            ),
         }
     }
 
     /// Runs without a policy in the first windows.
-    pub fn run_after_windows(&self, idle_windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun> {
+    pub fn run_after_windows(
+        &self,
+        idle_windows: u64,
+        placement: &ThreadPlacement,
+    ) -> Result<ManagedRun> {
         self.with_counter_cost(placement)
-            .run_under_policy(Box::new(DelayedPolicy { idle_windows, policy: self.build_policy_for(placement)? }))
+            .run_under_policy(Box::new(DelayedPolicy {
+                idle_windows,
+                policy: self.build_policy_for(placement)?,
+            }))
     }
 
     pub fn run_under_policy(&self, policy: Box<dyn Policy>) -> Result<ManagedRun> {
         let workload = self.workload()?;
         let profilers = vec![sharing_profiler(self.entries)];
-        let first_window = WindowLength::Cycles { cycles: WINDOW_CYCLES };
+        let first_window = WindowLength::Cycles {
+            cycles: WINDOW_CYCLES,
+        };
         let config = workload.pipeline("thread placement", "", profilers, first_window);
         workload.run_managed(Pipeline::with_policy(config, policy))
     }
@@ -192,15 +233,34 @@ impl ClusterSetting {
         let true_groups = self.case.true_groups(self.seed)?;
         let machine = workload.build_machine()?;
         let domains = machine.topology().last_level_domains();
-        let group_count = true_groups.iter().flatten().max().map_or(0, |last| last + 1);
-        let members_of = |group| (0..true_groups.len()).filter(|&thread| true_groups[thread] == Some(group)).collect();
+        let group_count = true_groups
+            .iter()
+            .flatten()
+            .max()
+            .map_or(0, |last| last + 1);
+        let members_of = |group| {
+            (0..true_groups.len())
+                .filter(|&thread| true_groups[thread] == Some(group))
+                .collect()
+        };
         let clusters: Vec<Vec<usize>> = (0..group_count).map(members_of).collect();
-        let chips: Vec<Chip> = domains.iter().map(|cpus| Chip { cpu_count: cpus.count(), fixed_threads: 0 }).collect();
-        let placed_clusters =
-            assign(&vec![ThreadToPlace::default(); true_groups.len()], &clusters, &[], &chips, MAX_CHIP_IMBALANCE);
+        let chips: Vec<Chip> = domains
+            .iter()
+            .map(|cpus| Chip {
+                cpu_count: cpus.count(),
+                fixed_threads: 0,
+            })
+            .collect();
+        let placed_clusters = assign(
+            &vec![ThreadToPlace::default(); true_groups.len()],
+            &clusters,
+            &[],
+            &chips,
+            MAX_CHIP_IMBALANCE,
+        );
         let chips_by_thread = placed_clusters.chip_by_thread.iter().enumerate();
-        let allowed_cpus =
-            chips_by_thread.filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
+        let allowed_cpus = chips_by_thread
+            .filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
         Ok(HandPlacement(allowed_cpus.collect()))
     }
 }
@@ -225,11 +285,20 @@ pub(super) fn run_clustering(
     };
     let machine = SimMachine::new(spec, &options, programs).map_err(failed(&spec.name))?;
     let config = PipelineConfig {
-        policy: PolicyConfig { name: "thread-clustering".to_string(), parameters, seed },
+        policy: PolicyConfig {
+            name: "thread-clustering".to_string(),
+            parameters,
+            seed,
+        },
         guard: None,
-        profilers: vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide }],
+        profilers: vec![ProfilerConfig::Sharing {
+            parameters: ShMapParameters::default(),
+            machine_wide,
+        }],
         predictor: miss_penalty_of_machine(spec),
-        first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
+        first_window: WindowLength::Cycles {
+            cycles: WINDOW_CYCLES,
+        },
     };
     let mut records = Vec::new();
     run_under(machine, build_pipeline(config)?, |_, record| {
@@ -242,8 +311,14 @@ pub(super) fn run_clustering(
 
 /// Returns a profiler with this many counters for each thread and one filter for each process.
 pub(super) fn sharing_profiler(entries: usize) -> ProfilerConfig {
-    let parameters = ShMapParameters { entries, ..ShMapParameters::default() };
-    ProfilerConfig::Sharing { parameters, machine_wide: false }
+    let parameters = ShMapParameters {
+        entries,
+        ..ShMapParameters::default()
+    };
+    ProfilerConfig::Sharing {
+        parameters,
+        machine_wide: false,
+    }
 }
 
 /// A placement known beforehand.
@@ -251,7 +326,12 @@ struct HandPlacement(BTreeMap<TaskId, CpuSet>);
 
 impl Policy for HandPlacement {
     fn decide(&mut self, _: &View<'_>) -> Decision {
-        let plan = Plan { affinity: self.0.clone(), ..Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }) };
+        let plan = Plan {
+            affinity: self.0.clone(),
+            ..Plan::idle(WindowLength::Cycles {
+                cycles: WINDOW_CYCLES,
+            })
+        };
         Decision::new(plan, Vec::new())
     }
 }
@@ -265,7 +345,12 @@ struct DelayedPolicy {
 impl Policy for DelayedPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if view.observation.window + 1 < self.idle_windows {
-            return Decision::new(Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }), Vec::new());
+            return Decision::new(
+                Plan::idle(WindowLength::Cycles {
+                    cycles: WINDOW_CYCLES,
+                }),
+                Vec::new(),
+            );
         }
         self.policy.decide(view)
     }
@@ -274,19 +359,33 @@ impl Policy for DelayedPolicy {
 /// Returns the share of all threads' cycles that stall on remote caches.
 pub(super) fn remote_stall_share(results: &RunResults) -> f64 {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
-    results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / cycles.max(1) as f64
+    results
+        .tasks
+        .iter()
+        .map(|task| task.stall_cycles.remote_cache)
+        .sum::<f64>()
+        / cycles.max(1) as f64
 }
 
 /// Returns the remote-cache stalls per instruction: the measure by which placements are compared, because they run at
 /// different speeds.
 pub(super) fn remote_stalls_per_instr(results: &RunResults) -> f64 {
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-    results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / instructions.max(1) as f64
+    results
+        .tasks
+        .iter()
+        .map(|task| task.stall_cycles.remote_cache)
+        .sum::<f64>()
+        / instructions.max(1) as f64
 }
 
 /// Returns the workers' own work per cycle (the paper's operations and messages per second).
 pub(super) fn work_rate(results: &RunResults, true_groups: &[Option<u32>]) -> f64 {
-    let workers = results.tasks.iter().zip(true_groups).filter(|(_, group)| group.is_some());
+    let workers = results
+        .tasks
+        .iter()
+        .zip(true_groups)
+        .filter(|(_, group)| group.is_some());
     let work: f64 = workers.filter_map(|(task, _)| task.progress).sum();
     work / results.elapsed_cycles.max(1) as f64
 }
@@ -300,35 +399,68 @@ pub(super) fn adjusted_rand_index(first_labels: &[usize], second_labels: &[usize
         keys.for_each(|key| *counts.entry(key).or_insert(0) += 1);
         counts.into_values().map(pair_count).sum::<f64>()
     };
-    let joint_pairs = pairs_within_keys(&mut first_labels.iter().copied().zip(second_labels.iter().copied()));
+    let joint_pairs = pairs_within_keys(
+        &mut first_labels
+            .iter()
+            .copied()
+            .zip(second_labels.iter().copied()),
+    );
     let (first_pairs, second_pairs) = (
         pairs_within_keys(&mut first_labels.iter().map(|&k| (k, 0))),
         pairs_within_keys(&mut second_labels.iter().map(|&k| (k, 0))),
     );
-    let expected_pairs = first_pairs * second_pairs / pair_count(first_labels.len() as u64).max(1.0);
+    let expected_pairs =
+        first_pairs * second_pairs / pair_count(first_labels.len() as u64).max(1.0);
     let max_pairs = (first_pairs + second_pairs) / 2.0;
-    if max_pairs == expected_pairs { 1.0 } else { (joint_pairs - expected_pairs) / (max_pairs - expected_pairs) }
+    if max_pairs == expected_pairs {
+        1.0
+    } else {
+        (joint_pairs - expected_pairs) / (max_pairs - expected_pairs)
+    }
 }
 
 /// Cluster labels of threads; each unclustered thread has its own label.
 pub(super) fn label_clusters(clusters: &Clusters) -> Vec<usize> {
-    let label = |(thread, cluster): (usize, &Option<usize>)| cluster.unwrap_or(clusters.cluster_count + thread);
-    clusters.cluster_by_thread.iter().enumerate().map(label).collect()
+    let label = |(thread, cluster): (usize, &Option<usize>)| {
+        cluster.unwrap_or(clusters.cluster_count + thread)
+    };
+    clusters
+        .cluster_by_thread
+        .iter()
+        .enumerate()
+        .map(label)
+        .collect()
 }
 
 /// Clusters of shMaps, at the threshold that the policy's default gives for this many samples of each thread.
-pub(super) fn cluster_maps(maps: &[&[u8]], method: ClusteringMethod, samples_per_thread: f64) -> Clusters {
-    let threads: Vec<ThreadMap<'_>> =
-        maps.iter().map(|counters| ThreadMap { counters, previous_cluster: None }).collect();
+pub(super) fn cluster_maps(
+    maps: &[&[u8]],
+    method: ClusteringMethod,
+    samples_per_thread: f64,
+) -> Clusters {
+    let threads: Vec<ThreadMap<'_>> = maps
+        .iter()
+        .map(|counters| ThreadMap {
+            counters,
+            previous_cluster: None,
+        })
+        .collect();
     let sharing = SharingCriteria::default();
     let sampled_share = samples_per_thread / THRESHOLD_SAMPLES_PER_THREAD;
-    find_clusters(method, &threads, &sharing, scaled_threshold(THRESHOLD, sampled_share, sharing.floor))
+    find_clusters(
+        method,
+        &threads,
+        &sharing,
+        scaled_threshold(THRESHOLD, sampled_share, sharing.floor),
+    )
 }
 
 /// Agreement of a partition with the program's own, over the program's workers.
 pub(super) fn agreement_of_workers(cluster_of: &[usize], true_groups: &[Option<u32>]) -> f64 {
-    let workers =
-        true_groups.iter().zip(cluster_of).filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)));
+    let workers = true_groups
+        .iter()
+        .zip(cluster_of)
+        .filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)));
     let (own_groups, found_groups): (Vec<usize>, Vec<usize>) = workers.unzip();
     adjusted_rand_index(&own_groups, &found_groups)
 }
@@ -350,13 +482,21 @@ impl PlacementRound {
     }
 
     pub fn count_unclustered_workers(&self, true_groups: &[Option<u32>]) -> usize {
-        true_groups.iter().zip(&self.clustered).filter(|(group, clustered)| group.is_some() && !**clustered).count()
+        true_groups
+            .iter()
+            .zip(&self.clustered)
+            .filter(|(group, clustered)| group.is_some() && !**clustered)
+            .count()
     }
 }
 
 /// Returns all rounds of a run that placed threads. The profiler is pure, so the recorded observations yield the same
 /// maps again.
-pub(super) fn placement_rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<PlacementRound> {
+pub(super) fn placement_rounds(
+    records: &[WindowRecord],
+    threads: usize,
+    entries: usize,
+) -> Vec<PlacementRound> {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     let mut rounds = Vec::new();
     for record in records {
@@ -366,18 +506,30 @@ pub(super) fn placement_rounds(records: &[WindowRecord], threads: usize, entries
         if clusters.is_empty() {
             continue;
         }
-        let mut cluster_by_thread: Vec<usize> = (0..threads).map(|thread| clusters.len() + thread).collect();
+        let mut cluster_by_thread: Vec<usize> =
+            (0..threads).map(|thread| clusters.len() + thread).collect();
         for (cluster_number, cluster) in clusters.iter().enumerate() {
-            cluster.tasks.iter().for_each(|task| cluster_by_thread[task.0 as usize] = cluster_number);
+            cluster
+                .tasks
+                .iter()
+                .for_each(|task| cluster_by_thread[task.0 as usize] = cluster_number);
         }
-        let sharing_map_of =
-            |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
+        let sharing_map_of = |thread: usize| {
+            profiles
+                .get(&TaskId(thread as u32))
+                .and_then(|profile| profile.sharing_map())
+        };
         rounds.push(PlacementRound {
             clusters: clusters.len(),
-            clustered: cluster_by_thread.iter().map(|&label| label < clusters.len()).collect(),
+            clustered: cluster_by_thread
+                .iter()
+                .map(|&label| label < clusters.len())
+                .collect(),
             cluster_of: cluster_by_thread,
             maps: (0..threads)
-                .map(|thread| sharing_map_of(thread).map_or_else(Vec::new, |map| map.counters.clone()))
+                .map(|thread| {
+                    sharing_map_of(thread).map_or_else(Vec::new, |map| map.counters.clone())
+                })
                 .collect(),
         });
     }
@@ -392,7 +544,10 @@ mod tests {
     #[test]
     fn the_index_is_1_for_equal_and_near_0_for_random_partitions() {
         assert_eq!(adjusted_rand_index(&[0, 0, 1, 1], &[7, 7, 3, 3]), 1.0);
-        assert!((adjusted_rand_index(&[0, 0, 0, 1, 1, 1], &[0, 0, 1, 1, 2, 2]) - 0.242_424).abs() < 1e-5);
+        assert!(
+            (adjusted_rand_index(&[0, 0, 0, 1, 1, 1], &[0, 0, 1, 1, 2, 2]) - 0.242_424).abs()
+                < 1e-5
+        );
         assert!(adjusted_rand_index(&[0, 0, 1, 1], &[0, 1, 0, 1]) < 0.0);
     }
 }

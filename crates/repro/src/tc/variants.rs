@@ -10,8 +10,8 @@ use cachemate_sim::kernels::{self, RegionUsers};
 use cachemate_sim::machine::{SharedMemory, SimProgram};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, WINDOW_CYCLES,
-    paper_programs, placement_rounds, run_clustering,
+    ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
+    WINDOW_CYCLES, paper_programs, placement_rounds, run_clustering,
 };
 use crate::setup::failed;
 use crate::{ExperimentContext, Finding, Result, least};
@@ -26,13 +26,30 @@ struct Variant {
 }
 
 const VARIANTS: [Variant; 3] = [
-    Variant { name: "POWER5 register pair", machine: SMALL_MACHINE, scale: TIME_SCALE },
-    Variant { name: "tagged samples (PEBS, IBS)", machine: TAGGED_SAMPLER_MACHINE, scale: TIME_SCALE },
-    Variant { name: "half the time scale", machine: SMALL_MACHINE, scale: TIME_SCALE / 2 },
+    Variant {
+        name: "POWER5 register pair",
+        machine: SMALL_MACHINE,
+        scale: TIME_SCALE,
+    },
+    Variant {
+        name: "tagged samples (PEBS, IBS)",
+        machine: TAGGED_SAMPLER_MACHINE,
+        scale: TIME_SCALE,
+    },
+    Variant {
+        name: "half the time scale",
+        machine: SMALL_MACHINE,
+        scale: TIME_SCALE / 2,
+    },
 ];
 
 /// Returns the agreement of the last round that placed threads; 0 if none did.
-fn measure_agreement(context: &ExperimentContext<'_>, variant: &Variant, case: &ClusterCase, seed: u64) -> Result<f64> {
+fn measure_agreement(
+    context: &ExperimentContext<'_>,
+    variant: &Variant,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<f64> {
     let setting = ClusterSetting {
         scale: variant.scale,
         measured_windows: 1,
@@ -40,16 +57,22 @@ fn measure_agreement(context: &ExperimentContext<'_>, variant: &Variant, case: &
     };
     let true_groups = case.true_groups(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
-    Ok(placement_rounds(&run.records, true_groups.len(), setting.entries)
-        .last()
-        .map_or(0.0, |round| round.agreement(&true_groups)))
+    Ok(
+        placement_rounds(&run.records, true_groups.len(), setting.entries)
+            .last()
+            .map_or(0.0, |round| round.agreement(&true_groups)),
+    )
 }
 
 /// Threads `process`, `process + 2`, ... of the case's program, in a separate process.
 fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram> {
-    let built_kernel = kernels::build_program(case.kernel, seed, &case.options).map_err(failed(case.name))?;
-    let shared_regions =
-        built_kernel.regions.iter().filter(|region| !matches!(region.users, RegionUsers::Thread(_))).enumerate();
+    let built_kernel =
+        kernels::build_program(case.kernel, seed, &case.options).map_err(failed(case.name))?;
+    let shared_regions = built_kernel
+        .regions
+        .iter()
+        .filter(|region| !matches!(region.users, RegionUsers::Thread(_)))
+        .enumerate();
     let shared_memory = shared_regions.map(|(number, region)| SharedMemory {
         segment: number as u32,
         first_byte: region.base,
@@ -58,29 +81,47 @@ fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<S
     let shared_memory = shared_memory.collect();
     let (kernel, options) = (case.kernel, case.options.clone());
     let make_threads = move |_| {
-        let threads = kernels::build_threads(kernel, seed, &options).expect("built with these options before");
+        let threads = kernels::build_threads(kernel, seed, &options)
+            .expect("built with these options before");
         let own_threads = threads.into_iter().skip(process).step_by(PROCESS_COUNT);
         own_threads.collect::<Vec<Box<dyn AccessSource>>>()
     };
-    Ok(SimProgram { shared_memory, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(make_threads)) })
+    Ok(SimProgram {
+        shared_memory,
+        ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(make_threads))
+    })
 }
 
-fn measure_agreement_across_processes(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64> {
-    let setting =
-        ClusterSetting { measured_windows: 1, ..ClusterSetting::new(context, TAGGED_SAMPLER_MACHINE, case, seed) };
+fn measure_agreement_across_processes(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<f64> {
+    let setting = ClusterSetting {
+        measured_windows: 1,
+        ..ClusterSetting::new(context, TAGGED_SAMPLER_MACHINE, case, seed)
+    };
     let groups_in_order = case.true_groups(seed)?;
     let groups_by_arrival: Vec<Option<u32>> = (0..PROCESS_COUNT)
         .flat_map(|process| groups_in_order.iter().skip(process).step_by(PROCESS_COUNT))
         .copied()
         .collect();
-    let spec = cachemate_spec::load_machine(TAGGED_SAMPLER_MACHINE).map_err(failed(TAGGED_SAMPLER_MACHINE))?;
-    let programs =
-        (0..PROCESS_COUNT).map(|process| program_of_process(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
+    let spec = cachemate_spec::load_machine(TAGGED_SAMPLER_MACHINE)
+        .map_err(failed(TAGGED_SAMPLER_MACHINE))?;
+    let programs = (0..PROCESS_COUNT)
+        .map(|process| program_of_process(case, seed, process))
+        .collect::<Result<Vec<_>, _>>()?;
     let nominal_cycles = (setting.warm_up_windows + setting.measured_windows) * WINDOW_CYCLES;
     let parameters = setting.policy_parameters(LOW_ACTIVATION)?;
     let records = run_clustering(&spec, programs, nominal_cycles, parameters, true, seed)?;
-    let rounds = placement_rounds(&records, groups_by_arrival.len(), ShMapParameters::default().entries);
-    Ok(rounds.last().map_or(0.0, |round| round.agreement(&groups_by_arrival)))
+    let rounds = placement_rounds(
+        &records,
+        groups_by_arrival.len(),
+        ShMapParameters::default().entries,
+    );
+    Ok(rounds
+        .last()
+        .map_or(0.0, |round| round.agreement(&groups_by_arrival)))
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
@@ -93,7 +134,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let variant_count = VARIANTS.len();
     // Readers and writers of a chat room wait for each other on channels, which belong to one process in the simulator.
     let is_requested = |case: usize, variant: usize| {
-        (!context.quick || is_in_quick_run(variant)) && (variant < variant_count || cases[case].kernel != "chatrooms")
+        (!context.quick || is_in_quick_run(variant))
+            && (variant < variant_count || cases[case].kernel != "chatrooms")
     };
     // The last "variant" of each case is the two processes.
     let run_inputs: Vec<(usize, usize)> = (0..cases.len())
@@ -113,13 +155,23 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         },
     )?;
     let variants_finding = |name: &str, variants: std::ops::RangeInclusive<usize>| {
-        let selected_inputs = || run_inputs.iter().copied().filter(|(_, variant)| variants.contains(variant));
-        let point = |input: (usize, usize)| {
-            let variant_name = VARIANTS.get(input.1).map_or("two processes", |variant| variant.name);
-            runs.point(input, variant_name, cases[input.0].name, |&agreement| agreement)
+        let selected_inputs = || {
+            run_inputs
+                .iter()
+                .copied()
+                .filter(|(_, variant)| variants.contains(variant))
         };
-        let per_seed =
-            context.values_by_seed(|seed| least(selected_inputs().filter_map(|input| runs.get(input, seed))));
+        let point = |input: (usize, usize)| {
+            let variant_name = VARIANTS
+                .get(input.1)
+                .map_or("two processes", |variant| variant.name);
+            runs.point(input, variant_name, cases[input.0].name, |&agreement| {
+                agreement
+            })
+        };
+        let per_seed = context.values_by_seed(|seed| {
+            least(selected_inputs().filter_map(|input| runs.get(input, seed)))
+        });
         Finding::declared(name, &per_seed)
             .with_points(selected_inputs().map(point).collect())
             .with_time_scale(TIME_SCALE as f64)

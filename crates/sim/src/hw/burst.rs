@@ -78,9 +78,17 @@ pub(crate) struct Burst {
 
 impl Burst {
     #[inline]
-    pub fn start_burst(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, max_outstanding: usize) {
-        (self.run, self.tick, self.window, self.max_outstanding) = (run, run.start_tick, window, max_outstanding);
-        (self.issued_in_record, self.has_probes) = (thread.issued_in_record, !thread.probes.is_empty());
+    pub fn start_burst(
+        &mut self,
+        run: ContextRun,
+        thread: Box<HwThread>,
+        window: u64,
+        max_outstanding: usize,
+    ) {
+        (self.run, self.tick, self.window, self.max_outstanding) =
+            (run, run.start_tick, window, max_outstanding);
+        (self.issued_in_record, self.has_probes) =
+            (thread.issued_in_record, !thread.probes.is_empty());
         self.is_watched = self.has_probes && thread.probes.must_observe_all();
         (self.page, self.hits, self.fetches, self.was_held) = (u64::MAX, 0, 0, false);
         self.unattributed = UnattributedTicks::default();
@@ -90,16 +98,29 @@ impl Burst {
     /// Returns whether a probe of the thread counts events until an overflow interrupts it.
     #[inline]
     pub fn has_overflow_count(&self) -> bool {
-        self.has_probes && self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
+        self.has_probes
+            && self
+                .thread
+                .as_ref()
+                .is_some_and(|thread| !thread.probes.overflows.is_empty())
     }
 
     /// Issues `count` instructions of the next record.
     #[inline]
-    pub fn issue_instructions(&mut self, count: u64, thread: &mut HwThread, context: &mut HwContext) {
+    pub fn issue_instructions(
+        &mut self,
+        count: u64,
+        thread: &mut HwThread,
+        context: &mut HwContext,
+    ) {
         self.tick += count;
         self.issued_in_record += count;
         context.issued_count += count;
-        thread.instructions_until_fetch -= if thread.instructions_until_fetch == u64::MAX { 0 } else { count };
+        thread.instructions_until_fetch -= if thread.instructions_until_fetch == u64::MAX {
+            0
+        } else {
+            count
+        };
     }
 
     /// Issues the access itself, and advances to the next record.
@@ -117,13 +138,22 @@ impl Burst {
             return self.run.end_tick;
         }
         let window_end = now.saturating_add(context.update_remaining_window(self.window, now));
-        self.run.end_tick.min(window_end).min(context.next_deferred_tick.max(now))
+        self.run
+            .end_tick
+            .min(window_end)
+            .min(context.next_deferred_tick.max(now))
     }
 
     /// Counts the wait until a tick if no other context could use the time. Returns false, and counts nothing, if one
     /// could.
     #[inline]
-    pub fn wait_in_place(&mut self, now: u64, until_tick: u64, wait: StallSource, thread: &mut HwThread) -> bool {
+    pub fn wait_in_place(
+        &mut self,
+        now: u64,
+        until_tick: u64,
+        wait: StallSource,
+        thread: &mut HwThread,
+    ) -> bool {
         if until_tick >= self.run.other_ready_tick || until_tick > self.run.end_tick {
             return false;
         }
@@ -148,13 +178,18 @@ impl Burst {
             return Some(BurstOutcome::Yield);
         }
         // The bound was that of a load that has returned in the meantime.
-        if context.update_remaining_window(self.window, self.tick) > 0 && context.next_deferred_tick > self.tick {
+        if context.update_remaining_window(self.window, self.tick) > 0
+            && context.next_deferred_tick > self.tick
+        {
             return None;
         }
-        let oldest_load =
-            context.outstanding_misses.iter().find(|miss| miss.instruction.is_some() && miss.returns_at > self.tick);
-        let (arrival, wait) =
-            oldest_load.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.returns_at, oldest.stall_source));
+        let oldest_load = context
+            .outstanding_misses
+            .iter()
+            .find(|miss| miss.instruction.is_some() && miss.returns_at > self.tick);
+        let (arrival, wait) = oldest_load.map_or((u64::MAX, context.value_wait()), |oldest| {
+            (oldest.returns_at, oldest.stall_source)
+        });
         let wake_tick = arrival.min(context.next_deferred_tick);
         if wake_tick == u64::MAX {
             return None;
@@ -167,14 +202,24 @@ impl Burst {
 impl CoreFrontEnd {
     /// Does the same as [`CoreFrontEnd::execute`] for a thread whose probes observe every access.
     #[inline(never)]
-    pub fn execute_watched(&mut self, burst: &mut Burst, environment: &mut CoreEnvironment<'_>) -> BurstOutcome {
+    pub fn execute_watched(
+        &mut self,
+        burst: &mut Burst,
+        environment: &mut CoreEnvironment<'_>,
+    ) -> BurstOutcome {
         self.execute::<WatchedCore>(burst, environment)
     }
 
     /// Runs one context. On return, `ready_at` and `stall_source` of the context describe its next event.
     #[inline(always)]
-    pub fn execute<K: CoreKind>(&mut self, burst: &mut Burst, environment: &mut CoreEnvironment<'_>) -> BurstOutcome {
-        let Some(mut thread) = burst.thread.take() else { return BurstOutcome::Yield };
+    pub fn execute<K: CoreKind>(
+        &mut self,
+        burst: &mut Burst,
+        environment: &mut CoreEnvironment<'_>,
+    ) -> BurstOutcome {
+        let Some(mut thread) = burst.thread.take() else {
+            return BurstOutcome::Yield;
+        };
         let outcome = loop {
             let cause = self.run_fast_path::<K>(burst, &mut thread, environment);
             if cause == SlowPathCause::PendingValue {
@@ -198,7 +243,12 @@ impl CoreFrontEnd {
 
     /// Adds the counts of a run to the counters, and returns its thread.
     #[inline]
-    pub fn close_run(&mut self, burst: &Burst, mut thread: Box<HwThread>, caches: &mut Caches) -> Box<HwThread> {
+    pub fn close_run(
+        &mut self,
+        burst: &Burst,
+        mut thread: Box<HwThread>,
+        caches: &mut Caches,
+    ) -> Box<HwThread> {
         thread.issued_in_record = burst.issued_in_record;
         thread.counters.levels[CacheLevel::L1Data as usize].references += burst.hits;
         caches.units[self.l1d].counters.demand.references += burst.hits;
@@ -239,7 +289,9 @@ impl CoreFrontEnd {
             SlowPathCause::Fetch => self.fetch_line(burst, thread, environment),
             SlowPathCause::Jump => self.handle_jump(access, burst, thread, environment),
             SlowPathCause::Compute => self.run_compute(access, burst, thread, environment),
-            SlowPathCause::BatchEnd if thread.batch_end != BatchEnd::More && !context.deferred_accesses.is_empty() => {
+            SlowPathCause::BatchEnd
+                if thread.batch_end != BatchEnd::More && !context.deferred_accesses.is_empty() =>
+            {
                 self.issue_all_deferred(burst, thread, environment)
             }
             SlowPathCause::BatchEnd => handle_batch_end(burst, thread, context),
@@ -274,13 +326,18 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.context_index];
         let remaining_count = access.instructions() - burst.issued_in_record;
-        let issued_count = remaining_count.min(burst.stop_tick - burst.tick).min(thread.instructions_until_fetch);
+        let issued_count = remaining_count
+            .min(burst.stop_tick - burst.tick)
+            .min(thread.instructions_until_fetch);
         burst.issue_instructions(issued_count, thread, context);
         if issued_count == remaining_count {
             burst.issued_in_record = 0;
             thread.position += 1;
             if let Some(l1i) = self.l1i {
-                thread.jump_to(access.address(), 1 << environment.caches.units[l1i].line_shift);
+                thread.jump_to(
+                    access.address(),
+                    1 << environment.caches.units[l1i].line_shift,
+                );
             }
             None
         } else if thread.instructions_until_fetch == 0 {
@@ -312,7 +369,8 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.context_index];
-        let issue_slots = burst.find_issue_limit(self.is_in_order, burst.tick, context) - burst.tick;
+        let issue_slots =
+            burst.find_issue_limit(self.is_in_order, burst.tick, context) - burst.tick;
         let remaining_count = access.instructions() - burst.issued_in_record;
         let issued_count = remaining_count.min(issue_slots);
         burst.tick += issued_count;
@@ -350,21 +408,47 @@ impl CoreFrontEnd {
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
             // The same fetch follows again, with the translation present.
-            burst.unattributed.faults +=
-                translate(thread, address >> page_shift, context, false, environment, self.l1d, tick);
+            burst.unattributed.faults += translate(
+                thread,
+                address >> page_shift,
+                context,
+                false,
+                environment,
+                self.l1d,
+                tick,
+            );
             context.ready_at = tick + burst.unattributed.faults;
             return Some(BurstOutcome::Blocked);
         };
-        let request = self.build_request(frame << page_shift | address & ((1 << page_shift) - 1), tick, false, thread);
+        let request = self.build_request(
+            frame << page_shift | address & ((1 << page_shift) - 1),
+            tick,
+            false,
+            thread,
+        );
         let context = &mut self.contexts[burst.run.context_index];
         let (hit_tick, line_bytes) = (tick + unit.latency_ticks, 1 << unit.line_shift);
         let tag_index = unit.store.find(request.address >> unit.line_shift);
         let observes_path = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
         let prior_counts = observes_path.then_some(thread.counters.levels);
-        let response = environment.caches.access_first_level::<AnyCore>(l1i, tag_index, &request, &mut thread.counters);
-        let mut sample_effect = super::sampling::SampleEffect { ticks: 0, is_full: false };
+        let response = environment.caches.access_first_level::<AnyCore>(
+            l1i,
+            tag_index,
+            &request,
+            &mut thread.counters,
+        );
+        let mut sample_effect = super::sampling::SampleEffect {
+            ticks: 0,
+            is_full: false,
+        };
         if let Some(prior_counts) = &prior_counts {
-            thread.probes.observe_path(l1i, request.address, prior_counts, &thread.counters.levels, environment.caches);
+            thread.probes.observe_path(
+                l1i,
+                request.address,
+                prior_counts,
+                &thread.counters.levels,
+                environment.caches,
+            );
             if thread.counters.levels[0].all_misses() > prior_counts[0].all_misses() {
                 let address = environment.caches.dram.physical_address(request.address);
                 let line = address >> environment.caches.units[self.l1d].line_shift;
@@ -381,9 +465,16 @@ impl CoreFrontEnd {
         thread.probes.cost_ticks += sample_effect.ticks;
         burst.unattributed.interrupts += sample_effect.ticks;
         context.ready_at = response.ready_tick + sample_effect.ticks;
-        context.stall_source =
-            Some(StallSource { origin: response.origin, queue_ticks: response.queue_ticks, is_joined: false });
-        Some(if sample_effect.is_full { BurstOutcome::Interrupt } else { BurstOutcome::Blocked })
+        context.stall_source = Some(StallSource {
+            origin: response.origin,
+            queue_ticks: response.queue_ticks,
+            is_joined: false,
+        });
+        Some(if sample_effect.is_full {
+            BurstOutcome::Interrupt
+        } else {
+            BurstOutcome::Blocked
+        })
     }
 }
 
@@ -412,21 +503,32 @@ impl HwContext {
         }
         if is_late && !is_blocked {
             let instruction = (!is_posted).then_some(self.issued_count - 1);
-            self.add_outstanding(OutstandingMiss { returns_at: arrival, instruction, stall_source: wait });
+            self.add_outstanding(OutstandingMiss {
+                returns_at: arrival,
+                instruction,
+                stall_source: wait,
+            });
         }
         is_blocked
     }
 }
 
 /// Handles the end of a batch: requests the next batch, or returns the request with which the thread ended its turn.
-fn handle_batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
+fn handle_batch_end(
+    burst: &mut Burst,
+    thread: &mut HwThread,
+    context: &mut HwContext,
+) -> Option<BurstOutcome> {
     burst.issued_in_record = 0;
     context.ready_at = burst.tick;
     if thread.batch_end != BatchEnd::More {
         if burst.tick > burst.run.shared_bound {
             return Some(BurstOutcome::AheadOfCores);
         }
-        return Some(BurstOutcome::BatchEnd(std::mem::replace(&mut thread.batch_end, BatchEnd::More)));
+        return Some(BurstOutcome::BatchEnd(std::mem::replace(
+            &mut thread.batch_end,
+            BatchEnd::More,
+        )));
     }
     if burst.tick >= burst.run.end_tick {
         return Some(BurstOutcome::Yield);
@@ -435,7 +537,8 @@ fn handle_batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwCo
     if thread.batch.is_empty() && thread.batch_end == BatchEnd::More {
         // A source that returns "more" without any access must not stop time.
         HwContext::count_stall(&mut thread.counters, 1, context.value_wait());
-        (burst.unattributed.in_place, burst.tick) = (burst.unattributed.in_place + 1, burst.tick + 1);
+        (burst.unattributed.in_place, burst.tick) =
+            (burst.unattributed.in_place + 1, burst.tick + 1);
     }
     None
 }
@@ -466,8 +569,13 @@ pub(super) fn translate(
     l1d: usize,
     now: u64,
 ) -> u64 {
-    let frame_result = environment.frames.find_frame(thread.process, page, context.cpu, is_store);
-    let named_frame = environment.caches.pages.name_frame(frame_result.frame, page);
+    let frame_result = environment
+        .frames
+        .find_frame(thread.process, page, context.cpu, is_store);
+    let named_frame = environment
+        .caches
+        .pages
+        .name_frame(frame_result.frame, page);
     thread.tlb.insert(page, named_frame);
     if frame_result.is_copied {
         environment.caches.insert_copied(

@@ -57,20 +57,28 @@ impl PendingFills {
         if self.fills.len() >= MAX_PENDING {
             self.fills.remove(0);
         }
-        self.line_bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
+        self.line_bits = self
+            .fills
+            .iter()
+            .fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
         self.sweep_threshold = (2 * self.fills.len()).clamp(MIN_SWEEP_THRESHOLD, MAX_PENDING);
     }
     /// Returns whether the line's data has arrived by `tick`.
     #[inline]
     pub fn has_arrived(&self, line: u64, tick: u64) -> bool {
-        self.pending_fill(line).is_none_or(|(arrival, _)| arrival <= tick)
+        self.pending_fill(line)
+            .is_none_or(|(arrival, _)| arrival <= tick)
     }
     #[inline]
     pub fn pending_fill(&self, line: u64) -> Option<(u64, DataOrigin)> {
         if self.line_bits & 1 << (line % 64) == 0 {
             return None;
         }
-        self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, arrival, origin)| (arrival, origin))
+        self.fills
+            .iter()
+            .rev()
+            .find(|entry| entry.0 == line)
+            .map(|&(_, arrival, origin)| (arrival, origin))
     }
 }
 
@@ -94,13 +102,24 @@ impl EvictionMatrix {
         let mut counts = vec![0; side_length * side_length];
         for row in 0..self.side_length {
             let source_row = &self.counts[row * self.side_length..(row + 1) * self.side_length];
-            counts[row * side_length..row * side_length + self.side_length].copy_from_slice(source_row);
+            counts[row * side_length..row * side_length + self.side_length]
+                .copy_from_slice(source_row);
         }
         (self.side_length, self.counts) = (side_length, counts);
     }
     pub fn nonzero_counts(&self) -> impl Iterator<Item = (u16, u16, u64)> + '_ {
-        let entries = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
-        entries.map(|(index, &count)| ((index / self.side_length) as u16, (index % self.side_length) as u16, count))
+        let entries = self
+            .counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0);
+        entries.map(|(index, &count)| {
+            (
+                (index / self.side_length) as u16,
+                (index % self.side_length) as u16,
+                count,
+            )
+        })
     }
 }
 
@@ -142,15 +161,26 @@ pub(crate) struct CacheUnit {
 }
 
 impl CacheUnit {
-    pub fn new(machine: &MachineSpec, spec: &CacheSpec, instance: u32, ticks_per_cycle: u64, seed: u64) -> Self {
+    pub fn new(
+        machine: &MachineSpec,
+        spec: &CacheSpec,
+        instance: u32,
+        ticks_per_cycle: u64,
+        seed: u64,
+    ) -> Self {
         let line_shift = spec.line_bytes.trailing_zeros();
         let page_shift = machine.pages.page_bytes.trailing_zeros();
-        let prefetcher_specs = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
-            PrefetcherSpec::Stride { level, .. }
-            | PrefetcherSpec::NextLine { level, .. }
-            | PrefetcherSpec::Streamer { level, .. }
-            | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
-        });
+        let prefetcher_specs =
+            machine
+                .prefetchers
+                .iter()
+                .copied()
+                .filter(|fetcher| match fetcher {
+                    PrefetcherSpec::Stride { level, .. }
+                    | PrefetcherSpec::NextLine { level, .. }
+                    | PrefetcherSpec::Streamer { level, .. }
+                    | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
+                });
         CacheUnit {
             level: spec.level,
             line_shift,
@@ -166,7 +196,9 @@ impl CacheUnit {
             is_next_level_private: false,
             store: TagStore::new(spec, SetBits::new(machine, spec), seed),
             pending_fills: PendingFills::default(),
-            output_server: spec.bandwidth_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle)),
+            output_server: spec
+                .bandwidth_bytes_per_cycle
+                .map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle)),
             prefetcher: Prefetcher::new(prefetcher_specs, page_shift.saturating_sub(line_shift)),
             way_masks_by_class: Vec::new(),
             counters: CacheCounters::default(),
@@ -184,7 +216,9 @@ impl CacheUnit {
     /// Returns the bits of `address` (a line of a cache with shorter lines) within this cache's line, which select its
     /// sector.
     pub fn sector_mask(&self, address: u64, child_line_shift: u32) -> u32 {
-        1 << ((address >> child_line_shift & ((1 << (self.line_shift - child_line_shift)) - 1)) as u32 % SHARER_BITS)
+        1 << ((address >> child_line_shift & ((1 << (self.line_shift - child_line_shift)) - 1))
+            as u32
+            % SHARER_BITS)
     }
 
     /// Returns whether the line was in this cache before. If not, none of the caches above has a part of it either,
@@ -254,14 +288,20 @@ impl CacheUnit {
 
     #[inline]
     pub fn mask_of(&self, class: u8) -> Option<u64> {
-        self.way_masks_by_class.get(usize::from(class)).copied().flatten()
+        self.way_masks_by_class
+            .get(usize::from(class))
+            .copied()
+            .flatten()
     }
 
     /// Returns the ticks that `bytes` queue on their way toward the core.
     #[inline]
     pub fn transfer_out(&mut self, tick: u64, bytes: u64) -> u64 {
         self.counters.bytes_out += bytes;
-        let queue_ticks = self.output_server.as_mut().map_or(0, |server| server.transfer(tick, bytes));
+        let queue_ticks = self
+            .output_server
+            .as_mut()
+            .map_or(0, |server| server.transfer(tick, bytes));
         self.counters.queue_ticks += queue_ticks;
         queue_ticks
     }

@@ -98,7 +98,11 @@ pub(crate) struct Caches {
 const DIRECTORY_BITS: usize = 16;
 
 impl Caches {
-    pub fn new(spec: &MachineSpec, options: HwOptions, ticks_per_cycle: u64) -> Result<Self, MachineSpecError> {
+    pub fn new(
+        spec: &MachineSpec,
+        options: HwOptions,
+        ticks_per_cycle: u64,
+    ) -> Result<Self, MachineSpecError> {
         let mut machine = spec.clone();
         if !options.is_prefetch_enabled {
             machine.prefetchers.clear();
@@ -109,48 +113,74 @@ impl Caches {
         for (cache_index, cache) in machine.caches.iter().enumerate() {
             first_unit_by_cache.push(units.len());
             for instance in 0..machine.instance_count(cache) {
-                let seed = SplitMix64::scatter(options.seed ^ (cache_index as u64) << 32 ^ u64::from(instance));
+                let seed = SplitMix64::scatter(
+                    options.seed ^ (cache_index as u64) << 32 ^ u64::from(instance),
+                );
                 let mut unit = CacheUnit::new(&machine, cache, instance, ticks_per_cycle, seed);
-                unit.first_miss_cause = if options.is_resident { MissCause::Own } else { MissCause::Cold };
+                unit.first_miss_cause = if options.is_resident {
+                    MissCause::Own
+                } else {
+                    MissCause::Cold
+                };
                 units.push(unit);
             }
         }
         for (cache_index, cache) in machine.caches.iter().enumerate() {
-            let outer_index =
-                (cache_index + 1..machine.caches.len()).find(|&outer| machine.caches[outer].level > CacheLevel::L1Data);
-            let Some(outer_index) = outer_index else { continue };
+            let outer_index = (cache_index + 1..machine.caches.len())
+                .find(|&outer| machine.caches[outer].level > CacheLevel::L1Data);
+            let Some(outer_index) = outer_index else {
+                continue;
+            };
             for instance in 0..machine.instance_count(cache) {
                 let child = first_unit_by_cache[cache_index] + instance as usize;
-                let children_per_parent = machine.caches[outer_index].shared_by_cores / cache.shared_by_cores;
-                let parent = first_unit_by_cache[outer_index] + (instance / children_per_parent) as usize;
+                let children_per_parent =
+                    machine.caches[outer_index].shared_by_cores / cache.shared_by_cores;
+                let parent =
+                    first_unit_by_cache[outer_index] + (instance / children_per_parent) as usize;
                 units[child].parent = parent;
                 units[child].sharer_bit = 1 << (units[parent].children.len() as u32 % SHARER_BITS);
-                let can_own_lines = cache.level != CacheLevel::L1Instruction && cache.write == WritePolicy::Back;
+                let can_own_lines =
+                    cache.level != CacheLevel::L1Instruction && cache.write == WritePolicy::Back;
                 units[parent].can_children_own |= can_own_lines || units[child].can_children_own;
                 units[parent].children.push(child);
             }
         }
         // Determined before the first request: the L1s whose second level is their own and evicts predictably.
         for index in 0..units.len() {
-            let Some(second_level) = units.get(units[index].parent) else { continue };
+            let Some(second_level) = units.get(units[index].parent) else {
+                continue;
+            };
             let is_private = second_level.level == CacheLevel::L2
                 && second_level.core_count == 1
                 && second_level.write_policy == WritePolicy::Back;
             let is_plain_pair = !second_level.is_victim()
                 && units[index].prefetcher.is_none()
                 && units[index].write_policy == WritePolicy::Back;
-            units[index].is_next_level_private =
-                units[index].level == CacheLevel::L1Data && is_private && is_plain_pair && units[index].store.is_lru();
+            units[index].is_next_level_private = units[index].level == CacheLevel::L1Data
+                && is_private
+                && is_plain_pair
+                && units[index].store.is_lru();
         }
-        let roots: Vec<usize> = (0..units.len()).filter(|&index| units[index].parent == ROOT).collect();
+        let roots: Vec<usize> = (0..units.len())
+            .filter(|&index| units[index].parent == ROOT)
+            .collect();
         let mut root_position = vec![0; units.len()];
-        roots.iter().enumerate().for_each(|(position, &root)| root_position[root] = position);
-        let inclusive_caches =
-            machine.caches.iter().filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
-        let directory_shift = inclusive_caches.map(|cache| cache.line_bytes.trailing_zeros()).max().unwrap_or(6);
+        roots
+            .iter()
+            .enumerate()
+            .for_each(|(position, &root)| root_position[root] = position);
+        let inclusive_caches = machine
+            .caches
+            .iter()
+            .filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
+        let directory_shift = inclusive_caches
+            .map(|cache| cache.line_bytes.trailing_zeros())
+            .max()
+            .unwrap_or(6);
         let page_shift = machine.pages.page_bytes.trailing_zeros();
         let new_table = || LineTable::new(page_shift.saturating_sub(directory_shift));
-        let to_ticks = |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
+        let to_ticks =
+            |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
         Ok(Caches {
             dram: Dram::new(&machine, ticks_per_cycle),
             pages: PageIndex::new(&machine),
@@ -174,14 +204,23 @@ impl Caches {
 
     /// Returns the ticks to a copy of the line in another cache.
     pub fn remote_latency_ticks(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
-        let transfer_ticks =
-            if copies.package == Some(request.package) { self.same_package_ticks } else { self.other_package_ticks };
+        let transfer_ticks = if copies.package == Some(request.package) {
+            self.same_package_ticks
+        } else {
+            self.other_package_ticks
+        };
         transfer_ticks.unwrap_or_else(|| self.dram.latency_ticks(request.address, request.package))
     }
 
     /// Looks for copies of the bytes `address` .. + 2^`requester_shift` in a cache and all caches above it, and applies
     /// the action to them.
-    pub fn snoop(&mut self, index: usize, address: u64, requester_shift: u32, action: SnoopAction) -> SnoopResult {
+    pub fn snoop(
+        &mut self,
+        index: usize,
+        address: u64,
+        requester_shift: u32,
+        action: SnoopAction,
+    ) -> SnoopResult {
         let mut copies = SnoopResult::default();
         let mut sharers = 0;
         let unit = &mut self.units[index];
@@ -189,10 +228,16 @@ impl Caches {
         let first_line = address >> span_shift << (span_shift - unit.line_shift);
         let is_victim = unit.is_victim();
         // Only the overlapping sectors of a victim cache's line are affected.
-        let requested_sectors = if is_victim { self.overlapping_sectors(index, address, requester_shift) } else { 0 };
+        let requested_sectors = if is_victim {
+            self.overlapping_sectors(index, address, requester_shift)
+        } else {
+            0
+        };
         let unit = &mut self.units[index];
         for line in first_line..first_line + (1 << (span_shift - unit.line_shift)) {
-            let Some(tag_index) = unit.store.find(line) else { continue };
+            let Some(tag_index) = unit.store.find(line) else {
+                continue;
+            };
             let meta = unit.store.line_meta(tag_index);
             if is_victim && meta.sharers() & requested_sectors == 0 {
                 continue;
@@ -203,16 +248,25 @@ impl Caches {
             copies.is_dirty |= meta.state() == MODIFIED;
             sharers |= meta.sharers();
             match action {
-                SnoopAction::Share if meta.state() > SHARED => unit.store.set_meta(tag_index, meta.with_state(SHARED)),
+                SnoopAction::Share if meta.state() > SHARED => {
+                    unit.store.set_meta(tag_index, meta.with_state(SHARED))
+                }
                 SnoopAction::Share => {}
                 SnoopAction::Invalidate | SnoopAction::Drop(_)
                     if is_victim && meta.sharers() & !requested_sectors != 0 =>
                 {
-                    unit.store.set_meta(tag_index, meta.with_sharers(meta.sharers() & !requested_sectors));
+                    unit.store.set_meta(
+                        tag_index,
+                        meta.with_sharers(meta.sharers() & !requested_sectors),
+                    );
                 }
                 SnoopAction::Invalidate | SnoopAction::Drop(_) => {
                     unit.store.remove(tag_index);
-                    let evictor = if let SnoopAction::Drop(task) = action { Some(task) } else { None };
+                    let evictor = if let SnoopAction::Drop(task) = action {
+                        Some(task)
+                    } else {
+                        None
+                    };
                     unit.record_eviction(line, meta, evictor);
                 }
             }
@@ -227,7 +281,8 @@ impl Caches {
         for nth in 0..self.units[index].children.len() {
             let child = self.units[index].children[nth];
             if sharers & self.units[child].sharer_bit != 0 {
-                copies = copies.merge_with(self.snoop(child, address, requester_shift, action), None);
+                copies =
+                    copies.merge_with(self.snoop(child, address, requester_shift, action), None);
             }
         }
         copies
@@ -238,7 +293,9 @@ impl Caches {
         let (unit, child_shift) = (&self.units[index], self.child_line_shift(index));
         let start = address >> span_shift << span_shift;
         let sectors = 1u64 << span_shift.clamp(child_shift, unit.line_shift) >> child_shift;
-        (0..sectors).fold(0, |mask, nth| mask | unit.sector_mask(start + (nth << child_shift), child_shift))
+        (0..sectors).fold(0, |mask, nth| {
+            mask | unit.sector_mask(start + (nth << child_shift), child_shift)
+        })
     }
 
     /// Snoops the children of `parent_index` other than `requesting_child` that have a bit in `sharers`.
@@ -255,8 +312,10 @@ impl Caches {
         for nth in 0..self.units[parent_index].children.len() {
             let child = self.units[parent_index].children[nth];
             if child != requesting_child && sharers & self.units[child].sharer_bit != 0 {
-                copies =
-                    copies.merge_with(self.snoop(child, request.address, span_shift, action), Some(request.package));
+                copies = copies.merge_with(
+                    self.snoop(child, request.address, span_shift, action),
+                    Some(request.package),
+                );
             }
         }
         copies
@@ -270,7 +329,9 @@ impl Caches {
         action: SnoopAction,
     ) -> SnoopResult {
         let mut copies = SnoopResult::default();
-        let Some(directory) = &mut self.directory else { return copies };
+        let Some(directory) = &mut self.directory else {
+            return copies;
+        };
         let root_position = self.root_position[requesting_root];
         let own_bit = 1u16 << (root_position % DIRECTORY_BITS);
         let line = request.address >> self.directory_shift;
@@ -284,8 +345,16 @@ impl Caches {
         while candidate_bits != 0 {
             let bit = candidate_bits.trailing_zeros() as usize;
             candidate_bits &= candidate_bits - 1;
-            for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != root_position) {
-                let snoop_result = self.snoop(self.roots[nth], request.address, self.directory_shift, action);
+            for nth in (bit..self.roots.len())
+                .step_by(DIRECTORY_BITS)
+                .filter(|&nth| nth != root_position)
+            {
+                let snoop_result = self.snoop(
+                    self.roots[nth],
+                    request.address,
+                    self.directory_shift,
+                    action,
+                );
                 copies = copies.merge_with(snoop_result, Some(request.package));
                 if snoop_result.is_present && action == SnoopAction::Share {
                     holder_bits |= 1 << bit;
@@ -300,22 +369,34 @@ impl Caches {
 
     /// Removes all copies off the path of the cache `requesting_index`, which has the line shared and wants to write it.
     /// Returns the ticks that this takes.
-    pub fn invalidate_other_copies(&mut self, requesting_index: usize, request: &CacheRequest) -> u64 {
-        let (mut latency, mut current_index) = (self.units[requesting_index].latency_ticks, requesting_index);
+    pub fn invalidate_other_copies(
+        &mut self,
+        requesting_index: usize,
+        request: &CacheRequest,
+    ) -> u64 {
+        let (mut latency, mut current_index) =
+            (self.units[requesting_index].latency_ticks, requesting_index);
         loop {
             let parent = self.units[current_index].parent;
             if parent == ROOT {
-                let copies = self.snoop_other_roots(current_index, request, SnoopAction::Invalidate);
+                let copies =
+                    self.snoop_other_roots(current_index, request, SnoopAction::Invalidate);
                 return if copies.is_present {
                     latency.max(self.remote_latency_ticks(request, copies))
                 } else {
                     latency
                 };
             }
-            let (span_shift, bit) = (self.units[current_index].line_shift, self.units[current_index].sharer_bit);
+            let (span_shift, bit) = (
+                self.units[current_index].line_shift,
+                self.units[current_index].sharer_bit,
+            );
             let unit = &mut self.units[parent];
             latency = unit.latency_ticks;
-            let tag_index = unit.store.find(request.address >> unit.line_shift).filter(|_| !unit.is_victim());
+            let tag_index = unit
+                .store
+                .find(request.address >> unit.line_shift)
+                .filter(|_| !unit.is_victim());
             if let Some(tag_index) = tag_index {
                 let meta = unit.store.line_meta(tag_index);
                 let is_exclusive = meta.state() >= EXCLUSIVE;
@@ -328,23 +409,46 @@ impl Caches {
                     SnoopAction::Invalidate,
                 );
                 let unit = &mut self.units[parent];
-                let sharers = if span_shift == unit.line_shift { bit } else { meta.sharers() };
-                unit.store.set_meta(tag_index, meta.with_sharers(sharers).with_state(meta.state().max(EXCLUSIVE)));
+                let sharers = if span_shift == unit.line_shift {
+                    bit
+                } else {
+                    meta.sharers()
+                };
+                unit.store.set_meta(
+                    tag_index,
+                    meta.with_sharers(sharers)
+                        .with_state(meta.state().max(EXCLUSIVE)),
+                );
                 if is_exclusive {
                     return latency;
                 }
             } else if self.units[parent].inclusion != cachemate_core::Inclusion::Inclusive {
-                self.snoop_siblings(parent, current_index, !0, request, span_shift, SnoopAction::Invalidate);
+                self.snoop_siblings(
+                    parent,
+                    current_index,
+                    !0,
+                    request,
+                    span_shift,
+                    SnoopAction::Invalidate,
+                );
             }
             current_index = parent;
         }
     }
 
     /// Inserts a line into a cache, and handles the line that it displaces.
-    pub fn fill(&mut self, index: usize, meta: LineMeta, request: &CacheRequest, counters: &mut TaskCounters) {
+    pub fn fill(
+        &mut self,
+        index: usize,
+        meta: LineMeta,
+        request: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) {
         let unit = &mut self.units[index];
         let mask = unit.mask_of(request.class);
-        let evicted_line = unit.store.insert(request.address >> unit.line_shift, meta, mask, ANY_SHAPE);
+        let evicted_line =
+            unit.store
+                .insert(request.address >> unit.line_shift, meta, mask, ANY_SHAPE);
         unit.record_arrival(meta.owner());
         if let Some(evicted) = evicted_line {
             self.evict(index, evicted, request, counters);
@@ -360,10 +464,19 @@ impl Caches {
     ) {
         let unit = &mut self.units[index];
         unit.record_eviction(evicted_line.line, evicted_line.meta, Some(request.task));
-        let (address, span_shift, parent) = (evicted_line.line << unit.line_shift, unit.line_shift, unit.parent);
+        let (address, span_shift, parent) = (
+            evicted_line.line << unit.line_shift,
+            unit.line_shift,
+            unit.parent,
+        );
         let mut state = evicted_line.meta.state();
-        if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted_line.meta.sharers() != 0 {
-            let evicted_request = CacheRequest { address, ..*request };
+        if unit.inclusion == cachemate_core::Inclusion::Inclusive
+            && evicted_line.meta.sharers() != 0
+        {
+            let evicted_request = CacheRequest {
+                address,
+                ..*request
+            };
             let copies = self.snoop_siblings(
                 index,
                 ROOT,
@@ -374,7 +487,10 @@ impl Caches {
             );
             state = if copies.is_dirty { MODIFIED } else { state };
         }
-        let writeback_request = CacheRequest { address, ..*request };
+        let writeback_request = CacheRequest {
+            address,
+            ..*request
+        };
         if parent != ROOT && self.units[parent].is_victim() {
             let meta = LineMeta::new(state, 0, evicted_line.meta.owner());
             self.insert_victim(parent, span_shift, meta, &writeback_request, counters);
@@ -392,16 +508,29 @@ impl Caches {
 
     /// Returns the line length of the caches above, as a shift; for a victim cache, that of its sectors.
     pub fn child_line_shift(&self, index: usize) -> u32 {
-        self.units[index].children.first().map_or(self.units[index].line_shift, |&child| self.units[child].line_shift)
+        self.units[index]
+            .children
+            .first()
+            .map_or(self.units[index].line_shift, |&child| {
+                self.units[child].line_shift
+            })
     }
 
     /// Writes a dirty line back to the first cache outward that has it, or to memory.
-    pub fn write_back(&mut self, mut index: usize, bytes: u64, request: &CacheRequest, counters: &mut TaskCounters) {
+    pub fn write_back(
+        &mut self,
+        mut index: usize,
+        bytes: u64,
+        request: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) {
         while index != ROOT {
             let unit = &mut self.units[index];
             let line = request.address >> unit.line_shift;
-            let tag_index =
-                unit.store.find(line).filter(|_| !unit.is_victim() && unit.write_policy == WritePolicy::Back);
+            let tag_index = unit
+                .store
+                .find(line)
+                .filter(|_| !unit.is_victim() && unit.write_policy == WritePolicy::Back);
             if let Some(tag_index) = tag_index {
                 let meta = unit.store.line_meta(tag_index);
                 unit.store.set_meta(tag_index, meta.with_state(MODIFIED));
@@ -410,7 +539,8 @@ impl Caches {
             index = unit.parent;
         }
         counters.memory_write_bytes += bytes;
-        self.dram.write(request.address, request.package, bytes, request.tick);
+        self.dram
+            .write(request.address, request.package, bytes, request.tick);
     }
 
     /// Inserts a line that the level above evicted. `meta` has no sharers; `child_shift` is the line size of that
@@ -430,9 +560,17 @@ impl Caches {
             return self.fill(index, meta.with_sharers(sector), request, counters);
         };
         let old_meta = unit.store.line_meta(tag_index);
-        let state =
-            if old_meta.state().min(meta.state()) == SHARED { SHARED } else { old_meta.state().max(meta.state()) };
-        unit.store.set_meta(tag_index, old_meta.with_sharers(old_meta.sharers() | sector).with_state(state));
+        let state = if old_meta.state().min(meta.state()) == SHARED {
+            SHARED
+        } else {
+            old_meta.state().max(meta.state())
+        };
+        unit.store.set_meta(
+            tag_index,
+            old_meta
+                .with_sharers(old_meta.sharers() | sector)
+                .with_state(state),
+        );
         unit.store.touch(line, tag_index);
         // Sectors share one state, so a dirty one is written back if it joins a shared one.
         if state == SHARED && old_meta.state().max(meta.state()) == MODIFIED {
@@ -444,10 +582,22 @@ impl Caches {
     /// Inserts the lines of a page that was just copied on the core of this L1 into the last cache on the core's way to
     /// memory. The lines are clean, because the machine's stated cost of a copied page (CP 4.6.5) includes the traffic
     /// of copying.
-    pub fn insert_copied(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
-        let find_parent = |unit_index: usize| Some(self.units[unit_index].parent).filter(|&parent| parent != ROOT);
-        let path: Vec<usize> = std::iter::successors(find_parent(l1), |&index| find_parent(index)).collect();
-        let Some(&target) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
+    pub fn insert_copied(
+        &mut self,
+        l1: usize,
+        first_address: u64,
+        bytes: u64,
+        task: u16,
+        now: u64,
+    ) {
+        let find_parent = |unit_index: usize| {
+            Some(self.units[unit_index].parent).filter(|&parent| parent != ROOT)
+        };
+        let path: Vec<usize> =
+            std::iter::successors(find_parent(l1), |&index| find_parent(index)).collect();
+        let Some(&target) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else {
+            return;
+        };
         let root = path[path.len() - 1];
         let (shift, package) = (self.units[target].line_shift, self.units[target].package);
         // The counts belong to no task, because the operating system copies the page.
@@ -468,14 +618,20 @@ impl Caches {
                 package,
             };
             self.snoop_other_roots(root, &request, SnoopAction::Invalidate);
-            self.fill(target, LineMeta::new(EXCLUSIVE, 0, task), &request, &mut counters);
+            self.fill(
+                target,
+                LineMeta::new(EXCLUSIVE, 0, task),
+                &request,
+                &mut counters,
+            );
         }
     }
 
     /// Removes a frame's lines from all caches, and deletes their history.
     pub fn drop_frame_lines(&mut self, first_address: u64, bytes: u64) {
         for unit in &mut self.units {
-            let lines = first_address >> unit.line_shift..(first_address + bytes).div_ceil(1 << unit.line_shift);
+            let lines = first_address >> unit.line_shift
+                ..(first_address + bytes).div_ceil(1 << unit.line_shift);
             for line in lines {
                 if let Some(tag_index) = unit.store.find(line) {
                     let meta = unit.store.line_meta(tag_index);
@@ -491,7 +647,11 @@ impl Caches {
 impl SnoopResult {
     fn merge_with(self, other: SnoopResult, preferred_package: Option<u32>) -> SnoopResult {
         let package = match (self.package, other.package) {
-            (Some(mine), Some(others)) => Some(if preferred_package == Some(others) { others } else { mine }),
+            (Some(mine), Some(others)) => Some(if preferred_package == Some(others) {
+                others
+            } else {
+                mine
+            }),
             (mine, others) => mine.or(others),
         };
         SnoopResult {
@@ -506,13 +666,30 @@ impl SnoopResult {
 /// Checks that a machine meets the requirements of this engine.
 fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     let spec_error = |field: String, found: String, expected: &str| {
-        Err(MachineSpecError { machine: machine.name.clone(), field, found, expected: expected.to_string() })
+        Err(MachineSpecError {
+            machine: machine.name.clone(),
+            field,
+            found,
+            expected: expected.to_string(),
+        })
     };
-    let Some(data) = machine.caches.iter().find(|cache| cache.level == CacheLevel::L1Data) else {
-        return spec_error("caches".to_string(), "no l1-data".to_string(), "an L1 data cache");
+    let Some(data) = machine
+        .caches
+        .iter()
+        .find(|cache| cache.level == CacheLevel::L1Data)
+    else {
+        return spec_error(
+            "caches".to_string(),
+            "no l1-data".to_string(),
+            "an L1 data cache",
+        );
     };
     if data.shared_by_cores != 1 {
-        return spec_error("caches.shared_by_cores".to_string(), data.shared_by_cores.to_string(), "1 for L1 caches");
+        return spec_error(
+            "caches.shared_by_cores".to_string(),
+            data.shared_by_cores.to_string(),
+            "1 for L1 caches",
+        );
     }
     for (cache_index, cache) in machine.caches.iter().enumerate() {
         let cache_field = |name: &str| format!("caches[{cache_index}].{name}");
@@ -534,9 +711,15 @@ fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             || frames >= u64::from(u32::MAX)
         {
             let found = machine.memory.size_bytes.to_string();
-            return spec_error("memory.size_bytes".to_string(), found, "fewer than 2^32 lines per set and 2^32 pages");
+            return spec_error(
+                "memory.size_bytes".to_string(),
+                found,
+                "fewer than 2^32 lines per set and 2^32 pages",
+            );
         }
-        if cache.level <= CacheLevel::L1Data && (cache.shared_by_cores != 1 || cache.inclusion != Default::default()) {
+        if cache.level <= CacheLevel::L1Data
+            && (cache.shared_by_cores != 1 || cache.inclusion != Default::default())
+        {
             return spec_error(
                 cache_field("inclusion"),
                 format!("{:?}", cache.inclusion),
@@ -547,7 +730,8 @@ fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             let previous_level = machine.caches[..cache_index]
                 .iter()
                 .rfind(|nearer_cache| nearer_cache.level != CacheLevel::L1Instruction);
-            let sectors = previous_level.map_or(1, |previous| cache.line_bytes / previous.line_bytes);
+            let sectors =
+                previous_level.map_or(1, |previous| cache.line_bytes / previous.line_bytes);
             if sectors > SHARER_BITS {
                 return spec_error(
                     cache_field("line_bytes"),
@@ -557,7 +741,11 @@ fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             }
         }
         if cache.way_partitions.is_some() && cache.ways > 64 {
-            return spec_error(cache_field("ways"), cache.ways.to_string(), "at most 64 where ways can be partitioned");
+            return spec_error(
+                cache_field("ways"),
+                cache.ways.to_string(),
+                "at most 64 where ways can be partitioned",
+            );
         }
     }
     Ok(())

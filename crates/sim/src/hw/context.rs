@@ -95,7 +95,11 @@ impl HwContext {
     /// Returns the tick from which its thread could issue; `u64::MAX` if there is no thread.
     #[inline(always)]
     pub fn ready_tick(&self) -> u64 {
-        if self.thread.is_some() { self.ready_at } else { u64::MAX }
+        if self.thread.is_some() {
+            self.ready_at
+        } else {
+            u64::MAX
+        }
     }
 
     pub fn task(&self) -> Option<TaskId> {
@@ -105,18 +109,24 @@ impl HwContext {
     /// Attributes every tick before `until_tick`: first to the wait of the context, then to the issue slot that it did
     /// not get.
     pub fn attribute_ticks(&mut self, until_tick: u64) {
-        let Some(thread) = &mut self.thread else { return };
+        let Some(thread) = &mut self.thread else {
+            return;
+        };
         if until_tick <= self.accounted_until {
             return;
         }
-        let waited_ticks = self.ready_at.min(until_tick).saturating_sub(self.accounted_until);
+        let waited_ticks = self
+            .ready_at
+            .min(until_tick)
+            .saturating_sub(self.accounted_until);
         if waited_ticks > 0 {
             match &mut self.stall_source {
                 Some(wait) => {
                     let queued_ticks = waited_ticks.min(wait.queue_ticks);
                     wait.queue_ticks -= queued_ticks;
                     thread.counters.stalls.queue += queued_ticks;
-                    *stall_counter_mut(&mut thread.counters.stalls, wait.origin) += waited_ticks - queued_ticks;
+                    *stall_counter_mut(&mut thread.counters.stalls, wait.origin) +=
+                        waited_ticks - queued_ticks;
                 }
                 None => thread.counters.stalls.issue += waited_ticks,
             }
@@ -170,7 +180,11 @@ impl HwContext {
 
     /// Returns the stall source of the wait for the last load's value.
     pub fn value_wait(&self) -> StallSource {
-        StallSource { origin: self.value_origin, queue_ticks: 0, is_joined: false }
+        StallSource {
+            origin: self.value_origin,
+            queue_ticks: 0,
+            is_joined: false,
+        }
     }
 
     /// Counts `ticks` of waiting with the issue slot kept.
@@ -194,9 +208,16 @@ impl HwContext {
 
     /// Does the same as [`HwContext::add_outstanding`], for a load that is older than others in flight.
     pub fn add_outstanding_in_order(&mut self, miss: OutstandingMiss) {
-        let Some(instruction) = miss.instruction else { return self.add_outstanding(miss) };
-        let is_younger_miss = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);
-        let index = self.outstanding_misses.iter().position(is_younger_miss).unwrap_or(self.outstanding_misses.len());
+        let Some(instruction) = miss.instruction else {
+            return self.add_outstanding(miss);
+        };
+        let is_younger_miss =
+            |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);
+        let index = self
+            .outstanding_misses
+            .iter()
+            .position(is_younger_miss)
+            .unwrap_or(self.outstanding_misses.len());
         if instruction < self.oldest_load.1 {
             self.oldest_load = (miss.returns_at, instruction);
         }
@@ -208,7 +229,10 @@ impl HwContext {
     /// Returns whether an outstanding miss of this context brings a line at this tick.
     #[inline]
     pub fn has_miss_for(&self, arrival: u64) -> bool {
-        self.outstanding_misses.iter().rev().any(|miss| miss.returns_at == arrival && !miss.stall_source.is_joined)
+        self.outstanding_misses
+            .iter()
+            .rev()
+            .any(|miss| miss.returns_at == arrival && !miss.stall_source.is_joined)
     }
 
     /// Returns the number of instructions that still fit into a window of this size, which the oldest load in flight
@@ -216,15 +240,24 @@ impl HwContext {
     #[inline(always)]
     pub fn update_remaining_window(&mut self, window: u64, now: u64) -> u64 {
         if self.oldest_load.0 <= now {
-            let loads = self.outstanding_misses.iter().filter(|miss| miss.returns_at > now);
-            self.oldest_load =
-                loads.filter_map(|miss| Some((miss.returns_at, miss.instruction?))).next().unwrap_or(NO_LOAD);
+            let loads = self
+                .outstanding_misses
+                .iter()
+                .filter(|miss| miss.returns_at > now);
+            self.oldest_load = loads
+                .filter_map(|miss| Some((miss.returns_at, miss.instruction?)))
+                .next()
+                .unwrap_or(NO_LOAD);
         }
         let oldest_instruction = self
             .deferred_accesses
             .first()
-            .map_or(self.oldest_load.1, |parked| parked.instruction.min(self.oldest_load.1));
-        oldest_instruction.saturating_add(window).saturating_sub(self.issued_count)
+            .map_or(self.oldest_load.1, |parked| {
+                parked.instruction.min(self.oldest_load.1)
+            });
+        oldest_instruction
+            .saturating_add(window)
+            .saturating_sub(self.issued_count)
     }
 
     /// Drops all misses and deferred accesses, because the thread has left the context.
@@ -246,7 +279,11 @@ impl HwContext {
         self.outstanding_misses.retain(|miss| {
             let is_outstanding = miss.returns_at > now;
             mshrs_in_use += usize::from(is_outstanding && !miss.stall_source.is_joined);
-            first_return_tick = first_return_tick.min(if is_outstanding { miss.returns_at } else { u64::MAX });
+            first_return_tick = first_return_tick.min(if is_outstanding {
+                miss.returns_at
+            } else {
+                u64::MAX
+            });
             is_outstanding
         });
         (self.first_return_tick, self.mshrs_in_use) = (first_return_tick, mshrs_in_use);

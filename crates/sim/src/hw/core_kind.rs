@@ -3,7 +3,9 @@
 //!
 //! Kinds change only the speed: a core of any machine can run as the general kind, and a test compares both.
 
-use cachemate_core::{CacheLevel, CacheSpec, CoreModel, MachineSpec, ReplacementPolicy, WritePolicy};
+use cachemate_core::{
+    CacheLevel, CacheSpec, CoreModel, MachineSpec, ReplacementPolicy, WritePolicy,
+};
 
 const RANDOM_SHAPE: usize = 64;
 
@@ -95,9 +97,10 @@ impl CoreKindName {
     /// Returns the kind of a machine's cores.
     pub fn from_machine(machine: &MachineSpec) -> Self {
         let first_level_cache = |level| machine.caches.iter().find(|cache| cache.level == level);
-        let (Some(data), Some(code)) =
-            (first_level_cache(CacheLevel::L1Data), first_level_cache(CacheLevel::L1Instruction))
-        else {
+        let (Some(data), Some(code)) = (
+            first_level_cache(CacheLevel::L1Data),
+            first_level_cache(CacheLevel::L1Instruction),
+        ) else {
             return CoreKindName::Any;
         };
         let is_in_order = matches!(machine.pipeline, CoreModel::InOrder { .. });
@@ -105,7 +108,12 @@ impl CoreKindName {
         if machine.pages.page_bytes != 1 << SPECIALIZED_PAGE_SHIFT {
             return CoreKindName::Any;
         }
-        match (is_in_order, writes_through, compiled_shape(data), compiled_shape(code)) {
+        match (
+            is_in_order,
+            writes_through,
+            compiled_shape(data),
+            compiled_shape(code),
+        ) {
             (true, true, RANDOM_4, LRU_4) => CoreKindName::InOrderThrough,
             (false, true, LRU_4, LRU_2) => CoreKindName::WindowThrough,
             (_, false, LRU_2, LRU_2) => CoreKindName::Back2,

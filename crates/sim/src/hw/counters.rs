@@ -10,8 +10,13 @@ use cachemate_core::{CacheLevel, CounterEvent, EventCounts, StallCause};
 pub const LEVEL_COUNT: usize = 5;
 
 /// All levels, in the order of the arrays.
-pub const ALL_LEVELS: [CacheLevel; LEVEL_COUNT] =
-    [CacheLevel::L1Instruction, CacheLevel::L1Data, CacheLevel::L2, CacheLevel::L3, CacheLevel::L4];
+pub const ALL_LEVELS: [CacheLevel; LEVEL_COUNT] = [
+    CacheLevel::L1Instruction,
+    CacheLevel::L1Data,
+    CacheLevel::L2,
+    CacheLevel::L3,
+    CacheLevel::L4,
+];
 
 /// The reason why a requested line was not in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,10 +53,14 @@ impl LevelCounts {
         self.misses[cause as usize]
     }
     pub(crate) fn add(&mut self, other: &Self, sign: i64) {
-        let add_signed = |sum: &mut u64, change: u64| *sum = sum.wrapping_add_signed(sign * change as i64);
+        let add_signed =
+            |sum: &mut u64, change: u64| *sum = sum.wrapping_add_signed(sign * change as i64);
         add_signed(&mut self.references, other.references);
         add_signed(&mut self.prefetch_hits, other.prefetch_hits);
-        self.misses.iter_mut().zip(other.misses).for_each(|(sum, change)| add_signed(sum, change));
+        self.misses
+            .iter_mut()
+            .zip(other.misses)
+            .for_each(|(sum, change)| add_signed(sum, change));
     }
 }
 
@@ -136,15 +145,25 @@ impl TaskCounters {
             CounterEvent::Cycles => self.cycles(),
             CounterEvent::References(level) => self.levels[level as usize].references,
             CounterEvent::Misses(level) => self.levels[level as usize].all_misses(),
-            CounterEvent::InterTaskMisses(level) => self.levels[level as usize].misses_from(MissCause::InterTask),
+            CounterEvent::InterTaskMisses(level) => {
+                self.levels[level as usize].misses_from(MissCause::InterTask)
+            }
             CounterEvent::RemoteCacheHits => self.remote_cache_hits,
             CounterEvent::MemoryReadBytes => self.memory_read_bytes,
             CounterEvent::MemoryWriteBytes => self.memory_write_bytes,
             CounterEvent::StallCycles(StallCause::Issue) => cycles_of(self.stalls.issue),
-            CounterEvent::StallCycles(StallCause::Hit(level)) => cycles_of(self.stalls.hit[level as usize]),
-            CounterEvent::StallCycles(StallCause::RemoteCache) => cycles_of(self.stalls.remote_cache),
-            CounterEvent::StallCycles(StallCause::LocalMemory) => cycles_of(self.stalls.local_memory),
-            CounterEvent::StallCycles(StallCause::RemoteMemory) => cycles_of(self.stalls.remote_memory),
+            CounterEvent::StallCycles(StallCause::Hit(level)) => {
+                cycles_of(self.stalls.hit[level as usize])
+            }
+            CounterEvent::StallCycles(StallCause::RemoteCache) => {
+                cycles_of(self.stalls.remote_cache)
+            }
+            CounterEvent::StallCycles(StallCause::LocalMemory) => {
+                cycles_of(self.stalls.local_memory)
+            }
+            CounterEvent::StallCycles(StallCause::RemoteMemory) => {
+                cycles_of(self.stalls.remote_memory)
+            }
             CounterEvent::StallCycles(StallCause::BusQueue) => cycles_of(self.stalls.queue),
             CounterEvent::ContextSwitches => self.context_switches,
             CounterEvent::PageFaults => self.page_faults,
@@ -158,13 +177,20 @@ impl TaskCounters {
     /// levels; events of other levels are left out rather than reported as zeros.
     pub fn all_event_counts(&self, levels: &[CacheLevel]) -> EventCounts {
         let events = counted_events(levels);
-        EventCounts::exact(events.into_iter().filter_map(|event| Some((event, self.event_count(event)?))))
+        EventCounts::exact(
+            events
+                .into_iter()
+                .filter_map(|event| Some((event, self.event_count(event)?))),
+        )
     }
 
     /// Returns the counts since `earlier_counters`, an older copy of these counters.
     pub fn since(&self, earlier_counters: &Self) -> Self {
         let mut levels = self.levels;
-        levels.iter_mut().zip(&earlier_counters.levels).for_each(|(now, earlier_level)| now.add(earlier_level, -1));
+        levels
+            .iter_mut()
+            .zip(&earlier_counters.levels)
+            .for_each(|(now, earlier_level)| now.add(earlier_level, -1));
         let (stalls, earlier_stalls) = (&self.stalls, &earlier_counters.stalls);
         TaskCounters {
             ticks_per_cycle: self.ticks_per_cycle,
@@ -192,9 +218,20 @@ impl TaskCounters {
 
 /// Returns every event that a machine with these cache levels counts, in ascending order.
 pub fn counted_events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
-    let mut events = vec![CounterEvent::Instructions, CounterEvent::Cycles, CounterEvent::RemoteCacheHits];
-    events.extend([CounterEvent::MemoryReadBytes, CounterEvent::MemoryWriteBytes]);
-    events.extend([CounterEvent::ContextSwitches, CounterEvent::PageFaults, CounterEvent::SystemCalls]);
+    let mut events = vec![
+        CounterEvent::Instructions,
+        CounterEvent::Cycles,
+        CounterEvent::RemoteCacheHits,
+    ];
+    events.extend([
+        CounterEvent::MemoryReadBytes,
+        CounterEvent::MemoryWriteBytes,
+    ]);
+    events.extend([
+        CounterEvent::ContextSwitches,
+        CounterEvent::PageFaults,
+        CounterEvent::SystemCalls,
+    ]);
     for &level in levels {
         events.extend([
             CounterEvent::References(level),

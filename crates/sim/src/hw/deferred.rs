@@ -32,7 +32,8 @@ pub(crate) struct DeferredAccess {
 impl HwContext {
     /// Returns whether the access that depends on the last load can be deferred.
     fn can_defer(&self) -> bool {
-        let is_l1_hit = self.value_tick < u64::MAX && self.value_origin == DataOrigin::Hit(CacheLevel::L1Data);
+        let is_l1_hit =
+            self.value_tick < u64::MAX && self.value_origin == DataOrigin::Hit(CacheLevel::L1Data);
         !is_l1_hit && self.deferred_accesses.len() < MAX_DEFERRED
     }
 
@@ -52,7 +53,12 @@ impl HwContext {
     }
 
     fn update_next_deferred(&mut self) {
-        self.next_deferred_tick = self.deferred_accesses.iter().map(|parked| parked.ready_at).min().unwrap_or(u64::MAX);
+        self.next_deferred_tick = self
+            .deferred_accesses
+            .iter()
+            .map(|parked| parked.ready_at)
+            .min()
+            .unwrap_or(u64::MAX);
     }
 
     /// Waits for the next deferred access, because nothing can proceed before it.
@@ -63,11 +69,19 @@ impl HwContext {
 
     /// Returns the index of the first deferred access that is due.
     fn first_due_index(&self, now: u64) -> Option<usize> {
-        self.deferred_accesses.iter().position(|parked| parked.ready_at <= now)
+        self.deferred_accesses
+            .iter()
+            .position(|parked| parked.ready_at <= now)
     }
 
     /// Informs the accesses that depend on an issued one of the tick at which its value arrives.
-    fn wake_dependents(&mut self, issued_access: DeferredAccess, arrival: u64, is_late: bool, wait: StallSource) {
+    fn wake_dependents(
+        &mut self,
+        issued_access: DeferredAccess,
+        arrival: u64,
+        is_late: bool,
+        wait: StallSource,
+    ) {
         let is_store = issued_access.access.kind() == AccessKind::Store;
         if is_late {
             self.add_outstanding_in_order(OutstandingMiss {
@@ -78,9 +92,13 @@ impl HwContext {
         }
         if !is_store {
             let is_dependent = |access: &&mut DeferredAccess| {
-                access.ready_at == u64::MAX && access.dependency_instruction == issued_access.instruction
+                access.ready_at == u64::MAX
+                    && access.dependency_instruction == issued_access.instruction
             };
-            self.deferred_accesses.iter_mut().filter(is_dependent).for_each(|access| access.ready_at = arrival);
+            self.deferred_accesses
+                .iter_mut()
+                .filter(is_dependent)
+                .for_each(|access| access.ready_at = arrival);
             if self.value_tick == u64::MAX && self.value_instruction == issued_access.instruction {
                 (self.value_tick, self.value_origin) = (arrival, wait.origin);
             }
@@ -154,8 +172,10 @@ impl CoreFrontEnd {
             return (cost > 0).then_some(BurstOutcome::Blocked);
         };
         let frame_address = frame << environment.page_shift;
-        let physical_address = frame_address | due_access.access.address() & ((1 << environment.page_shift) - 1);
-        let is_joined = self.can_join_miss(context_index, physical_address, tick, environment.caches);
+        let physical_address =
+            frame_address | due_access.access.address() & ((1 << environment.page_shift) - 1);
+        let is_joined =
+            self.can_join_miss(context_index, physical_address, tick, environment.caches);
         if !is_joined
             && self.contexts[context_index].mshrs_in_use >= burst.max_outstanding
             && let Some(first_return) = self.find_blocking_miss(context_index, tick)
@@ -166,10 +186,13 @@ impl CoreFrontEnd {
             return None;
         }
         burst.max_outstanding = self.max_outstanding(context_index);
-        self.contexts[context_index].deferred_accesses.remove(due_index);
+        self.contexts[context_index]
+            .deferred_accesses
+            .remove(due_index);
         let hit_tick = tick + environment.caches.units[self.l1d].latency_ticks;
         let prior_counts = burst.has_probes.then_some(thread.counters.levels);
-        let slow_access = self.access_caches(due_access.access, frame_address, burst, thread, environment);
+        let slow_access =
+            self.access_caches(due_access.access, frame_address, burst, thread, environment);
         let wait = StallSource {
             origin: slow_access.response.origin,
             queue_ticks: slow_access.response.queue_ticks,
@@ -181,6 +204,14 @@ impl CoreFrontEnd {
             slow_access.response.ready_tick > hit_tick,
             wait,
         );
-        self.report_access(due_access.access, &slow_access, &prior_counts, false, burst, thread, environment)
+        self.report_access(
+            due_access.access,
+            &slow_access,
+            &prior_counts,
+            false,
+            burst,
+            thread,
+            environment,
+        )
     }
 }

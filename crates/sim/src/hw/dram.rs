@@ -28,13 +28,23 @@ struct RequestSlots {
 impl RequestSlots {
     /// Returns the slot that is free first, and the ticks until it is free.
     fn first_free_slot(&self, tick: u64) -> (usize, u64) {
-        let first_return = self.return_ticks.iter().enumerate().min_by_key(|&(_, &free_tick)| free_tick);
-        first_return.map_or((0, 0), |(slot, &free_tick)| (slot, free_tick.saturating_sub(tick)))
+        let first_return = self
+            .return_ticks
+            .iter()
+            .enumerate()
+            .min_by_key(|&(_, &free_tick)| free_tick);
+        first_return.map_or((0, 0), |(slot, &free_tick)| {
+            (slot, free_tick.saturating_sub(tick))
+        })
     }
 
     /// Returns the share of slots that are taken, in thousandths.
     fn taken_slots_permille(&self, tick: u64) -> u64 {
-        let used_slots = self.return_ticks.iter().filter(|&&free_tick| free_tick > tick).count() as u64;
+        let used_slots = self
+            .return_ticks
+            .iter()
+            .filter(|&&free_tick| free_tick > tick)
+            .count() as u64;
         used_slots * 1000 / self.return_ticks.len().max(1) as u64
     }
 }
@@ -63,13 +73,26 @@ impl Dram {
     pub fn new(spec: &MachineSpec, ticks_per_cycle: u64) -> Self {
         let memory = &spec.memory;
         let controller = BandwidthServer::new(memory.bytes_per_cycle, ticks_per_cycle);
-        let bus = memory.package_bus_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle));
-        let buses = bus.map_or(Vec::new(), |bus| vec![(bus, BusCounters::default()); spec.packages as usize]);
-        let empty_slots =
-            memory.scheduling.requests_in_flight.map(|depth| RequestSlots { return_ticks: vec![0; depth as usize] });
-        let group_count = if buses.is_empty() { memory.nodes } else { spec.packages };
+        let bus = memory
+            .package_bus_bytes_per_cycle
+            .map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle));
+        let buses = bus.map_or(Vec::new(), |bus| {
+            vec![(bus, BusCounters::default()); spec.packages as usize]
+        });
+        let empty_slots = memory
+            .scheduling
+            .requests_in_flight
+            .map(|depth| RequestSlots {
+                return_ticks: vec![0; depth as usize],
+            });
+        let group_count = if buses.is_empty() {
+            memory.nodes
+        } else {
+            spec.packages
+        };
         Dram {
-            request_slots: empty_slots.map_or(Vec::new(), |window| vec![window; group_count as usize]),
+            request_slots: empty_slots
+                .map_or(Vec::new(), |window| vec![window; group_count as usize]),
             scheduling_spec: memory.scheduling,
             turnaround_ticks: u64::from(memory.scheduling.turnaround_cycles) * ticks_per_cycle,
             written_lines: vec![0; memory.nodes as usize],
@@ -96,12 +119,20 @@ impl Dram {
         if self.controllers.len() == 1 {
             return 0;
         }
-        ((self.physical_address(address) / self.node_bytes) as usize).min(self.controllers.len() - 1)
+        ((self.physical_address(address) / self.node_bytes) as usize)
+            .min(self.controllers.len() - 1)
     }
 
     /// Passes `bytes` between a package and the address's node. Returns the ticks queued at the bus and at the
     /// controller.
-    fn transfer_to_node(&mut self, address: u64, package: u32, bytes: u64, tick: u64, purpose: TransferPurpose) -> u64 {
+    fn transfer_to_node(
+        &mut self,
+        address: u64,
+        package: u32,
+        bytes: u64,
+        tick: u64,
+        purpose: TransferPurpose,
+    ) -> u64 {
         let is_first_come = !self.scheduling_spec.demand_priority;
         // Reads that occupy a slot are in order. Demand requests already have priority, because prefetches do not start
         // if no slot is free.
@@ -110,7 +141,9 @@ impl Dram {
             _ if is_first_come => server.transfer(at, bytes),
             TransferPurpose::Prefetch if is_in_order => server.transfer_priority(at, bytes),
             TransferPurpose::Demand => server.transfer_priority(at, bytes),
-            TransferPurpose::Prefetch | TransferPurpose::Write => server.transfer_background(at, bytes),
+            TransferPurpose::Prefetch | TransferPurpose::Write => {
+                server.transfer_background(at, bytes)
+            }
         };
         let mut bus_queue_ticks = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
@@ -138,7 +171,11 @@ impl Dram {
     }
 
     fn slots_index(&self, address: u64, package: u32) -> usize {
-        if self.buses.is_empty() { self.node_of(address) } else { package as usize }
+        if self.buses.is_empty() {
+            self.node_of(address)
+        } else {
+            package as usize
+        }
     }
 
     /// Returns the latency without queueing, the queueing time, and whether the read was local.
@@ -151,10 +188,17 @@ impl Dram {
         is_prefetch: bool,
     ) -> (u64, u64, DataOrigin) {
         let slots_index = self.slots_index(address, package);
-        let (slot, slot_wait) =
-            self.request_slots.get(slots_index).map_or((0, 0), |window| window.first_free_slot(tick));
-        let purpose = if is_prefetch { TransferPurpose::Prefetch } else { TransferPurpose::Demand };
-        let queued_ticks = slot_wait + self.transfer_to_node(address, package, bytes, tick + slot_wait, purpose);
+        let (slot, slot_wait) = self
+            .request_slots
+            .get(slots_index)
+            .map_or((0, 0), |window| window.first_free_slot(tick));
+        let purpose = if is_prefetch {
+            TransferPurpose::Prefetch
+        } else {
+            TransferPurpose::Demand
+        };
+        let queued_ticks =
+            slot_wait + self.transfer_to_node(address, package, bytes, tick + slot_wait, purpose);
         let (latency, origin) = match self.is_local(address, package) {
             true => (self.local_latency_ticks, DataOrigin::LocalMemory),
             false => (self.remote_latency_ticks, DataOrigin::RemoteMemory),
@@ -179,7 +223,11 @@ impl Dram {
     }
 
     pub fn latency_ticks(&self, address: u64, package: u32) -> u64 {
-        if self.is_local(address, package) { self.local_latency_ticks } else { self.remote_latency_ticks }
+        if self.is_local(address, package) {
+            self.local_latency_ticks
+        } else {
+            self.remote_latency_ticks
+        }
     }
 
     /// Returns the share of the path that is free for prefetches, in thousandths: 1000 if no request is waiting or in
@@ -188,7 +236,11 @@ impl Dram {
     pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
         let backlog = self.backlog_ticks(address, package, tick);
         if !self.scheduling_spec.demand_priority {
-            return if backlog > self.local_latency_ticks { 0 } else { 1000 };
+            return if backlog > self.local_latency_ticks {
+                0
+            } else {
+                1000
+            };
         }
         let waiting_permille = (backlog * 1000 / self.local_latency_ticks.max(1)).min(1000);
         let taken_permille = self
@@ -206,20 +258,32 @@ impl Dram {
         }
         let window = self.request_slots.get(self.slots_index(address, package));
         backlog < self.local_latency_ticks.max(1)
-            && window.is_none_or(|window| window.return_ticks.iter().any(|&free_tick| free_tick <= tick))
+            && window.is_none_or(|window| {
+                window
+                    .return_ticks
+                    .iter()
+                    .any(|&free_tick| free_tick <= tick)
+            })
     }
 
     /// Returns the ticks that a request would wait after all others, at the bus or the controller.
     fn backlog_ticks(&self, address: u64, package: u32, tick: u64) -> u64 {
         let (controller, _) = &self.controllers[self.node_of(address)];
-        let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog_ticks(tick));
+        let bus = self
+            .buses
+            .get(package as usize)
+            .map_or(0, |(bus, _)| bus.backlog_ticks(tick));
         controller.backlog_ticks(tick).max(bus)
     }
 
     pub fn memory_counters(&self, node: u32) -> Option<MemoryCounters> {
-        self.controllers.get(node as usize).map(|(_, counters)| *counters)
+        self.controllers
+            .get(node as usize)
+            .map(|(_, counters)| *counters)
     }
     pub fn bus_counters(&self, package: u32) -> Option<BusCounters> {
-        self.buses.get(package as usize).map(|(_, counters)| *counters)
+        self.buses
+            .get(package as usize)
+            .map(|(_, counters)| *counters)
     }
 }

@@ -71,7 +71,10 @@ impl CoreFrontEnd {
         if environment.caches.skips_fast_path {
             return self.step(burst, thread, environment);
         }
-        let (context_index, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
+        let (context_index, is_in_order) = (
+            burst.run.context_index,
+            K::IS_IN_ORDER.unwrap_or(self.is_in_order),
+        );
         let mut cursor = FastPathState {
             tick: burst.tick,
             position: thread.position,
@@ -79,7 +82,11 @@ impl CoreFrontEnd {
             record_start: burst.tick.wrapping_sub(burst.issued_in_record),
             page: burst.page,
             frame_address: burst.frame_address,
-            stop_tick: burst.find_issue_limit(is_in_order, burst.tick, &mut self.contexts[context_index]),
+            stop_tick: burst.find_issue_limit(
+                is_in_order,
+                burst.tick,
+                &mut self.contexts[context_index],
+            ),
             last_load_tick: NO_TICK,
             counted_until: burst.tick,
             slow_accesses: 0,
@@ -116,8 +123,13 @@ impl CoreFrontEnd {
             let context = &mut self.contexts[context_index];
             context.issued_count += cursor.tick - cursor.counted_until;
             cursor.counted_until = cursor.tick;
-            cursor.last_load_tick = if is_store { cursor.last_load_tick } else { NO_TICK };
-            if context.complete_access(arrival, wait, hit_tick, cursor.tick, is_posted, is_in_order) {
+            cursor.last_load_tick = if is_store {
+                cursor.last_load_tick
+            } else {
+                NO_TICK
+            };
+            if context.complete_access(arrival, wait, hit_tick, cursor.tick, is_posted, is_in_order)
+            {
                 break SlowPathCause::PendingValue;
             }
             if !is_in_order {
@@ -137,18 +149,30 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &CoreEnvironment<'_>,
     ) {
-        let FastPathState { tick, position, code_end, .. } = cursor;
+        let FastPathState {
+            tick,
+            position,
+            code_end,
+            ..
+        } = cursor;
         burst.hits += (position - thread.position) as u64 - cursor.slow_accesses;
         thread.position = position;
-        thread.instructions_until_fetch = if code_end == u64::MAX { u64::MAX } else { code_end - tick };
+        thread.instructions_until_fetch = if code_end == u64::MAX {
+            u64::MAX
+        } else {
+            code_end - tick
+        };
         let context = &mut self.contexts[burst.run.context_index];
         context.issued_count += tick - cursor.counted_until;
         if cursor.last_load_tick != NO_TICK {
             let latency = environment.caches.units[self.l1d].latency_ticks;
-            (context.value_tick, context.value_origin) =
-                (cursor.last_load_tick + latency, DataOrigin::Hit(CacheLevel::L1Data));
+            (context.value_tick, context.value_origin) = (
+                cursor.last_load_tick + latency,
+                DataOrigin::Hit(CacheLevel::L1Data),
+            );
         }
-        (burst.page, burst.frame_address, burst.stop_tick) = (cursor.page, cursor.frame_address, cursor.stop_tick);
+        (burst.page, burst.frame_address, burst.stop_tick) =
+            (cursor.page, cursor.frame_address, cursor.stop_tick);
         (burst.tick, burst.issued_in_record) = (tick, tick.wrapping_sub(cursor.record_start));
     }
 
@@ -160,11 +184,20 @@ impl CoreFrontEnd {
         thread: &HwThread,
         environment: &CoreEnvironment<'_>,
     ) -> NonPlainAccess {
-        let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
+        let page_shift = if K::DATA_SHAPE == ANY_SHAPE {
+            environment.page_shift
+        } else {
+            SPECIALIZED_PAGE_SHIFT
+        };
         let data = &environment.caches.units[self.l1d];
         let access = thread.batch[cursor.position];
-        let line = (cursor.frame_address | access.address() & ((1 << page_shift) - 1)) >> data.line_shift;
-        NonPlainAccess { access, line, tag_index: data.store.find(line) }
+        let line =
+            (cursor.frame_address | access.address() & ((1 << page_shift) - 1)) >> data.line_shift;
+        NonPlainAccess {
+            access,
+            line,
+            tag_index: data.store.find(line),
+        }
     }
 
     /// Handles plain hits of data and code, up to the first access of another kind.
@@ -176,19 +209,31 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Result<NonPlainAccess, SlowPathCause> {
-        let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
+        let page_shift = if K::DATA_SHAPE == ANY_SHAPE {
+            environment.page_shift
+        } else {
+            SPECIALIZED_PAGE_SHIFT
+        };
         loop {
             let issue_bound = cursor.stop_tick.min(cursor.code_end);
             let data = &mut environment.caches.units[self.l1d];
-            let writes_through = K::WRITE_POLICY.unwrap_or(data.write_policy) == WritePolicy::Through;
+            let writes_through =
+                K::WRITE_POLICY.unwrap_or(data.write_policy) == WritePolicy::Through;
             let context = &self.contexts[burst.run.context_index];
             let (cause, tick) = loop {
                 let Some(&access) = thread.batch.get(cursor.position) else {
-                    break (SlowPathCause::BatchEnd, cursor.tick.max(cursor.record_start));
+                    break (
+                        SlowPathCause::BatchEnd,
+                        cursor.tick.max(cursor.record_start),
+                    );
                 };
                 if !access.is_data() {
                     let is_jump = access.kind() == AccessKind::Jump;
-                    let event = if is_jump { SlowPathCause::Jump } else { SlowPathCause::Compute };
+                    let event = if is_jump {
+                        SlowPathCause::Jump
+                    } else {
+                        SlowPathCause::Compute
+                    };
                     break (event, cursor.tick.max(cursor.record_start));
                 }
                 let issue_tick = cursor.record_start.wrapping_add(u64::from(access.gap()));
@@ -197,8 +242,11 @@ impl CoreFrontEnd {
                 }
                 if access.is_dependent() {
                     let has_hit = cursor.last_load_tick != NO_TICK;
-                    let value_tick =
-                        if has_hit { cursor.last_load_tick + data.latency_ticks } else { context.value_tick };
+                    let value_tick = if has_hit {
+                        cursor.last_load_tick + data.latency_ticks
+                    } else {
+                        context.value_tick
+                    };
                     if value_tick > issue_tick {
                         break (SlowPathCause::PendingAddress, issue_tick);
                     }
@@ -210,17 +258,37 @@ impl CoreFrontEnd {
                 if page != cursor.page && !is_mapped {
                     break (SlowPathCause::TranslationMiss, issue_tick);
                 }
-                cursor.frame_address = if page == cursor.page { cursor.frame_address } else { frame << page_shift };
+                cursor.frame_address = if page == cursor.page {
+                    cursor.frame_address
+                } else {
+                    frame << page_shift
+                };
                 cursor.page = page;
-                let line = (cursor.frame_address | address & ((1 << page_shift) - 1)) >> data.line_shift;
-                if let Err(tag_index) = data.store.record_hit(line, store, writes_through, K::DATA_SHAPE) {
-                    let has_arrived = |tag_index| data.try_arrived_hit(line, tag_index, store, issue_tick);
-                    if K::IS_WATCHED || store & writes_through || !tag_index.is_some_and(has_arrived) {
+                let line =
+                    (cursor.frame_address | address & ((1 << page_shift) - 1)) >> data.line_shift;
+                if let Err(tag_index) =
+                    data.store
+                        .record_hit(line, store, writes_through, K::DATA_SHAPE)
+                {
+                    let has_arrived =
+                        |tag_index| data.try_arrived_hit(line, tag_index, store, issue_tick);
+                    if K::IS_WATCHED
+                        || store & writes_through
+                        || !tag_index.is_some_and(has_arrived)
+                    {
                         cursor.tick = issue_tick;
-                        return Ok(NonPlainAccess { access, line, tag_index });
+                        return Ok(NonPlainAccess {
+                            access,
+                            line,
+                            tag_index,
+                        });
                     }
                 }
-                cursor.last_load_tick = if store { cursor.last_load_tick } else { issue_tick };
+                cursor.last_load_tick = if store {
+                    cursor.last_load_tick
+                } else {
+                    issue_tick
+                };
                 if K::IS_WATCHED {
                     let (set, set_count) = (data.store.set_of(line), data.store.total_sets());
                     thread.probes.observe_access(
@@ -238,9 +306,18 @@ impl CoreFrontEnd {
             if cause != SlowPathCause::Budget || cursor.code_end > tick {
                 return Err(cause);
             }
-            let Some(l1i) = self.l1i else { return Err(SlowPathCause::Fetch) };
+            let Some(l1i) = self.l1i else {
+                return Err(SlowPathCause::Fetch);
+            };
             let l1i_unit = &mut environment.caches.units[l1i];
-            if !try_fetch_present_line(l1i_unit, thread, page_shift, tick, K::CODE_SHAPE, K::IS_WATCHED) {
+            if !try_fetch_present_line(
+                l1i_unit,
+                thread,
+                page_shift,
+                tick,
+                K::CODE_SHAPE,
+                K::IS_WATCHED,
+            ) {
                 return Err(SlowPathCause::Fetch);
             }
             burst.fetches += 1;
@@ -262,9 +339,19 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> NonPlainOutcome {
-        let (context_index, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
-        let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
-        let (tag_index, store) = (non_plain_access.tag_index, non_plain_access.access.is_store());
+        let (context_index, is_in_order) = (
+            burst.run.context_index,
+            K::IS_IN_ORDER.unwrap_or(self.is_in_order),
+        );
+        let page_shift = if K::DATA_SHAPE == ANY_SHAPE {
+            environment.page_shift
+        } else {
+            SPECIALIZED_PAGE_SHIFT
+        };
+        let (tag_index, store) = (
+            non_plain_access.tag_index,
+            non_plain_access.access.is_store(),
+        );
         let data = &mut environment.caches.units[self.l1d];
         let writes_through = K::WRITE_POLICY.unwrap_or(data.write_policy) == WritePolicy::Through;
         if let Some(tag_index) = tag_index
@@ -273,26 +360,39 @@ impl CoreFrontEnd {
             let meta = data.store.line_meta(tag_index);
             let needs_other_caches = store & (writes_through | (meta.state() == SHARED));
             if !needs_other_caches & (meta.0 & SLOW_PATH_BITS == PENDING) {
-                let Some((arrival, served)) =
-                    data.pending_fills.pending_fill(non_plain_access.line).filter(|&(arrival, _)| arrival > hit_tick)
+                let Some((arrival, served)) = data
+                    .pending_fills
+                    .pending_fill(non_plain_access.line)
+                    .filter(|&(arrival, _)| arrival > hit_tick)
                 else {
                     data.store.set_meta(tag_index, LineMeta(meta.0 & !PENDING));
                     return NonPlainOutcome::Retry;
                 };
                 // The access needs a miss register unless an earlier miss of the context brings its line.
                 let is_joined = !is_in_order && self.contexts[context_index].has_miss_for(arrival);
-                if !is_joined && self.contexts[context_index].mshrs_in_use >= burst.max_outstanding {
+                if !is_joined && self.contexts[context_index].mshrs_in_use >= burst.max_outstanding
+                {
                     return NonPlainOutcome::FastPathEnd(SlowPathCause::Memory);
                 }
                 data.store.touch(non_plain_access.line, tag_index);
                 data.store.set_meta(tag_index, meta.after_hit(store));
-                return NonPlainOutcome::Issued(arrival, StallSource { origin: served, queue_ticks: 0, is_joined });
+                return NonPlainOutcome::Issued(
+                    arrival,
+                    StallSource {
+                        origin: served,
+                        queue_ticks: 0,
+                        is_joined,
+                    },
+                );
             }
         }
-        let address = cursor.frame_address | non_plain_access.access.address() & ((1 << page_shift) - 1);
+        let address =
+            cursor.frame_address | non_plain_access.access.address() & ((1 << page_shift) - 1);
         if cursor.tick > burst.run.shared_bound
             && !(self.is_next_level_private
-                && environment.caches.can_next_level_serve(self.l1d, tag_index, address, store))
+                && environment
+                    .caches
+                    .can_next_level_serve(self.l1d, tag_index, address, store))
         {
             if self.uses_host_hints {
                 environment.caches.prefetch_host_path(self.l1d, address);
@@ -315,9 +415,18 @@ impl CoreFrontEnd {
             burst.max_outstanding = self.max_outstanding(context_index);
         }
         let request = self.build_request(address, cursor.tick, store, thread);
-        let response = environment.caches.access_first_level::<K>(self.l1d, tag_index, &request, &mut thread.counters);
+        let response = environment.caches.access_first_level::<K>(
+            self.l1d,
+            tag_index,
+            &request,
+            &mut thread.counters,
+        );
         cursor.slow_accesses += 1;
-        let wait = StallSource { origin: response.origin, queue_ticks: response.queue_ticks, is_joined };
+        let wait = StallSource {
+            origin: response.origin,
+            queue_ticks: response.queue_ticks,
+            is_joined,
+        };
         NonPlainOutcome::Issued(response.ready_tick, wait)
     }
 
@@ -333,15 +442,28 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
     ) -> NonPlainOutcome {
         let context = &mut self.contexts[burst.run.context_index];
-        if !burst.wait_in_place(cursor.tick, first_return.returns_at, first_return.stall_source, thread) {
-            (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.stall_source));
+        if !burst.wait_in_place(
+            cursor.tick,
+            first_return.returns_at,
+            first_return.stall_source,
+            thread,
+        ) {
+            (context.ready_at, context.stall_source) =
+                (first_return.returns_at, Some(first_return.stall_source));
             return NonPlainOutcome::FastPathEnd(SlowPathCause::PendingValue);
         }
         let waited_ticks = first_return.returns_at - cursor.tick;
         context.issued_count += cursor.tick - cursor.counted_until;
-        (cursor.tick, cursor.counted_until, cursor.record_start) =
-            (first_return.returns_at, first_return.returns_at, cursor.record_start.wrapping_add(waited_ticks));
-        cursor.code_end = if cursor.code_end == u64::MAX { u64::MAX } else { cursor.code_end + waited_ticks };
+        (cursor.tick, cursor.counted_until, cursor.record_start) = (
+            first_return.returns_at,
+            first_return.returns_at,
+            cursor.record_start.wrapping_add(waited_ticks),
+        );
+        cursor.code_end = if cursor.code_end == u64::MAX {
+            u64::MAX
+        } else {
+            cursor.code_end + waited_ticks
+        };
         cursor.stop_tick = burst.find_issue_limit(is_in_order, cursor.tick, context);
         NonPlainOutcome::Retry
     }
@@ -355,11 +477,14 @@ impl CacheUnit {
         let meta = self.store.line_meta(tag_index);
         let filled_meta = LineMeta(meta.0 & !PENDING);
         if filled_meta.needs_slow_path(is_store, self.write_policy == WritePolicy::Through)
-            || !self.pending_fills.has_arrived(line, tick + self.latency_ticks)
+            || !self
+                .pending_fills
+                .has_arrived(line, tick + self.latency_ticks)
         {
             return false;
         }
-        self.store.set_meta(tag_index, filled_meta.after_hit(is_store));
+        self.store
+            .set_meta(tag_index, filled_meta.after_hit(is_store));
         self.store.touch(line, tag_index);
         true
     }
@@ -375,7 +500,11 @@ pub(super) fn try_fetch_present_line(
     shape: usize,
     is_watched: bool,
 ) -> bool {
-    let page_shift = if shape == ANY_SHAPE { page_shift } else { SPECIALIZED_PAGE_SHIFT };
+    let page_shift = if shape == ANY_SHAPE {
+        page_shift
+    } else {
+        SPECIALIZED_PAGE_SHIFT
+    };
     let address = thread.next_code_address;
     let (is_mapped, frame) = thread.tlb.probe_entry(address >> page_shift);
     if !is_mapped {
@@ -383,16 +512,26 @@ pub(super) fn try_fetch_present_line(
     }
     let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> l1i_unit.line_shift;
     if let Err(tag_index) = l1i_unit.store.record_hit(line, false, false, shape) {
-        let Some(tag_index) = tag_index else { return false };
+        let Some(tag_index) = tag_index else {
+            return false;
+        };
         let meta = l1i_unit.store.line_meta(tag_index);
-        if meta.0 & PREFETCHED != 0 || !l1i_unit.pending_fills.has_arrived(line, now + l1i_unit.latency_ticks) {
+        if meta.0 & PREFETCHED != 0
+            || !l1i_unit
+                .pending_fills
+                .has_arrived(line, now + l1i_unit.latency_ticks)
+        {
             return false;
         }
-        l1i_unit.store.set_meta(tag_index, LineMeta(meta.0 & !PENDING));
+        l1i_unit
+            .store
+            .set_meta(tag_index, LineMeta(meta.0 & !PENDING));
         l1i_unit.store.touch(line, tag_index);
     }
     if is_watched {
-        thread.probes.observe_fetch(l1i_unit.store.set_of(line), l1i_unit.store.total_sets());
+        thread
+            .probes
+            .observe_fetch(l1i_unit.store.set_of(line), l1i_unit.store.total_sets());
     }
     thread.advance_past_fetched_line(1 << l1i_unit.line_shift);
     true

@@ -13,7 +13,13 @@ pub struct FirstTouchFrames {
 }
 
 impl FrameProvider for FirstTouchFrames {
-    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _is_store: bool) -> FrameLookup {
+    fn find_frame(
+        &mut self,
+        process: ProcessId,
+        page: u64,
+        _cpu: CpuId,
+        _is_store: bool,
+    ) -> FrameLookup {
         let next_frame = self.frames.len() as u64;
         FrameLookup {
             frame: *self.frames.entry((process, page)).or_insert(next_frame),

@@ -17,9 +17,11 @@ impl CacheUnit {
     #[inline]
     pub fn is_plain_hit(&self, meta: LineMeta, bit: u32, is_store: bool) -> bool {
         // Without branches, because a branch on stores cannot be predicted.
-        let has_other_sharers = (meta.sharers() & !bit != 0) | (self.children.len() > SHARER_BITS as usize);
+        let has_other_sharers =
+            (meta.sharers() & !bit != 0) | (self.children.len() > SHARER_BITS as usize);
         let needs_other_caches = has_other_sharers & (is_store | self.can_children_own);
-        let needs_upgrade = is_store & ((meta.state() == SHARED) | (self.write_policy == WritePolicy::Through));
+        let needs_upgrade =
+            is_store & ((meta.state() == SHARED) | (self.write_policy == WritePolicy::Through));
         !((meta.0 & SLOW_PATH_BITS != 0) | needs_other_caches | needs_upgrade | self.is_victim())
     }
 
@@ -38,7 +40,9 @@ impl CacheUnit {
         let is_exclusive = meta.state() >= EXCLUSIVE;
         if meta.0 & PENDING != 0 {
             match self.pending_fills.pending_fill(line) {
-                Some((arrival, fill_origin)) if arrival > ready_tick => (ready_tick, origin) = (arrival, fill_origin),
+                Some((arrival, fill_origin)) if arrival > ready_tick => {
+                    (ready_tick, origin) = (arrival, fill_origin)
+                }
                 _ => meta.0 &= !PENDING,
             }
         }
@@ -51,7 +55,13 @@ impl CacheUnit {
             None => meta = meta.after_hit(true),
         }
         self.store.set_meta(tag_index, meta);
-        CacheResponse { ready_tick: ready_tick + queue_ticks, queue_ticks, origin, is_exclusive, is_dirty: false }
+        CacheResponse {
+            ready_tick: ready_tick + queue_ticks,
+            queue_ticks,
+            origin,
+            is_exclusive,
+            is_dirty: false,
+        }
     }
 }
 
@@ -72,7 +82,13 @@ impl Caches {
 
     /// Returns whether the core's own second level serves the request, so that no other core can observe it. The second
     /// level must be private and have the line, and a dirty line evicted from the L1 must be present behind it.
-    pub fn can_next_level_serve(&self, l1: usize, tag_index: Option<usize>, address: u64, is_store: bool) -> bool {
+    pub fn can_next_level_serve(
+        &self,
+        l1: usize,
+        tag_index: Option<usize>,
+        address: u64,
+        is_store: bool,
+    ) -> bool {
         let l1_unit = &self.units[l1];
         #[cfg(test)]
         if self.uses_slow_path_only || self.forbids_running_ahead {
@@ -82,8 +98,14 @@ impl Caches {
             return false;
         }
         let l2_unit = &self.units[l1_unit.parent];
-        let Some(l2_tag_index) = l2_unit.store.find(address >> l2_unit.line_shift) else { return false };
-        if !l2_unit.is_plain_hit(l2_unit.store.line_meta(l2_tag_index), l1_unit.sharer_bit, is_store) {
+        let Some(l2_tag_index) = l2_unit.store.find(address >> l2_unit.line_shift) else {
+            return false;
+        };
+        if !l2_unit.is_plain_hit(
+            l2_unit.store.line_meta(l2_tag_index),
+            l1_unit.sharer_bit,
+            is_store,
+        ) {
             return false;
         }
         let victim_line = l1_unit.store.next_victim(address >> l1_unit.line_shift);
@@ -109,12 +131,18 @@ impl Caches {
         }
         let l2 = self.units[l1].parent;
         let [l1_unit, l2_unit] = self.units.get_disjoint_mut([l1, l2]).ok()?;
-        let writes_through = K::WRITE_POLICY.unwrap_or(l1_unit.write_policy) == WritePolicy::Through;
+        let writes_through =
+            K::WRITE_POLICY.unwrap_or(l1_unit.write_policy) == WritePolicy::Through;
         let is_through_store = request.is_store & writes_through;
-        if tag_index.is_some_and(|index| !is_through_store | (l1_unit.store.line_meta(index).0 & SLOW_PATH_BITS != 0)) {
+        if tag_index.is_some_and(|index| {
+            !is_through_store | (l1_unit.store.line_meta(index).0 & SLOW_PATH_BITS != 0)
+        }) {
             return None;
         }
-        let (l2_line, line) = (request.address >> l2_unit.line_shift, request.address >> l1_unit.line_shift);
+        let (l2_line, line) = (
+            request.address >> l2_unit.line_shift,
+            request.address >> l1_unit.line_shift,
+        );
         let l2_tag_index = l2_unit.store.find(l2_line);
         let is_plain_hit = |hit_index| {
             l2_unit.is_plain_hit(
@@ -137,7 +165,12 @@ impl Caches {
             Some(at) => {
                 l2_unit.store.touch(l2_line, at);
                 let (bytes, bit) = (1 << l1_unit.line_shift, l1_unit.sharer_bit);
-                l2_unit.serve_plain_line(l2_line, at, (!is_through_store).then_some((bytes, bit)), request.tick)
+                l2_unit.serve_plain_line(
+                    l2_line,
+                    at,
+                    (!is_through_store).then_some((bytes, bit)),
+                    request.tick,
+                )
             }
             None => {
                 let was_cached = l2_unit.count_miss(l2_line, request.task, counters);
@@ -146,7 +179,10 @@ impl Caches {
                     l1,
                     l2_line,
                     was_cached,
-                    &CacheRequest { is_write_through: is_through_store, ..*request },
+                    &CacheRequest {
+                        is_write_through: is_through_store,
+                        ..*request
+                    },
                     counters,
                 )
             }
@@ -154,7 +190,9 @@ impl Caches {
         let l1_unit = &mut self.units[l1];
         if let Some(tag_index) = tag_index {
             l1_unit.store.touch(line, tag_index);
-            response.ready_tick = response.ready_tick.max(request.tick + l1_unit.latency_ticks);
+            response.ready_tick = response
+                .ready_tick
+                .max(request.tick + l1_unit.latency_ticks);
             return Some(response);
         }
         if !is_through_store {
@@ -180,7 +218,8 @@ impl Caches {
         counters: &mut TaskCounters,
     ) {
         let l1_unit = &mut self.units[l1];
-        let writes_through = K::WRITE_POLICY.unwrap_or(l1_unit.write_policy) == WritePolicy::Through;
+        let writes_through =
+            K::WRITE_POLICY.unwrap_or(l1_unit.write_policy) == WritePolicy::Through;
         let state = match () {
             () if request.is_store => MODIFIED,
             () if l1_unit.level == CacheLevel::L1Instruction || writes_through => SHARED,
@@ -189,9 +228,16 @@ impl Caches {
             () => SHARED,
         };
         let filled_meta = LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING);
-        let evicted_line = l1_unit.store.insert(line, filled_meta, l1_unit.mask_of(request.class), K::DATA_SHAPE);
+        let evicted_line = l1_unit.store.insert(
+            line,
+            filled_meta,
+            l1_unit.mask_of(request.class),
+            K::DATA_SHAPE,
+        );
         l1_unit.record_arrival(request.task);
-        l1_unit.pending_fills.add(line, response.ready_tick, response.origin, request.tick);
+        l1_unit
+            .pending_fills
+            .add(line, response.ready_tick, response.origin, request.tick);
         let Some(evicted) = evicted_line else { return };
         let is_clean = writes_through || evicted.meta.state() != MODIFIED;
         let l2 = l1_unit.parent;

@@ -42,16 +42,21 @@ impl LineTable {
     #[inline(always)]
     fn key_and_offset(&self, line: u64) -> (u32, usize) {
         let line_in_page = line & ((1 << self.lines_per_page_shift) - 1);
-        ((line >> self.lines_per_page_shift) as u32 + 1, line_in_page as usize)
+        (
+            (line >> self.lines_per_page_shift) as u32 + 1,
+            line_in_page as usize,
+        )
     }
 
     /// Returns the page's slot, or the free one where it would be inserted. Neighboring pages have neighboring slots,
     /// eight to a line of the host's caches, because programs go from page to page. Blocks of eight are scattered.
     #[inline(always)]
     fn find_slot(&self, key: u32) -> usize {
-        let block = (u64::from(key) / SLOTS_PER_BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift;
+        let block = (u64::from(key) / SLOTS_PER_BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            >> self.slot_shift;
         // Page colors leave only frames of equal low bits, so each block has its own order.
-        let mut index = (block * SLOTS_PER_BLOCK + (u64::from(key) ^ block) % SLOTS_PER_BLOCK) as usize;
+        let mut index =
+            (block * SLOTS_PER_BLOCK + (u64::from(key) ^ block) % SLOTS_PER_BLOCK) as usize;
         loop {
             let occupant_key = self.slots[index].key;
             if occupant_key == key || occupant_key == 0 {
@@ -66,7 +71,10 @@ impl LineTable {
     #[inline(always)]
     pub fn prefetch_host_entry(&self, line: u64) {
         let (key, in_page) = self.key_and_offset(line);
-        let PageSlot { key: slot_key, page_number: page } = self.slots[self.find_slot(key)];
+        let PageSlot {
+            key: slot_key,
+            page_number: page,
+        } = self.slots[self.find_slot(key)];
         let index = ((page as usize) << self.lines_per_page_shift) + in_page;
         if slot_key != 0 {
             prefetch(&self.words[index..=index]);
@@ -76,8 +84,15 @@ impl LineTable {
     #[inline(always)]
     pub fn get(&self, line: u64) -> u16 {
         let (key, in_page) = self.key_and_offset(line);
-        let PageSlot { key: slot_key, page_number: page } = self.slots[self.find_slot(key)];
-        if slot_key == 0 { 0 } else { self.words[((page as usize) << self.lines_per_page_shift) + in_page] }
+        let PageSlot {
+            key: slot_key,
+            page_number: page,
+        } = self.slots[self.find_slot(key)];
+        if slot_key == 0 {
+            0
+        } else {
+            self.words[((page as usize) << self.lines_per_page_shift) + in_page]
+        }
     }
 
     #[inline(always)]
@@ -87,7 +102,8 @@ impl LineTable {
         if self.slots[slot].key == 0 {
             slot = self.add_page(key);
         }
-        &mut self.words[((self.slots[slot].page_number as usize) << self.lines_per_page_shift) + in_page]
+        &mut self.words
+            [((self.slots[slot].page_number as usize) << self.lines_per_page_shift) + in_page]
     }
 
     #[cold]
@@ -102,9 +118,13 @@ impl LineTable {
             }
         }
         let index = self.find_slot(key);
-        self.slots[index] = PageSlot { key, page_number: self.page_count };
+        self.slots[index] = PageSlot {
+            key,
+            page_number: self.page_count,
+        };
         self.page_count += 1;
-        self.words.resize((self.page_count as usize) << self.lines_per_page_shift, 0);
+        self.words
+            .resize((self.page_count as usize) << self.lines_per_page_shift, 0);
         index
     }
 }
@@ -118,10 +138,12 @@ mod tests {
     #[test]
     fn a_table_stores_the_same_as_a_plain_map() {
         let mut dice = crate::hw::tests::TestRng::new(5);
-        let frames: [&dyn Fn(u64) -> u64; 4] =
-            [&|nth| nth, &|nth| 3 + 16 * nth, &|nth| nth / 2 + ((nth % 2) << 20), &|nth| {
-                nth.wrapping_mul(0x9e37_79b9) >> 4 & 0xfff_ffff
-            }];
+        let frames: [&dyn Fn(u64) -> u64; 4] = [
+            &|nth| nth,
+            &|nth| 3 + 16 * nth,
+            &|nth| nth / 2 + ((nth % 2) << 20),
+            &|nth| nth.wrapping_mul(0x9e37_79b9) >> 4 & 0xfff_ffff,
+        ];
         for (kind, frame) in frames.into_iter().enumerate() {
             let (mut table, mut map) = (LineTable::new(4), BTreeMap::new());
             for step in 0..20_000 {

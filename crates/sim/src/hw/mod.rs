@@ -32,8 +32,8 @@ mod store;
 mod thread;
 
 use cachemate_core::{
-    BatchEnd, CacheId, CacheLevel, CoreModel, CpuId, FieldError, IndexSet, MachineSpec, MachineSpecError, ProcessId,
-    TaskId,
+    BatchEnd, CacheId, CacheLevel, CoreModel, CpuId, FieldError, IndexSet, MachineSpec,
+    MachineSpecError, ProcessId, TaskId,
 };
 
 use cache_unit::CacheUnit;
@@ -61,7 +61,11 @@ pub struct HwOptions {
 
 impl Default for HwOptions {
     fn default() -> Self {
-        HwOptions { seed: 1, is_prefetch_enabled: true, is_resident: false }
+        HwOptions {
+            seed: 1,
+            is_prefetch_enabled: true,
+            is_resident: false,
+        }
     }
 }
 
@@ -79,7 +83,13 @@ pub struct FrameLookup {
 /// Provides missing translations; the operating system allocates frames, colors them and charges the time.
 pub trait FrameProvider {
     /// Returns the frame of `page`, a virtual page number. Code pages are requested like data pages, as loads.
-    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, is_store: bool) -> FrameLookup;
+    fn find_frame(
+        &mut self,
+        process: ProcessId,
+        page: u64,
+        cpu: CpuId,
+        is_store: bool,
+    ) -> FrameLookup;
 }
 
 /// The reason why [`Hardware::run`] returned.
@@ -145,15 +155,18 @@ fn check_host_memory(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut state_bytes = 0u64;
     for (index, cache) in spec.caches.iter().enumerate() {
         let lines = cache.size_bytes / u64::from(cache.line_bytes);
-        let cache_state_bytes =
-            lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instance_count(cache)));
+        let cache_state_bytes = lines
+            .saturating_mul(LINE_STATE_BYTES)
+            .saturating_mul(u64::from(spec.instance_count(cache)));
         state_bytes = state_bytes.saturating_add(cache_state_bytes);
         if !cachemate_core::can_allocate(state_bytes) {
             return Err(MachineSpecError {
                 machine: spec.name.clone(),
                 field: format!("caches[{index}].size_bytes"),
                 found: cache.size_bytes.to_string(),
-                expected: format!("caches that this host can simulate: their state would take {state_bytes} bytes"),
+                expected: format!(
+                    "caches that this host can simulate: their state would take {state_bytes} bytes"
+                ),
             });
         }
     }
@@ -169,22 +182,33 @@ impl Hardware {
         spec.check()?;
         check_host_memory(spec)?;
         let issue_width = match spec.pipeline {
-            CoreModel::InOrder { issue_width, .. } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
+            CoreModel::InOrder { issue_width, .. } | CoreModel::OutOfOrder { issue_width, .. } => {
+                issue_width
+            }
         };
         let ticks_per_cycle = u64::from(issue_width);
         let caches = Caches::new(spec, options, ticks_per_cycle)?;
         let first_unit_index = |level| {
             let earlier_caches = spec.caches.iter().take_while(|cache| cache.level != level);
             let has_level = spec.caches.iter().any(|cache| cache.level == level);
-            has_level.then(|| earlier_caches.map(|cache| spec.instance_count(cache) as usize).sum::<usize>())
+            has_level.then(|| {
+                earlier_caches
+                    .map(|cache| spec.instance_count(cache) as usize)
+                    .sum::<usize>()
+            })
         };
         // The caches were checked, so there is one.
         let l1d = first_unit_index(CacheLevel::L1Data).unwrap_or_default();
         let l1i = first_unit_index(CacheLevel::L1Instruction);
         let build_core = |core_number: u32| {
-            let mut core =
-                Core::new(spec, core_number, l1d + core_number as usize, l1i.map(|l1i| l1i + core_number as usize));
-            core.front_end.is_next_level_private = caches.units[core.front_end.l1d].is_next_level_private;
+            let mut core = Core::new(
+                spec,
+                core_number,
+                l1d + core_number as usize,
+                l1i.map(|l1i| l1i + core_number as usize),
+            );
+            core.front_end.is_next_level_private =
+                caches.units[core.front_end.l1d].is_next_level_private;
             core
         };
         let cores: Vec<Core> = (0..spec.cores()).map(build_core).collect();
@@ -217,7 +241,10 @@ impl Hardware {
 
     fn context_index(&self, cpu: CpuId) -> (usize, usize) {
         let contexts_per_core = self.spec.contexts_per_core as usize;
-        (cpu.0 as usize / contexts_per_core, cpu.0 as usize % contexts_per_core)
+        (
+            cpu.0 as usize / contexts_per_core,
+            cpu.0 as usize % contexts_per_core,
+        )
     }
 
     fn context_mut(&mut self, cpu: CpuId) -> &mut HwContext {
@@ -264,7 +291,9 @@ impl Hardware {
     /// this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
         let (core, context_index) = self.context_index(cpu);
-        self.cores[core].front_end.contexts[context_index].thread.as_deref()
+        self.cores[core].front_end.contexts[context_index]
+            .thread
+            .as_deref()
     }
 
     /// Returns the thread on a CPU; `None` if there is none.
@@ -284,10 +313,15 @@ impl Hardware {
     pub fn run(&mut self, until_cycle: u64, frames: &mut dyn FrameProvider) -> StopReason {
         let end_tick = until_cycle * self.ticks_per_cycle;
         let stop = self.run_cores(end_tick, frames);
-        self.cores.iter_mut().for_each(|core| core.end_run(&mut self.caches));
+        self.cores
+            .iter_mut()
+            .for_each(|core| core.end_run(&mut self.caches));
         if stop == StopReason::Time {
             self.now_tick = self.now_tick.max(end_tick);
-            let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front_end.contexts);
+            let contexts = self
+                .cores
+                .iter_mut()
+                .flat_map(|core| &mut core.front_end.contexts);
             contexts.for_each(|context| context.attribute_ticks(end_tick));
         }
         stop
@@ -309,10 +343,15 @@ impl Hardware {
             }
             self.now_tick = self.now_tick.max(tick);
             // At equal ticks, the core with the lower number comes first.
-            let shared_bound = second_earliest.0.saturating_sub(u64::from(core_number > second_earliest.1));
+            let shared_bound = second_earliest
+                .0
+                .saturating_sub(u64::from(core_number > second_earliest.1));
             let core = &mut self.cores[core_number];
             let stop = core.advance(
-                RunBounds { shared_bound, end_tick: end_tick.min(second_earliest.0.saturating_add(max_ahead_ticks)) },
+                RunBounds {
+                    shared_bound,
+                    end_tick: end_tick.min(second_earliest.0.saturating_add(max_ahead_ticks)),
+                },
                 &mut environment,
             );
             self.core_queue.set(core_number, core.next_advance_tick);
@@ -325,7 +364,10 @@ impl Hardware {
     /// Drops the translation of a page whose frame changes from all loaded threads. Threads that are not loaded drop
     /// theirs with [`HwThread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
     pub fn shoot_down(&mut self, process: ProcessId, page: u64) {
-        let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front_end.contexts);
+        let contexts = self
+            .cores
+            .iter_mut()
+            .flat_map(|core| &mut core.front_end.contexts);
         for thread in contexts.filter_map(|context| context.thread.as_mut()) {
             if thread.process == process {
                 thread.shoot_down(page);
@@ -337,17 +379,21 @@ impl Hardware {
     /// another owner, whose first misses on it are cold.
     pub fn flush_frame(&mut self, frame: u64) {
         let frame_name = self.caches.pages.take_name(frame);
-        self.caches.drop_frame_lines(frame_name << self.page_shift, 1 << self.page_shift);
+        self.caches
+            .drop_frame_lines(frame_name << self.page_shift, 1 << self.page_shift);
     }
 
     /// Records that this CPU has just copied a virtual page to a frame, in a task's time: see
     /// [`Caches::insert_copied`].
     pub fn insert_copied(&mut self, cpu: CpuId, page: u64, frame: u64, task: TaskId) {
         let core = (cpu.0 / self.spec.contexts_per_core) as usize;
-        let (l1d, address) =
-            (self.cores[core].front_end.l1d, self.caches.pages.name_frame(frame, page) << self.page_shift);
+        let (l1d, address) = (
+            self.cores[core].front_end.l1d,
+            self.caches.pages.name_frame(frame, page) << self.page_shift,
+        );
         let task = task.0.min(u32::from(u16::MAX) - 2) as u16;
-        self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now_tick);
+        self.caches
+            .insert_copied(l1d, address, 1 << self.page_shift, task, self.now_tick);
     }
 
     fn find_cache_unit(&self, cache: CacheId) -> Result<&CacheUnit, FieldError> {
@@ -362,16 +408,32 @@ impl Hardware {
     ///
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
-    pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), FieldError> {
+    pub fn set_way_mask(
+        &mut self,
+        cache: CacheId,
+        class: u8,
+        mask: &IndexSet,
+    ) -> Result<(), FieldError> {
         let level = self.find_cache_unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
-        let Some((ways, partition_spec)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
-            return Err(FieldError::new("cache", format!("{level:?}"), "a cache with way_partitions"));
+        let Some((ways, partition_spec)) =
+            spec.and_then(|spec| Some((spec.ways, spec.way_partitions?)))
+        else {
+            return Err(FieldError::new(
+                "cache",
+                format!("{level:?}"),
+                "a cache with way_partitions",
+            ));
         };
         if u32::from(class) >= partition_spec.groups {
-            return Err(FieldError::new("class of service", class, format!("below {}", partition_spec.groups)));
+            return Err(FieldError::new(
+                "class of service",
+                class,
+                format!("below {}", partition_spec.groups),
+            ));
         }
-        let (lowest_way, highest_way) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
+        let (lowest_way, highest_way) =
+            (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
         if mask.count() < partition_spec.min_ways || highest_way >= ways {
             let expected = format!("{} ways or more, below {ways}", partition_spec.min_ways);
             return Err(FieldError::new("way mask", mask, expected));
@@ -392,7 +454,9 @@ impl Hardware {
     }
     /// Returns the counters of a cache of this machine; zeros for an unknown id.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
-        self.find_cache_unit(cache).map(|unit| unit.counters).unwrap_or_default()
+        self.find_cache_unit(cache)
+            .map(|unit| unit.counters)
+            .unwrap_or_default()
     }
     /// Returns the counters of a node of this machine; zeros for an unknown number.
     pub fn memory_counters(&self, node: u32) -> MemoryCounters {
@@ -406,22 +470,35 @@ impl Hardware {
     /// Returns the bytes of the lines that each task brought into the cache and that are still there, by ascending
     /// task, without zeros.
     pub fn occupancy_bytes(&self, cache: CacheId) -> Vec<(TaskId, u64)> {
-        let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
-        let lines = unit.lines_by_owner.iter().enumerate().filter(|(_, lines)| **lines > 0);
-        lines.map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift)).collect()
+        let Ok(unit) = self.find_cache_unit(cache) else {
+            return Vec::new();
+        };
+        let lines = unit
+            .lines_by_owner
+            .iter()
+            .enumerate()
+            .filter(|(_, lines)| **lines > 0);
+        lines
+            .map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift))
+            .collect()
     }
 
     /// Returns the set of every line in a cache, and the task that brought it.
     #[cfg(test)]
     pub(crate) fn lines_by_set(&self, cache: CacheId) -> Vec<(u64, TaskId)> {
         let store = &self.caches.units[cache.0 as usize].store;
-        store.lines().map(|(line, meta)| (store.set_of(line), TaskId(u32::from(meta.owner())))).collect()
+        store
+            .lines()
+            .map(|(line, meta)| (store.set_of(line), TaskId(u32::from(meta.owner()))))
+            .collect()
     }
 
     /// Returns the evictions in one cache as (evictor, victim, lines), ascending, without zeros, including a task's
     /// own.
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
-        let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
+        let Ok(unit) = self.find_cache_unit(cache) else {
+            return Vec::new();
+        };
         let task_of_slot = |slot: u16| TaskId(u32::from(slot));
         unit.eviction_matrix
             .nonzero_counts()

@@ -23,7 +23,9 @@ pub(crate) struct PageIndex {
 }
 
 fn frame_bits(machine: &MachineSpec) -> u32 {
-    (machine.memory.size_bytes / machine.pages.page_bytes).next_power_of_two().trailing_zeros()
+    (machine.memory.size_bytes / machine.pages.page_bytes)
+        .next_power_of_two()
+        .trailing_zeros()
 }
 
 /// How one cache derives its set from a line of a named frame.
@@ -38,9 +40,15 @@ pub(crate) struct SetBits {
 impl SetBits {
     /// Returns `None` if the bits that select the set lie within a page, or are those of the physical address.
     pub fn new(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
-        let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes)).max(1).trailing_zeros();
-        let exceeds_page = cache.index == SetIndexing::Virtual && cache.sets_per_slice() > 1 << within_page;
-        exceeds_page.then(|| SetBits { line_bits_within_page: within_page, page_bits_shift: frame_bits(machine) })
+        let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes))
+            .max(1)
+            .trailing_zeros();
+        let exceeds_page =
+            cache.index == SetIndexing::Virtual && cache.sets_per_slice() > 1 << within_page;
+        exceeds_page.then(|| SetBits {
+            line_bits_within_page: within_page,
+            page_bits_shift: frame_bits(machine),
+        })
     }
 }
 
@@ -82,7 +90,10 @@ impl PageIndex {
 
     /// Drops a frame's name, and returns it.
     pub fn take_name(&mut self, frame: u64) -> u64 {
-        let stored_bits = self.index_bits_by_frame.get_mut(frame as usize).map_or(0, std::mem::take);
+        let stored_bits = self
+            .index_bits_by_frame
+            .get_mut(frame as usize)
+            .map_or(0, std::mem::take);
         u64::from(stored_bits.saturating_sub(1)) << self.frame_bits | frame
     }
 }

@@ -13,8 +13,8 @@ use super::cache_unit::DataOrigin;
 use super::caches::{CacheRequest, Caches};
 use super::context::{HwContext, OutstandingMiss};
 use super::core_kind::{
-    AnyCore, CoreKind, CoreKindName, InOrderWriteThroughCore, LRU_2, LRU_4, LRU_8, OutOfOrderWriteThroughCore,
-    WriteBackCore,
+    AnyCore, CoreKind, CoreKindName, InOrderWriteThroughCore, LRU_2, LRU_4, LRU_8,
+    OutOfOrderWriteThroughCore, WriteBackCore,
 };
 use super::sampling::SamplingUnit;
 use super::thread::HwThread;
@@ -104,7 +104,14 @@ pub(crate) struct Core {
 fn two_smallest_keys(ready_ticks: &[u64], last_context: usize) -> (u64, u64) {
     let (mut first_key, mut second_key) = (u64::MAX, u64::MAX);
     for (context_index, &tick) in ready_ticks.iter().enumerate() {
-        let order = context_index + if context_index > last_context { 0 } else { ready_ticks.len() } - last_context - 1;
+        let order = context_index
+            + if context_index > last_context {
+                0
+            } else {
+                ready_ticks.len()
+            }
+            - last_context
+            - 1;
         let key = tick.min(NEVER_READY) << ORDER_BITS | order as u64;
         second_key = second_key.min(first_key.max(key));
         first_key = first_key.min(key);
@@ -118,10 +125,14 @@ impl Core {
         let cpus = first_cpu..first_cpu + machine.contexts_per_core;
         let (is_in_order, window, loads_pass) = match machine.pipeline {
             CoreModel::InOrder { .. } => (true, u64::MAX, false),
-            CoreModel::OutOfOrder { window, loads_pass, .. } => (false, u64::from(window), loads_pass),
+            CoreModel::OutOfOrder {
+                window, loads_pass, ..
+            } => (false, u64::from(window), loads_pass),
         };
         let l1d_origin = DataOrigin::Hit(CacheLevel::L1Data);
-        let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), l1d_origin)).collect();
+        let contexts: Vec<HwContext> = cpus
+            .map(|cpu| HwContext::new(CpuId(cpu), l1d_origin))
+            .collect();
         let ready_ticks = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
         let front_end = CoreFrontEnd {
@@ -130,7 +141,13 @@ impl Core {
             l1i,
             package,
             is_in_order,
-            stores_block: matches!(machine.pipeline, CoreModel::InOrder { store_buffer: 0, .. }),
+            stores_block: matches!(
+                machine.pipeline,
+                CoreModel::InOrder {
+                    store_buffer: 0,
+                    ..
+                }
+            ),
             can_overtake_loads: loads_pass,
             kind: CoreKindName::from_machine(machine),
             is_next_level_private: false,
@@ -155,8 +172,15 @@ impl Core {
         if self.burst.thread.is_some() {
             return self.used_until;
         }
-        let min_ready_tick = self.ready_ticks.iter().fold(u64::MAX, |least, &ready| ready.min(least));
-        if min_ready_tick == u64::MAX { min_ready_tick } else { min_ready_tick.max(self.used_until) }
+        let min_ready_tick = self
+            .ready_ticks
+            .iter()
+            .fold(u64::MAX, |least, &ready| ready.min(least));
+        if min_ready_tick == u64::MAX {
+            min_ready_tick
+        } else {
+            min_ready_tick.max(self.used_until)
+        }
     }
 
     /// Updates the core after a thread was loaded or removed, or its time moved.
@@ -166,7 +190,12 @@ impl Core {
             .zip(&self.front_end.contexts)
             .for_each(|(ready, context)| *ready = context.ready_tick());
         if !self.front_end.is_in_order {
-            let loaded_count = self.front_end.contexts.iter().filter(|context| context.thread.is_some()).count() as u64;
+            let loaded_count = self
+                .front_end
+                .contexts
+                .iter()
+                .filter(|context| context.thread.is_some())
+                .count() as u64;
             self.front_end.window_share = self.front_end.window / loaded_count.max(1);
         }
     }
@@ -180,19 +209,33 @@ impl Core {
             Ok(ready) => two_smallest_keys(ready, last_context),
             Err(_) => two_smallest_keys(&self.ready_ticks, last_context),
         };
-        let tick_of_key = |key: u64| if key >> ORDER_BITS == NEVER_READY { u64::MAX } else { key >> ORDER_BITS };
+        let tick_of_key = |key: u64| {
+            if key >> ORDER_BITS == NEVER_READY {
+                u64::MAX
+            } else {
+                key >> ORDER_BITS
+            }
+        };
         let distance = (first_key & ((1 << ORDER_BITS) - 1)) as usize;
         let last_ready_tick = self.ready_ticks[last_context];
         if last_ready_tick <= self.used_until && self.used_until < turn_end {
             return (
                 last_context,
                 last_ready_tick,
-                tick_of_key(if distance + 1 == context_count { second_key } else { first_key }),
+                tick_of_key(if distance + 1 == context_count {
+                    second_key
+                } else {
+                    first_key
+                }),
             );
         }
         let index = last_context + 1 + distance;
         (
-            if index < context_count { index } else { index - context_count },
+            if index < context_count {
+                index
+            } else {
+                index - context_count
+            },
             tick_of_key(first_key),
             tick_of_key(second_key),
         )
@@ -200,11 +243,19 @@ impl Core {
 
     /// Runs until the bounds. Returns `Some` if a thread needs the operating system.
     #[inline]
-    pub fn advance(&mut self, bounds: RunBounds, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+    pub fn advance(
+        &mut self,
+        bounds: RunBounds,
+        environment: &mut CoreEnvironment<'_>,
+    ) -> Option<StopReason> {
         match self.front_end.kind {
             CoreKindName::Any => self.advance_as::<AnyCore>(bounds, environment),
-            CoreKindName::InOrderThrough => self.advance_as::<InOrderWriteThroughCore>(bounds, environment),
-            CoreKindName::WindowThrough => self.advance_as::<OutOfOrderWriteThroughCore>(bounds, environment),
+            CoreKindName::InOrderThrough => {
+                self.advance_as::<InOrderWriteThroughCore>(bounds, environment)
+            }
+            CoreKindName::WindowThrough => {
+                self.advance_as::<OutOfOrderWriteThroughCore>(bounds, environment)
+            }
             CoreKindName::Back2 => self.advance_as::<WriteBackCore<LRU_2>>(bounds, environment),
             CoreKindName::Back4 => self.advance_as::<WriteBackCore<LRU_4>>(bounds, environment),
             CoreKindName::Back8 => self.advance_as::<WriteBackCore<LRU_8>>(bounds, environment),
@@ -232,14 +283,18 @@ impl Core {
             } else if !self.start_run(bounds, environment.ticks_per_cycle) {
                 return None;
             }
-            self.burst.run.end_tick = bounds.end_tick.min(self.current_turn.1.max(self.burst.run.other_ready_tick));
+            self.burst.run.end_tick = bounds
+                .end_tick
+                .min(self.current_turn.1.max(self.burst.run.other_ready_tick));
             self.burst.run.shared_bound = bounds.shared_bound;
             let outcome = match self.burst.is_watched {
                 true => self.front_end.execute_watched(&mut self.burst, environment),
                 false => self.front_end.execute::<K>(&mut self.burst, environment),
             };
             self.used_until = self.burst.tick;
-            if !self.burst.has_probes && matches!(outcome, BurstOutcome::Yield | BurstOutcome::Blocked) {
+            if !self.burst.has_probes
+                && matches!(outcome, BurstOutcome::Yield | BurstOutcome::Blocked)
+            {
                 self.end_run(environment.caches);
                 continue;
             }
@@ -268,7 +323,11 @@ impl Core {
         let (context_index, ready_tick, other_ready_tick) = self.pick_context();
         let start = self.used_until.max(ready_tick);
         if start >= bounds.end_tick {
-            self.next_advance_tick = if ready_tick == u64::MAX { ready_tick } else { start };
+            self.next_advance_tick = if ready_tick == u64::MAX {
+                ready_tick
+            } else {
+                start
+            };
             return false;
         }
         // A turn begins only with a change of contexts: a context that is alone after its turn yields as soon as
@@ -281,9 +340,17 @@ impl Core {
         let window = front_end.window_share;
         let context = &mut front_end.contexts[context_index];
         context.attribute_ticks(start);
-        let Some(thread) = context.thread.take() else { return false };
+        let Some(thread) = context.thread.take() else {
+            return false;
+        };
         self.burst.start_burst(
-            ContextRun { context_index, start_tick: start, end_tick: start, other_ready_tick, shared_bound: 0 },
+            ContextRun {
+                context_index,
+                start_tick: start,
+                end_tick: start,
+                other_ready_tick,
+                shared_bound: 0,
+            },
             thread,
             window,
             max_outstanding,
@@ -293,25 +360,40 @@ impl Core {
 
     /// Ends the run with this outcome. Returns `Some` if the operating system is needed.
     #[inline]
-    fn finish_run(&mut self, outcome: BurstOutcome, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+    fn finish_run(
+        &mut self,
+        outcome: BurstOutcome,
+        environment: &mut CoreEnvironment<'_>,
+    ) -> Option<StopReason> {
         let (context_index, now) = (self.burst.run.context_index, self.burst.tick);
         let has_overflow_count = self.burst.has_overflow_count();
         self.end_run(environment.caches);
         let context = &mut self.front_end.contexts[context_index];
         let (cpu, current_cycle) = (context.cpu, || now / environment.ticks_per_cycle);
         let has_overflowed = has_overflow_count
-            && context.thread.as_mut().is_some_and(|thread| thread.probes.advance_overflows(&thread.counters));
+            && context
+                .thread
+                .as_mut()
+                .is_some_and(|thread| thread.probes.advance_overflows(&thread.counters));
         match outcome {
-            BurstOutcome::BatchEnd(turn) => {
-                Some(StopReason::BatchEnd { cpu, batch_end: turn, end_cycle: current_cycle() })
-            }
-            BurstOutcome::Interrupt => {
-                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: current_cycle() })
-            }
+            BurstOutcome::BatchEnd(turn) => Some(StopReason::BatchEnd {
+                cpu,
+                batch_end: turn,
+                end_cycle: current_cycle(),
+            }),
+            BurstOutcome::Interrupt => Some(StopReason::Interrupt {
+                cpu,
+                task: context.task()?,
+                interrupt_cycle: current_cycle(),
+            }),
             _ if has_overflowed => {
                 context.charge_ticks(now, environment.sampling.interrupt_ticks, Charge::Interrupt);
                 self.ready_ticks[context_index] = context.ready_tick();
-                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: current_cycle() })
+                Some(StopReason::Interrupt {
+                    cpu,
+                    task: context.task()?,
+                    interrupt_cycle: current_cycle(),
+                })
             }
             _ => None,
         }
@@ -333,21 +415,45 @@ impl Core {
 impl CoreFrontEnd {
     /// Returns the request of a thread of this core for a physical address.
     #[inline(always)]
-    pub fn build_request(&self, address: u64, tick: u64, is_store: bool, thread: &HwThread) -> CacheRequest {
+    pub fn build_request(
+        &self,
+        address: u64,
+        tick: u64,
+        is_store: bool,
+        thread: &HwThread,
+    ) -> CacheRequest {
         let (task, class, package) = (thread.slot_number(), thread.class, self.package);
-        CacheRequest { address, tick, is_store, is_write_through: false, is_prefetch: false, task, class, package }
+        CacheRequest {
+            address,
+            tick,
+            is_store,
+            is_write_through: false,
+            is_prefetch: false,
+            task,
+            class,
+            package,
+        }
     }
 
     /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
     /// miss.
     #[inline(never)]
-    pub fn find_blocking_miss(&mut self, context_index: usize, now: u64) -> Option<OutstandingMiss> {
+    pub fn find_blocking_miss(
+        &mut self,
+        context_index: usize,
+        now: u64,
+    ) -> Option<OutstandingMiss> {
         if self.try_reclaim_mshrs(context_index, now) {
             return None;
         }
-        let contexts =
-            if self.is_in_order { &self.contexts[context_index..context_index + 1] } else { &self.contexts[..] };
-        let context_with_first_return = contexts.iter().min_by_key(|context| context.first_return_tick)?;
+        let contexts = if self.is_in_order {
+            &self.contexts[context_index..context_index + 1]
+        } else {
+            &self.contexts[..]
+        };
+        let context_with_first_return = contexts
+            .iter()
+            .min_by_key(|context| context.first_return_tick)?;
         context_with_first_return
             .outstanding_misses
             .iter()
@@ -359,7 +465,9 @@ impl CoreFrontEnd {
     /// room now.
     #[inline(never)]
     pub fn try_reclaim_mshrs(&mut self, context_index: usize, now: u64) -> bool {
-        self.contexts.iter_mut().for_each(|context| context.drop_returned_misses(now));
+        self.contexts
+            .iter_mut()
+            .for_each(|context| context.drop_returned_misses(now));
         self.contexts[context_index].mshrs_in_use < self.max_outstanding(context_index)
     }
 
@@ -367,8 +475,19 @@ impl CoreFrontEnd {
     /// order it has a store buffer.
     #[inline(always)]
     pub fn max_outstanding(&self, context_index: usize) -> usize {
-        let contexts = if self.is_in_order { &[] } else { &self.contexts[..] };
-        let other_contexts = contexts.iter().zip(0..).filter(|&(_, index)| index != context_index);
-        self.mshr_count.saturating_sub(other_contexts.map(|(context, _)| context.mshrs_in_use).sum())
+        let contexts = if self.is_in_order {
+            &[]
+        } else {
+            &self.contexts[..]
+        };
+        let other_contexts = contexts
+            .iter()
+            .zip(0..)
+            .filter(|&(_, index)| index != context_index);
+        self.mshr_count.saturating_sub(
+            other_contexts
+                .map(|(context, _)| context.mshrs_in_use)
+                .sum(),
+        )
     }
 }

@@ -59,7 +59,10 @@ pub(crate) struct Prefetcher {
 
 impl Prefetcher {
     /// Builds the prefetchers of a cache; returns `None` if the cache has none.
-    pub fn new(specs: impl Iterator<Item = PrefetcherSpec>, lines_per_page_shift: u32) -> Option<Self> {
+    pub fn new(
+        specs: impl Iterator<Item = PrefetcherSpec>,
+        lines_per_page_shift: u32,
+    ) -> Option<Self> {
         let (streams, streamer) = (Vec::new(), None);
         let mut prefetcher = Prefetcher {
             lines_per_page_shift,
@@ -75,16 +78,29 @@ impl Prefetcher {
             has_any = true;
             match spec {
                 PrefetcherSpec::AdjacentLine { .. } => prefetcher.fetches_pair_line = true,
-                PrefetcherSpec::Stride { streams, degree, .. } | PrefetcherSpec::NextLine { streams, degree, .. } => {
+                PrefetcherSpec::Stride {
+                    streams, degree, ..
+                }
+                | PrefetcherSpec::NextLine {
+                    streams, degree, ..
+                } => {
                     prefetcher.streams = vec![StrideStream::default(); streams as usize];
                     prefetcher.degree = degree;
                     prefetcher.is_next_line = matches!(spec, PrefetcherSpec::NextLine { .. });
                 }
-                PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } => {
+                PrefetcherSpec::Streamer {
+                    up_streams,
+                    down_streams,
+                    ahead_lines,
+                    ..
+                } => {
                     let new_streams = |count: u32| vec![PageStream::default(); count as usize];
                     let (up, down) = (new_streams(up_streams), new_streams(down_streams));
-                    prefetcher.streamer =
-                        Some(Streamer { ascending: up, descending: down, ahead_lines: u64::from(ahead_lines) });
+                    prefetcher.streamer = Some(Streamer {
+                        ascending: up,
+                        descending: down,
+                        ahead_lines: u64::from(ahead_lines),
+                    });
                 }
             }
         }
@@ -116,8 +132,13 @@ impl Prefetcher {
         let Some(index) = self.streams.iter().position(|stream| stream.page == page) else {
             let oldest_stream = self.streams.iter_mut().min_by_key(|stream| stream.last_use);
             if let Some(oldest_stream) = oldest_stream {
-                *oldest_stream =
-                    StrideStream { page, last_line: line, stride: 0, is_confirmed: false, last_use: self.access_count };
+                *oldest_stream = StrideStream {
+                    page,
+                    last_line: line,
+                    stride: 0,
+                    is_confirmed: false,
+                    last_use: self.access_count,
+                };
             }
             return;
         };
@@ -129,8 +150,11 @@ impl Prefetcher {
         stream.is_confirmed = step == stream.stride && (step == 1 || !self.is_next_line);
         (stream.stride, stream.last_line, stream.last_use) = (step, line, self.access_count);
         if stream.is_confirmed {
-            let next_lines = (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));
-            next_lines.filter(|next| (next >> self.lines_per_page_shift) + 1 == page).for_each(request);
+            let next_lines =
+                (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));
+            next_lines
+                .filter(|next| (next >> self.lines_per_page_shift) + 1 == page)
+                .for_each(request);
         }
     }
 }
@@ -164,12 +188,22 @@ impl Streamer {
         let Some(index) = self.ascending.iter().position(|walk| walk.page == page) else {
             return start_stream(
                 &mut self.ascending,
-                PageStream { page, last_line: line, furthest_line: line, is_confirmed: false, last_use: clock },
+                PageStream {
+                    page,
+                    last_line: line,
+                    furthest_line: line,
+                    is_confirmed: false,
+                    last_use: clock,
+                },
             );
         };
         let stream = &mut self.ascending[index];
         if line < stream.last_line && !stream.is_confirmed {
-            let mut descending_stream = PageStream { is_confirmed: true, last_use: clock, ..std::mem::take(stream) };
+            let mut descending_stream = PageStream {
+                is_confirmed: true,
+                last_use: clock,
+                ..std::mem::take(stream)
+            };
             descending_stream.descend(line, page_shift, ahead_distance, request);
             return start_stream(&mut self.descending, descending_stream);
         }
@@ -179,21 +213,41 @@ impl Streamer {
 }
 
 impl PageStream {
-    fn ascend(&mut self, line: u64, page_shift: u32, distance: impl FnOnce() -> u64, request: &mut impl FnMut(u64)) {
+    fn ascend(
+        &mut self,
+        line: u64,
+        page_shift: u32,
+        distance: impl FnOnce() -> u64,
+        request: &mut impl FnMut(u64),
+    ) {
         if line > self.last_line {
-            (self.last_line, self.furthest_line, self.is_confirmed) = (line, self.furthest_line.max(line), true);
+            (self.last_line, self.furthest_line, self.is_confirmed) =
+                (line, self.furthest_line.max(line), true);
             let limit_line = (line + distance()).min((self.page << page_shift) - 1);
-            let line_count = limit_line.saturating_sub(self.furthest_line).min(MAX_LINES_PER_ACCESS);
+            let line_count = limit_line
+                .saturating_sub(self.furthest_line)
+                .min(MAX_LINES_PER_ACCESS);
             (1..=line_count).for_each(|nth| request(self.furthest_line + nth));
             self.furthest_line += line_count;
         }
     }
 
-    fn descend(&mut self, line: u64, page_shift: u32, distance: impl FnOnce() -> u64, request: &mut impl FnMut(u64)) {
+    fn descend(
+        &mut self,
+        line: u64,
+        page_shift: u32,
+        distance: impl FnOnce() -> u64,
+        request: &mut impl FnMut(u64),
+    ) {
         if line < self.last_line {
             (self.last_line, self.furthest_line) = (line, self.furthest_line.min(line));
-            let limit_line = line.saturating_sub(distance()).max((self.page - 1) << page_shift);
-            let line_count = self.furthest_line.saturating_sub(limit_line).min(MAX_LINES_PER_ACCESS);
+            let limit_line = line
+                .saturating_sub(distance())
+                .max((self.page - 1) << page_shift);
+            let line_count = self
+                .furthest_line
+                .saturating_sub(limit_line)
+                .min(MAX_LINES_PER_ACCESS);
             (1..=line_count).for_each(|nth| request(self.furthest_line - nth));
             self.furthest_line -= line_count;
         }
@@ -206,7 +260,12 @@ mod tests {
 
     fn new_streamer(up_streams: u32, down_streams: u32) -> Prefetcher {
         let level = cachemate_core::CacheLevel::L2;
-        let spec = PrefetcherSpec::Streamer { level, up_streams, down_streams, ahead_lines: 8 };
+        let spec = PrefetcherSpec::Streamer {
+            level,
+            up_streams,
+            down_streams,
+            ahead_lines: 8,
+        };
         Prefetcher::new([spec].into_iter(), 6).expect("there is one")
     }
 
@@ -222,10 +281,19 @@ mod tests {
         let mut up = new_streamer(12, 4);
         assert_eq!(requested_lines(&mut up, 640, 1000), []);
         assert_eq!(requested_lines(&mut up, 641, 1000), [642, 643]);
-        let distances: Vec<u64> =
-            (642..660).map(|line| requested_lines(&mut up, line, 1000).last().map_or(0, |last| last - line)).collect();
+        let distances: Vec<u64> = (642..660)
+            .map(|line| {
+                requested_lines(&mut up, line, 1000)
+                    .last()
+                    .map_or(0, |last| last - line)
+            })
+            .collect();
         assert_eq!(distances[..7], [3, 4, 5, 6, 7, 8, 8]);
-        assert_eq!(requested_lines(&mut up, 700, 1000), [701, 702], "lines may be left out");
+        assert_eq!(
+            requested_lines(&mut up, 700, 1000),
+            [701, 702],
+            "lines may be left out"
+        );
         assert_eq!(requested_lines(&mut up, 703, 1000), [], "the page ends");
     }
 
@@ -236,7 +304,11 @@ mod tests {
         assert_eq!(requested_lines(&mut down, 650, 1000), []);
         assert_eq!(requested_lines(&mut down, 648, 1000), [647, 646]);
         assert_eq!(requested_lines(&mut down, 647, 0), []);
-        assert_eq!(requested_lines(&mut down, 646, 100), [645], "one of eight lines for a tenth of the room");
+        assert_eq!(
+            requested_lines(&mut down, 646, 100),
+            [645],
+            "one of eight lines for a tenth of the room"
+        );
         assert_eq!(requested_lines(&mut down, 641, 1000), [640]);
     }
 
@@ -247,8 +319,14 @@ mod tests {
         for (pages, follows) in [(12, true), (13, false)] {
             let mut up = new_streamer(12, 4);
             (0..pages).for_each(|page| drop(requested_lines(&mut up, page * 64, 1000)));
-            let second: usize = (0..pages).map(|page| requested_lines(&mut up, page * 64 + 1, 1000).len()).sum();
-            assert_eq!(second == 2 * pages as usize, follows, "{pages} pages: {second} lines");
+            let second: usize = (0..pages)
+                .map(|page| requested_lines(&mut up, page * 64 + 1, 1000).len())
+                .sum();
+            assert_eq!(
+                second == 2 * pages as usize,
+                follows,
+                "{pages} pages: {second} lines"
+            );
         }
         let mut both = new_streamer(12, 4);
         for page in 0..4 {
@@ -256,6 +334,9 @@ mod tests {
             assert_eq!(requested_lines(&mut both, page * 64 + 8, 1000).len(), 2);
         }
         (10..22).for_each(|page| drop(requested_lines(&mut both, page * 64, 1000)));
-        assert!((0..4).all(|page| !requested_lines(&mut both, page * 64 + 7, 1000).is_empty()), "downward pages stay");
+        assert!(
+            (0..4).all(|page| !requested_lines(&mut both, page * 64 + 7, 1000).is_empty()),
+            "downward pages stay"
+        );
     }
 }

@@ -4,7 +4,9 @@
 //! Probes belong to a thread and move with it. They cost nothing on the hot path unless they are on: a thread with a
 //! watch or with super-set counts on the L1 runs a variant of the engine compiled for that.
 
-use cachemate_core::{AccessSample, CacheLevel, CounterEvent, ReuseSample, SplitMix64, SuperSetCount};
+use cachemate_core::{
+    AccessSample, CacheLevel, CounterEvent, ReuseSample, SplitMix64, SuperSetCount,
+};
 
 /// All probes of one thread. The operating system attaches them and reads the results.
 #[derive(Clone, Debug, Default)]
@@ -100,13 +102,20 @@ impl WatchProbe {
         if let Some(index) = self.open_watches.iter().position(|open| open.0 == line) {
             let (_, start_accesses, start_tick) = self.open_watches.swap_remove(index);
             let accesses = Some(self.accesses - start_accesses - 1);
-            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(tick - start_tick), reused: true });
+            self.samples.push(ReuseSample {
+                accesses,
+                elapsed_ns: elapsed_ns(tick - start_tick),
+                reused: true,
+            });
         }
         if self.accesses >= self.next_watch_access && self.watch_count < self.max_locations {
             self.open_watches.push((line, self.accesses, tick));
             self.watch_count += 1;
-            self.next_watch_access =
-                self.accesses + draw_jitter(self.watch_period, u64::from(self.watch_count) ^ self.accesses << 20);
+            self.next_watch_access = self.accesses
+                + draw_jitter(
+                    self.watch_period,
+                    u64::from(self.watch_count) ^ self.accesses << 20,
+                );
         }
         self.accesses += 1;
     }
@@ -121,7 +130,11 @@ impl SampleProbe {
 impl ActivityProbe {
     fn super_set_mut(&mut self, set: u64, set_count: u64) -> Option<&mut SuperSetCount> {
         let count = self.super_sets.len() as u64;
-        let super_set = if self.is_contiguous { set * count / set_count } else { set % count.max(1) };
+        let super_set = if self.is_contiguous {
+            set * count / set_count
+        } else {
+            set % count.max(1)
+        };
         self.super_sets.get_mut(super_set as usize)
     }
     pub(crate) fn count_access(&mut self, set: u64, set_count: u64, is_miss: bool) {
@@ -152,5 +165,6 @@ pub struct Overflow {
 /// Returns a uniform number in 1 ..= 2 `mean` - 1, which is `mean` on average and never in step with a loop.
 pub(super) fn draw_jitter(mean: u32, seed: u64) -> u64 {
     let span = 2 * u64::from(mean.max(1)) - 1;
-    1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
+    1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64)
+        as u64
 }

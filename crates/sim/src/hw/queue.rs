@@ -19,7 +19,9 @@ impl CoreQueue {
     pub fn new(cores: usize) -> Self {
         let leaf_count = cores.next_power_of_two();
         let leaf = |node: usize| join_key(u64::MAX, node.saturating_sub(leaf_count));
-        let mut queue = CoreQueue { winners: (0..2 * leaf_count).map(leaf).collect() };
+        let mut queue = CoreQueue {
+            winners: (0..2 * leaf_count).map(leaf).collect(),
+        };
         (0..cores).for_each(|core| queue.set(core, u64::MAX));
         queue
     }

@@ -7,7 +7,8 @@ use super::caches::{CacheRequest, CacheResponse, Caches, SnoopAction, SnoopResul
 use super::core_kind::{AnyCore, CoreKind};
 use super::counters::TaskCounters;
 use super::store::{
-    ALL_SHARERS, EXCLUSIVE, LineMeta, MODIFIED, PENDING, PREFETCHED, SHARED, SHARER_BITS, SLOW_PATH_BITS,
+    ALL_SHARERS, EXCLUSIVE, LineMeta, MODIFIED, PENDING, PREFETCHED, SHARED, SHARER_BITS,
+    SLOW_PATH_BITS,
 };
 
 /// Number of bytes of a write-through store.
@@ -64,14 +65,24 @@ impl Caches {
             let meta = unit.store.line_meta(tag_index);
             let mut response = self.wait_for_fill(l1, line, tag_index, request, counters);
             if is_through_store {
-                let next_response =
-                    self.fetch(parent, l1, &CacheRequest { is_write_through: true, ..*request }, counters);
-                response =
-                    CacheResponse { ready_tick: response.ready_tick.max(next_response.ready_tick), ..next_response };
+                let next_response = self.fetch(
+                    parent,
+                    l1,
+                    &CacheRequest {
+                        is_write_through: true,
+                        ..*request
+                    },
+                    counters,
+                );
+                response = CacheResponse {
+                    ready_tick: response.ready_tick.max(next_response.ready_tick),
+                    ..next_response
+                };
             } else if request.is_store {
                 if meta.state() == SHARED {
-                    response.ready_tick =
-                        response.ready_tick.max(request.tick + self.invalidate_other_copies(l1, request));
+                    response.ready_tick = response
+                        .ready_tick
+                        .max(request.tick + self.invalidate_other_copies(l1, request));
                     response.origin = DataOrigin::RemoteCache;
                 }
                 let store = &mut self.units[l1].store;
@@ -83,8 +94,15 @@ impl Caches {
             return response;
         }
         self.units[l1].count_miss(line, request.task, counters);
-        let response =
-            self.fetch(parent, l1, &CacheRequest { is_write_through: is_through_store, ..*request }, counters);
+        let response = self.fetch(
+            parent,
+            l1,
+            &CacheRequest {
+                is_write_through: is_through_store,
+                ..*request
+            },
+            counters,
+        );
         if !is_through_store {
             self.fill_first_level::<AnyCore>(l1, line, &response, request, counters);
         }
@@ -162,8 +180,12 @@ impl Caches {
         }
         let unit = &self.units[index];
         let sector = unit.sector_mask(request.address, child_shift);
-        match tag_index.filter(|&hit_index| !is_victim || unit.store.line_meta(hit_index).sharers() & sector != 0) {
-            Some(hit_index) if is_victim => self.serve_victim_hit(index, child, hit_index, request, counters),
+        match tag_index.filter(|&hit_index| {
+            !is_victim || unit.store.line_meta(hit_index).sharers() & sector != 0
+        }) {
+            Some(hit_index) if is_victim => {
+                self.serve_victim_hit(index, child, hit_index, request, counters)
+            }
             Some(hit_index) => self.serve_hit(index, child, line, hit_index, request, counters),
             None => {
                 if !request.is_prefetch {
@@ -215,18 +237,33 @@ impl Caches {
         let mut response = self.wait_for_fill(unit_index, line, tag_index, request, counters);
         let mut meta = self.units[unit_index].store.line_meta(tag_index);
         if !request.is_write_through {
-            response.queue_ticks = self.units[unit_index].transfer_out(request.tick, 1 << child_shift);
+            response.queue_ticks =
+                self.units[unit_index].transfer_out(request.tick, 1 << child_shift);
             response.ready_tick += response.queue_ticks;
         }
         let unit = &self.units[unit_index];
         let has_shared_bits = unit.children.len() > SHARER_BITS as usize;
-        if (has_shared_bits || meta.sharers() & !bit != 0) && (request.is_store || unit.can_children_own) {
-            let action = if request.is_store { SnoopAction::Invalidate } else { SnoopAction::Share };
-            let copies = self.snoop_siblings(unit_index, child, meta.sharers(), request, child_shift, action);
+        if (has_shared_bits || meta.sharers() & !bit != 0)
+            && (request.is_store || unit.can_children_own)
+        {
+            let action = if request.is_store {
+                SnoopAction::Invalidate
+            } else {
+                SnoopAction::Share
+            };
+            let copies = self.snoop_siblings(
+                unit_index,
+                child,
+                meta.sharers(),
+                request,
+                child_shift,
+                action,
+            );
             if copies.is_dirty {
                 meta = meta.with_state(MODIFIED);
-                response.ready_tick =
-                    response.ready_tick.max(request.tick + self.same_package_ticks.unwrap_or(0) + response.queue_ticks);
+                response.ready_tick = response.ready_tick.max(
+                    request.tick + self.same_package_ticks.unwrap_or(0) + response.queue_ticks,
+                );
                 response.origin = DataOrigin::RemoteCache;
                 counters.remote_cache_hits += u64::from(!request.is_prefetch);
             }
@@ -239,15 +276,18 @@ impl Caches {
             }
         }
         if request.is_store && meta.state() == SHARED {
-            response.ready_tick =
-                response.ready_tick.max(request.tick + self.invalidate_other_copies(unit_index, request));
+            response.ready_tick = response
+                .ready_tick
+                .max(request.tick + self.invalidate_other_copies(unit_index, request));
             response.is_exclusive = true;
             meta = meta.with_state(EXCLUSIVE);
         }
         if request.is_write_through {
             match self.units[unit_index].write_policy {
                 WritePolicy::Back => meta = meta.with_state(MODIFIED),
-                WritePolicy::Through => response = self.forward_store(unit_index, request, counters),
+                WritePolicy::Through => {
+                    response = self.forward_store(unit_index, request, counters)
+                }
             }
         } else {
             meta = meta.with_sharers(meta.sharers() | bit);
@@ -257,14 +297,20 @@ impl Caches {
     }
 
     /// Forwards a store from a cache that writes through.
-    fn forward_store(&mut self, index: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+    fn forward_store(
+        &mut self,
+        index: usize,
+        request: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
         let parent = self.units[index].parent;
         if parent != ROOT {
             return self.fetch(parent, index, request, counters);
         }
         let copies = self.snoop_other_roots(index, request, SnoopAction::Invalidate);
         counters.memory_write_bytes += STORE_BYTES;
-        self.dram.write(request.address, request.package, STORE_BYTES, request.tick);
+        self.dram
+            .write(request.address, request.package, STORE_BYTES, request.tick);
         let latency = if copies.is_present {
             self.remote_latency_ticks(request, copies)
         } else {
@@ -280,10 +326,20 @@ impl Caches {
     }
 
     /// Removes a sector from a victim cache. Returns the state that it had, or 0 if it was not there.
-    fn remove_victim_sector(&mut self, index: usize, request: &CacheRequest, child_shift: u32) -> u32 {
+    fn remove_victim_sector(
+        &mut self,
+        index: usize,
+        request: &CacheRequest,
+        child_shift: u32,
+    ) -> u32 {
         let unit = &mut self.units[index];
-        let (line, sector) = (request.address >> unit.line_shift, unit.sector_mask(request.address, child_shift));
-        let Some(tag_index) = unit.store.find(line) else { return 0 };
+        let (line, sector) = (
+            request.address >> unit.line_shift,
+            unit.sector_mask(request.address, child_shift),
+        );
+        let Some(tag_index) = unit.store.find(line) else {
+            return 0;
+        };
         let meta = unit.store.line_meta(tag_index);
         if meta.sharers() & sector == 0 {
             return 0;
@@ -293,7 +349,8 @@ impl Caches {
             unit.store.remove(tag_index);
             unit.record_removal(line, meta, Some(request.task));
         } else {
-            unit.store.set_meta(tag_index, meta.with_sharers(remaining_sharers));
+            unit.store
+                .set_meta(tag_index, meta.with_sharers(remaining_sharers));
         }
         meta.state()
     }
@@ -322,7 +379,11 @@ impl Caches {
         };
         // Other caches above this one may share the line, or may have kept it when the level between evicted it.
         let span_shift = self.units[child].line_shift;
-        let action = if request.is_store { SnoopAction::Invalidate } else { SnoopAction::Share };
+        let action = if request.is_store {
+            SnoopAction::Invalidate
+        } else {
+            SnoopAction::Share
+        };
         let copies = self.snoop_siblings(unit_index, child, !0, request, span_shift, action);
         response.is_exclusive &= !copies.is_present || request.is_store;
         // Dirty implies owned, so a line that becomes shared is written back.
@@ -331,8 +392,9 @@ impl Caches {
             response.is_dirty = false;
         }
         if request.is_store && meta.state() == SHARED && !copies.is_exclusive {
-            response.ready_tick =
-                response.ready_tick.max(request.tick + self.invalidate_other_copies(unit_index, request));
+            response.ready_tick = response
+                .ready_tick
+                .max(request.tick + self.invalidate_other_copies(unit_index, request));
         }
         response.is_exclusive |= request.is_store;
         response
@@ -358,7 +420,11 @@ impl Caches {
         let child_shift = self.units[child].line_shift;
         let mut copies = SnoopResult::default();
         if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 && was_cached {
-            let action = if request.is_store { SnoopAction::Invalidate } else { SnoopAction::Share };
+            let action = if request.is_store {
+                SnoopAction::Invalidate
+            } else {
+                SnoopAction::Share
+            };
             copies = self.snoop_siblings(
                 unit_index,
                 child,
@@ -396,7 +462,15 @@ impl Caches {
                 is_dirty: copies.is_dirty,
             }
         } else {
-            self.fetch(parent, unit_index, &CacheRequest { is_write_through: false, ..*request }, counters)
+            self.fetch(
+                parent,
+                unit_index,
+                &CacheRequest {
+                    is_write_through: false,
+                    ..*request
+                },
+                counters,
+            )
         };
         if !is_victim {
             let state = match () {
@@ -407,11 +481,16 @@ impl Caches {
             response.is_dirty = false;
             let meta = LineMeta::new(state, sharers & ALL_SHARERS, request.task);
             self.fill(unit_index, LineMeta(meta.0 | PENDING), request, counters);
-            self.units[unit_index].pending_fills.add(line, response.ready_tick, response.origin, request.tick);
+            self.units[unit_index].pending_fills.add(
+                line,
+                response.ready_tick,
+                response.origin,
+                request.tick,
+            );
         }
         if !request.is_write_through {
-            let queue_ticks =
-                self.units[unit_index].transfer_out(request.tick + response.queue_ticks, 1 << child_shift);
+            let queue_ticks = self.units[unit_index]
+                .transfer_out(request.tick + response.queue_ticks, 1 << child_shift);
             response.queue_ticks += queue_ticks;
             response.ready_tick += queue_ticks;
         }
@@ -423,17 +502,27 @@ impl Caches {
     }
 
     /// Handles a request that no cache on the path can serve: other roots, or memory.
-    fn access_memory(&mut self, root: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+    fn access_memory(
+        &mut self,
+        root: usize,
+        request: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
         let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
         let copies = self.snoop_other_roots(
             root,
             request,
-            if request.is_store { SnoopAction::Invalidate } else { SnoopAction::Share },
+            if request.is_store {
+                SnoopAction::Invalidate
+            } else {
+                SnoopAction::Share
+            },
         );
         if copies.is_present {
             if copies.is_dirty && !request.is_store {
                 counters.memory_write_bytes += bytes;
-                self.dram.write(request.address, request.package, bytes, request.tick);
+                self.dram
+                    .write(request.address, request.package, bytes, request.tick);
             }
             counters.remote_cache_hits += u64::from(!request.is_prefetch);
             return CacheResponse {
@@ -444,8 +533,13 @@ impl Caches {
                 is_dirty: copies.is_dirty && request.is_store,
             };
         }
-        let (latency_ticks, queued_ticks, origin) =
-            self.dram.read(request.address, request.package, bytes, request.tick, request.is_prefetch);
+        let (latency_ticks, queued_ticks, origin) = self.dram.read(
+            request.address,
+            request.package,
+            bytes,
+            request.tick,
+            request.is_prefetch,
+        );
         counters.memory_read_bytes += bytes;
         CacheResponse {
             ready_tick: request.tick + latency_ticks + queued_ticks,
@@ -460,8 +554,13 @@ impl Caches {
     /// line.
     pub fn record_prefetches(&mut self, index: usize, line: u64, request: &CacheRequest) {
         if let Some(prefetcher) = &mut self.units[index].prefetcher {
-            let free_room_permille = || self.dram.free_room_permille(request.address, request.package, request.tick);
-            prefetcher.observe_demand(line, free_room_permille, |line| self.due_prefetches.push((index, line)));
+            let free_room_permille = || {
+                self.dram
+                    .free_room_permille(request.address, request.package, request.tick)
+            };
+            prefetcher.observe_demand(line, free_room_permille, |line| {
+                self.due_prefetches.push((index, line))
+            });
         }
     }
 
@@ -472,24 +571,40 @@ impl Caches {
         for &(unit_index, line) in &due_prefetches {
             let unit = &self.units[unit_index];
             let address = line << unit.line_shift;
-            let prefetch_request =
-                CacheRequest { address, is_store: false, is_write_through: false, is_prefetch: true, ..*request };
-            if unit.store.find(line).is_some() || !self.dram.has_free_room(address, request.package, request.tick) {
+            let prefetch_request = CacheRequest {
+                address,
+                is_store: false,
+                is_write_through: false,
+                is_prefetch: true,
+                ..*request
+            };
+            if unit.store.find(line).is_some()
+                || !self
+                    .dram
+                    .has_free_room(address, request.package, request.tick)
+            {
                 continue;
             }
             let response = self.fetch(unit.parent, unit_index, &prefetch_request, counters);
             let unit = &mut self.units[unit_index];
             unit.counters.prefetches += 1;
             self.first_level_prefetches += u32::from(unit.level == CacheLevel::L1Data);
-            let can_own_lines = unit.level != CacheLevel::L1Instruction && unit.write_policy == WritePolicy::Back;
+            let can_own_lines =
+                unit.level != CacheLevel::L1Instruction && unit.write_policy == WritePolicy::Back;
             let state = match () {
                 () if response.is_dirty => MODIFIED,
                 () if response.is_exclusive && can_own_lines => EXCLUSIVE,
                 () => SHARED,
             };
-            let sharers = if unit.inclusion == Inclusion::Inclusive { 0 } else { ALL_SHARERS };
-            let meta = LineMeta(LineMeta::new(state, sharers, request.task).0 | PENDING | PREFETCHED);
-            unit.pending_fills.add(line, response.ready_tick, response.origin, request.tick);
+            let sharers = if unit.inclusion == Inclusion::Inclusive {
+                0
+            } else {
+                ALL_SHARERS
+            };
+            let meta =
+                LineMeta(LineMeta::new(state, sharers, request.task).0 | PENDING | PREFETCHED);
+            unit.pending_fills
+                .add(line, response.ready_tick, response.origin, request.tick);
             self.fill(unit_index, meta, &prefetch_request, counters);
         }
         self.due_prefetches = due_prefetches;

@@ -5,7 +5,9 @@
 //! into the L1 raises an exception without writing the register, so that the last value is logged again. *Tagged*
 //! (PEBS, IBS) follows one access through the machine, and records source, latency and physical line.
 
-use cachemate_core::{AccessSample, CacheLevel, CoreModel, DataSource, PmuSpec, SamplerModel, TaskId};
+use cachemate_core::{
+    AccessSample, CacheLevel, CoreModel, DataSource, PmuSpec, SamplerModel, TaskId,
+};
 
 use super::cache_unit::{DataOrigin, ROOT};
 use super::caches::Caches;
@@ -29,7 +31,13 @@ impl SamplingUnit {
             CoreModel::OutOfOrder { issue_width, .. } => u64::from(issue_width),
         };
         let interrupt_ticks = counters.interrupt_cycles * ticks_per_cycle;
-        SamplingUnit { sampler: counters.sampler, interrupt_ticks, shadow_instr, hertz, ticks_per_cycle }
+        SamplingUnit {
+            sampler: counters.sampler,
+            interrupt_ticks,
+            shadow_instr,
+            hertz,
+            ticks_per_cycle,
+        }
     }
 
     fn to_nanoseconds(self, ticks: u64) -> u64 {
@@ -64,29 +72,47 @@ pub(crate) struct SampleEffect {
 impl Probes {
     /// Returns whether the probes must observe every single access and fetched line.
     pub(crate) fn must_observe_all(&self) -> bool {
-        let is_first_level = |level: CacheLevel| level == CacheLevel::L1Data || level == CacheLevel::L1Instruction;
-        self.watch.is_some() || self.activity.iter().any(|activity| is_first_level(activity.level))
+        let is_first_level =
+            |level: CacheLevel| level == CacheLevel::L1Data || level == CacheLevel::L1Instruction;
+        self.watch.is_some()
+            || self
+                .activity
+                .iter()
+                .any(|activity| is_first_level(activity.level))
     }
 
     /// Observes a data access, by virtual line.
-    pub(crate) fn observe_access(&mut self, line: u64, tick: u64, set: u64, set_count: u64, sampling: SamplingUnit) {
+    pub(crate) fn observe_access(
+        &mut self,
+        line: u64,
+        tick: u64,
+        set: u64,
+        set_count: u64,
+        sampling: SamplingUnit,
+    ) {
         if let Some(activity) = self.activity_at_mut(CacheLevel::L1Data) {
             activity.count_access(set, set_count, false);
         }
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.data_line_doublings, tick, |ticks| sampling.to_nanoseconds(ticks));
+            watch.touch(line >> watch.data_line_doublings, tick, |ticks| {
+                sampling.to_nanoseconds(ticks)
+            });
         }
     }
 
     /// Observes a fetched line of code, by virtual line.
     pub(crate) fn observe_code(&mut self, line: u64, tick: u64, sampling: SamplingUnit) {
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.code_line_doublings, tick, |ticks| sampling.to_nanoseconds(ticks));
+            watch.touch(line >> watch.code_line_doublings, tick, |ticks| {
+                sampling.to_nanoseconds(ticks)
+            });
         }
     }
 
     fn activity_at_mut(&mut self, level: CacheLevel) -> Option<&mut ActivityProbe> {
-        self.activity.iter_mut().find(|activity| activity.level == level)
+        self.activity
+            .iter_mut()
+            .find(|activity| activity.level == level)
     }
 
     /// Observes a line of code that the L1 had.
@@ -109,10 +135,15 @@ impl Probes {
         let mut cache_index = l1;
         while cache_index != ROOT && !self.activity.is_empty() {
             let unit = &caches.units[cache_index];
-            let (counts_before, counts_after) =
-                (&counts_before[unit.level as usize], &counts_after[unit.level as usize]);
+            let (counts_before, counts_after) = (
+                &counts_before[unit.level as usize],
+                &counts_after[unit.level as usize],
+            );
             let has_missed = counts_after.all_misses() > counts_before.all_misses();
-            let (set, set_count) = (unit.store.set_of(address >> unit.line_shift), unit.store.total_sets());
+            let (set, set_count) = (
+                unit.store.set_of(address >> unit.line_shift),
+                unit.store.total_sets(),
+            );
             if let Some(activity) = self.activity_at_mut(unit.level) {
                 if unit.level == CacheLevel::L1Data {
                     if has_missed {
@@ -126,8 +157,16 @@ impl Probes {
         }
     }
 
-    pub(crate) fn observe_miss(&mut self, miss: &ObservedMiss, task: TaskId, sampling: SamplingUnit) -> SampleEffect {
-        let mut effect = SampleEffect { ticks: 0, is_full: false };
+    pub(crate) fn observe_miss(
+        &mut self,
+        miss: &ObservedMiss,
+        task: TaskId,
+        sampling: SamplingUnit,
+    ) -> SampleEffect {
+        let mut effect = SampleEffect {
+            ticks: 0,
+            is_full: false,
+        };
         if miss.is_traced {
             self.trace_miss(miss, sampling, &mut effect);
         }
@@ -135,16 +174,26 @@ impl Probes {
         effect
     }
 
-    fn trace_miss(&mut self, miss: &ObservedMiss, sampling: SamplingUnit, effect: &mut SampleEffect) {
+    fn trace_miss(
+        &mut self,
+        miss: &ObservedMiss,
+        sampling: SamplingUnit,
+        effect: &mut SampleEffect,
+    ) {
         let Some(trace) = &mut self.trace else { return };
-        let has_room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.max_entries as usize;
+        let has_room =
+            |trace: &super::probe::TraceProbe| trace.lines.len() < trace.max_entries as usize;
         if !has_room(trace) {
             return;
         }
         let line = miss.physical_address >> miss.line_shift;
         let is_last_address = sampling.sampler == SamplerModel::LastAddress;
         let is_shadowed = trace.last_address.is_some()
-            && is_in_shadow(miss.instruction, trace.last_instruction, sampling.shadow_instr);
+            && is_in_shadow(
+                miss.instruction,
+                trace.last_instruction,
+                sampling.shadow_instr,
+            );
         if is_last_address && is_shadowed && !miss.is_dependent {
             trace.count_lost_entry();
         } else {
@@ -158,8 +207,13 @@ impl Probes {
 
     /// Observes a code fetch that missed the L1, by physical line of the data cache's size.
     pub(crate) fn observe_code_miss(&mut self, line: u64, sampling: SamplingUnit) -> SampleEffect {
-        let mut effect = SampleEffect { ticks: 0, is_full: false };
-        let Some(trace) = self.trace.as_mut().filter(|trace| trace.logs_code) else { return effect };
+        let mut effect = SampleEffect {
+            ticks: 0,
+            is_full: false,
+        };
+        let Some(trace) = self.trace.as_mut().filter(|trace| trace.logs_code) else {
+            return effect;
+        };
         if trace.lines.len() < trace.max_entries as usize {
             trace.code_positions.push(trace.lines.len() as u32);
             trace.log_entry(line);
@@ -170,17 +224,37 @@ impl Probes {
     }
 
     /// Observes prefetches into the L1 that a first hit on a prefetched line caused: a stream continues without a miss.
-    pub(crate) fn observe_prefetches(&mut self, prefetch_count: u32, sampling: SamplingUnit) -> SampleEffect {
-        let mut effect = SampleEffect { ticks: 0, is_full: false };
+    pub(crate) fn observe_prefetches(
+        &mut self,
+        prefetch_count: u32,
+        sampling: SamplingUnit,
+    ) -> SampleEffect {
+        let mut effect = SampleEffect {
+            ticks: 0,
+            is_full: false,
+        };
         self.trace_prefetches(prefetch_count, sampling, &mut effect);
         effect
     }
 
     /// Records prefetches. Each counts as a miss and raises an exception, with the register unchanged (RM 5.3.1: up to
     /// 96 % of a log).
-    fn trace_prefetches(&mut self, prefetch_count: u32, sampling: SamplingUnit, effect: &mut SampleEffect) {
-        let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == SamplerModel::LastAddress) else { return };
-        let Some(register) = trace.last_address else { return };
+    fn trace_prefetches(
+        &mut self,
+        prefetch_count: u32,
+        sampling: SamplingUnit,
+        effect: &mut SampleEffect,
+    ) {
+        let Some(trace) = self
+            .trace
+            .as_mut()
+            .filter(|_| sampling.sampler == SamplerModel::LastAddress)
+        else {
+            return;
+        };
+        let Some(register) = trace.last_address else {
+            return;
+        };
         for _ in 0..prefetch_count {
             if trace.lines.len() < trace.max_entries as usize {
                 trace.log_entry(register);
@@ -191,8 +265,16 @@ impl Probes {
         }
     }
 
-    fn sample_miss(&mut self, miss: &ObservedMiss, task: TaskId, sampling: SamplingUnit, effect: &mut SampleEffect) {
-        let Some(probe) = &mut self.samples else { return };
+    fn sample_miss(
+        &mut self,
+        miss: &ObservedMiss,
+        task: TaskId,
+        sampling: SamplingUnit,
+        effect: &mut SampleEffect,
+    ) {
+        let Some(probe) = &mut self.samples else {
+            return;
+        };
         let virtual_line = miss.virtual_address >> miss.line_shift;
         let is_last_address = sampling.sampler == SamplerModel::LastAddress;
         // The register continues to be written until the exception is taken.
@@ -207,7 +289,10 @@ impl Probes {
         }
         probe.event_count += 1;
         if probe.countdown == 0 {
-            probe.countdown = draw_jitter(probe.sample_period, u64::from(task.0) << 32 ^ probe.event_count);
+            probe.countdown = draw_jitter(
+                probe.sample_period,
+                u64::from(task.0) << 32 ^ probe.event_count,
+            );
         }
         probe.countdown -= 1;
         if probe.countdown > 0 {
@@ -220,12 +305,17 @@ impl Probes {
         };
         // The register holds only an address; the overflowing counter determines the kind of access.
         let is_reported = !is_last_address || probe.counts_remote_only;
-        let latency = (miss.latency_ticks / sampling.ticks_per_cycle).min(u64::from(u32::MAX)) as u32;
+        let latency =
+            (miss.latency_ticks / sampling.ticks_per_cycle).min(u64::from(u32::MAX)) as u32;
         probe.samples.push(AccessSample {
             task,
             virtual_line,
             physical_line: (!is_last_address).then(|| miss.physical_address >> miss.line_shift),
-            source: if is_reported { source } else { DataSource::Unknown },
+            source: if is_reported {
+                source
+            } else {
+                DataSource::Unknown
+            },
             latency_cycles: (!is_last_address).then_some(latency),
             at_ns: sampling.to_nanoseconds(miss.tick),
         });
@@ -238,7 +328,9 @@ impl Probes {
     pub(crate) fn advance_overflows(&mut self, counters: &TaskCounters) -> bool {
         let mut has_overflowed = false;
         for overflow in &mut self.overflows {
-            has_overflowed |= counters.event_count(overflow.event).is_some_and(|count| overflow.advance_past(count));
+            has_overflowed |= counters
+                .event_count(overflow.event)
+                .is_some_and(|count| overflow.advance_past(count));
         }
         has_overflowed
     }
@@ -280,7 +372,9 @@ impl Overflow {
 /// Returns whether the instruction is at most `max_distance` behind the earlier one. Numbers belong to a context: a smaller
 /// number is from another context, on which the thread ran after the earlier instruction.
 fn is_in_shadow(instruction: u64, earlier_instruction: u64, max_distance: u64) -> bool {
-    instruction.checked_sub(earlier_instruction).is_some_and(|distance| distance <= max_distance)
+    instruction
+        .checked_sub(earlier_instruction)
+        .is_some_and(|distance| distance <= max_distance)
 }
 
 #[cfg(test)]

@@ -7,26 +7,41 @@
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
-    use core::arch::x86_64::{_mm_castsi128_ps, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_ps, _mm_set1_epi32};
+    use core::arch::x86_64::{
+        _mm_castsi128_ps, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_ps, _mm_set1_epi32,
+    };
     // SAFETY: every x86-64 has SSE2, and the unaligned load reads the sixteen bytes of `words`.
     unsafe {
         let words = _mm_loadu_si128(words.as_ptr().cast());
-        _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(words, _mm_set1_epi32(tag as i32)))) as u32
+        _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(
+            words,
+            _mm_set1_epi32(tag as i32),
+        ))) as u32
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
-    words.iter().zip(0..).fold(0, |bits, (&word, way)| bits | u32::from(word == tag) << way)
+    words
+        .iter()
+        .zip(0..)
+        .fold(0, |bits, (&word, way)| bits | u32::from(word == tag) << way)
 }
 
 /// Returns a bit for each word that equals `tag`. There is no loop if the number of words is known.
 #[inline(always)]
 pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
     let (quads, remainder) = words.as_chunks::<4>();
-    let mask = quads.iter().zip(0..).fold(0, |bits, (four, nth)| bits | equal_4(four, tag) << (4 * nth));
-    remainder.iter().zip(4 * quads.len()..).fold(mask, |bits, (&word, way)| bits | u32::from(word == tag) << way)
+    let mask = quads.iter().zip(0..).fold(0, |bits, (four, nth)| {
+        bits | equal_4(four, tag) << (4 * nth)
+    });
+    remainder
+        .iter()
+        .zip(4 * quads.len()..)
+        .fold(mask, |bits, (&word, way)| {
+            bits | u32::from(word == tag) << way
+        })
 }
 
 /// Returns the index of the first word that equals `tag`, without a branch per way.
@@ -36,12 +51,16 @@ pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
     let equal_ways = match quads {
         [a, b] => Some(equal_4(a, tag) | equal_4(b, tag) << 4),
         [a, b, c] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8),
-        [a, b, c, d] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8 | equal_4(d, tag) << 12),
+        [a, b, c, d] => Some(
+            equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8 | equal_4(d, tag) << 12,
+        ),
         _ => None,
     };
     if let Some(equal_ways) = equal_ways {
         let remaining_words = remainder.iter().zip(4 * quads.len()..);
-        let equal_ways = remaining_words.fold(equal_ways, |ways, (&word, way)| ways | u32::from(word == tag) << way);
+        let equal_ways = remaining_words.fold(equal_ways, |ways, (&word, way)| {
+            ways | u32::from(word == tag) << way
+        });
         return (equal_ways != 0).then(|| equal_ways.trailing_zeros() as usize);
     }
     for (nth, four) in quads.iter().enumerate() {
@@ -50,7 +69,10 @@ pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
             return Some(4 * nth + equal_ways.trailing_zeros() as usize);
         }
     }
-    remainder.iter().position(|&word| word == tag).map(|way| 4 * quads.len() + way)
+    remainder
+        .iter()
+        .position(|&word| word == tag)
+        .map(|way| 4 * quads.len() + way)
 }
 
 /// Returns the index of the first of the smallest words. A minimum of unsigned words takes one instruction from SSE4.1
@@ -60,9 +82,15 @@ fn index_of_min(ages: &[u32]) -> usize {
     let (quads, remainder) = ages.as_chunks::<4>();
     let mut lanes = [u32::MAX; 4];
     for four in quads {
-        lanes.iter_mut().zip(four).for_each(|(lane, &age)| *lane = age.min(*lane));
+        lanes
+            .iter_mut()
+            .zip(four)
+            .for_each(|(lane, &age)| *lane = age.min(*lane));
     }
-    let minimum = lanes.iter().chain(remainder).fold(u32::MAX, |least, &age| age.min(least));
+    let minimum = lanes
+        .iter()
+        .chain(remainder)
+        .fold(u32::MAX, |least, &age| age.min(least));
     find_tag(ages, minimum).unwrap_or(0)
 }
 
@@ -71,7 +99,9 @@ fn index_of_min(ages: &[u32]) -> usize {
 #[target_feature(enable = "avx2,bmi1")]
 fn index_of_min_avx2(ages: &[u32]) -> usize {
     match (ages.first_chunk(), ages.last_chunk()) {
-        (Some(first), Some(last)) if ages.len() <= 16 => index_of_min_in_two(first, last, ages.len() - 8),
+        (Some(first), Some(last)) if ages.len() <= 16 => {
+            index_of_min_in_two(first, last, ages.len() - 8)
+        }
         _ => index_of_min(ages),
     }
 }
@@ -81,17 +111,29 @@ fn index_of_min_avx2(ages: &[u32]) -> usize {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 #[inline]
-fn index_of_min_in_two(first_ages: &[u32; 8], second_ages: &[u32; 8], second_offset: usize) -> usize {
+fn index_of_min_in_two(
+    first_ages: &[u32; 8],
+    second_ages: &[u32; 8],
+    second_offset: usize,
+) -> usize {
     use core::arch::x86_64::*;
     // SAFETY: the unaligned loads read the 32 bytes of each array.
-    let (first, second) =
-        unsafe { (_mm256_loadu_si256(first_ages.as_ptr().cast()), _mm256_loadu_si256(second_ages.as_ptr().cast())) };
+    let (first, second) = unsafe {
+        (
+            _mm256_loadu_si256(first_ages.as_ptr().cast()),
+            _mm256_loadu_si256(second_ages.as_ptr().cast()),
+        )
+    };
     let minima = _mm256_min_epu32(first, second);
-    let halves = _mm_min_epu32(_mm256_castsi256_si128(minima), _mm256_extracti128_si256::<1>(minima));
+    let halves = _mm_min_epu32(
+        _mm256_castsi256_si128(minima),
+        _mm256_extracti128_si256::<1>(minima),
+    );
     let pairs = _mm_min_epu32(halves, _mm_shuffle_epi32::<0b01_00_11_10>(halves));
     let minimum = _mm_min_epu32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs));
     let minimum = _mm256_broadcastd_epi32(minimum);
-    let equality_mask = |eight| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(eight, minimum))) as u32;
+    let equality_mask =
+        |eight| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(eight, minimum))) as u32;
     (equality_mask(first) | equality_mask(second) << second_offset).trailing_zeros() as usize
 }
 
@@ -143,7 +185,11 @@ mod tests {
                 let ages: Vec<u32> = (0..ways).map(|_| dice.draw_below(range) as u32).collect();
                 let expected_way = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
                 assert_eq!(index_of_min(&ages), expected_way, "{ages:?}");
-                assert_eq!(MinAgeScan::for_ways(ages.len()).oldest_way(&ages), expected_way, "{ages:?}");
+                assert_eq!(
+                    MinAgeScan::for_ways(ages.len()).oldest_way(&ages),
+                    expected_way,
+                    "{ages:?}"
+                );
                 let first = ages.iter().position(|&age| age == ages[expected_way]);
                 assert_eq!(find_tag(&ages, ages[expected_way]), first);
                 assert_eq!(find_tag(&ages, ages[expected_way].wrapping_sub(1)), None);

@@ -25,8 +25,14 @@ pub(crate) struct BandwidthServer {
 
 impl BandwidthServer {
     pub fn new(bytes_per_cycle: f64, ticks_per_cycle: u64) -> Self {
-        let ticks_per_byte = ticks_per_cycle as f64 / bytes_per_cycle * f64::from(1u32 << FRACTION_BITS);
-        BandwidthServer { free_at: 0, backlog: 0, settled_until: 0, ticks_per_byte: (ticks_per_byte + 0.5) as u64 }
+        let ticks_per_byte =
+            ticks_per_cycle as f64 / bytes_per_cycle * f64::from(1u32 << FRACTION_BITS);
+        BandwidthServer {
+            free_at: 0,
+            backlog: 0,
+            settled_until: 0,
+            ticks_per_byte: (ticks_per_byte + 0.5) as u64,
+        }
     }
 
     /// Passes `bytes` that arrive at `tick`. Returns the ticks that they wait for service.
@@ -52,8 +58,13 @@ impl BandwidthServer {
         self.advance_to(arrival);
         let is_idle = self.free_at <= arrival;
         // The request in service, and the ones that can no longer be delayed.
-        let in_service_work = if is_idle && work > 0 { self.backlog % work } else { 0 };
-        let preceding_work = in_service_work.max(self.backlog.saturating_sub(MAX_DELAYED_REQUESTS * work));
+        let in_service_work = if is_idle && work > 0 {
+            self.backlog % work
+        } else {
+            0
+        };
+        let preceding_work =
+            in_service_work.max(self.backlog.saturating_sub(MAX_DELAYED_REQUESTS * work));
         self.backlog -= preceding_work;
         let service_start = self.free_at.max(arrival) + preceding_work;
         self.free_at = service_start + work;
@@ -72,14 +83,19 @@ impl BandwidthServer {
 
     /// Keeps the server busy for `ticks` without passing anything: with work of the second class, or else of the first.
     pub fn pause(&mut self, ticks: u64, is_second_class: bool) {
-        *(if is_second_class { &mut self.backlog } else { &mut self.free_at }) += ticks << FRACTION_BITS;
+        *(if is_second_class {
+            &mut self.backlog
+        } else {
+            &mut self.free_at
+        }) += ticks << FRACTION_BITS;
     }
 
     /// Returns the ticks that a request at `tick` would wait after all others.
     pub fn backlog_ticks(&self, tick: u64) -> u64 {
         let arrival = tick << FRACTION_BITS;
         let idle_time = arrival.saturating_sub(self.free_at.max(self.settled_until));
-        (self.free_at.saturating_sub(arrival) + self.backlog.saturating_sub(idle_time)) >> FRACTION_BITS
+        (self.free_at.saturating_sub(arrival) + self.backlog.saturating_sub(idle_time))
+            >> FRACTION_BITS
     }
 
     /// Returns the ticks for which `bytes` keep the server busy (rounded).
@@ -97,12 +113,26 @@ mod tests {
     fn the_second_class_fills_the_gaps_of_the_first() {
         // One byte per tick, requests of ten bytes.
         let mut server = BandwidthServer::new(1.0, 1);
-        assert_eq!((server.transfer_background(0, 10), server.transfer_background(0, 10)), (0, 10));
+        assert_eq!(
+            (
+                server.transfer_background(0, 10),
+                server.transfer_background(0, 10)
+            ),
+            (0, 10)
+        );
         // The request waits for the one in service, and overtakes the other.
         assert_eq!(server.transfer_priority(4, 10), 6);
         assert_eq!(server.backlog_ticks(4), 26);
-        assert_eq!(server.transfer_priority(5, 10), 15, "behind the first class only");
-        assert_eq!(server.backlog_ticks(30), 10, "all that is left when the first class is done");
+        assert_eq!(
+            server.transfer_priority(5, 10),
+            15,
+            "behind the first class only"
+        );
+        assert_eq!(
+            server.backlog_ticks(30),
+            10,
+            "all that is left when the first class is done"
+        );
         assert_eq!(server.transfer_background(35, 10), 5);
         assert_eq!(server.backlog_ticks(60), 0);
     }
@@ -114,7 +144,11 @@ mod tests {
         for _ in 0..MAX_DELAYED_REQUESTS + 5 {
             server.transfer_background(0, 10);
         }
-        assert_eq!(server.transfer_priority(0, 10), 50, "five too many go first");
+        assert_eq!(
+            server.transfer_priority(0, 10),
+            50,
+            "five too many go first"
+        );
         assert_eq!(server.transfer_priority(1, 10), 59);
     }
 
@@ -139,11 +173,21 @@ mod tests {
         }
         let remaining_work = (loads[0] + loads[1]) * service as f64 / 2.0;
         let first = remaining_work / (1.0 - loads[0]);
-        assert!((waits[0] / counts[0] / first - 1.0).abs() < 0.05, "{} for {first}", waits[0] / counts[0]);
+        assert!(
+            (waits[0] / counts[0] / first - 1.0).abs() < 0.05,
+            "{} for {first}",
+            waits[0] / counts[0]
+        );
         // The second class's own figure excludes requests that overtake later, so it lies between the figure without
         // overtaking and Cobham's.
         let second = waits[1] / counts[1];
-        let (least, most) = (remaining_work / (1.0 - loads[0] - loads[1]), first / (1.0 - loads[0] - loads[1]));
-        assert!(second > 0.8 * least && second < most, "{second}, {least} to {most}");
+        let (least, most) = (
+            remaining_work / (1.0 - loads[0] - loads[1]),
+            first / (1.0 - loads[0] - loads[1]),
+        );
+        assert!(
+            second > 0.8 * least && second < most,
+            "{second}, {least} to {most}"
+        );
     }
 }

@@ -32,24 +32,37 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context_index = burst.run.context_index;
         self.contexts[context_index].ready_at = burst.tick;
-        let physical_address = burst.frame_address | access.address() & ((1 << environment.page_shift) - 1);
-        let is_joined = self.can_join_miss(context_index, physical_address, burst.tick, environment.caches);
+        let physical_address =
+            burst.frame_address | access.address() & ((1 << environment.page_shift) - 1);
+        let is_joined = self.can_join_miss(
+            context_index,
+            physical_address,
+            burst.tick,
+            environment.caches,
+        );
         if !is_joined
             && self.contexts[context_index].mshrs_in_use >= burst.max_outstanding
             && let Some(first_return) = self.find_blocking_miss(context_index, burst.tick)
         {
-            if burst.wait_in_place(burst.tick, first_return.returns_at, first_return.stall_source, thread) {
+            if burst.wait_in_place(
+                burst.tick,
+                first_return.returns_at,
+                first_return.stall_source,
+                thread,
+            ) {
                 burst.tick = first_return.returns_at;
                 return None;
             }
             let context = &mut self.contexts[context_index];
-            (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.stall_source));
+            (context.ready_at, context.stall_source) =
+                (first_return.returns_at, Some(first_return.stall_source));
             return Some(BurstOutcome::Blocked);
         }
         burst.max_outstanding = self.max_outstanding(context_index);
         let hit_tick = burst.tick + environment.caches.units[self.l1d].latency_ticks;
         let prior_counts = burst.has_probes.then_some(thread.counters.levels);
-        let slow_access = self.access_caches(access, burst.frame_address, burst, thread, environment);
+        let slow_access =
+            self.access_caches(access, burst.frame_address, burst, thread, environment);
         let context = &mut self.contexts[context_index];
         burst.issue_access(thread, context);
         let wait = StallSource {
@@ -66,7 +79,15 @@ impl CoreFrontEnd {
             is_posted,
             self.is_in_order,
         );
-        self.report_access(access, &slow_access, &prior_counts, is_blocked, burst, thread, environment)
+        self.report_access(
+            access,
+            &slow_access,
+            &prior_counts,
+            is_blocked,
+            burst,
+            thread,
+            environment,
+        )
     }
 
     /// Returns whether an outstanding miss of the context brings this line. Accesses to it wait in the register of that
@@ -81,7 +102,11 @@ impl CoreFrontEnd {
     ) -> bool {
         let unit = &caches.units[self.l1d];
         let line = physical_address >> unit.line_shift;
-        let Some((arrival, _)) = unit.pending_fills.pending_fill(line).filter(|_| !self.is_in_order) else {
+        let Some((arrival, _)) = unit
+            .pending_fills
+            .pending_fill(line)
+            .filter(|_| !self.is_in_order)
+        else {
             return false;
         };
         arrival > tick + unit.latency_ticks
@@ -117,8 +142,12 @@ impl CoreFrontEnd {
             );
         }
         let tag_index = unit.store.find(request.address >> unit.line_shift);
-        let response =
-            environment.caches.access_first_level::<AnyCore>(self.l1d, tag_index, &request, &mut thread.counters);
+        let response = environment.caches.access_first_level::<AnyCore>(
+            self.l1d,
+            tag_index,
+            &request,
+            &mut thread.counters,
+        );
         SlowAccess { request, response }
     }
 
@@ -191,9 +220,13 @@ impl CoreFrontEnd {
             l1_prefetches: prefetch_count,
         };
         let effect = if has_missed {
-            thread.probes.observe_miss(&miss, thread.task, environment.sampling)
+            thread
+                .probes
+                .observe_miss(&miss, thread.task, environment.sampling)
         } else {
-            thread.probes.observe_prefetches(prefetch_count, environment.sampling)
+            thread
+                .probes
+                .observe_prefetches(prefetch_count, environment.sampling)
         };
         thread.probes.cost_ticks += effect.ticks;
         burst.unattributed.interrupts += effect.ticks;

@@ -101,12 +101,20 @@ pub(crate) struct TagLayout {
 
 impl TagLayout {
     fn new(spec: &CacheSpec, set_bits: Option<SetBits>) -> Self {
-        let (sets, slices, ways) = (spec.sets_per_slice(), u64::from(spec.slices), spec.ways as usize);
+        let (sets, slices, ways) = (
+            spec.sets_per_slice(),
+            u64::from(spec.slices),
+            spec.ways as usize,
+        );
         let mask = if sets.is_power_of_two() { sets - 1 } else { 0 };
         let page_mask = set_bits.map_or(mask, |bits| (1 << bits.line_bits_within_page) - 1);
         TagLayout {
             ways,
-            words_per_set: if spec.replacement == ReplacementPolicy::Random { 2 * ways } else { 3 * ways },
+            words_per_set: if spec.replacement == ReplacementPolicy::Random {
+                2 * ways
+            } else {
+                3 * ways
+            },
             first_word: 0,
             tag_shift: TagStore::tag_shift(spec, set_bits),
             low_mask: page_mask,
@@ -135,7 +143,11 @@ impl TagLayout {
     }
 
     fn set_by_division_and_hash(&self, line: u64) -> u64 {
-        let set = if self.sets.is_power_of_two() { line & (self.sets - 1) } else { line % self.sets };
+        let set = if self.sets.is_power_of_two() {
+            line & (self.sets - 1)
+        } else {
+            line % self.sets
+        };
         let hash = (line / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         ((hash * self.slices) >> 32) * self.sets + set
     }
@@ -162,7 +174,8 @@ impl TagLayout {
     #[inline(always)]
     fn find(&self, words: &[u32], line: u64) -> Option<usize> {
         let base = self.set_start(line);
-        self.find_way(words, base, self.tag_of(line)).map(|way| base + way)
+        self.find_way(words, base, self.tag_of(line))
+            .map(|way| base + way)
     }
 
     /// Points the tree away from a way. Tree bits are stored in place of the ages: node 1 is the root, the children of
@@ -193,9 +206,15 @@ impl TagStore {
         let layout = TagLayout::new(spec, set_bits);
         let set_count = (layout.sets * layout.slices) as usize;
         let words = vec![0; set_count * layout.words_per_set + HOST_LINE_WORDS];
-        let first_word = words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS);
+        let first_word = words
+            .as_ptr()
+            .align_offset(4 * HOST_LINE_WORDS)
+            .min(HOST_LINE_WORDS);
         TagStore {
-            layout: TagLayout { first_word, ..layout },
+            layout: TagLayout {
+                first_word,
+                ..layout
+            },
             replacement: spec.replacement,
             words,
             min_age_scan: MinAgeScan::for_ways(layout.ways),
@@ -210,7 +229,11 @@ impl TagStore {
             return bits.line_bits_within_page;
         }
         let sets = spec.sets_per_slice();
-        if sets.is_power_of_two() { sets.trailing_zeros() } else { 0 }
+        if sets.is_power_of_two() {
+            sets.trailing_zeros()
+        } else {
+            0
+        }
     }
 
     /// Handles an access that affects only this cache: its state, and its place in the order of use. For any other
@@ -251,14 +274,24 @@ impl TagStore {
     }
 
     #[inline(never)]
-    fn record_general_hit(&mut self, line: u64, is_store: bool, writes_through: bool) -> Result<(), Option<usize>> {
+    fn record_general_hit(
+        &mut self,
+        line: u64,
+        is_store: bool,
+        writes_through: bool,
+    ) -> Result<(), Option<usize>> {
         let tag_index = self.find(line);
-        let Some(hit_tag_index) =
-            tag_index.filter(|&index| !self.line_meta(index).needs_slow_path(is_store, writes_through))
-        else {
+        let Some(hit_tag_index) = tag_index.filter(|&index| {
+            !self
+                .line_meta(index)
+                .needs_slow_path(is_store, writes_through)
+        }) else {
             return Err(tag_index);
         };
-        self.set_meta(hit_tag_index, self.line_meta(hit_tag_index).after_hit(is_store));
+        self.set_meta(
+            hit_tag_index,
+            self.line_meta(hit_tag_index).after_hit(is_store),
+        );
         self.touch(line, hit_tag_index);
         Ok(())
     }
@@ -266,7 +299,8 @@ impl TagStore {
     /// Returns the line with this tag in the set of another line, which may also be given by its set.
     #[inline(always)]
     fn line_of(&self, tag: u32, set_line: u64) -> u64 {
-        (u64::from(tag) - 1) << self.layout.tag_shift | set_line & ((1 << self.layout.tag_shift) - 1)
+        (u64::from(tag) - 1) << self.layout.tag_shift
+            | set_line & ((1 << self.layout.tag_shift) - 1)
     }
 
     /// Returns the number of sets in all slices.
@@ -314,7 +348,10 @@ impl TagStore {
                 self.clock += 1;
                 self.words[tag_index + 2 * self.layout.ways] = self.clock;
             }
-            ReplacementPolicy::TreePlru => self.layout.record_tree_use(&mut self.words, line, tag_index),
+            ReplacementPolicy::TreePlru => {
+                self.layout
+                    .record_tree_use(&mut self.words, line, tag_index)
+            }
             ReplacementPolicy::Random => {}
         }
     }
@@ -322,12 +359,18 @@ impl TagStore {
     /// Gives the lines of every set the ages 1, 2, ... in their present order, so that the clock can start again.
     #[cold]
     fn renumber_ages(&mut self) {
-        for set in self.words[self.layout.first_word..].chunks_exact_mut(self.layout.words_per_set) {
+        for set in self.words[self.layout.first_word..].chunks_exact_mut(self.layout.words_per_set)
+        {
             let (tags, metas_and_ages) = set.split_at_mut(self.layout.ways);
             let ages = &mut metas_and_ages[self.layout.ways..];
-            let mut ways_by_age: Vec<usize> = (0..self.layout.ways).filter(|&way| tags[way] != 0).collect();
+            let mut ways_by_age: Vec<usize> = (0..self.layout.ways)
+                .filter(|&way| tags[way] != 0)
+                .collect();
             ways_by_age.sort_by_key(|&way| ages[way]);
-            ways_by_age.iter().zip(1..).for_each(|(&way, age)| ages[way] = age);
+            ways_by_age
+                .iter()
+                .zip(1..)
+                .for_each(|(&way, age)| ages[way] = age);
         }
         self.clock = self.layout.ways as u32 + 1;
     }
@@ -342,7 +385,11 @@ impl TagStore {
         let mut node = 1;
         while node < self.layout.ways {
             let child = 2 * node + self.words[base + 2 * self.layout.ways + node] as usize;
-            node = if has_allowed_leaf(child, child) { child } else { child ^ 1 };
+            node = if has_allowed_leaf(child, child) {
+                child
+            } else {
+                child ^ 1
+            };
         }
         node - self.layout.ways
     }
@@ -350,7 +397,8 @@ impl TagStore {
     /// Returns the way with the smallest age under LRU. An absent line has age 0, so its way comes first.
     #[inline(always)]
     fn oldest_way(&self, base: usize) -> usize {
-        self.min_age_scan.oldest_way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
+        self.min_age_scan
+            .oldest_way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
     }
 
     /// Returns the way to fill: an empty allowed one, otherwise by policy. `mask` of `None` allows all ways.
@@ -381,7 +429,11 @@ impl TagStore {
         }
         if core_kind::is_random(shape) {
             let empty_ways = equal_mask(&self.words[base..base + ways], 0);
-            return if empty_ways != 0 { empty_ways.trailing_zeros() as usize } else { self.draw_way(ways as u64) };
+            return if empty_ways != 0 {
+                empty_ways.trailing_zeros() as usize
+            } else {
+                self.draw_way(ways as u64)
+            };
         }
         self.oldest_way(base)
     }
@@ -395,13 +447,20 @@ impl TagStore {
                 .min_by_key(|way| words[2 * self.layout.ways + way])
                 .unwrap_or(0);
         }
-        if let Some(empty_way) = (0..self.layout.ways).filter(is_allowed).find(|&way| words[way] == 0) {
+        if let Some(empty_way) = (0..self.layout.ways)
+            .filter(is_allowed)
+            .find(|&way| words[way] == 0)
+        {
             return empty_way;
         }
         match self.replacement {
             ReplacementPolicy::Random => {
-                let allowed_index = self.draw_way((0..self.layout.ways).filter(is_allowed).count() as u64);
-                (0..self.layout.ways).filter(is_allowed).nth(allowed_index).unwrap_or(0)
+                let allowed_index =
+                    self.draw_way((0..self.layout.ways).filter(is_allowed).count() as u64);
+                (0..self.layout.ways)
+                    .filter(is_allowed)
+                    .nth(allowed_index)
+                    .unwrap_or(0)
             }
             _ => self.choose_tree_victim(base, |way| is_allowed(&way)),
         }
@@ -414,7 +473,13 @@ impl TagStore {
 
     /// Inserts an absent line as the most recent one, and returns the evicted line.
     #[inline(always)]
-    pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>, shape: usize) -> Option<EvictedLine> {
+    pub fn insert(
+        &mut self,
+        line: u64,
+        meta: LineMeta,
+        mask: Option<u64>,
+        shape: usize,
+    ) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
         let way = if shape == core_kind::ANY_SHAPE {
             self.choose_victim(base, mask)
@@ -423,8 +488,10 @@ impl TagStore {
         };
         let tag_index = base + way;
         let old_tag = self.words[tag_index];
-        let evicted =
-            (old_tag != 0).then(|| EvictedLine { line: self.line_of(old_tag, line), meta: self.line_meta(tag_index) });
+        let evicted = (old_tag != 0).then(|| EvictedLine {
+            line: self.line_of(old_tag, line),
+            meta: self.line_meta(tag_index),
+        });
         self.words[tag_index] = self.layout.tag_of(line);
         self.set_meta(tag_index, meta);
         if !core_kind::is_random(shape) {
@@ -443,7 +510,10 @@ impl TagStore {
         let base = self.layout.set_start(line);
         let tag_index = base + self.oldest_way(base);
         let tag = self.words[tag_index];
-        (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.line_meta(tag_index) })
+        (tag != 0).then(|| EvictedLine {
+            line: self.line_of(tag, line),
+            meta: self.line_meta(tag_index),
+        })
     }
 
     /// Removes the line at `tag_index`.
@@ -459,12 +529,17 @@ impl TagStore {
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, LineMeta)> + '_ {
         let set_count = self.total_sets() as usize;
-        let sets =
-            self.words[self.layout.first_word..].chunks_exact(self.layout.words_per_set).take(set_count).enumerate();
+        let sets = self.words[self.layout.first_word..]
+            .chunks_exact(self.layout.words_per_set)
+            .take(set_count)
+            .enumerate();
         sets.flat_map(move |(index, set)| {
             let present_ways = (0..self.layout.ways).filter(move |&way| set[way] != 0);
             present_ways.map(move |way| {
-                (self.line_of(set[way], index as u64 % self.layout.sets), LineMeta(set[way + self.layout.ways]))
+                (
+                    self.line_of(set[way], index as u64 % self.layout.sets),
+                    LineMeta(set[way + self.layout.ways]),
+                )
             })
         })
     }

@@ -70,8 +70,11 @@ impl HwThread {
     /// Transfers control to `target`. Within the line that is being fetched, no new fetch is needed (a loop buffer).
     pub(crate) fn jump_to(&mut self, target: u64, line_bytes: u64) {
         let line_start = target & !(line_bytes - 1);
-        if self.instructions_until_fetch != u64::MAX && line_start + line_bytes == self.next_code_address {
-            self.instructions_until_fetch = (self.next_code_address - target).div_ceil(INSTRUCTION_BYTES);
+        if self.instructions_until_fetch != u64::MAX
+            && line_start + line_bytes == self.next_code_address
+        {
+            self.instructions_until_fetch =
+                (self.next_code_address - target).div_ceil(INSTRUCTION_BYTES);
         } else {
             (self.next_code_address, self.instructions_until_fetch) = (target, 0);
         }
@@ -80,13 +83,15 @@ impl HwThread {
     /// Advances past the line at `next_code_address`, which is present now.
     pub(crate) fn advance_past_fetched_line(&mut self, line_bytes: u64) {
         let line_end = (self.next_code_address & !(line_bytes - 1)) + line_bytes;
-        self.instructions_until_fetch = (line_end - self.next_code_address).div_ceil(INSTRUCTION_BYTES);
+        self.instructions_until_fetch =
+            (line_end - self.next_code_address).div_ceil(INSTRUCTION_BYTES);
         self.next_code_address = line_end;
     }
 
     /// Reports the line that was fetched last to the probes that watch locations.
     pub(crate) fn report_code_line(&mut self, line_shift: u32, tick: u64, sampling: SamplingUnit) {
-        self.probes.observe_code((self.next_code_address - 1) >> line_shift, tick, sampling);
+        self.probes
+            .observe_code((self.next_code_address - 1) >> line_shift, tick, sampling);
     }
 
     /// Returns the task's number in the caches' records. Tasks from 65 533 on share one number.
@@ -111,7 +116,9 @@ const TLB_ENTRIES: usize = 1024;
 
 impl Default for TranslationTable {
     fn default() -> Self {
-        TranslationTable { entries: Box::new([0; TLB_ENTRIES]) }
+        TranslationTable {
+            entries: Box::new([0; TLB_ENTRIES]),
+        }
     }
 }
 
@@ -130,7 +137,10 @@ impl TranslationTable {
     #[inline(always)]
     pub(crate) fn probe_entry(&self, page: u64) -> (bool, u64) {
         let entry = self.entries[page as usize % TLB_ENTRIES];
-        (entry >> 32 == Self::page_tag(page), entry & u64::from(u32::MAX))
+        (
+            entry >> 32 == Self::page_tag(page),
+            entry & u64::from(u32::MAX),
+        )
     }
     pub(crate) fn insert(&mut self, page: u64, frame: u64) {
         self.entries[page as usize % TLB_ENTRIES] = Self::page_tag(page) << 32 | frame;

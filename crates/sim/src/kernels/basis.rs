@@ -70,7 +70,11 @@ pub(super) struct Pivot {
 impl Pivot {
     /// Returns the two ends of the entering arc: first the one within the subtree to be cut off.
     pub fn entering_arc_ends(&self) -> (u32, u32) {
-        if self.is_cut_on_from_path { (self.from_node, self.to_node) } else { (self.to_node, self.from_node) }
+        if self.is_cut_on_from_path {
+            (self.from_node, self.to_node)
+        } else {
+            (self.to_node, self.from_node)
+        }
     }
 }
 
@@ -117,7 +121,14 @@ impl Basis {
         };
         let nodes = vec![unlinked_node; 2 * trips as usize + 2];
         let arcs_at_upper_bound = vec![0; arcs.div_ceil(64) as usize];
-        let mut basis = Basis { nodes, trips, arcs, salt, costs_salt: salt, arcs_at_upper_bound };
+        let mut basis = Basis {
+            nodes,
+            trips,
+            arcs,
+            salt,
+            costs_salt: salt,
+            arcs_at_upper_bound,
+        };
         basis.nodes[1].points_up = true;
         basis.link(1, 0);
         for trip in 0..trips {
@@ -179,7 +190,10 @@ impl Basis {
     #[inline]
     pub fn arc_ends_and_cost(&self, arc: u64) -> (u32, u32, i64) {
         let trips = self.trips;
-        let (start, end) = (|trip: u64| (2 + trip) as u32, |trip: u64| (2 + trips + trip) as u32);
+        let (start, end) = (
+            |trip: u64| (2 + trip) as u32,
+            |trip: u64| (2 + trips + trip) as u32,
+        );
         if arc < TRIP_ARCS * trips {
             let trip = arc / TRIP_ARCS;
             return match arc % TRIP_ARCS {
@@ -191,7 +205,11 @@ impl Basis {
         let hash = hash_value(arc ^ self.salt);
         let index = arc - TRIP_ARCS * trips;
         let is_given = index < GIVEN_ARCS * trips;
-        let mut trip = if is_given { index / GIVEN_ARCS } else { map_to_range(hash, trips) };
+        let mut trip = if is_given {
+            index / GIVEN_ARCS
+        } else {
+            map_to_range(hash, trips)
+        };
         let mut first_later_trip = self.first_trip_after(trip);
         // No trip follows the last ones of a day, so their arcs belong to trips in the middle of the day.
         while first_later_trip + 1 >= trips {
@@ -200,12 +218,18 @@ impl Basis {
         }
         // Given dead-head trips lead to a trip that starts within a quarter of an hour, the others to any later trip.
         let later_trips = if is_given {
-            (trips * 15 / DAY_MINUTES).max(1).min(trips - first_later_trip)
+            (trips * 15 / DAY_MINUTES)
+                .max(1)
+                .min(trips - first_later_trip)
         } else {
             trips - first_later_trip
         };
         let head_trip = first_later_trip + map_to_range(hash << 32, later_trips);
-        let cost = if is_given { 1 + (hash_value(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED_ARC_COST };
+        let cost = if is_given {
+            1 + (hash_value(hash ^ self.costs_salt) % 60) as i64
+        } else {
+            GENERATED_ARC_COST
+        };
         (end(trip), start(head_trip), cost)
     }
 
@@ -235,7 +259,11 @@ impl Basis {
 
     /// Returns whether a change of the flow over a nonbasic arc of this reduced cost would improve the solution.
     pub fn is_violating(&self, arc: u64, reduced_cost: i64) -> bool {
-        if reduced_cost < 0 { !self.is_at_upper_bound(arc) } else { reduced_cost > 0 && self.is_at_upper_bound(arc) }
+        if reduced_cost < 0 {
+            !self.is_at_upper_bound(arc)
+        } else {
+            reduced_cost > 0 && self.is_at_upper_bound(arc)
+        }
     }
 
     /// Starts the next problem on the same network, in which the given arcs have other costs. Flows stay feasible;
@@ -249,11 +277,18 @@ impl Basis {
     pub fn find_pivot(&self, entering_arc: u64, mut on_climb: impl FnMut(u32)) -> Pivot {
         let (tail, head, cost) = self.arc_ends_and_cost(entering_arc);
         let reduced_cost = self.reduced_cost(tail, head, cost);
-        let (from_node, to_node) = if reduced_cost < 0 { (tail, head) } else { (head, tail) };
+        let (from_node, to_node) = if reduced_cost < 0 {
+            (tail, head)
+        } else {
+            (head, tail)
+        };
         let (mut from_climber, mut to_climber) = (from_node, to_node);
         let (mut cut_node, mut is_cut_on_from_path, mut can_push) = (NONE, false, true);
         while from_climber != to_climber {
-            let (from_record, to_record) = (&self.nodes[from_climber as usize], &self.nodes[to_climber as usize]);
+            let (from_record, to_record) = (
+                &self.nodes[from_climber as usize],
+                &self.nodes[to_climber as usize],
+            );
             // Flow would come down from the apex to `from_node`, and go up from `to_node`. An arc that blocks on
             // `to_node`'s side leaves even if another could, to prevent cycling.
             if from_record.size < to_record.size {
@@ -286,7 +321,11 @@ impl Basis {
     /// Returns the amount by which the potentials of the cut-off subtree change.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inner_end = pivot.entering_arc_ends().0;
-        if inner_end == self.arc_ends_and_cost(pivot.entering_arc).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
+        if inner_end == self.arc_ends_and_cost(pivot.entering_arc).0 {
+            pivot.reduced_cost
+        } else {
+            -pivot.reduced_cost
+        }
     }
 
     /// Pushes the flow and exchanges the arcs.
@@ -319,7 +358,11 @@ impl Basis {
             inner_end,
             outer_end,
             pivot.cut_node,
-            (pivot.entering_arc, points_up, was_at_upper_bound != pivot.can_push),
+            (
+                pivot.entering_arc,
+                points_up,
+                was_at_upper_bound != pivot.can_push,
+            ),
             &mut visit_node,
         );
         self.update_path(leaving_node.parent, pivot.apex, |record, node| {
@@ -332,7 +375,12 @@ impl Basis {
         });
     }
 
-    fn update_path(&mut self, mut node: u32, apex: u32, mut change: impl FnMut(&mut BasisNode, u32)) {
+    fn update_path(
+        &mut self,
+        mut node: u32,
+        apex: u32,
+        mut change: impl FnMut(&mut BasisNode, u32),
+    ) {
         while node != apex {
             let record = &mut self.nodes[node as usize];
             change(record, node);
@@ -341,8 +389,12 @@ impl Basis {
     }
 
     fn push_flow(&mut self, pivot: &Pivot) {
-        self.update_path(pivot.from_node, pivot.apex, |record, _| record.has_flow = !record.points_up);
-        self.update_path(pivot.to_node, pivot.apex, |record, _| record.has_flow = record.points_up);
+        self.update_path(pivot.from_node, pivot.apex, |record, _| {
+            record.has_flow = !record.points_up
+        });
+        self.update_path(pivot.to_node, pivot.apex, |record, _| {
+            record.has_flow = record.points_up
+        });
     }
 
     /// Reverses the path from `node` up to `cut`, and attaches `node` to `new_parent` by the given arc.
@@ -372,7 +424,12 @@ impl Basis {
     }
 
     fn unlink(&mut self, node: u32) {
-        let BasisNode { parent, next_sibling, previous_sibling, .. } = self.nodes[node as usize];
+        let BasisNode {
+            parent,
+            next_sibling,
+            previous_sibling,
+            ..
+        } = self.nodes[node as usize];
         if previous_sibling != NONE {
             self.nodes[previous_sibling as usize].next_sibling = next_sibling;
         } else {
@@ -395,10 +452,23 @@ impl Basis {
 
     /// Computes a node's potential from its parent's.
     pub fn set_potential(&mut self, node: u32) {
-        let BasisNode { parent, arc, points_up: up, .. } = self.nodes[node as usize];
-        let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc_ends_and_cost(arc).2 };
+        let BasisNode {
+            parent,
+            arc,
+            points_up: up,
+            ..
+        } = self.nodes[node as usize];
+        let cost = if arc == ARTIFICIAL {
+            ARTIFICIAL_COST
+        } else {
+            self.arc_ends_and_cost(arc).2
+        };
         let parent_potential = self.nodes[parent as usize].potential;
-        self.nodes[node as usize].potential = if up { parent_potential + cost } else { parent_potential - cost };
+        self.nodes[node as usize].potential = if up {
+            parent_potential + cost
+        } else {
+            parent_potential - cost
+        };
     }
 
     /// Returns the node that follows `node` in the depth-first order of the subtree of `root`; `None` after the last
@@ -409,7 +479,12 @@ impl Basis {
 
     /// Like [`Basis::next_in_depth_first_order`], but also calls `on_read` for every node whose links are read, and
     /// passes whether it is reached on the way up.
-    pub fn next_in_subtree(&self, mut node: u32, root: u32, mut on_read: impl FnMut(u32, bool)) -> Option<u32> {
+    pub fn next_in_subtree(
+        &self,
+        mut node: u32,
+        root: u32,
+        mut on_read: impl FnMut(u32, bool),
+    ) -> Option<u32> {
         on_read(node, false);
         let record = &self.nodes[node as usize];
         if record.child != NONE {
@@ -439,7 +514,9 @@ mod tests {
         };
         let best = (0..basis.arcs)
             .filter_map(|arc| {
-                reduced_cost_of(basis, arc).filter(|&cost| basis.is_violating(arc, cost)).map(|cost| (cost.abs(), arc))
+                reduced_cost_of(basis, arc)
+                    .filter(|&cost| basis.is_violating(arc, cost))
+                    .map(|cost| (cost.abs(), arc))
             })
             .max();
         let Some((_, arc)) = best else { return false };
@@ -463,8 +540,14 @@ mod tests {
         for arc in 0..basis.arcs {
             let (tail, head, _) = basis.arc_ends_and_cost(arc);
             let is_basic_arc = |node: u32| basis.nodes[node as usize].arc == arc;
-            let basic = if is_basic_arc(tail) { Some(tail) } else { is_basic_arc(head).then_some(head) };
-            let flow = basic.map_or(basis.is_at_upper_bound(arc), |node| basis.nodes[node as usize].has_flow);
+            let basic = if is_basic_arc(tail) {
+                Some(tail)
+            } else {
+                is_basic_arc(head).then_some(head)
+            };
+            let flow = basic.map_or(basis.is_at_upper_bound(arc), |node| {
+                basis.nodes[node as usize].has_flow
+            });
             excess[tail as usize] -= i32::from(flow);
             excess[head as usize] += i32::from(flow);
             vehicles += u64::from(flow && tail == 1);
@@ -489,7 +572,10 @@ mod tests {
         }
         check(&basis);
         let (vehicles, _) = flow_balance(&basis);
-        assert!(vehicles < before && pivots > trips, "{vehicles} of {before} vehicles after {pivots} pivots");
+        assert!(
+            vehicles < before && pivots > trips,
+            "{vehicles} of {before} vehicles after {pivots} pivots"
+        );
         assert_eq!(vehicles, trips - max_matching(&basis));
     }
 
@@ -498,7 +584,8 @@ mod tests {
         assert!(excess.iter().all(|&node| node == 0));
         let mut sizes = vec![1; basis.nodes.len()];
         let mut order = vec![0];
-        while let Some(next) = basis.next_in_depth_first_order(*order.last().expect("not empty"), 0) {
+        while let Some(next) = basis.next_in_depth_first_order(*order.last().expect("not empty"), 0)
+        {
             order.push(next);
             assert!(order.len() <= basis.nodes.len(), "no tree");
         }
@@ -511,7 +598,13 @@ mod tests {
                 assert_eq!(basis.reduced_cost(tail, head, cost), 0);
             }
         }
-        assert!(basis.nodes.iter().zip(sizes).all(|(node, size)| node.size == size));
+        assert!(
+            basis
+                .nodes
+                .iter()
+                .zip(sizes)
+                .all(|(node, size)| node.size == size)
+        );
     }
 
     /// Returns the maximum number of trips that can follow another one in the same vehicle (Berge's augmenting paths).
@@ -530,7 +623,8 @@ mod tests {
         ) -> bool {
             followers[trip].iter().any(|&next| {
                 !std::mem::replace(&mut visited[next], true)
-                    && (led[next] == usize::MAX || find_augmenting_lead(led[next], followers, led, visited))
+                    && (led[next] == usize::MAX
+                        || find_augmenting_lead(led[next], followers, led, visited))
                     && {
                         led[next] = trip;
                         true
@@ -538,7 +632,14 @@ mod tests {
             })
         }
         (0..followers.len())
-            .filter(|&trip| find_augmenting_lead(trip, &followers, &mut led, &mut vec![false; followers.len()]))
+            .filter(|&trip| {
+                find_augmenting_lead(
+                    trip,
+                    &followers,
+                    &mut led,
+                    &mut vec![false; followers.len()],
+                )
+            })
             .count() as u64
     }
 }

@@ -8,7 +8,8 @@ use super::emitter::AccessEmitter;
 use super::random::{Rng, hash_value};
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelMaker] = &[("berkeleydb", |setup| setup.add_single_kernel(Database::new))];
+pub(super) const PROGRAMS: &[KernelMaker] =
+    &[("berkeleydb", |setup| setup.add_single_kernel(Database::new))];
 
 pub(super) const PAGE_BYTES: u64 = 8192;
 const RECORD_BYTES: u64 = 128;
@@ -49,7 +50,10 @@ impl BTree {
 
     /// Returns the address of leaf `index`.
     pub fn leaf_address(&self, index: u64) -> u64 {
-        self.pages.element_address(Self::count_internal_pages(self.leaf_count) + index, PAGE_BYTES)
+        self.pages.element_address(
+            Self::count_internal_pages(self.leaf_count) + index,
+            PAGE_BYTES,
+        )
     }
 
     /// Emits a binary search among a page's slots. The slot array follows the header, and each key is stored at the
@@ -63,10 +67,17 @@ impl BTree {
             out.load(page + 32 + middle * 2);
             out.load_dependent(
                 page + PAGE_BYTES
-                    - (1 + hash_value(middle ^ page) % slot_count) * (PAGE_BYTES - 1024) / slot_count / 8 * 8
+                    - (1 + hash_value(middle ^ page) % slot_count) * (PAGE_BYTES - 1024)
+                        / slot_count
+                        / 8
+                        * 8
                     - 8,
             );
-            if middle <= key { low_slot = middle } else { high_slot = middle }
+            if middle <= key {
+                low_slot = middle
+            } else {
+                high_slot = middle
+            }
         }
     }
 
@@ -82,8 +93,15 @@ impl BTree {
         }
         let (mut first_page, mut leaves_per_page) = (0, FANOUT.pow(depth as u32));
         for level in (0..depth).rev() {
-            let page = self.pages.element_address(first_page + index / leaves_per_page, PAGE_BYTES);
-            Self::emit_page_search(page, FANOUT, index % leaves_per_page * FANOUT / leaves_per_page, out);
+            let page = self
+                .pages
+                .element_address(first_page + index / leaves_per_page, PAGE_BYTES);
+            Self::emit_page_search(
+                page,
+                FANOUT,
+                index % leaves_per_page * FANOUT / leaves_per_page,
+                out,
+            );
             first_page += pages_by_level[level];
             leaves_per_page /= FANOUT;
         }
@@ -96,7 +114,11 @@ impl BTree {
 /// Emits the accesses that read a whole record, or write it.
 pub(super) fn emit_record_access(record: u64, is_write: bool, out: &mut AccessEmitter) {
     for word in 0..RECORD_BYTES / 8 {
-        if is_write { out.store(record + word * 8) } else { out.load(record + word * 8) }
+        if is_write {
+            out.store(record + word * 8)
+        } else {
+            out.load(record + word * 8)
+        }
     }
 }
 
@@ -127,17 +149,27 @@ impl Database {
         let pages = (bytes - environment.bytes - log.bytes) / PAGE_BYTES;
         let tree = BTree::new(setup.add_shared_region("database", pages.max(1) * PAGE_BYTES));
         let rng = setup.rng.clone();
-        Database { tree, environment, log, log_offset: 0, rng }
+        Database {
+            tree,
+            environment,
+            log,
+            log_offset: 0,
+            rng,
+        }
     }
 
     /// Emits the accesses that find and pin a page: hash bucket of the buffer, header, lock.
     fn emit_pin(&mut self, page: u64, out: &mut AccessEmitter) {
         let line_count = self.environment.bytes / 64;
-        let header = self.environment.element_address(hash_value(page) % line_count, 64);
+        let header = self
+            .environment
+            .element_address(hash_value(page) % line_count, 64);
         out.load(header);
         out.load(header + 16);
         out.store(header + 24);
-        let lock = self.environment.element_address(self.rng.draw_skewed(line_count), 64);
+        let lock = self
+            .environment
+            .element_address(self.rng.draw_skewed(line_count), 64);
         out.load(lock);
         out.store(lock + 8);
     }

@@ -38,7 +38,10 @@ impl ChatRoom {
     }
 
     fn message_address(&self, message_index: u64) -> u64 {
-        self.message_ring.element_address(message_index % (self.message_ring.bytes / MESSAGE_BYTES), MESSAGE_BYTES)
+        self.message_ring.element_address(
+            message_index % (self.message_ring.bytes / MESSAGE_BYTES),
+            MESSAGE_BYTES,
+        )
     }
 }
 
@@ -55,18 +58,33 @@ fn add_room_threads(setup: &mut KernelSetup) {
         let users = group_users(setup, group);
         let clients = setup.sizes[group as usize];
         let state = setup.add_region("room", 4096.min(data_bytes / 64 / groups), users);
-        let messages =
-            setup.add_region("messages", (data_bytes / 4 / groups).saturating_sub(state.bytes).max(512), users);
+        let messages = setup.add_region(
+            "messages",
+            (data_bytes / 4 / groups)
+                .saturating_sub(state.bytes)
+                .max(512),
+            users,
+        );
         heap_regions.push(messages);
-        rooms.push(ChatRoom { message_ring: messages, state, clients, first_channel: next_channel });
+        rooms.push(ChatRoom {
+            message_ring: messages,
+            state,
+            clients,
+            first_channel: next_channel,
+        });
         next_channel += 2 * clients;
     }
     let used_bytes: u64 = total_room_bytes(&rooms) + server_data.bytes;
-    let buffer_bytes = (data_bytes.saturating_sub(used_bytes) / (2 * members.len() as u64)).max(1024);
+    let buffer_bytes =
+        (data_bytes.saturating_sub(used_bytes) / (2 * members.len() as u64)).max(1024);
     for &(group, member_index) in &members {
         for role in [ConnectionRole::Reader, ConnectionRole::Writer] {
             let thread = setup.thread_count();
-            let buffer = setup.add_region("connection buffer", buffer_bytes, RegionUsers::Thread(thread));
+            let buffer = setup.add_region(
+                "connection buffer",
+                buffer_bytes,
+                RegionUsers::Thread(thread),
+            );
             let connection = ChatConnection {
                 rooms: rooms.clone(),
                 own_room: rooms[group as usize],
@@ -86,7 +104,10 @@ fn add_room_threads(setup: &mut KernelSetup) {
 }
 
 fn total_room_bytes(rooms: &[ChatRoom]) -> u64 {
-    rooms.iter().map(|room| room.message_ring.bytes + room.state.bytes).sum()
+    rooms
+        .iter()
+        .map(|room| room.message_ring.bytes + room.state.bytes)
+        .sum()
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -141,7 +162,9 @@ impl ChatConnection {
         for _ in 0..3 {
             out.enter_function(self.rng.draw_function(functions));
             for _ in 0..6 {
-                let word = self.server_data.element_address(self.rng.draw_skewed(self.server_data.bytes / 8), 8);
+                let word = self
+                    .server_data
+                    .element_address(self.rng.draw_skewed(self.server_data.bytes / 8), 8);
                 out.load(word);
             }
             for _ in 0..8 {
@@ -194,28 +217,44 @@ impl WorkloadKernel for ChatConnection {
                 self.stage = ChatStage::Post(0);
             }
             (ConnectionRole::Reader, ChatStage::Post(place)) => {
-                self.stage =
-                    if place + 1 < self.own_room.clients { ChatStage::Post(place + 1) } else { ChatStage::Wait };
-                out.end_batch(BatchEnd::Post { channel: self.own_room.writer_channel(place) });
+                self.stage = if place + 1 < self.own_room.clients {
+                    ChatStage::Post(place + 1)
+                } else {
+                    ChatStage::Wait
+                };
+                out.end_batch(BatchEnd::Post {
+                    channel: self.own_room.writer_channel(place),
+                });
             }
             (ConnectionRole::Reader, ChatStage::Wait) => {
                 // The client answers when its own message returns.
                 self.stage = ChatStage::Work;
-                out.end_batch(BatchEnd::Wait { channel: self.own_room.reader_channel(self.client_index) });
+                out.end_batch(BatchEnd::Wait {
+                    channel: self.own_room.reader_channel(self.client_index),
+                });
             }
             (ConnectionRole::Writer, ChatStage::Work) => {
                 self.stage = ChatStage::Wait;
-                out.end_batch(BatchEnd::Wait { channel: self.own_room.writer_channel(self.client_index) });
+                out.end_batch(BatchEnd::Wait {
+                    channel: self.own_room.writer_channel(self.client_index),
+                });
             }
             (ConnectionRole::Writer, ChatStage::Wait) => {
                 self.emit_message_exchange(out);
                 self.stage = ChatStage::Work;
                 // One in `clients` messages is the client's own.
-                if out.work_done.is_multiple_of(u64::from(self.own_room.clients)) {
-                    out.end_batch(BatchEnd::Post { channel: self.own_room.reader_channel(self.client_index) });
+                if out
+                    .work_done
+                    .is_multiple_of(u64::from(self.own_room.clients))
+                {
+                    out.end_batch(BatchEnd::Post {
+                        channel: self.own_room.reader_channel(self.client_index),
+                    });
                 }
             }
-            (ConnectionRole::Writer, ChatStage::Post(_)) => unreachable!("writers post in one turn"),
+            (ConnectionRole::Writer, ChatStage::Post(_)) => {
+                unreachable!("writers post in one turn")
+            }
         }
     }
 }

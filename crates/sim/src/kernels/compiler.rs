@@ -68,9 +68,17 @@ const CODE_BYTES: [(f64, f64); 18] = [
 /// Returns the size of the function at the quantile `share`, by geometric interpolation between the quantiles of the
 /// table.
 fn code_bytes(share: f64) -> f64 {
-    let index = CODE_BYTES.iter().position(|&(quantile, _)| quantile > share).unwrap_or(CODE_BYTES.len() - 1);
-    let ((low_quantile, small_bytes), (high_quantile, large_bytes)) = (CODE_BYTES[index - 1], CODE_BYTES[index]);
-    small_bytes * libm::pow(large_bytes / small_bytes, (share - low_quantile) / (high_quantile - low_quantile))
+    let index = CODE_BYTES
+        .iter()
+        .position(|&(quantile, _)| quantile > share)
+        .unwrap_or(CODE_BYTES.len() - 1);
+    let ((low_quantile, small_bytes), (high_quantile, large_bytes)) =
+        (CODE_BYTES[index - 1], CODE_BYTES[index]);
+    small_bytes
+        * libm::pow(
+            large_bytes / small_bytes,
+            (share - low_quantile) / (high_quantile - low_quantile),
+        )
 }
 
 struct Compiler {
@@ -95,7 +103,8 @@ impl Compiler {
         let symbols = setup.add_shared_region("symbol table", (2 << 20).min(bytes / 8));
         // The obstack has room for the largest function of the table and its register sets.
         let obstack = setup.add_shared_region("function obstack", bytes / 6 * 5);
-        let inline_copies = setup.add_shared_region("kept for inlining", bytes - symbols.bytes - obstack.bytes);
+        let inline_copies =
+            setup.add_shared_region("kept for inlining", bytes - symbols.bytes - obstack.bytes);
         let mut rng = setup.rng.clone();
         let salt = rng.next_bits();
         let (node_count, pass_number, next_node, blocks_left, kept_offset) = (0, 0, 0, 0, 0);
@@ -127,7 +136,10 @@ impl Compiler {
     fn set_bytes_and_blocks(&self) -> (u64, u64) {
         let bytes = ((self.node_count as f64 / NODES_PER_REGISTER) as u64 + 64).div_ceil(64) * 8;
         let max_blocks = (self.obstack.bytes - self.node_count * NODE_BYTES) / (2 * bytes);
-        (bytes, ((self.node_count as f64 / NODES_PER_BLOCK) as u64).min(max_blocks))
+        (
+            bytes,
+            ((self.node_count as f64 / NODES_PER_BLOCK) as u64).min(max_blocks),
+        )
     }
 
     /// Emits the analysis of one block: the registers live at its end are those at the start of its successors, and
@@ -186,7 +198,9 @@ impl Compiler {
         }
         if index.is_multiple_of(4) {
             let buckets = self.symbols.bytes / 64;
-            let symbol = self.symbols.element_address(self.rng.draw_skewed(buckets), 64);
+            let symbol = self
+                .symbols
+                .element_address(self.rng.draw_skewed(buckets), 64);
             out.load(symbol);
             out.load(symbol + 24);
             out.load_dependent(symbol + 40);
@@ -198,8 +212,11 @@ impl Compiler {
         out.load(node + 8);
         let hash = hash_value(index ^ self.salt ^ u64::from(self.pass_number) << 40);
         // Most operands are just before the node; one in eight is anywhere in the function.
-        let distance =
-            if hash & 7 == 0 { map_to_range(hash, index + 1) } else { map_to_range(hash, 24.min(index + 1)) };
+        let distance = if hash & 7 == 0 {
+            map_to_range(hash, index + 1)
+        } else {
+            map_to_range(hash, 24.min(index + 1))
+        };
         out.load(node + 16);
         out.load_dependent(self.node_address(index - distance));
         out.load(self.node_address(index - distance) + 8);
@@ -223,10 +240,15 @@ impl WorkloadKernel for Compiler {
             if index.is_multiple_of(4) {
                 // Each pass has its own functions, chosen by the node's kind; a few kinds are frequent.
                 out.enter_function(
-                    self.pass_number * pass_functions + self.rng.draw_function(u64::from(pass_functions)),
+                    self.pass_number * pass_functions
+                        + self.rng.draw_function(u64::from(pass_functions)),
                 );
             }
-            if self.pass_number == 0 { self.emit_node_build(index, out) } else { self.emit_node_visit(index, out) }
+            if self.pass_number == 0 {
+                self.emit_node_build(index, out)
+            } else {
+                self.emit_node_visit(index, out)
+            }
         }
         self.next_node = end_node;
         if end_node == self.node_count {
@@ -257,7 +279,8 @@ impl LinkParser {
         // 60 000 words in trees; their connector expressions; the memo table of one sentence.
         let dictionary = setup.add_shared_region("word trees", bytes / 8);
         let table = setup.add_shared_region("memo table", (1 << 20).min(bytes / 8));
-        let expressions = setup.add_shared_region("expressions", bytes - dictionary.bytes - table.bytes);
+        let expressions =
+            setup.add_shared_region("expressions", bytes - dictionary.bytes - table.bytes);
         let word_count = dictionary.bytes / WORD_BYTES;
         LinkParser {
             dictionary,
@@ -285,18 +308,25 @@ impl LinkParser {
         while low < high {
             let middle = (low + high) / 2;
             // Tree nodes lie in the order in which the dictionary was read, scattered relative to the alphabet.
-            let node = self.dictionary.element_address(scatter(middle, self.word_count), WORD_BYTES);
+            let node = self
+                .dictionary
+                .element_address(scatter(middle, self.word_count), WORD_BYTES);
             out.load_dependent(node);
             out.load(node + 16);
             if middle == word {
                 break;
             }
-            if middle < word { low = middle + 1 } else { high = middle }
+            if middle < word {
+                low = middle + 1
+            } else {
+                high = middle
+            }
         }
         let blocks = self.expressions.bytes / 256;
-        let expression = self
-            .expressions
-            .element_address((word * blocks + self.rng.draw_below(self.word_count)) / self.word_count, 256);
+        let expression = self.expressions.element_address(
+            (word * blocks + self.rng.draw_below(self.word_count)) / self.word_count,
+            256,
+        );
         for offset in (0..256).step_by(16) {
             out.load(expression + offset);
             self.pool_offset = (self.pool_offset + 16) % (self.expressions.bytes.min(64 << 10));
@@ -313,10 +343,15 @@ impl LinkParser {
         let recent_spans = used_spans.min(RECENT_SPANS);
         let slot = match self.rng.draw_below(32) {
             0 => self.rng.draw_below(used_spans),
-            _ => out.work_done * RECENT_SPANS % (used_spans - recent_spans + 1) + self.rng.draw_skewed(recent_spans),
+            _ => {
+                out.work_done * RECENT_SPANS % (used_spans - recent_spans + 1)
+                    + self.rng.draw_skewed(recent_spans)
+            }
         };
         for link in 0..1 + self.rng.draw_below(3) {
-            let entry = self.table.element_address((slot + link * 97) % (self.table.bytes / 32), 32);
+            let entry = self
+                .table
+                .element_address((slot + link * 97) % (self.table.bytes / 32), 32);
             if link == 0 {
                 out.load(entry)
             } else {
@@ -364,11 +399,17 @@ mod tests {
     #[test]
     fn drawn_functions_are_as_large_as_measured_ones() {
         const DRAWS: u32 = 400_000;
-        let sizes: Vec<f64> = (0..DRAWS).map(|k| code_bytes((f64::from(k) + 0.5) / f64::from(DRAWS))).collect();
+        let sizes: Vec<f64> = (0..DRAWS)
+            .map(|k| code_bytes((f64::from(k) + 0.5) / f64::from(DRAWS)))
+            .collect();
         assert!(sizes.is_sorted());
         let total: f64 = sizes.iter().sum();
         let is_near = |size: f64, reference: f64| (size / reference - 1.0).abs() < 0.15;
-        assert!(is_near(total / f64::from(DRAWS), 369.0), "{}", total / f64::from(DRAWS));
+        assert!(
+            is_near(total / f64::from(DRAWS), 369.0),
+            "{}",
+            total / f64::from(DRAWS)
+        );
         let by_code = |share: f64| {
             let mut sum = 0.0;
             let middle = sizes.iter().find(|&&size| {
@@ -377,9 +418,18 @@ mod tests {
             });
             *middle.expect("shares are below one")
         };
-        for (share, measured) in [(0.1, 156.0), (0.25, 383.0), (0.5, 1004.0), (0.75, 5363.0), (0.9, 13_231.0)] {
+        for (share, measured) in [
+            (0.1, 156.0),
+            (0.25, 383.0),
+            (0.5, 1004.0),
+            (0.75, 5363.0),
+            (0.9, 13_231.0),
+        ] {
             let size = by_code(share);
-            assert!(is_near(size, measured), "{share} of the code: {size} instead of {measured}");
+            assert!(
+                is_near(size, measured),
+                "{share} of the code: {size} instead of {measured}"
+            );
         }
     }
 }

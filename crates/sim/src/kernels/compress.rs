@@ -47,7 +47,18 @@ impl Deflate {
         let output = setup.add_shared_region("output", buffer_bytes - buffer_bytes * 2 / 3);
         let salt = setup.rng.next_bits();
         let position = window_bytes + setup.rng.draw_below(1 << 24);
-        Deflate { input, output, window, head, chain, position, written_bytes: 0, salt, hash_count, window_bytes }
+        Deflate {
+            input,
+            output,
+            window,
+            head,
+            chain,
+            position,
+            written_bytes: 0,
+            salt,
+            hash_count,
+            window_bytes,
+        }
     }
 
     fn window_address(&self, position: u64) -> u64 {
@@ -61,7 +72,11 @@ impl WorkloadKernel for Deflate {
         let hash = hash_value(start ^ self.salt);
         out.enter_function(map_to_range(hash, u64::from(out.function_count())) as u32);
         // Text repeats, so two in three positions find a match, of 3 to 34 bytes.
-        let length = if hash % 3 < 2 { 3 + (hash >> 8) % 32 } else { 1 };
+        let length = if hash % 3 < 2 {
+            3 + (hash >> 8) % 32
+        } else {
+            1
+        };
         for byte in 0..length {
             let position = start + byte;
             if position.is_multiple_of(8) {
@@ -173,7 +188,10 @@ impl BlockSort {
             let word = self.pointers.element_address(pointer, 4);
             out.load(word);
             let entry = pointer / run_length * run_length + (pointer + shift) % run_length;
-            let suffix = map_to_range(hash_value(entry ^ self.block_start << 24), self.block.bytes - 16);
+            let suffix = map_to_range(
+                hash_value(entry ^ self.block_start << 24),
+                self.block.bytes - 16,
+            );
             out.load_dependent(self.block.base + suffix);
             // Bytes that are equal up to the bucket's depth are skipped; then a few are compared with those of the
             // pivot.
@@ -223,8 +241,10 @@ impl WorkloadKernel for BlockSort {
             BlockSortStage::Sort => {
                 // Quicksort works bucket by bucket, so all passes over one stretch precede the next stretch.
                 let run_length = 1024.min(block);
-                let (part, position_in_run) =
-                    (stage_position / (run_length * SORT_PASSES), stage_position % run_length);
+                let (part, position_in_run) = (
+                    stage_position / (run_length * SORT_PASSES),
+                    stage_position % run_length,
+                );
                 self.stage_position = (part * run_length + position_in_run).min(block - 32);
                 self.emit_sort_step(run_length, stage_position / run_length % SORT_PASSES, out);
                 self.stage_position = stage_position;

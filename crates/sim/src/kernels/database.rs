@@ -13,8 +13,10 @@ use super::random::{Rng, hash_value};
 use super::servers::{Membership, add_collectors, group_members, group_users};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelMaker] =
-    &[("warehouses", |setup| set_up_databases(setup, &WAREHOUSE)), ("rubis", |setup| set_up_databases(setup, &RUBIS))];
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("warehouses", |setup| set_up_databases(setup, &WAREHOUSE)),
+    ("rubis", |setup| set_up_databases(setup, &RUBIS)),
+];
 
 /// The parameters in which the two servers differ.
 struct ServerShape {
@@ -73,10 +75,12 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let (numerator, denominator) = (shape.private_share)(members.len() as u64, groups);
     let data = setup.data_bytes();
     let process_bytes = (64 << 10).min(data / 64);
-    let private_bytes =
-        ((data as u128 * u128::from(numerator) / u128::from(denominator)) as u64 / members.len() as u64).max(4096);
+    let private_bytes = ((data as u128 * u128::from(numerator) / u128::from(denominator)) as u64
+        / members.len() as u64)
+        .max(4096);
     let hot_bytes = HOT_BYTES.min(data / 16 / groups);
-    let tree_bytes = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
+    let tree_bytes =
+        data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
     let pages = (tree_bytes / groups / PAGE_BYTES).max(1);
     let mut shared_regions = Vec::new();
     let mut heap = Vec::new();
@@ -85,16 +89,30 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
         let tree = setup.add_region(shape.tree, pages * PAGE_BYTES, users);
         let shared_counters = setup.add_region("counters and headers", hot_bytes, users);
         heap.push(tree);
-        shared_regions.push(ServerGroup { tree: BTree::new(tree), shared_counters });
+        shared_regions.push(ServerGroup {
+            tree: BTree::new(tree),
+            shared_counters,
+        });
     }
     let process = setup.add_shared_region("process-wide", process_bytes);
     for (thread, &(group, member_index)) in members.iter().enumerate() {
-        let private_buffer = setup.add_region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
+        let private_buffer = setup.add_region(
+            "allocation buffer",
+            private_bytes,
+            RegionUsers::Thread(thread as u32),
+        );
         let membership = Membership::new(group, member_index, setup);
         let rng = Rng::new(setup.rng.next_bits());
         let groups = shared_regions.clone();
-        let connection =
-            ServerConnection { groups, membership, process, private_buffer, allocation_offset: 0, shape, rng };
+        let connection = ServerConnection {
+            groups,
+            membership,
+            process,
+            private_buffer,
+            allocation_offset: 0,
+            shape,
+            rng,
+        };
         setup.add_member(group, member_index, connection);
     }
     add_collectors(setup, &heap, process);
@@ -116,8 +134,9 @@ impl WorkloadKernel for ServerConnection {
         for descent in 0..self.shape.descents_per_operation {
             out.enter_function(self.rng.draw_function(functions));
             let leaf = draw_hot_set(&mut self.rng, group.tree.leaf_count());
-            let header =
-                group.shared_counters.element_address(hash_value(leaf) % (group.shared_counters.bytes / 64), 64);
+            let header = group
+                .shared_counters
+                .element_address(hash_value(leaf) % (group.shared_counters.bytes / 64), 64);
             out.load(header);
             out.store(header + 8);
             out.enter_function(self.rng.draw_function(functions));

@@ -120,14 +120,18 @@ impl AccessEmitter {
         if self.instructions_left < 0 {
             self.emit_loop_back(gap);
         }
-        self.batch.push(Access::new(kind, address, gap, is_dependent));
+        self.batch
+            .push(Access::new(kind, address, gap, is_dependent));
     }
 
     /// Emits the jump back to the start of the current function, which falls into the gap before an access.
     fn emit_loop_back(&mut self, gap: u32) {
         self.batch.push(Access::jump(self.block_start, 0));
         self.instructions_left = self.code.function_instr as i32 - gap as i32 - 1;
-        debug_assert!(self.instructions_left >= 0, "a function is shorter than one gap");
+        debug_assert!(
+            self.instructions_left >= 0,
+            "a function is shorter than one gap"
+        );
     }
 
     /// Emits the stack accesses that are due. Callers must not call it between a load and the load that depends on it.
@@ -138,7 +142,11 @@ impl AccessEmitter {
             self.stack_access_count += 1;
             let address = self.stack_base + stack_offset(self.stack_access_count);
             // A third of the stack accesses are stores (spills).
-            let kind = if self.stack_access_count.is_multiple_of(3) { AccessKind::Store } else { AccessKind::Load };
+            let kind = if self.stack_access_count.is_multiple_of(3) {
+                AccessKind::Store
+            } else {
+                AccessKind::Load
+            };
             self.push_access(kind, address, false);
         }
     }
@@ -167,7 +175,11 @@ impl AccessEmitter {
     /// Calls function `index`, modulo the number of functions; code is fetched from it in a loop until the next call.
     #[inline]
     pub fn enter_function(&mut self, index: u32) {
-        let index = if index < self.code.functions { index } else { index % self.code.functions };
+        let index = if index < self.code.functions {
+            index
+        } else {
+            index % self.code.functions
+        };
         let size = u64::from(self.code.function_instr) * INSTRUCTION_BYTES;
         self.block_start = CODE_BASE + u64::from(index) * size;
         self.instructions_left = self.code.function_instr as i32;
@@ -207,7 +219,9 @@ mod tests {
             if let Some(at) = distance {
                 recent.remove(at);
                 let bytes = at as u64 * LINE_BYTES;
-                (0..4).filter(|&k| bytes < 64 << k).for_each(|k| hit_counts[k] += 1);
+                (0..4)
+                    .filter(|&k| bytes < 64 << k)
+                    .for_each(|k| hit_counts[k] += 1);
             }
             recent.insert(0, line);
         }

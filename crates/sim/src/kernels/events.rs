@@ -8,7 +8,8 @@ use super::emitter::AccessEmitter;
 use super::random::Rng;
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelMaker] = &[("omnetpp", |setup| setup.add_single_kernel(Network::new))];
+pub(super) const PROGRAMS: &[KernelMaker] =
+    &[("omnetpp", |setup| setup.add_single_kernel(Network::new))];
 
 const MODULE_BYTES: u64 = 1024;
 const MESSAGE_BYTES: u64 = 256;
@@ -37,17 +38,30 @@ impl Network {
         let modules = setup.add_shared_region("modules", bytes - messages.bytes - heap.bytes);
         let module_count = modules.bytes / MODULE_BYTES;
         let mut rng = setup.rng.clone();
-        let mut queue: Vec<(u64, u32)> =
-            (0..scheduled_count as u32).map(|message| (rng.draw_below(1 << 20), message)).collect();
+        let mut queue: Vec<(u64, u32)> = (0..scheduled_count as u32)
+            .map(|message| (rng.draw_below(1 << 20), message))
+            .collect();
         // A sorted list satisfies the heap order.
         queue.sort_unstable();
-        let target_modules = (0..message_count).map(|_| rng.draw_below(module_count) as u32).collect();
+        let target_modules = (0..message_count)
+            .map(|_| rng.draw_below(module_count) as u32)
+            .collect();
         let free_messages = (scheduled_count as u32..message_count as u32).collect();
-        Network { modules, messages, heap, module_count, queue, free_messages, target_modules, rng }
+        Network {
+            modules,
+            messages,
+            heap,
+            module_count,
+            queue,
+            free_messages,
+            target_modules,
+            rng,
+        }
     }
 
     fn message_address(&self, message: u32) -> u64 {
-        self.messages.element_address(u64::from(message), MESSAGE_BYTES)
+        self.messages
+            .element_address(u64::from(message), MESSAGE_BYTES)
     }
 
     fn emit_entry_read(&self, heap_index: usize, out: &mut AccessEmitter) {
@@ -59,7 +73,10 @@ impl Network {
     fn pop_event(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
         self.emit_entry_read(0, out);
         let first_event = self.queue[0];
-        let last_event = self.queue.pop().expect("as many events are scheduled as taken, and one is always there");
+        let last_event = self
+            .queue
+            .pop()
+            .expect("as many events are scheduled as taken, and one is always there");
         if self.queue.is_empty() {
             return last_event;
         }

@@ -37,9 +37,19 @@ impl Interpreter {
         let table_bytes = bytes - ops.bytes - pads.bytes;
         let buckets = setup.add_shared_region("hash buckets", table_bytes / 16);
         let entries = setup.add_shared_region("hash entries and values", table_bytes / 2);
-        let strings = setup.add_shared_region("strings", table_bytes - buckets.bytes - entries.bytes);
+        let strings =
+            setup.add_shared_region("strings", table_bytes - buckets.bytes - entries.bytes);
         let rng = setup.rng.clone();
-        Interpreter { ops, pads, buckets, entries, strings, op_index: 0, string_offset: 0, rng }
+        Interpreter {
+            ops,
+            pads,
+            buckets,
+            entries,
+            strings,
+            op_index: 0,
+            string_offset: 0,
+            rng,
+        }
     }
 
     /// Emits the fetch of a value by its key: bucket, chain, key comparison, value.
@@ -54,7 +64,10 @@ impl Interpreter {
             self.rng.draw_skewed(skew_limit + 1)
         };
         let key = scatter(key, records);
-        out.load(self.buckets.element_address(key * (self.buckets.bytes / 8) / records, 8));
+        out.load(
+            self.buckets
+                .element_address(key * (self.buckets.bytes / 8) / records, 8),
+        );
         for link in 0..1 + self.rng.draw_below(2) {
             let entry = self.entries.element_address((key + link) % records, 128);
             out.load_dependent(entry);
@@ -80,8 +93,11 @@ impl WorkloadKernel for Interpreter {
         let ops = self.ops.bytes / 64;
         for _ in 0..8 {
             // Straight runs of ops alternate with loops back to hot ones.
-            self.op_index =
-                if self.rng.draw_below(12) == 0 { self.rng.draw_skewed(ops) } else { (self.op_index + 1) % ops };
+            self.op_index = if self.rng.draw_below(12) == 0 {
+                self.rng.draw_skewed(ops)
+            } else {
+                (self.op_index + 1) % ops
+            };
             let op = self.ops.element_address(self.op_index, 64);
             out.load_dependent(op);
             out.load(op + 16);
@@ -141,7 +157,14 @@ impl GapWorkspace {
                 bag
             })
             .collect();
-        GapWorkspace { masters, workspace, live_bags, used_bytes, next_bag_to_move: None, rng }
+        GapWorkspace {
+            masters,
+            workspace,
+            live_bags,
+            used_bytes,
+            next_bag_to_move: None,
+            rng,
+        }
     }
 
     /// Emits reads of the words of a live bag, and returns their number; usage of bags is skewed.
@@ -163,8 +186,12 @@ impl GapWorkspace {
         if self.rng.draw_below(OPERATIONS_PER_BAG_OPERATION) != 0 {
             return self.emit_small_integer_operation(out);
         }
-        let words =
-            self.emit_operand_read(out) + if self.rng.draw_below(2) == 0 { self.emit_operand_read(out) } else { 1 };
+        let words = self.emit_operand_read(out)
+            + if self.rng.draw_below(2) == 0 {
+                self.emit_operand_read(out)
+            } else {
+                1
+            };
         let words = words.min(96);
         let bytes = u64::from(words) * 8 + 8;
         if self.used_bytes + bytes > self.workspace.bytes {
@@ -240,7 +267,14 @@ impl ObjectStore {
         let objects = setup.add_shared_region("objects", bytes - index.bytes - chunks.bytes);
         let object_count = objects.bytes / OBJECT_BYTES;
         let rng = setup.rng.clone();
-        ObjectStore { objects, chunks, index, object_count, transaction_kind: 0, rng }
+        ObjectStore {
+            objects,
+            chunks,
+            index,
+            object_count,
+            transaction_kind: 0,
+            rng,
+        }
     }
 
     /// Emits a search in the index, whose first levels are small and stay cached.
@@ -255,14 +289,19 @@ impl ObjectStore {
             out.load(record + 8 * (object % INDEX_FANOUT));
             level *= INDEX_FANOUT;
         }
-        let leaf = self.index.element_address(object * nodes / self.object_count, 128);
+        let leaf = self
+            .index
+            .element_address(object * nodes / self.object_count, 128);
         out.load_dependent(leaf);
         out.load(leaf + 8 * (object % INDEX_FANOUT));
     }
 
     fn emit_object_fetch(&mut self, object: u64, out: &mut AccessEmitter) -> u64 {
         let entry_count = self.chunks.bytes / 8;
-        out.load_dependent(self.chunks.element_address(object * entry_count / self.object_count, 8));
+        out.load_dependent(
+            self.chunks
+                .element_address(object * entry_count / self.object_count, 8),
+        );
         let record = self.objects.element_address(object, OBJECT_BYTES);
         out.load_dependent(record);
         record
@@ -307,7 +346,10 @@ impl ObjectStore {
             for word in 0..OBJECT_BYTES / 8 {
                 out.store(record + word * 8);
             }
-            out.store(self.index.element_address(newest_object * (self.index.bytes / 8) / self.object_count, 8));
+            out.store(self.index.element_address(
+                newest_object * (self.index.bytes / 8) / self.object_count,
+                8,
+            ));
         }
     }
 }

@@ -49,16 +49,25 @@ struct Boltzmann {
 impl Boltzmann {
     fn new(setup: &mut KernelSetup) -> Self {
         let cells = setup.data_bytes() / (2 * CELL_BYTES);
-        let grids = ["grid", "other grid"].map(|name| setup.add_shared_region(name, cells * CELL_BYTES));
+        let grids =
+            ["grid", "other grid"].map(|name| setup.add_shared_region(name, cells * CELL_BYTES));
         let cells = grids[0].bytes / CELL_BYTES;
         // The reference input has 100 x 100 x 130 cells, in rows of a hundred.
-        Boltzmann { grids, cells, row_cells: 100.min(cells / 64).max(1), next_cell: setup.rng.draw_below(cells) }
+        Boltzmann {
+            grids,
+            cells,
+            row_cells: 100.min(cells / 64).max(1),
+            next_cell: setup.rng.draw_below(cells),
+        }
     }
 }
 
 impl WorkloadKernel for Boltzmann {
     fn step(&mut self, out: &mut AccessEmitter) {
-        let (source, target) = (self.grids[(out.work_done & 1) as usize], self.grids[(out.work_done & 1) as usize ^ 1]);
+        let (source, target) = (
+            self.grids[(out.work_done & 1) as usize],
+            self.grids[(out.work_done & 1) as usize ^ 1],
+        );
         let plane_cells = (self.row_cells * self.row_cells).min(self.cells / 4);
         let end = (self.next_cell + 8).min(self.cells);
         for cell in self.next_cell..end {
@@ -94,7 +103,14 @@ impl Register {
     fn new(setup: &mut KernelSetup) -> Self {
         let states = setup.add_shared_region("register", setup.data_bytes());
         let mut rng = setup.rng.clone();
-        Register { states, state_count: states.bytes / 16, next_state: 0, gate_kind: 0, salt: rng.next_bits(), rng }
+        Register {
+            states,
+            state_count: states.bytes / 16,
+            next_state: 0,
+            gate_kind: 0,
+            salt: rng.next_bits(),
+            rng,
+        }
     }
 }
 

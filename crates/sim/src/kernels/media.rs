@@ -40,7 +40,9 @@ impl MotionSearch {
         let width = (libm::sqrt(pixels as f64 * 5.0 / 4.0) as u64 / 16 * 16).max(16);
         let height = (pixels / width / 16 * 16).max(16);
         let picture = width * height;
-        let references = (0..REFERENCES).map(|_| setup.add_shared_region("reference", picture * 16)).collect();
+        let references = (0..REFERENCES)
+            .map(|_| setup.add_shared_region("reference", picture * 16))
+            .collect();
         let current_picture = setup.add_shared_region("picture", picture);
         let coded_bytes = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
         let coded_data = setup.add_shared_region("coded data", coded_bytes);
@@ -58,12 +60,22 @@ impl MotionSearch {
 
     /// Emits the sum of absolute differences at one candidate, row by row until it is worse than the best, on average
     /// after 10 of 16 rows.
-    fn emit_candidate_comparison(&mut self, reference: usize, x: u64, y: u64, out: &mut AccessEmitter) {
+    fn emit_candidate_comparison(
+        &mut self,
+        reference: usize,
+        x: u64,
+        y: u64,
+        out: &mut AccessEmitter,
+    ) {
         let (columns, picture) = (self.width / 16, self.references[reference]);
-        let (left_pixel, top_pixel) = (self.macroblock_index % columns * 16, self.macroblock_index / columns * 16);
+        let (left_pixel, top_pixel) = (
+            self.macroblock_index % columns * 16,
+            self.macroblock_index / columns * 16,
+        );
         let rows = 4 + self.rng.draw_below(13);
         for row in 0..rows.min(16) {
-            let pixel_address = self.current_picture.base + (top_pixel + row) * self.width + left_pixel;
+            let pixel_address =
+                self.current_picture.base + (top_pixel + row) * self.width + left_pixel;
             let sample_offset = (y + row * 4) * self.width * 4 + x;
             for word in 0..2 {
                 out.load(pixel_address + word * 8);
@@ -75,16 +87,23 @@ impl MotionSearch {
 
     fn emit_motion_search(&mut self, reference: usize, out: &mut AccessEmitter) {
         let columns = self.width / 16;
-        let (left_sample, top_sample) = (self.macroblock_index % columns * 64, self.macroblock_index / columns * 64);
+        let (left_sample, top_sample) = (
+            self.macroblock_index % columns * 64,
+            self.macroblock_index / columns * 64,
+        );
         let (max_left, max_top) = ((self.width - 16) * 4, (self.height - 16) * 4);
         for candidate in 0..64 {
             // The first 48 candidates are random whole pixels around the macroblock, the others random quarter pixels
             // next to it.
             let (search_radius, alignment) = if candidate < 48 { (64, 4) } else { (4, 1) };
-            let x = (left_sample + self.rng.draw_below(2 * search_radius)).saturating_sub(search_radius).min(max_left)
+            let x = (left_sample + self.rng.draw_below(2 * search_radius))
+                .saturating_sub(search_radius)
+                .min(max_left)
                 / alignment
                 * alignment;
-            let y = (top_sample + self.rng.draw_below(2 * search_radius)).saturating_sub(search_radius).min(max_top)
+            let y = (top_sample + self.rng.draw_below(2 * search_radius))
+                .saturating_sub(search_radius)
+                .min(max_top)
                 / alignment
                 * alignment;
             out.enter_function(candidate % 24);
@@ -95,14 +114,20 @@ impl MotionSearch {
     /// Emits transforming and writing the residual, and writing this macroblock's part of the next reference picture.
     fn emit_coding(&mut self, out: &mut AccessEmitter) {
         let columns = self.width / 16;
-        let target = self.references[(out.work_done / (columns * (self.height / 16)) % REFERENCES) as usize];
-        let (left_sample, top_sample) = (self.macroblock_index % columns * 64, self.macroblock_index / columns * 64);
+        let target =
+            self.references[(out.work_done / (columns * (self.height / 16)) % REFERENCES) as usize];
+        let (left_sample, top_sample) = (
+            self.macroblock_index % columns * 64,
+            self.macroblock_index / columns * 64,
+        );
         for row in 0..64u64 {
             if row.is_multiple_of(4) {
                 out.enter_function(24 + (row / 4 + out.work_done * 16) as u32 % 72);
             }
             for word in 0..8 {
-                out.store(target.base + (top_sample + row) * self.width * 4 + left_sample + word * 8);
+                out.store(
+                    target.base + (top_sample + row) * self.width * 4 + left_sample + word * 8,
+                );
             }
             out.store(self.coded_data.base + self.coded_offset);
             self.coded_offset = (self.coded_offset + 8) % (self.coded_data.bytes / 8 * 8);
@@ -116,7 +141,8 @@ impl WorkloadKernel for MotionSearch {
             self.emit_motion_search(reference, out);
         }
         self.emit_coding(out);
-        self.macroblock_index = (self.macroblock_index + 1) % (self.width / 16 * (self.height / 16));
+        self.macroblock_index =
+            (self.macroblock_index + 1) % (self.width / 16 * (self.height / 16));
         out.work_done += 1;
     }
 }
@@ -139,10 +165,21 @@ impl Rasterizer {
         let depth = setup.add_shared_region("depth buffer", side_pixels * side_pixels * 4);
         let texture_bytes = (1 << 20).min(bytes / 8);
         let texture = setup.add_shared_region("texture", texture_bytes);
-        let vertices = setup.add_shared_region("vertices", bytes - color.bytes - depth.bytes - texture.bytes);
+        let vertices = setup.add_shared_region(
+            "vertices",
+            bytes - color.bytes - depth.bytes - texture.bytes,
+        );
         let side_texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
         let rng = setup.rng.clone();
-        Rasterizer { color, depth, texture, vertices, side_pixels, side_texels, rng }
+        Rasterizer {
+            color,
+            depth,
+            texture,
+            vertices,
+            side_pixels,
+            side_texels,
+            rng,
+        }
     }
 
     fn emit_span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
@@ -154,7 +191,10 @@ impl Rasterizer {
                 continue;
             }
             out.store(self.depth.base + offset);
-            let (u, v) = ((texel + pixel) % (self.side_texels - 1), (texel / 7 + y) % (self.side_texels - 1));
+            let (u, v) = (
+                (texel + pixel) % (self.side_texels - 1),
+                (texel / 7 + y) % (self.side_texels - 1),
+            );
             let corner = self.texture.base + (v * self.side_texels + u) * 4;
             out.load(corner);
             out.load(corner + 4);
@@ -168,7 +208,9 @@ impl Rasterizer {
 impl WorkloadKernel for Rasterizer {
     fn step(&mut self, out: &mut AccessEmitter) {
         // The mesh covers the screen strip by strip; vertices are streamed and transformed by their own code.
-        let vertex = self.vertices.element_address(out.work_done % (self.vertices.bytes / 64), 64);
+        let vertex = self
+            .vertices
+            .element_address(out.work_done % (self.vertices.bytes / 64), 64);
         out.enter_function(out.work_done as u32 % 48);
         for word in 0..8 {
             out.load(vertex + word * 8);
@@ -176,8 +218,10 @@ impl WorkloadKernel for Rasterizer {
         out.store(vertex + 48);
         let size = 4 + self.rng.draw_below(8);
         let triangles_per_row = (self.side_pixels / 6).max(1);
-        let (column, row) =
-            (out.work_done % triangles_per_row, out.work_done / triangles_per_row * 6 % self.side_pixels);
+        let (column, row) = (
+            out.work_done % triangles_per_row,
+            out.work_done / triangles_per_row * 6 % self.side_pixels,
+        );
         out.enter_function(48 + self.rng.draw_function(48));
         for line in 0..size {
             let y = row + line;
@@ -213,7 +257,16 @@ impl Recognizer {
         let tree = setup.add_shared_region("lexical tree", bytes - senones.bytes);
         let mut rng = setup.rng.clone();
         let (state_position, salt) = (rng.next_bits(), rng.next_bits());
-        Recognizer { senones, tree, senone_count, next_senone: 0, states_left: 0, state_position, salt, rng }
+        Recognizer {
+            senones,
+            tree,
+            senone_count,
+            next_senone: 0,
+            states_left: 0,
+            state_position,
+            salt,
+            rng,
+        }
     }
 
     fn emit_senone_score(&self, senone: u64, out: &mut AccessEmitter) {
@@ -228,8 +281,11 @@ impl Recognizer {
     fn emit_state_search(&mut self, out: &mut AccessEmitter) {
         let states = self.tree.bytes / STATE_BYTES;
         // Paths move to nearby states; occasionally a word ends and another begins.
-        let state_offset =
-            if self.state_position & 15 == 0 { self.rng.draw_below(states) } else { self.rng.draw_below(64) };
+        let state_offset = if self.state_position & 15 == 0 {
+            self.rng.draw_below(states)
+        } else {
+            self.rng.draw_below(64)
+        };
         let state = (self.state_position + state_offset) % states;
         self.state_position = self.state_position.wrapping_add(state_offset + 1);
         let record = self.tree.element_address(state, STATE_BYTES);

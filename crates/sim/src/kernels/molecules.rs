@@ -9,8 +9,12 @@ use super::random::{Rng, hash_value, map_to_range};
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
-    ("ammp", |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 2048, 120))),
-    ("namd", |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 128, 160))),
+    ("ammp", |setup| {
+        setup.add_single_kernel(|setup| Molecules::new(setup, 2048, 120))
+    }),
+    ("namd", |setup| {
+        setup.add_single_kernel(|setup| Molecules::new(setup, 128, 160))
+    }),
 ];
 
 /// Number of steps between two rebuilds of the neighbor lists.
@@ -64,9 +68,14 @@ impl Molecules {
         }
         for slot in 0..self.neighbors_per_atom {
             if slot.is_multiple_of(2) {
-                out.load(self.lists.element_address(atom * self.neighbors_per_atom + slot, 4));
+                out.load(
+                    self.lists
+                        .element_address(atom * self.neighbors_per_atom + slot, 4),
+                );
             }
-            let neighbor = self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes);
+            let neighbor = self
+                .atoms
+                .element_address(self.neighbor(atom, slot), self.atom_bytes);
             out.load_dependent(neighbor);
             out.load(neighbor + 8);
             out.load(neighbor + 16);
@@ -88,8 +97,14 @@ impl Molecules {
             out.load(self.atoms.element_address(atom, self.atom_bytes) + offset);
         }
         for slot in 0..self.neighbors_per_atom {
-            out.load(self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes));
-            out.store(self.lists.element_address(atom * self.neighbors_per_atom + slot, 4));
+            out.load(
+                self.atoms
+                    .element_address(self.neighbor(atom, slot), self.atom_bytes),
+            );
+            out.store(
+                self.lists
+                    .element_address(atom * self.neighbors_per_atom + slot, 4),
+            );
         }
     }
 }

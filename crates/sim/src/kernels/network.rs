@@ -20,8 +20,12 @@ use super::emitter::AccessEmitter;
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
-    ("mcf", |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2000))),
-    ("mcf-2006", |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2006))),
+    ("mcf", |setup| {
+        setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2000))
+    }),
+    ("mcf-2006", |setup| {
+        setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2006))
+    }),
 ];
 
 const ARC_BYTES: u64 = 64;
@@ -92,11 +96,21 @@ const MCF_2006: McfVersion = McfVersion {
 
 #[derive(Clone, Copy)]
 enum SimplexStage {
-    Price { arc: u64 },
+    Price {
+        arc: u64,
+    },
     Sort,
-    Update { pivot: Pivot, node: u32, change: i64 },
-    ClearMarks { first_node: u64 },
-    Refresh { node: u32 },
+    Update {
+        pivot: Pivot,
+        node: u32,
+        change: i64,
+    },
+    ClearMarks {
+        first_node: u64,
+    },
+    Refresh {
+        node: u32,
+    },
 }
 
 /// An arc in the basket, with the index of its entry.
@@ -128,11 +142,23 @@ impl Simplex {
         let bytes = setup.data_bytes() - pointers.bytes - entries.bytes;
         let max_nodes = Basis::node_count(bytes / ARC_BYTES);
         let arc_count = (bytes - max_nodes * version.node_bytes) / ARC_BYTES;
-        let nodes = setup.add_shared_region("nodes", Basis::node_count(arc_count) * version.node_bytes);
+        let nodes =
+            setup.add_shared_region("nodes", Basis::node_count(arc_count) * version.node_bytes);
         let arcs = setup.add_shared_region("arcs", arc_count * ARC_BYTES);
         let basis = Basis::new(arc_count, setup.rng.clone().next_bits());
         let (basket, stage) = (Vec::new(), SimplexStage::Price { arc: 0 });
-        Simplex { version, nodes, arcs, pointers, entries, basis, basket, stage, next_group: 0, first_group: 0 }
+        Simplex {
+            version,
+            nodes,
+            arcs,
+            pointers,
+            entries,
+            basis,
+            basket,
+            stage,
+            next_group: 0,
+            first_group: 0,
+        }
     }
 
     fn group_count(&self) -> u64 {
@@ -141,7 +167,8 @@ impl Simplex {
 
     #[inline]
     fn node_address(&self, node: u32) -> u64 {
-        self.nodes.element_address(u64::from(node), self.version.node_bytes)
+        self.nodes
+            .element_address(u64::from(node), self.version.node_bytes)
     }
 
     fn pointer_address(&self, index: usize) -> u64 {
@@ -168,7 +195,9 @@ impl Simplex {
         out.load(record + version.head);
         out.load_dependent(self.node_address(head) + version.potential);
         let reduced_cost = self.basis.reduced_cost(tail, head, cost);
-        self.basis.is_violating(arc, reduced_cost).then_some(reduced_cost)
+        self.basis
+            .is_violating(arc, reduced_cost)
+            .then_some(reduced_cost)
     }
 
     /// Emits storing a candidate in the next entry of the basket.
@@ -176,15 +205,26 @@ impl Simplex {
         let index = self.basket.len();
         let slot = index as u64;
         out.load(self.pointer_address(index));
-        [0, 8, 16].into_iter().for_each(|field| out.store(self.entry_address(slot) + field));
-        self.basket.push(BasketArc { arc, reduced_cost, slot });
+        [0, 8, 16]
+            .into_iter()
+            .for_each(|field| out.store(self.entry_address(slot) + field));
+        self.basket.push(BasketArc {
+            arc,
+            reduced_cost,
+            slot,
+        });
     }
 
     /// Prices the best arcs of the last basket again, except the one that entered; the next group follows.
     fn start_pricing(&mut self, out: &mut AccessEmitter) {
         out.enter_function(0);
         let last_basket = std::mem::take(&mut self.basket);
-        for (index, candidate) in last_basket.iter().enumerate().take(self.version.basket_arcs).skip(1) {
+        for (index, candidate) in last_basket
+            .iter()
+            .enumerate()
+            .take(self.version.basket_arcs)
+            .skip(1)
+        {
             out.load(self.pointer_address(index));
             out.load_dependent(self.entry_address(candidate.slot));
             if let Some(reduced_cost) = self.price_arc(candidate.arc, out) {
@@ -192,7 +232,9 @@ impl Simplex {
             }
         }
         self.first_group = self.next_group;
-        self.stage = SimplexStage::Price { arc: self.next_group };
+        self.stage = SimplexStage::Price {
+            arc: self.next_group,
+        };
     }
 
     fn price_arcs(&mut self, mut arc: u64, out: &mut AccessEmitter) {
@@ -211,8 +253,12 @@ impl Simplex {
 
     fn end_group(&mut self, out: &mut AccessEmitter) {
         self.next_group = (self.next_group + 1) % self.group_count();
-        self.stage = if self.basket.len() < self.version.basket_arcs && self.next_group != self.first_group {
-            SimplexStage::Price { arc: self.next_group }
+        self.stage = if self.basket.len() < self.version.basket_arcs
+            && self.next_group != self.first_group
+        {
+            SimplexStage::Price {
+                arc: self.next_group,
+            }
         } else if self.basket.is_empty() {
             self.basis.start_next_problem();
             self.start_refresh(out)
@@ -275,7 +321,11 @@ impl Simplex {
             return self.exchange(&pivot, out);
         }
         let change = self.basis.potential_change(&pivot);
-        self.stage = SimplexStage::Update { pivot, node: pivot.cut_node, change };
+        self.stage = SimplexStage::Update {
+            pivot,
+            node: pivot.cut_node,
+            change,
+        };
     }
 
     /// Emits following the tree's links from one node to the next in depth-first order.
@@ -293,7 +343,13 @@ impl Simplex {
         })
     }
 
-    fn update_potentials(&mut self, pivot: Pivot, mut current_node: u32, change: i64, out: &mut AccessEmitter) {
+    fn update_potentials(
+        &mut self,
+        pivot: Pivot,
+        mut current_node: u32,
+        change: i64,
+        out: &mut AccessEmitter,
+    ) {
         for _ in 0..64 {
             let record = self.node_address(current_node);
             out.load_dependent(record + self.version.potential);
@@ -304,21 +360,47 @@ impl Simplex {
                 None => return self.exchange(&pivot, out),
             }
         }
-        self.stage = SimplexStage::Update { pivot, node: current_node, change };
+        self.stage = SimplexStage::Update {
+            pivot,
+            node: current_node,
+            change,
+        };
     }
 
     fn exchange(&mut self, pivot: &Pivot, out: &mut AccessEmitter) {
-        let McfVersion { node_bytes, sibling, previous_sibling: sibling_before, parent, flow, size, .. } =
-            *self.version;
-        let McfVersion { child, orientation, basic_arc, .. } = *self.version;
+        let McfVersion {
+            node_bytes,
+            sibling,
+            previous_sibling: sibling_before,
+            parent,
+            flow,
+            size,
+            ..
+        } = *self.version;
+        let McfVersion {
+            child,
+            orientation,
+            basic_arc,
+            ..
+        } = *self.version;
         let nodes = self.nodes;
         self.basis.exchange(pivot, |node, is_reversed| {
             let record = nodes.element_address(u64::from(node), node_bytes);
             if is_reversed {
-                [parent, sibling, sibling_before, child].into_iter().for_each(|field| out.load(record + field));
-                [parent, sibling, sibling_before, orientation, flow, basic_arc, size]
+                [parent, sibling, sibling_before, child]
                     .into_iter()
-                    .for_each(|field| out.store(record + field));
+                    .for_each(|field| out.load(record + field));
+                [
+                    parent,
+                    sibling,
+                    sibling_before,
+                    orientation,
+                    flow,
+                    basic_arc,
+                    size,
+                ]
+                .into_iter()
+                .for_each(|field| out.store(record + field));
             } else {
                 out.load_dependent(record + size);
                 out.store(record + size);
@@ -346,15 +428,22 @@ impl Simplex {
     fn clear_marks(&mut self, first_node: u64, mark: u64, out: &mut AccessEmitter) {
         let nodes = self.basis.nodes.len() as u64;
         let end = (first_node + 256).min(nodes);
-        (first_node..end).for_each(|node| out.store(self.nodes.element_address(node, self.version.node_bytes) + mark));
-        self.stage =
-            if end == nodes { SimplexStage::Refresh { node: 0 } } else { SimplexStage::ClearMarks { first_node: end } };
+        (first_node..end).for_each(|node| {
+            out.store(self.nodes.element_address(node, self.version.node_bytes) + mark)
+        });
+        self.stage = if end == nodes {
+            SimplexStage::Refresh { node: 0 }
+        } else {
+            SimplexStage::ClearMarks { first_node: end }
+        };
     }
 
     fn refresh_potentials(&mut self, mut current_node: u32, out: &mut AccessEmitter) {
         let version = self.version;
         for _ in 0..64 {
-            let Some(next) = self.next_in_subtree(current_node, 0, out) else { return self.start_pricing(out) };
+            let Some(next) = self.next_in_subtree(current_node, 0, out) else {
+                return self.start_pricing(out);
+            };
             self.basis.set_potential(next);
             let (record, node) = (self.node_address(next), self.basis.nodes[next as usize]);
             out.load_dependent(record + version.orientation);
@@ -376,7 +465,11 @@ impl WorkloadKernel for Simplex {
         match self.stage {
             SimplexStage::Price { arc } => self.price_arcs(arc, out),
             SimplexStage::Sort => self.start_pivot(out),
-            SimplexStage::Update { pivot, node, change } => self.update_potentials(pivot, node, change, out),
+            SimplexStage::Update {
+                pivot,
+                node,
+                change,
+            } => self.update_potentials(pivot, node, change, out),
             SimplexStage::ClearMarks { first_node } => {
                 self.clear_marks(first_node, self.version.mark.unwrap_or(0), out)
             }

@@ -52,8 +52,20 @@ impl Art {
         let images = setup.add_shared_region("images", neuron_count * IMAGE_BYTES);
         let mut rng = setup.rng.clone();
         // Copies scan different windows, so each starts at another column.
-        let stage = ArtStage::Column { j: rng.draw_below(F2_NEURONS) };
-        Art { f1, bottom_up, top_down, images, neuron_count, rng, stage, next_row: 0, winner: 0 }
+        let stage = ArtStage::Column {
+            j: rng.draw_below(F2_NEURONS),
+        };
+        Art {
+            f1,
+            bottom_up,
+            top_down,
+            images,
+            neuron_count,
+            rng,
+            stage,
+            next_row: 0,
+            winner: 0,
+        }
     }
 
     /// Emits the accesses of one loop of a pass to one neuron: the fields that this loop reads and writes.
@@ -80,7 +92,10 @@ impl Art {
         match self.stage {
             ArtStage::Read => {
                 let words = self.images.bytes / 8;
-                out.load(self.images.element_address((i + out.work_done * 617) % words, 8));
+                out.load(
+                    self.images
+                        .element_address((i + out.work_done * 617) % words, 8),
+                );
                 out.store(self.f1.element_address(i, NEURON_BYTES));
             }
             ArtStage::Relax { pass } => self.emit_neuron_update(i, pass, out),
@@ -101,7 +116,9 @@ impl Art {
         self.next_row = 0;
         self.stage = match self.stage {
             ArtStage::Read => ArtStage::Relax { pass: 0 },
-            ArtStage::Relax { pass } if pass + 1 < PASSES * LOOPS => ArtStage::Relax { pass: pass + 1 },
+            ArtStage::Relax { pass } if pass + 1 < PASSES * LOOPS => {
+                ArtStage::Relax { pass: pass + 1 }
+            }
             ArtStage::Relax { .. } => ArtStage::Column { j: 0 },
             ArtStage::Column { j } if j + 1 < F2_NEURONS => ArtStage::Column { j: j + 1 },
             ArtStage::Column { .. } => ArtStage::Learn,

@@ -12,8 +12,12 @@ use super::random::{Rng, hash_value};
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
-    ("twolf", |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 55, false))),
-    ("vpr", |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 4, true))),
+    ("twolf", |setup| {
+        setup.add_single_kernel(|setup| Annealer::new(setup, 55, false))
+    }),
+    ("vpr", |setup| {
+        setup.add_single_kernel(|setup| Annealer::new(setup, 4, true))
+    }),
 ];
 
 const PINS: usize = 4;
@@ -53,9 +57,17 @@ impl Annealer {
         let cells = setup.add_shared_region("cells", count * CELL_BYTES);
         let pins = setup.add_shared_region("pins", count * PINS as u64 * PIN_BYTES);
         let nets = setup.add_shared_region("nets", count * NET_BYTES);
-        let terminals = setup.add_shared_region("net terminals", count * PINS as u64 * TERMINAL_BYTES);
+        let terminals =
+            setup.add_shared_region("net terminals", count * PINS as u64 * TERMINAL_BYTES);
         let table_bytes = setup.data_bytes() - count * BYTES_PER_CELL;
-        let tables = setup.add_shared_region(if has_router { "routing graph" } else { "routing tables" }, table_bytes);
+        let tables = setup.add_shared_region(
+            if has_router {
+                "routing graph"
+            } else {
+                "routing tables"
+            },
+            table_bytes,
+        );
         let mut rng = setup.rng.clone();
         let (net_cells, cell_nets) = draw_netlist(count as u32, &mut rng);
         let side = libm::ceil(libm::sqrt(count as f64)) as u32;
@@ -95,11 +107,14 @@ impl Annealer {
         out.load(record + 16);
         let (mut low_corner, mut high_corner) = ((u32::MAX, u32::MAX), (0, 0));
         for terminal in 0..PINS as u64 {
-            let record = self.terminals.element_address(u64::from(net) * PINS as u64 + terminal, TERMINAL_BYTES);
+            let record = self
+                .terminals
+                .element_address(u64::from(net) * PINS as u64 + terminal, TERMINAL_BYTES);
             out.load_dependent(record);
             out.load(record + 8);
             out.load(record + 16);
-            let (x, y) = self.cell_position(self.net_cells[net as usize * PINS + terminal as usize]);
+            let (x, y) =
+                self.cell_position(self.net_cells[net as usize * PINS + terminal as usize]);
             low_corner = (low_corner.0.min(x), low_corner.1.min(y));
             high_corner = (high_corner.0.max(x), high_corner.1.max(y));
         }
@@ -109,23 +124,37 @@ impl Annealer {
 
     fn emit_cell_cost(&self, cell: u32, out: &mut AccessEmitter) -> u32 {
         out.load(self.cells.element_address(u64::from(cell), CELL_BYTES) + 64);
-        (0..PINS).map(|pin| self.emit_net_cost(cell, pin, out)).sum()
+        (0..PINS)
+            .map(|pin| self.emit_net_cost(cell, pin, out))
+            .sum()
     }
 
     /// Returns the cell at a random position within the window around `cell`; `None` if that position is empty.
     fn draw_partner(&mut self, cell: u32) -> Option<u32> {
         let (x, y) = self.cell_position(cell);
         let window_side = u64::from(2 * self.window_radius + 1);
-        let mut draw_shifted =
-            |coordinate: u32| (coordinate + self.rng.draw_below(window_side) as u32).checked_sub(self.window_radius);
+        let mut draw_shifted = |coordinate: u32| {
+            (coordinate + self.rng.draw_below(window_side) as u32).checked_sub(self.window_radius)
+        };
         let (x, y) = (draw_shifted(x)?, draw_shifted(y)?);
         let slot = y * self.side + x;
-        if x >= self.side { None } else { self.cell_by_slot.get(slot as usize).copied().filter(|&other| other != cell) }
+        if x >= self.side {
+            None
+        } else {
+            self.cell_by_slot
+                .get(slot as usize)
+                .copied()
+                .filter(|&other| other != cell)
+        }
     }
 
     fn swap_cells(&mut self, first_cell: u32, second_cell: u32) {
-        let (slot_one, slot_two) = (self.slot_by_cell[first_cell as usize], self.slot_by_cell[second_cell as usize]);
-        self.slot_by_cell.swap(first_cell as usize, second_cell as usize);
+        let (slot_one, slot_two) = (
+            self.slot_by_cell[first_cell as usize],
+            self.slot_by_cell[second_cell as usize],
+        );
+        self.slot_by_cell
+            .swap(first_cell as usize, second_cell as usize);
         self.cell_by_slot[slot_one as usize] = second_cell;
         self.cell_by_slot[slot_two as usize] = first_cell;
     }
@@ -134,7 +163,9 @@ impl Annealer {
         let cell = self.rng.draw_below(self.slot_by_cell.len() as u64) as u32;
         out.enter_function(hash_value(u64::from(cell)) as u32);
         out.load(self.cells.element_address(u64::from(cell), CELL_BYTES));
-        let Some(partner) = self.draw_partner(cell) else { return };
+        let Some(partner) = self.draw_partner(cell) else {
+            return;
+        };
         out.load(self.cells.element_address(u64::from(partner), CELL_BYTES));
         let old_cost = self.emit_cell_cost(cell, out) + self.emit_cell_cost(partner, out);
         self.swap_cells(cell, partner);
@@ -153,7 +184,9 @@ impl Annealer {
             return;
         }
         for moved_cell in [cell, partner] {
-            let record = self.cells.element_address(u64::from(moved_cell), CELL_BYTES);
+            let record = self
+                .cells
+                .element_address(u64::from(moved_cell), CELL_BYTES);
             out.store(record + 8);
             out.store(record + 72);
             for pin in 0..PINS {
@@ -228,7 +261,10 @@ fn draw_netlist(count: u32, rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
         for start in (0..u64::from(count)).step_by(block as usize) {
             let len = block.min(u64::from(count) - start);
             for i in (1..len).rev() {
-                permuted_cells.swap((start + i) as usize, (start + rng.draw_below(i + 1)) as usize);
+                permuted_cells.swap(
+                    (start + i) as usize,
+                    (start + rng.draw_below(i + 1)) as usize,
+                );
             }
         }
         for (net, &cell) in permuted_cells.iter().enumerate() {
@@ -256,7 +292,14 @@ const NODE_BYTES: u64 = 128;
 impl Router {
     fn new(graph: Region) -> Self {
         let side = libm::sqrt((graph.bytes / NODE_BYTES) as f64) as u64;
-        Router { graph, side, nets_left: 0, expansions_left: 0, box_corner: (0, 0), box_side: 1 }
+        Router {
+            graph,
+            side,
+            nets_left: 0,
+            expansions_left: 0,
+            box_corner: (0, 0),
+            box_side: 1,
+        }
     }
 
     fn step(&mut self, rng: &mut Rng, out: &mut AccessEmitter) {

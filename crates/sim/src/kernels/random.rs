@@ -56,6 +56,10 @@ impl Rng {
     #[inline]
     pub fn draw_function(&mut self, count: u64) -> u32 {
         let drawn_index = self.draw_skewed(count);
-        if drawn_index & 31 == 31 { self.draw_below(count) as u32 } else { self.draw_skewed(drawn_index + 1) as u32 }
+        if drawn_index & 31 == 31 {
+            self.draw_below(count) as u32
+        } else {
+            self.draw_skewed(drawn_index + 1) as u32
+        }
     }
 }

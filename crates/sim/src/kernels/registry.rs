@@ -61,7 +61,8 @@ struct ProgramTable {
 }
 
 static TABLE: LazyLock<ProgramTable> = LazyLock::new(|| {
-    toml::from_str(include_str!("programs.toml")).expect("programs.toml is built in, and tests read all of it")
+    toml::from_str(include_str!("programs.toml"))
+        .expect("programs.toml is built in, and tests read all of it")
 });
 
 /// Returns every program, in the order of the table.
@@ -74,37 +75,67 @@ pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
 /// # Errors
 /// Returns an error if the name is unknown (with the most similar known one), or if the program does not accept an
 /// option.
-pub fn build_threads(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn AccessSource>>, ProgramError> {
+pub fn build_threads(
+    name: &str,
+    seed: u64,
+    options: &Options,
+) -> Result<Vec<Box<dyn AccessSource>>, ProgramError> {
     build_program(name, seed, options).map(|program| program.threads)
 }
 
 /// Like [`build_threads`], but also returns groups and regions.
-pub fn build_program(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
+pub fn build_program(
+    name: &str,
+    seed: u64,
+    options: &Options,
+) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
         let names: Vec<&str> = programs().map(|spec| spec.name.as_str()).collect();
         let meant = nearest_name(name, names.iter().copied())
             .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-        return Err(ProgramError::Unknown { name: name.into(), known: names.join(", "), meant });
+        return Err(ProgramError::Unknown {
+            name: name.into(),
+            known: names.join(", "),
+            meant,
+        });
     };
     check_options(spec, options)?;
     let mut setup = KernelSetup::new(spec, seed, options);
-    let (_, make) =
-        FAMILIES.iter().copied().flatten().find(|(name, _)| *name == spec.name).expect("programs have kernels");
+    let (_, make) = FAMILIES
+        .iter()
+        .copied()
+        .flatten()
+        .find(|(name, _)| *name == spec.name)
+        .expect("programs have kernels");
     make(&mut setup);
     Ok(setup.finish())
 }
 
 fn check_options(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramError> {
     let refuse_option = |option, found: String, expected: String| {
-        Err(ProgramError::Refused { program: &spec.name, option, found, expected })
+        Err(ProgramError::Refused {
+            program: &spec.name,
+            option,
+            found,
+            expected,
+        })
     };
     if spec.threads == (1, 1) {
         let thread_options = [
             ("threads", options.threads.map(|n| n.to_string())),
             ("groups", options.groups.map(|n| n.to_string())),
-            ("group_sizes", (!options.group_sizes.is_empty()).then(|| format!("{:?}", options.group_sizes))),
-            ("background_threads", options.background_threads.map(|n| n.to_string())),
-            ("regroup_after", options.regroup_after.map(|n| n.to_string())),
+            (
+                "group_sizes",
+                (!options.group_sizes.is_empty()).then(|| format!("{:?}", options.group_sizes)),
+            ),
+            (
+                "background_threads",
+                options.background_threads.map(|n| n.to_string()),
+            ),
+            (
+                "regroup_after",
+                options.regroup_after.map(|n| n.to_string()),
+            ),
         ];
         for (option, found) in thread_options {
             if let Some(found) = found {
@@ -122,19 +153,30 @@ fn check_options(spec: &'static KernelSpec, options: &Options) -> Result<(), Pro
     let sizes = group_sizes(spec, options);
     let thread_count: u64 = sizes.iter().map(|&n| u64::from(n)).sum();
     if sizes.is_empty() || sizes.contains(&0) || thread_count > 4096 {
-        return refuse_option("threads", format!("{sizes:?}"), "1 to 4096 threads, none of the groups empty".into());
+        return refuse_option(
+            "threads",
+            format!("{sizes:?}"),
+            "1 to 4096 threads, none of the groups empty".into(),
+        );
     }
     if options.background_threads.is_some_and(|n| n > 256) {
-        return refuse_option("background_threads", format!("{:?}", options.background_threads), "at most 256".into());
+        return refuse_option(
+            "background_threads",
+            format!("{:?}", options.background_threads),
+            "at most 256".into(),
+        );
     }
     if options.regroup_after == Some(0) {
         return refuse_option("regroup_after", "0".into(), "at least 1 operation".into());
     }
-    let min_bytes = (64 << 10) * (thread_count + u64::from(options.background_threads.unwrap_or(0)));
+    let min_bytes =
+        (64 << 10) * (thread_count + u64::from(options.background_threads.unwrap_or(0)));
     match options.footprint_bytes {
-        Some(bytes) if bytes < min_bytes || bytes > 1 << 40 => {
-            refuse_option("footprint_bytes", bytes.to_string(), format!("{min_bytes} (64 KiB a thread) to 2^40"))
-        }
+        Some(bytes) if bytes < min_bytes || bytes > 1 << 40 => refuse_option(
+            "footprint_bytes",
+            bytes.to_string(),
+            format!("{min_bytes} (64 KiB a thread) to 2^40"),
+        ),
         _ => Ok(()),
     }
 }

@@ -10,9 +10,15 @@ use super::servers::{Membership, add_collectors, group_members, group_users};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
-    ("scoreboards", |setup| set_up_boards(setup, SharingMode::Groups)),
-    ("share-nothing", |setup| set_up_boards(setup, SharingMode::Nothing)),
-    ("share-everything", |setup| set_up_boards(setup, SharingMode::Everything)),
+    ("scoreboards", |setup| {
+        set_up_boards(setup, SharingMode::Groups)
+    }),
+    ("share-nothing", |setup| {
+        set_up_boards(setup, SharingMode::Nothing)
+    }),
+    ("share-everything", |setup| {
+        set_up_boards(setup, SharingMode::Everything)
+    }),
 ];
 
 #[derive(Clone, Copy, PartialEq)]
@@ -36,9 +42,17 @@ struct Worker {
 
 fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     let members = group_members(setup);
-    let count = if sharing == SharingMode::Groups { setup.sizes.len() } else { 1 };
+    let count = if sharing == SharingMode::Groups {
+        setup.sizes.len()
+    } else {
+        1
+    };
     let users_of_board = |setup: &KernelSetup, group| {
-        if sharing == SharingMode::Everything { RegionUsers::All } else { group_users(setup, group) }
+        if sharing == SharingMode::Everything {
+            RegionUsers::All
+        } else {
+            group_users(setup, group)
+        }
     };
     let mut shared_boards = Vec::new();
     if sharing != SharingMode::Nothing {
@@ -48,24 +62,46 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
         }
     }
     let private_bytes_per_thread = |setup: &KernelSetup| {
-        let boards = if sharing == SharingMode::Nothing { members.len() } else { count } as u64;
-        let mark_bytes = if setup.options.background_threads.unwrap_or(0) > 0 { 4096 } else { 0 };
+        let boards = if sharing == SharingMode::Nothing {
+            members.len()
+        } else {
+            count
+        } as u64;
+        let mark_bytes = if setup.options.background_threads.unwrap_or(0) > 0 {
+            4096
+        } else {
+            0
+        };
         (setup.data_bytes() - boards * BOARD_BYTES - mark_bytes) / members.len() as u64
     };
     let bytes = private_bytes_per_thread(setup);
     let mut heap = shared_boards.clone();
     for (thread, &(group, member_index)) in members.iter().enumerate() {
-        let private_region = setup.add_region("private data", bytes, RegionUsers::Thread(thread as u32));
+        let private_region =
+            setup.add_region("private data", bytes, RegionUsers::Thread(thread as u32));
         let mut boards = shared_boards.clone();
         if sharing == SharingMode::Nothing {
-            boards.push(setup.add_region("scoreboard", BOARD_BYTES, RegionUsers::Thread(thread as u32)));
+            boards.push(setup.add_region(
+                "scoreboard",
+                BOARD_BYTES,
+                RegionUsers::Thread(thread as u32),
+            ));
         }
         let mut membership = Membership::new(group, member_index, setup);
         if boards.len() == 1 {
             membership = Membership::fixed_member();
         }
         let rng = Rng::new(setup.rng.next_bits());
-        setup.add_member(group, member_index, Worker { boards, membership, private_region, rng });
+        setup.add_member(
+            group,
+            member_index,
+            Worker {
+                boards,
+                membership,
+                private_region,
+                rng,
+            },
+        );
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
         let mark_region = setup.add_shared_region("marks", 4096);
@@ -90,7 +126,9 @@ impl WorkloadKernel for Worker {
         }
         out.enter_function(1);
         for touch in 0..PRIVATE_TOUCHES {
-            let word = self.private_region.element_address(self.rng.draw_below(self.private_region.bytes / 8), 8);
+            let word = self
+                .private_region
+                .element_address(self.rng.draw_below(self.private_region.bytes / 8), 8);
             out.load(word);
             if touch.is_multiple_of(4) {
                 out.store(word);

@@ -11,8 +11,12 @@ use super::random::Rng;
 use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
-    ("crafty", |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 120, 12, 48))),
-    ("gobmk", |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 240, 48, 240))),
+    ("crafty", |setup| {
+        setup.add_single_kernel(|setup| GameSearch::new(setup, 120, 12, 48))
+    }),
+    ("gobmk", |setup| {
+        setup.add_single_kernel(|setup| GameSearch::new(setup, 240, 48, 240))
+    }),
     ("gamess", |setup| setup.add_single_kernel(Integrals::new)),
     ("povray", |setup| setup.add_single_kernel(RayTracer::new)),
 ];
@@ -37,11 +41,17 @@ struct GameSearch {
 const BOARD_BYTES: u64 = 512;
 
 impl GameSearch {
-    fn new(setup: &mut KernelSetup, reads_per_position: u64, reads_per_call: u64, reads_per_cold_read: u64) -> Self {
+    fn new(
+        setup: &mut KernelSetup,
+        reads_per_position: u64,
+        reads_per_call: u64,
+        reads_per_cold_read: u64,
+    ) -> Self {
         let bytes = setup.data_bytes();
         let boards = setup.add_shared_region("position stack", (16 * BOARD_BYTES).min(bytes / 8));
         let tables = setup.add_shared_region("tables", bytes / 4);
-        let cache = setup.add_shared_region("transposition table", bytes - boards.bytes - tables.bytes);
+        let cache =
+            setup.add_shared_region("transposition table", bytes - boards.bytes - tables.bytes);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
         GameSearch {
             boards,
@@ -68,7 +78,9 @@ impl WorkloadKernel for GameSearch {
         } else {
             self.tree_depth + 1
         };
-        let board = self.boards.element_address(self.tree_depth.min(level_count - 1), BOARD_BYTES);
+        let board = self
+            .boards
+            .element_address(self.tree_depth.min(level_count - 1), BOARD_BYTES);
         out.enter_function(self.rng.draw_function(functions));
         for word in 0..12 {
             out.load(board + word * 8);
@@ -84,7 +96,11 @@ impl WorkloadKernel for GameSearch {
             }
             // A few tables serve every position, others only certain patterns.
             let word = self.rng.draw_skewed(self.tables.bytes / 8);
-            let word = if read.is_multiple_of(self.reads_per_cold_read) { word } else { word / self.hot_divisor };
+            let word = if read.is_multiple_of(self.reads_per_cold_read) {
+                word
+            } else {
+                word / self.hot_divisor
+            };
             out.load(self.tables.element_address(word, 8));
             if read.is_multiple_of(3) {
                 out.load(board + read * 8 % BOARD_BYTES);
@@ -139,7 +155,16 @@ impl Integrals {
         let shell_count = (functions / FUNCTIONS_PER_SHELL).max(1);
         // The last shell has the most quartets, and those of each pair go over nearly the whole triangle.
         let quartet = [shell_count - 1, rng.draw_below(shell_count), 0, 0];
-        Integrals { buffers, intermediates, density, fock, shell_count, quartet, term_count: 0, rng }
+        Integrals {
+            buffers,
+            intermediates,
+            density,
+            fock,
+            shell_count,
+            quartet,
+            term_count: 0,
+            rng,
+        }
     }
 
     /// Emits recursions over the primitives of one quartet of shells.
@@ -148,19 +173,37 @@ impl Integrals {
         // The types of the shells choose the routines: three kinds, of which those of the outer two shells stay for
         // long.
         let [i, j, k, l] = self.quartet;
-        let type_code = [i, j, k, l].iter().fold(0, |types, shell| types * 3 + shell % 3);
-        let contraction_routines = u64::from(out.function_count()).saturating_sub(RECURSION_ROUTINES).max(1);
+        let type_code = [i, j, k, l]
+            .iter()
+            .fold(0, |types, shell| types * 3 + shell % 3);
+        let contraction_routines = u64::from(out.function_count())
+            .saturating_sub(RECURSION_ROUTINES)
+            .max(1);
         for term in self.term_count..self.term_count + TERMS_PER_STEP {
             if term.is_multiple_of(32) {
                 let (call, is_recursion) = (term / 64, (term / 32).is_multiple_of(2));
-                let contraction = RECURSION_ROUTINES + (type_code * 4 + call % 4) % contraction_routines;
-                out.enter_function(if is_recursion { call % RECURSION_ROUTINES } else { contraction } as u32);
+                let contraction =
+                    RECURSION_ROUTINES + (type_code * 4 + call % 4) % contraction_routines;
+                out.enter_function(if is_recursion {
+                    call % RECURSION_ROUTINES
+                } else {
+                    contraction
+                } as u32);
             }
             if term.is_multiple_of(TERMS_PER_INTERMEDIATE) {
-                out.load(self.intermediates.element_address(self.rng.draw_skewed(intermediates), 8));
+                out.load(
+                    self.intermediates
+                        .element_address(self.rng.draw_skewed(intermediates), 8),
+                );
             }
-            out.load(self.buffers.element_address((term * 5 + l) % buffer_words, 8));
-            out.load(self.buffers.element_address((term * 11 + 3 * l) % buffer_words, 8));
+            out.load(
+                self.buffers
+                    .element_address((term * 5 + l) % buffer_words, 8),
+            );
+            out.load(
+                self.buffers
+                    .element_address((term * 11 + 3 * l) % buffer_words, 8),
+            );
             out.store(self.buffers.element_address((term + l) % buffer_words, 8));
         }
     }
@@ -168,10 +211,11 @@ impl Integrals {
     /// Emits the contraction of one block of two shells: reads of its part of the density, and updates of its part of
     /// the Fock matrix.
     fn emit_contraction(&self, first_shell: u64, second_shell: u64, out: &mut AccessEmitter) {
-        let (high_shell, low_shell) = (first_shell.max(second_shell), first_shell.min(second_shell));
+        let (high_shell, low_shell) =
+            (first_shell.max(second_shell), first_shell.min(second_shell));
         for row in high_shell * FUNCTIONS_PER_SHELL..(high_shell + 1) * FUNCTIONS_PER_SHELL {
-            for column in
-                (low_shell * FUNCTIONS_PER_SHELL..(low_shell + 1) * FUNCTIONS_PER_SHELL).filter(|column| *column <= row)
+            for column in (low_shell * FUNCTIONS_PER_SHELL..(low_shell + 1) * FUNCTIONS_PER_SHELL)
+                .filter(|column| *column <= row)
             {
                 let word = row * (row + 1) / 2 + column;
                 out.load(self.density.element_address(word, 8));
@@ -210,7 +254,8 @@ impl WorkloadKernel for Integrals {
     }
 
     fn progress(&self, work_done: u64) -> f64 {
-        (work_done / TERMS_PER_QUARTET) as f64 + (work_done % TERMS_PER_QUARTET) as f64 / TERMS_PER_QUARTET as f64
+        (work_done / TERMS_PER_QUARTET) as f64
+            + (work_done % TERMS_PER_QUARTET) as f64 / TERMS_PER_QUARTET as f64
     }
 }
 
@@ -229,9 +274,15 @@ impl RayTracer {
         let bytes = setup.data_bytes();
         let hierarchy = setup.add_shared_region("bounding boxes", bytes / 8);
         let image = setup.add_shared_region("image", bytes / 8);
-        let shapes = setup.add_shared_region("shapes and textures", bytes - hierarchy.bytes - image.bytes);
+        let shapes =
+            setup.add_shared_region("shapes and textures", bytes - hierarchy.bytes - image.bytes);
         let rng = setup.rng.clone();
-        RayTracer { hierarchy, shapes, image, rng }
+        RayTracer {
+            hierarchy,
+            shapes,
+            image,
+            rng,
+        }
     }
 }
 
@@ -259,9 +310,10 @@ impl WorkloadKernel for RayTracer {
         let record = self.hierarchy.element_address(leaf, BOX_BYTES);
         out.load(record);
         let shape_count = self.shapes.bytes / SHAPE_BYTES;
-        let shape =
-            self.shapes.element_address((leaf * shape_count + out.work_done % box_count) / box_count, SHAPE_BYTES)
-                + out.work_done % 2 * 64;
+        let shape = self.shapes.element_address(
+            (leaf * shape_count + out.work_done % box_count) / box_count,
+            SHAPE_BYTES,
+        ) + out.work_done % 2 * 64;
         out.load_dependent(shape);
         for word in 0..24u64 {
             if word.is_multiple_of(8) {
@@ -276,7 +328,10 @@ impl WorkloadKernel for RayTracer {
                 out.load(self.shapes.element_address(any_shape, SHAPE_BYTES) + word * 32);
             }
         }
-        out.store(self.image.element_address(out.work_done / 4 % (self.image.bytes / 8), 8));
+        out.store(
+            self.image
+                .element_address(out.work_done / 4 % (self.image.bytes / 8), 8),
+        );
         out.work_done += 1;
     }
 }

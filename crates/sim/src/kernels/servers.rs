@@ -25,30 +25,50 @@ pub(super) struct Membership {
 impl Membership {
     pub fn new(group: u32, member_index: u32, setup: &KernelSetup) -> Self {
         let later_group = later_group(group, member_index, setup.sizes.len() as u32);
-        Membership { group, later_group, regroup_after: setup.options.regroup_after }
+        Membership {
+            group,
+            later_group,
+            regroup_after: setup.options.regroup_after,
+        }
     }
 
     /// Returns the membership of a thread that works on the same data throughout, whatever its group.
     pub fn fixed_member() -> Self {
-        Membership { group: 0, later_group: 0, regroup_after: None }
+        Membership {
+            group: 0,
+            later_group: 0,
+            regroup_after: None,
+        }
     }
 
     /// Returns the group on whose data the thread works after this many operations of its own.
     pub fn current_group(&self, operations: u64) -> usize {
-        let has_moved = self.regroup_after.is_some_and(|group_operations| operations >= group_operations);
-        (if has_moved { self.later_group } else { self.group }) as usize
+        let has_moved = self
+            .regroup_after
+            .is_some_and(|group_operations| operations >= group_operations);
+        (if has_moved {
+            self.later_group
+        } else {
+            self.group
+        }) as usize
     }
 }
 
 /// Returns the users of a group's region: the group, or all threads if threads change groups.
 pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
-    if setup.options.regroup_after.is_some() { RegionUsers::All } else { RegionUsers::Group(group) }
+    if setup.options.regroup_after.is_some() {
+        RegionUsers::All
+    } else {
+        RegionUsers::Group(group)
+    }
 }
 
 /// Returns the threads to build, as pairs of group and index within the group.
 pub(super) fn group_members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
-    sizes.flat_map(|(group, &size)| (0..size).map(move |member_index| (group as u32, member_index))).collect()
+    sizes
+        .flat_map(|(group, &size)| (0..size).map(move |member_index| (group as u32, member_index)))
+        .collect()
 }
 
 /// A collector, which alternates between sleeping and marking: it reads a stretch of every region.
@@ -72,7 +92,13 @@ const SLEEP_NS: u64 = 1_500_000;
 pub(super) fn add_collectors(setup: &mut KernelSetup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
         let rng = Rng::new(setup.rng.next_bits());
-        setup.add_background(Collector { heap: heap.to_vec(), marks, lines_left: 0, position: 0, rng });
+        setup.add_background(Collector {
+            heap: heap.to_vec(),
+            marks,
+            lines_left: 0,
+            position: 0,
+            rng,
+        });
     }
 }
 
@@ -90,7 +116,10 @@ impl WorkloadKernel for Collector {
             let object = self.position / 64 % (region.bytes / 64);
             out.load_dependent(region.element_address(object, 64));
             out.load(region.element_address(object, 64) + 8);
-            out.store(self.marks.element_address(object % (self.marks.bytes / 8), 8));
+            out.store(
+                self.marks
+                    .element_address(object % (self.marks.bytes / 8), 8),
+            );
             self.position = self.position.wrapping_add(1);
         }
         self.lines_left -= 64;

@@ -119,7 +119,10 @@ impl Region {
     /// Returns the address of element `index` of the region, for elements of `size` bytes.
     #[inline]
     pub(crate) fn element_address(&self, index: u64, size: u64) -> u64 {
-        debug_assert!((index + 1) * size <= self.bytes, "{self:?}: element {index} of {size} bytes lies outside");
+        debug_assert!(
+            (index + 1) * size <= self.bytes,
+            "{self:?}: element {index} of {size} bytes lies outside"
+        );
         self.base + index * size
     }
 }
@@ -179,14 +182,29 @@ const PAGE_BYTES: u64 = 4096;
 
 impl<'a> KernelSetup<'a> {
     pub(super) fn new(spec: &'static KernelSpec, seed: u64, options: &'a Options) -> Self {
-        let salt = spec.name.bytes().fold(0, |hash, byte| hash_value(hash ^ u64::from(byte)));
+        let salt = spec
+            .name
+            .bytes()
+            .fold(0, |hash, byte| hash_value(hash ^ u64::from(byte)));
         let mut rng = Rng::new(seed ^ salt);
         let next_region_base = DATA_BASE + rng.draw_below(1 << 24) * PAGE_BYTES;
         let footprint_bytes = options.footprint_bytes.unwrap_or(spec.footprint_bytes);
         let sizes = group_sizes(spec, options);
-        let program =
-            KernelProgram { threads: Vec::new(), groups: Vec::new(), later_groups: Vec::new(), regions: Vec::new() };
-        KernelSetup { spec, options, rng, sizes, footprint_bytes, next_region_base, program }
+        let program = KernelProgram {
+            threads: Vec::new(),
+            groups: Vec::new(),
+            later_groups: Vec::new(),
+            regions: Vec::new(),
+        };
+        KernelSetup {
+            spec,
+            options,
+            rng,
+            sizes,
+            footprint_bytes,
+            next_region_base,
+            program,
+        }
     }
 
     pub(super) fn finish(self) -> KernelProgram {
@@ -209,8 +227,14 @@ impl<'a> KernelSetup<'a> {
         let bytes = bytes.max(64).next_multiple_of(64);
         let base = self.next_region_base;
         let gap_pages = 1 + self.rng.draw_below(61);
-        self.next_region_base = (base + bytes).next_multiple_of(PAGE_BYTES) + gap_pages * PAGE_BYTES;
-        let region = Region { name, base, bytes, users };
+        self.next_region_base =
+            (base + bytes).next_multiple_of(PAGE_BYTES) + gap_pages * PAGE_BYTES;
+        let region = Region {
+            name,
+            base,
+            bytes,
+            users,
+        };
         self.program.regions.push(region);
         region
     }
@@ -226,13 +250,21 @@ impl<'a> KernelSetup<'a> {
     }
 
     /// Adds a program of one thread.
-    pub fn add_single_kernel<K: WorkloadKernel + 'static>(&mut self, build_kernel: fn(&mut Self) -> K) {
+    pub fn add_single_kernel<K: WorkloadKernel + 'static>(
+        &mut self,
+        build_kernel: fn(&mut Self) -> K,
+    ) {
         let kernel = build_kernel(self);
         self.add_member(0, 0, kernel);
     }
 
     /// Adds a thread of a group, at this index within the group.
-    pub fn add_member(&mut self, group: u32, member_index: u32, kernel: impl WorkloadKernel + 'static) {
+    pub fn add_member(
+        &mut self,
+        group: u32,
+        member_index: u32,
+        kernel: impl WorkloadKernel + 'static,
+    ) {
         let later_group = match self.options.regroup_after {
             Some(_) => later_group(group, member_index, self.sizes.len() as u32),
             None => group,
@@ -245,11 +277,17 @@ impl<'a> KernelSetup<'a> {
         self.add_thread((None, None), kernel);
     }
 
-    fn add_thread(&mut self, (group, later): (Option<u32>, Option<u32>), kernel: impl WorkloadKernel + 'static) {
+    fn add_thread(
+        &mut self,
+        (group, later): (Option<u32>, Option<u32>),
+        kernel: impl WorkloadKernel + 'static,
+    ) {
         let index = self.program.threads.len() as u32;
         let stack = self.add_region("stack", STACK_BYTES, RegionUsers::Thread(index));
         let out = AccessEmitter::new(self.spec.pace, self.spec.code, stack.base);
-        self.program.threads.push(Box::new(EndlessSource { kernel, out }));
+        self.program
+            .threads
+            .push(Box::new(EndlessSource { kernel, out }));
         self.program.groups.push(group);
         self.program.later_groups.push(later);
     }

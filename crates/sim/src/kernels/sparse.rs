@@ -11,7 +11,9 @@ use super::setup::{KernelMaker, KernelSetup, Region, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
     ("equake", |setup| setup.add_single_kernel(Earthquake::new)),
-    ("soplex", |setup| setup.add_single_kernel(LinearProgram::new)),
+    ("soplex", |setup| {
+        setup.add_single_kernel(LinearProgram::new)
+    }),
 ];
 
 const BLOCK_BYTES: u64 = 72;
@@ -34,9 +36,19 @@ impl Earthquake {
         let node_count = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
         let matrix = setup.add_shared_region("matrix", node_count * ROW_BLOCKS * BLOCK_BYTES);
         let columns = setup.add_shared_region("column indices", node_count * ROW_BLOCKS * 4);
-        let vectors = (0..6).map(|_| setup.add_shared_region("vector", node_count * 24)).collect();
+        let vectors = (0..6)
+            .map(|_| setup.add_shared_region("vector", node_count * 24))
+            .collect();
         let (salt, row) = (setup.rng.next_bits(), setup.rng.draw_below(node_count));
-        Earthquake { matrix, columns, vectors, node_count, row, is_integrating: false, salt }
+        Earthquake {
+            matrix,
+            columns,
+            vectors,
+            node_count,
+            row,
+            is_integrating: false,
+            salt,
+        }
     }
 
     /// Emits the multiplication with one row, which also scatters the row's transpose.
@@ -49,7 +61,11 @@ impl Earthquake {
             out.load(self.columns.element_address(nonzero, 4));
             // A mesh is numbered by regions, so most neighbors are close and some are far.
             let hash = hash_value(nonzero ^ self.salt);
-            let column_distance = if hash & 7 == 0 { self.node_count / 8 } else { 512 };
+            let column_distance = if hash & 7 == 0 {
+                self.node_count / 8
+            } else {
+                512
+            };
             let column = (row + 1 + map_to_range(hash, column_distance.max(1))) % self.node_count;
             for word in 0..3 {
                 out.load_dependent(source.element_address(column, 24) + word * 8);
@@ -86,7 +102,11 @@ impl WorkloadKernel for Earthquake {
         let rows_per_step = if self.is_integrating { 24 } else { 4 };
         let end = (self.row + rows_per_step).min(self.node_count);
         for row in self.row..end {
-            if self.is_integrating { self.emit_integration(row, out) } else { self.emit_row_product(row, out) }
+            if self.is_integrating {
+                self.emit_integration(row, out)
+            } else {
+                self.emit_row_product(row, out)
+            }
         }
         self.row = end;
         if end == self.node_count {
@@ -147,14 +167,16 @@ impl LinearProgram {
         out.load(header);
         out.load(header + 8);
         // Columns are ordered by commodity, as are their rows.
-        let base_row =
-            (map_to_range(self.salt, self.row_count) + column * self.row_count / self.column_count) % self.row_count;
+        let base_row = (map_to_range(self.salt, self.row_count)
+            + column * self.row_count / self.column_count)
+            % self.row_count;
         for nonzero in 0..COLUMN_NONZEROS {
             let entry = self.columns.element_address(column, COLUMN_BYTES) + nonzero * 16;
             out.load(entry);
             // Network rows of one commodity lie together.
-            let row =
-                (base_row + map_to_range(hash_value(column * 8 + nonzero), 2048.min(self.row_count))) % self.row_count;
+            let row = (base_row
+                + map_to_range(hash_value(column * 8 + nonzero), 2048.min(self.row_count)))
+                % self.row_count;
             out.load_dependent(self.dual.element_address(row, 8));
             out.load(entry + 8);
         }
@@ -163,12 +185,16 @@ impl LinearProgram {
 
     fn emit_solve_step(&mut self, out: &mut AccessEmitter) {
         let vector_count = self.factors.bytes / 64 - 2;
-        let vector_address = self.factors.element_address(self.rng.draw_below(vector_count), 64);
+        let vector_address = self
+            .factors
+            .element_address(self.rng.draw_below(vector_count), 64);
         out.load_dependent(vector_address);
         for word in 1..24 {
             out.load(vector_address + word * 8);
         }
-        let row = (self.next_column * self.row_count / self.column_count + self.rng.draw_below(2048)) % self.row_count;
+        let row = (self.next_column * self.row_count / self.column_count
+            + self.rng.draw_below(2048))
+            % self.row_count;
         out.load_dependent(self.dual.element_address(row, 8));
         out.store(self.dual.element_address(row, 8));
     }

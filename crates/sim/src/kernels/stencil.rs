@@ -43,11 +43,19 @@ struct PointGrid {
 impl PointGrid {
     fn new(setup: &mut KernelSetup, name: &'static str, side: [u64; 3], point_bytes: u64) -> Self {
         let bytes = side.iter().product::<u64>() * point_bytes;
-        PointGrid { region: setup.add_shared_region(name, bytes), side, point_bytes }
+        PointGrid {
+            region: setup.add_shared_region(name, bytes),
+            side,
+            point_bytes,
+        }
     }
 
     fn strides(&self) -> [u64; 3] {
-        [self.point_bytes, self.point_bytes * self.side[0], self.point_bytes * self.side[0] * self.side[1]]
+        [
+            self.point_bytes,
+            self.point_bytes * self.side[0],
+            self.point_bytes * self.side[0] * self.side[1],
+        ]
     }
 
     /// Returns the touch of word `word` of the point at this offset from the current one. The nest advances
@@ -57,9 +65,15 @@ impl PointGrid {
         let mut base = self.region.base + word * 8;
         for axis in 0..3 {
             let start_index = i64::from(self.side[axis] > 1) + offset[axis];
-            base += strides[axis] * u64::try_from(start_index).expect("shifts are -1, 0 or 1 and only along real axes");
+            base += strides[axis]
+                * u64::try_from(start_index)
+                    .expect("shifts are -1, 0 or 1 and only along real axes");
         }
-        PointTouch { base, strides: strides.map(|stride| stride * point_step), is_store }
+        PointTouch {
+            base,
+            strides: strides.map(|stride| stride * point_step),
+            is_store,
+        }
     }
 
     fn load_at(&self, offset: [i64; 3]) -> PointTouch {
@@ -80,7 +94,13 @@ impl PointGrid {
             for face_index in [0, self.side[axis] - 1] {
                 let base = self.region.base + face_index * strides[axis];
                 let words = (0..self.point_bytes / 8).step_by(8);
-                let touches = words.map(|word| PointTouch { base: base + word * 8, strides, is_store: true }).collect();
+                let touches = words
+                    .map(|word| PointTouch {
+                        base: base + word * 8,
+                        strides,
+                        is_store: true,
+                    })
+                    .collect();
                 nests.push(LoopNest::new(extent, touches, 0));
             }
         }
@@ -96,7 +116,12 @@ impl PointGrid {
 impl LoopNest {
     /// Builds a nest with one pass over each plane.
     fn new(point_counts: [u64; 3], touches: Vec<PointTouch>, function: u32) -> Self {
-        LoopNest { point_counts, touches, passes_per_plane: 1, function }
+        LoopNest {
+            point_counts,
+            touches,
+            passes_per_plane: 1,
+            function,
+        }
     }
 }
 
@@ -113,8 +138,16 @@ impl Stencil {
     /// Builds a sweep that starts in the first nest, at a position that the seed determines, so that copies of a
     /// program are not in step.
     fn new(setup: &mut KernelSetup, nests: Vec<LoopNest>) -> Self {
-        let position = nests[0].point_counts.map(|points| setup.rng.draw_below(points));
-        Stencil { nests, current_nest: 0, position, current_pass: 0, row_addresses: Vec::new() }
+        let position = nests[0]
+            .point_counts
+            .map(|points| setup.rng.draw_below(points));
+        Stencil {
+            nests,
+            current_nest: 0,
+            position,
+            current_pass: 0,
+            row_addresses: Vec::new(),
+        }
     }
 
     /// Advances to the next row; after the last row of a plane, to the next pass, plane, nest or cycle.
@@ -152,12 +185,19 @@ impl WorkloadKernel for Stencil {
         let end = (self.position[0] + points_per_step).min(nest.point_counts[0]);
         let [first_point, j, k] = self.position;
         self.row_addresses.clear();
-        self.row_addresses
-            .extend(nest.touches.iter().map(|touch| touch.base + j * touch.strides[1] + k * touch.strides[2]));
+        self.row_addresses.extend(
+            nest.touches
+                .iter()
+                .map(|touch| touch.base + j * touch.strides[1] + k * touch.strides[2]),
+        );
         for i in first_point..end {
             for (touch, row) in nest.touches.iter().zip(&self.row_addresses) {
                 let address = row + i * touch.strides[0];
-                if touch.is_store { out.store(address) } else { out.load(address) }
+                if touch.is_store {
+                    out.store(address)
+                } else {
+                    out.load(address)
+                }
             }
         }
         self.position[0] = end;
@@ -187,7 +227,9 @@ fn cube_root(value: u64) -> u64 {
 
 fn build_swim(setup: &mut KernelSetup) -> Stencil {
     let side = square_root(setup.data_bytes() / (13 * 8));
-    let names = ["u", "v", "p", "unew", "vnew", "pnew", "uold", "vold", "pold", "cu", "cv", "z", "h"];
+    let names = [
+        "u", "v", "p", "unew", "vnew", "pnew", "uold", "vold", "pold", "cu", "cv", "z", "h",
+    ];
     let [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] =
         names.map(|name| PointGrid::new(setup, name, [side, side, 1], 8));
     let load_all = |grid: PointGrid, shifts: &[[i64; 3]]| -> Vec<PointTouch> {
@@ -213,7 +255,11 @@ fn build_swim(setup: &mut KernelSetup) -> Stencil {
         smooth_touches.extend([old, current].map(|grid| grid.store_here()));
     }
     let mut nests: Vec<LoopNest> = (0..)
-        .zip([flux_touches.concat(), update_touches.concat(), smooth_touches])
+        .zip([
+            flux_touches.concat(),
+            update_touches.concat(),
+            smooth_touches,
+        ])
         .map(|(function, touches)| LoopNest::new(u.interior_counts(), touches, function))
         .collect();
     for grid in [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] {
@@ -242,7 +288,10 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
     let mut levels = Vec::new();
     let mut side = finest_side;
     while side >= 6 {
-        levels.push([PointGrid::new(setup, "u", [side; 3], 8), PointGrid::new(setup, "r", [side; 3], 8)]);
+        levels.push([
+            PointGrid::new(setup, "u", [side; 3], 8),
+            PointGrid::new(setup, "r", [side; 3], 8),
+        ]);
         side = (side - 2) / 2 + 2;
         if side <= 6 {
             break;
@@ -254,15 +303,18 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
         // `rprj3` computes the coarse residual from the fine one.
         let mut touches = touches_of_27_points(&pair[0][1], 2);
         touches.push(pair[1][1].store_here());
-        let extent = pair[1][1].interior_counts().map(|n| n.min((pair[0][1].side[0] - 2) / 2));
+        let extent = pair[1][1]
+            .interior_counts()
+            .map(|n| n.min((pair[0][1].side[0] - 2) / 2));
         nests.push(LoopNest::new(extent, touches, 0));
     }
     for level in (0..levels.len()).rev() {
         let [u, r] = levels[level];
         if let Some([coarse, _]) = levels.get(level + 1) {
             // `interp` adds the coarse correction to the fine grid.
-            let mut touches: Vec<PointTouch> =
-                [HERE, EAST, NORTH, NORTH_EAST].map(|shift| coarse.load_at(shift)).to_vec();
+            let mut touches: Vec<PointTouch> = [HERE, EAST, NORTH, NORTH_EAST]
+                .map(|shift| coarse.load_at(shift))
+                .to_vec();
             for shift in [HERE, EAST, NORTH, NORTH_EAST] {
                 touches.push(u.touch_at(shift, 0, 2, false));
                 touches.push(u.touch_at(shift, 0, 2, true));
@@ -272,7 +324,11 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
         }
         // `resid` is followed by `psinv`.
         let mut residual_touches = touches_of_27_points(&u, 1);
-        residual_touches.push(if level == 0 { v.load_at(HERE) } else { r.load_at(HERE) });
+        residual_touches.push(if level == 0 {
+            v.load_at(HERE)
+        } else {
+            r.load_at(HERE)
+        });
         residual_touches.push(r.store_here());
         nests.push(LoopNest::new(u.interior_counts(), residual_touches, 2));
         let mut smooth_touches = touches_of_27_points(&r, 1);
@@ -288,10 +344,13 @@ fn build_mgrid(setup: &mut KernelSetup) -> Stencil {
 fn build_applu(setup: &mut KernelSetup) -> Stencil {
     // A point has `u`, `rsd` and `frct` of five words, and four 5x5 blocks.
     let side = cube_root(setup.data_bytes() / (3 * 40 + 4 * 200));
-    let [u, rsd, frct] = ["u", "rsd", "frct"].map(|name| PointGrid::new(setup, name, [side; 3], 40));
+    let [u, rsd, frct] =
+        ["u", "rsd", "frct"].map(|name| PointGrid::new(setup, name, [side; 3], 40));
     let blocks = ["a", "b", "c", "d"].map(|name| PointGrid::new(setup, name, [side; 3], 200));
     let touch_words = |grid: &PointGrid, shift, count: u64, is_store| -> Vec<PointTouch> {
-        (0..count).map(|word| grid.touch_at(shift, word, 1, is_store)).collect()
+        (0..count)
+            .map(|word| grid.touch_at(shift, word, 1, is_store))
+            .collect()
     };
     let interior = u.interior_counts();
     let mut nests = Vec::new();
@@ -335,10 +394,13 @@ fn build_applu(setup: &mut KernelSetup) -> Stencil {
 fn build_apsi(setup: &mut KernelSetup) -> Stencil {
     const FIELDS: u64 = 16;
     let side = cube_root(setup.data_bytes() / (FIELDS * 8));
-    let fields: Vec<PointGrid> = (0..FIELDS).map(|_| PointGrid::new(setup, "field", [side; 3], 8)).collect();
+    let fields: Vec<PointGrid> = (0..FIELDS)
+        .map(|_| PointGrid::new(setup, "field", [side; 3], 8))
+        .collect();
     let mut nests = Vec::new();
     for (solver, field_group) in (0..6).zip(fields.windows(3).step_by(2).cycle()) {
-        let [first_field, second_field, target_field] = [field_group[0], field_group[1], field_group[2]];
+        let [first_field, second_field, target_field] =
+            [field_group[0], field_group[1], field_group[2]];
         let touches = vec![
             first_field.load_at(HERE),
             first_field.load_at(EAST),
@@ -349,10 +411,17 @@ fn build_apsi(setup: &mut KernelSetup) -> Stencil {
             target_field.store_here(),
         ];
         let nest = LoopNest::new(first_field.interior_counts(), touches, solver);
-        nests.push(LoopNest { passes_per_plane: 12, ..nest });
+        nests.push(LoopNest {
+            passes_per_plane: 12,
+            ..nest
+        });
     }
     // The last fields are sources and boundary values, read once per step.
-    let touches = fields.iter().map(|field| field.load_at(HERE)).chain([fields[0].store_here()]).collect();
+    let touches = fields
+        .iter()
+        .map(|field| field.load_at(HERE))
+        .chain([fields[0].store_here()])
+        .collect();
     nests.push(LoopNest::new(fields[0].interior_counts(), touches, 5));
     for grid in &fields {
         nests.extend(grid.face_nests());

@@ -36,17 +36,25 @@ struct TaskMeter {
 const EVENT_IS_COUNTED: &str = "every event of the unit is one that tasks count";
 
 fn is_software_event(event: &CounterEvent) -> bool {
-    matches!(event, CounterEvent::ContextSwitches | CounterEvent::PageFaults | CounterEvent::SystemCalls)
+    matches!(
+        event,
+        CounterEvent::ContextSwitches | CounterEvent::PageFaults | CounterEvent::SystemCalls
+    )
 }
 
 impl CounterMultiplexer {
     /// Builds the rotation for `count` counters. Only an ideal unit attributes a miss to the task that caused it.
     pub fn new(levels: &[CacheLevel], count: u32, sampler: SamplerModel) -> Self {
-        let is_countable =
-            |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));
-        let countable_events: Vec<CounterEvent> = counted_events(levels).into_iter().filter(is_countable).collect();
+        let is_countable = |event: &CounterEvent| {
+            sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_))
+        };
+        let countable_events: Vec<CounterEvent> = counted_events(levels)
+            .into_iter()
+            .filter(is_countable)
+            .collect();
         let is_fixed = |event: &CounterEvent| {
-            is_software_event(event) || matches!(event, CounterEvent::Instructions | CounterEvent::Cycles)
+            is_software_event(event)
+                || matches!(event, CounterEvent::Instructions | CounterEvent::Cycles)
         };
         let (fixed_events, mut rotated_events): (Vec<CounterEvent>, Vec<CounterEvent>) =
             countable_events.into_iter().partition(is_fixed);
@@ -60,8 +68,15 @@ impl CounterMultiplexer {
             _ => (1, 0, 0),
         });
         let group_size = (count.saturating_sub(2)).max(1) as usize;
-        let event_groups = rotated_events.chunks(group_size).map(<[CounterEvent]>::to_vec).collect();
-        CounterMultiplexer { fixed_events, event_groups, meters: Vec::new() }
+        let event_groups = rotated_events
+            .chunks(group_size)
+            .map(<[CounterEvent]>::to_vec)
+            .collect();
+        CounterMultiplexer {
+            fixed_events,
+            event_groups,
+            meters: Vec::new(),
+        }
     }
 
     /// Returns whether groups take turns.
@@ -78,9 +93,16 @@ impl CounterMultiplexer {
 
     /// Adds the task's counts since the last call to the active group.
     pub fn add_counts(&mut self, slot: Slot, counters: TaskCounters) {
-        let (fixed_events, groups, active_group) =
-            (self.fixed_events.clone(), self.event_groups.len(), self.meter_mut(slot).active_group);
-        let active_events: Vec<CounterEvent> = self.event_groups.get(active_group).cloned().unwrap_or_default();
+        let (fixed_events, groups, active_group) = (
+            self.fixed_events.clone(),
+            self.event_groups.len(),
+            self.meter_mut(slot).active_group,
+        );
+        let active_events: Vec<CounterEvent> = self
+            .event_groups
+            .get(active_group)
+            .cloned()
+            .unwrap_or_default();
         let meter = self.meter_mut(slot);
         let new_counts = counters.since(&meter.last_counters);
         meter.has_run |= new_counts.ticks > 0;
@@ -116,11 +138,21 @@ impl CounterMultiplexer {
         let mut readings: Vec<EventCount> = fixed_events
             .iter()
             .zip(&meter.fixed_counts)
-            .map(|(&event, &count)| EventCount { event, count, enabled_share: 1.0 })
+            .map(|(&event, &count)| EventCount {
+                event,
+                count,
+                enabled_share: 1.0,
+            })
             .collect();
         let total_cycles = meter.window_cycles.max(1) as f64;
-        for ((events, counts), &active_cycles) in groups.iter().zip(&meter.counts).zip(&meter.active_cycles) {
-            let counted_share = if meter.window_cycles == 0 { 1.0 } else { active_cycles as f64 / total_cycles };
+        for ((events, counts), &active_cycles) in
+            groups.iter().zip(&meter.counts).zip(&meter.active_cycles)
+        {
+            let counted_share = if meter.window_cycles == 0 {
+                1.0
+            } else {
+                active_cycles as f64 / total_cycles
+            };
             let counted_events = events.iter().zip(counts).filter(|_| counted_share > 0.0);
             readings.extend(counted_events.map(|(&event, &count)| EventCount {
                 event,
@@ -145,8 +177,12 @@ mod tests {
     use super::*;
 
     fn task_counters(cycles: u64, misses: u64) -> TaskCounters {
-        let mut counters =
-            TaskCounters { ticks_per_cycle: 1, instructions: cycles, ticks: cycles, ..Default::default() };
+        let mut counters = TaskCounters {
+            ticks_per_cycle: 1,
+            instructions: cycles,
+            ticks: cycles,
+            ..Default::default()
+        };
         counters.levels[CacheLevel::L2 as usize].references = 10 * misses;
         counters.levels[CacheLevel::L2 as usize].misses[0] = misses;
         counters
@@ -187,10 +223,13 @@ mod tests {
             counting.add_counts(0, task_counters(run_time * 1000, run_time * 7));
             counting.rotate_group();
         }
-        let events = counting.fixed_events.len() + counting.event_groups.iter().map(Vec::len).sum::<usize>();
+        let events =
+            counting.fixed_events.len() + counting.event_groups.iter().map(Vec::len).sum::<usize>();
         let counts = counting.take_counts(0);
         assert_eq!(counts.0.len(), events);
-        assert!((counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02);
+        assert!(
+            (counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02
+        );
     }
 
     /// Is an event absent that was never counted in a window, and are evictions by task absent on a real unit?
@@ -199,7 +238,17 @@ mod tests {
         let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);
         counting.add_counts(0, task_counters(1000, 7));
         let counts = counting.take_counts(0);
-        assert_eq!(counts.0.iter().filter(|reading| !is_software_event(&reading.event)).count(), 3);
-        assert_eq!(counts.get(CounterEvent::InterTaskMisses(CacheLevel::L2)), None);
+        assert_eq!(
+            counts
+                .0
+                .iter()
+                .filter(|reading| !is_software_event(&reading.event))
+                .count(),
+            3
+        );
+        assert_eq!(
+            counts.get(CounterEvent::InterTaskMisses(CacheLevel::L2)),
+            None
+        );
     }
 }

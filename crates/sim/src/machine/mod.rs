@@ -24,9 +24,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_core::{
-    AppliedPlan, CacheId, CacheLevel, Capabilities, CoRunPenalty, CpuId, CpuSet, GangSchedule, Goal, Machine,
-    MachineError, MachineSpec, MachineSpecError, Observation, Plan, ProbeId, ServiceClassId, TaskId, Topology,
-    WayMasks, WindowEnd, WindowLength,
+    AppliedPlan, CacheId, CacheLevel, Capabilities, CoRunPenalty, CpuId, CpuSet, GangSchedule,
+    Goal, Machine, MachineError, MachineSpec, MachineSpecError, Observation, Plan, ProbeId,
+    ServiceClassId, TaskId, Topology, WayMasks, WindowEnd, WindowLength,
 };
 
 pub use cachemate_core::RunLimit;
@@ -121,19 +121,38 @@ impl SimMachine {
     ///
     /// # Errors
     /// Returns an error for the first field of the specification that cannot be simulated.
-    pub fn new(spec: &MachineSpec, options: &SimOptions, programs: Vec<SimProgram>) -> Result<Self, MachineSpecError> {
+    pub fn new(
+        spec: &MachineSpec,
+        options: &SimOptions,
+        programs: Vec<SimProgram>,
+    ) -> Result<Self, MachineSpecError> {
         spec.check()?;
         let clock = NominalClock::new(spec, options.scale);
         let topology = spec.topology();
         let mut scaled_spec = spec.clone();
         scaled_spec.counters.interrupt_cycles = clock.scale_down(spec.counters.interrupt_cycles);
-        let &SimOptions { seed, prefetch, is_resident, .. } = options;
-        let hw = Hardware::new(&scaled_spec, HwOptions { seed, is_prefetch_enabled: prefetch, is_resident })?;
+        let &SimOptions {
+            seed,
+            prefetch,
+            is_resident,
+            ..
+        } = options;
+        let hw = Hardware::new(
+            &scaled_spec,
+            HwOptions {
+                seed,
+                is_prefetch_enabled: prefetch,
+                is_resident,
+            },
+        )?;
         let times = SchedulerTimes {
             slice_cycles: clock.to_cycles(spec.os.time_slice_ns),
             millisecond_cycles: clock.to_cycles(1_000_000),
         };
-        let dispatcher = Dispatcher::new(build_scheduler(options.scheduler, times), Domains::new(&topology));
+        let dispatcher = Dispatcher::new(
+            build_scheduler(options.scheduler, times),
+            Domains::new(&topology),
+        );
         let node_of_cpu: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
         let frames = FrameAllocator::new(FrameAllocatorSpec {
             frame_count: spec.memory.size_bytes / spec.pages.page_bytes,
@@ -166,7 +185,11 @@ impl SimMachine {
         };
         let mut machine = SimMachine {
             capabilities: capabilities::true_capabilities(spec, &topology, clock),
-            counter_multiplexer: CounterMultiplexer::new(&levels, spec.counters.count, spec.counters.sampler),
+            counter_multiplexer: CounterMultiplexer::new(
+                &levels,
+                spec.counters.count,
+                spec.counters.sampler,
+            ),
             last_shared: observe::LastSharedCounts::default(),
             spec: spec.clone(),
             clock,
@@ -220,9 +243,15 @@ impl SimMachine {
     fn admit_arrivals(&mut self) -> bool {
         let now = self.system.now();
         let due_programs: Vec<usize> = (0..self.programs.len())
-            .filter(|&index| self.programs[index].arrival_cycle.is_some_and(|cycle| cycle <= now))
+            .filter(|&index| {
+                self.programs[index]
+                    .arrival_cycle
+                    .is_some_and(|cycle| cycle <= now)
+            })
             .collect();
-        due_programs.iter().for_each(|&index| self.start_program(index));
+        due_programs
+            .iter()
+            .for_each(|&index| self.start_program(index));
         !due_programs.is_empty()
     }
 
@@ -242,10 +271,15 @@ impl SimMachine {
             .map(|cpus| cpus.intersection(&all_cpus))
             .filter(|cpus| !cpus.is_empty());
         let shared = running_program.program.shared_memory.clone();
-        let (name, goal) = (running_program.program.name.clone(), running_program.program.goal);
+        let (name, goal) = (
+            running_program.program.name.clone(),
+            running_program.program.goal,
+        );
         for memory in shared {
-            let (first_page, end_page) =
-                (memory.first_byte / page_bytes, (memory.first_byte + memory.bytes).div_ceil(page_bytes));
+            let (first_page, end_page) = (
+                memory.first_byte / page_bytes,
+                (memory.first_byte + memory.bytes).div_ceil(page_bytes),
+            );
             let system = &mut self.system;
             let segment = *self
                 .segment_by_number
@@ -255,7 +289,9 @@ impl SimMachine {
         }
         for source in sources {
             let allowed_cpus = pinned.clone().unwrap_or_else(|| all_cpus.clone());
-            let slot = self.system.add_task(process, source, allowed_cpus, 1.0, false);
+            let slot = self
+                .system
+                .add_task(process, source, allowed_cpus, 1.0, false);
             let task = TaskId(self.tasks.len() as u32);
             self.task_of_slot.insert(slot, task);
             self.tasks.push(SimTask {
@@ -274,7 +310,9 @@ impl SimMachine {
 
     /// Records that a thread of a program has exited. After the last one, the program may start again.
     fn record_exit(&mut self, slot: Slot) {
-        let Some(task) = self.task_of_slot.get(&slot) else { return };
+        let Some(task) = self.task_of_slot.get(&slot) else {
+            return;
+        };
         let running_program = &mut self.programs[self.tasks[task.0 as usize].program];
         running_program.live_threads -= 1;
         if running_program.live_threads == 0 {
@@ -294,10 +332,14 @@ impl SimMachine {
 
     /// Returns whether the run has reached its length, or no program is left to run.
     fn is_over(&self) -> bool {
-        let has_reached_length =
-            self.warm_up_length.is_none() && self.measured_length.is_some_and(|length| self.has_reached(length));
-        let has_no_program =
-            self.programs.iter().all(|program| program.live_threads == 0 && program.arrival_cycle.is_none());
+        let has_reached_length = self.warm_up_length.is_none()
+            && self
+                .measured_length
+                .is_some_and(|length| self.has_reached(length));
+        let has_no_program = self
+            .programs
+            .iter()
+            .all(|program| program.live_threads == 0 && program.arrival_cycle.is_none());
         has_reached_length
             || has_no_program
             || self.has_reached_instruction_limits()
@@ -307,11 +349,16 @@ impl SimMachine {
     /// Returns whether the length has passed since the start of the measured part, or of the run during the warm-up.
     fn has_reached(&self, length: RunLimit) -> bool {
         match length {
-            RunLimit::Cycles(_) | RunLimit::Ns(_) => self.system.now() >= self.cycle_of_limit(length),
-            RunLimit::Instructions(count) => self.total_instructions() - self.baseline.instructions() >= count,
-            RunLimit::Completions(count) => {
-                self.programs.iter().all(|program| program.completions - program.warm_up_completions >= count)
+            RunLimit::Cycles(_) | RunLimit::Ns(_) => {
+                self.system.now() >= self.cycle_of_limit(length)
             }
+            RunLimit::Instructions(count) => {
+                self.total_instructions() - self.baseline.instructions() >= count
+            }
+            RunLimit::Completions(count) => self
+                .programs
+                .iter()
+                .all(|program| program.completions - program.warm_up_completions >= count),
         }
     }
 
@@ -327,26 +374,43 @@ impl SimMachine {
     fn total_instructions(&self) -> u64 {
         self.tasks
             .iter()
-            .map(|sim_task| self.system.thread(sim_task.slot).map_or(0, |thread| thread.counters.instructions))
+            .map(|sim_task| {
+                self.system
+                    .thread(sim_task.slot)
+                    .map_or(0, |thread| thread.counters.instructions)
+            })
             .sum()
     }
 
     /// Returns the cycle by which the warm-up or the run is certainly over.
     fn end_cycle(&self) -> u64 {
-        self.warm_up_length.or(self.measured_length).map_or(u64::MAX, |length| self.cycle_of_limit(length))
+        self.warm_up_length
+            .or(self.measured_length)
+            .map_or(u64::MAX, |length| self.cycle_of_limit(length))
     }
 
     /// Runs one window, and returns the reason for its end.
     fn run_window(&mut self) -> Result<WindowEnd, MachineError> {
         let window_end = self.system.now().saturating_add(self.window_cycles());
         loop {
-            if self.warm_up_length.is_some_and(|length| self.has_reached(length)) {
+            if self
+                .warm_up_length
+                .is_some_and(|length| self.has_reached(length))
+            {
                 self.warm_up_length = None;
                 self.begin_measuring();
             }
-            let end_cycle = window_end.min(if self.warm_up_length.is_some() { u64::MAX } else { self.end_cycle() });
-            let next_arrival =
-                self.programs.iter().filter_map(|program| program.arrival_cycle).min().unwrap_or(u64::MAX);
+            let end_cycle = window_end.min(if self.warm_up_length.is_some() {
+                u64::MAX
+            } else {
+                self.end_cycle()
+            });
+            let next_arrival = self
+                .programs
+                .iter()
+                .filter_map(|program| program.arrival_cycle)
+                .min()
+                .unwrap_or(u64::MAX);
             let next_stop = end_cycle
                 .min(self.end_cycle())
                 .min(next_arrival)
@@ -382,7 +446,11 @@ impl SimMachine {
                 return Ok(WindowEnd::TasksChanged);
             } else if is_over {
                 let is_stopped = self.stop_flag.load(Ordering::Relaxed);
-                return Ok(if is_stopped { WindowEnd::Interrupted } else { WindowEnd::Elapsed });
+                return Ok(if is_stopped {
+                    WindowEnd::Interrupted
+                } else {
+                    WindowEnd::Elapsed
+                });
             }
         }
     }
@@ -393,15 +461,22 @@ impl SimMachine {
             self.counter_multiplexer.rotate_group();
             for cpu in (0..self.spec.cpus()).map(CpuId) {
                 if self.rotation_cost_cycles > 0 && self.system.hw.thread(cpu).is_some() {
-                    self.system.hw.charge_cycles(cpu, self.rotation_cost_cycles, Charge::Interrupt);
+                    self.system
+                        .hw
+                        .charge_cycles(cpu, self.rotation_cost_cycles, Charge::Interrupt);
                 }
             }
         }
     }
 
     pub(crate) fn read_counters(&mut self) {
-        for sim_task in self.tasks.iter().filter(|sim_task| !sim_task.is_exit_reported) {
-            self.counter_multiplexer.add_counts(sim_task.slot, self.system.task_counters(sim_task.slot));
+        for sim_task in self
+            .tasks
+            .iter()
+            .filter(|sim_task| !sim_task.is_exit_reported)
+        {
+            self.counter_multiplexer
+                .add_counts(sim_task.slot, self.system.task_counters(sim_task.slot));
         }
     }
 
@@ -416,7 +491,9 @@ impl SimMachine {
     fn out_of_memory_error(&self) -> MachineError {
         let bytes = self.spec.memory.size_bytes;
         let machine = &self.spec.name;
-        MachineError(format!("machine '{machine}': the programs need more than its memory.size_bytes = {bytes}"))
+        MachineError(format!(
+            "machine '{machine}': the programs need more than its memory.size_bytes = {bytes}"
+        ))
     }
 
     /// Returns the number by which policies know a program's process.
@@ -428,10 +505,13 @@ impl SimMachine {
         process.0 as usize + PROBE_PROCESS + 1
     }
     pub(crate) fn slot_of(&self, task: TaskId) -> Option<Slot> {
-        self.tasks.get(task.0 as usize).map(|sim_task| sim_task.slot)
+        self.tasks
+            .get(task.0 as usize)
+            .map(|sim_task| sim_task.slot)
     }
     pub(crate) fn has_exited(&self, task: TaskId) -> bool {
-        self.slot_of(task).is_none_or(|slot| self.system.task(slot).exited_cycle.is_some())
+        self.slot_of(task)
+            .is_none_or(|slot| self.system.task(slot).exited_cycle.is_some())
     }
 }
 
@@ -452,7 +532,11 @@ impl Machine for SimMachine {
         let end_reason = self.run_window()?;
         self.is_finished = self.is_over();
         self.window_count += 1;
-        Ok(Some(self.build_observation(start, end_reason, self.window_count - 1)))
+        Ok(Some(self.build_observation(
+            start,
+            end_reason,
+            self.window_count - 1,
+        )))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {

@@ -61,7 +61,9 @@ impl SimMachine {
     }
 
     pub(crate) fn next_sample_cycle(&self) -> u64 {
-        self.progress_log.as_ref().map_or(u64::MAX, |log| log.next_cycle)
+        self.progress_log
+            .as_ref()
+            .map_or(u64::MAX, |log| log.next_cycle)
     }
 
     pub(crate) fn has_reached_instruction_limits(&self) -> bool {
@@ -77,16 +79,28 @@ impl SimMachine {
             TaskProgress {
                 instructions: counters.instructions,
                 misses: last_level.map_or(0, |level| counters.levels[level as usize].all_misses()),
-                on_cpu_cycles: self.system.dispatcher.task(sim_task.slot).on_cpu_cycles.iter().sum(),
-                data_stall_cycles: counters.stalls.data_stalls() as f64 / counters.ticks_per_cycle.max(1) as f64,
+                on_cpu_cycles: self
+                    .system
+                    .dispatcher
+                    .task(sim_task.slot)
+                    .on_cpu_cycles
+                    .iter()
+                    .sum(),
+                data_stall_cycles: counters.stalls.data_stalls() as f64
+                    / counters.ticks_per_cycle.max(1) as f64,
             }
         };
         let tasks: Vec<TaskProgress> = self.tasks.iter().map(progress_of).collect();
-        let Some(log) = &mut self.progress_log else { return };
+        let Some(log) = &mut self.progress_log else {
+            return;
+        };
         let limits = &log.instruction_limits;
         log.is_done = !limits.is_empty()
             && limits.len() <= tasks.len()
-            && limits.iter().zip(&tasks).all(|(limit, task)| task.instructions >= *limit);
+            && limits
+                .iter()
+                .zip(&tasks)
+                .all(|(limit, task)| task.instructions >= *limit);
         log.next_cycle = now + log.interval_cycles;
         log.samples.push(ProgressSample { cycle: now, tasks });
     }
@@ -100,10 +114,14 @@ mod tests {
 
     fn sample_machine(ends: u64) -> SimMachine {
         let new_program = |name: &'static str| {
-            let make_threads = move |_| kernels::build_threads(name, 1, &kernels::Options::default()).unwrap();
+            let make_threads =
+                move |_| kernels::build_threads(name, 1, &kernels::Options::default()).unwrap();
             SimProgram::new(name, Box::new(make_threads))
         };
-        let options = SimOptions { ends: Some(RunLimit::Cycles(ends)), ..SimOptions::default() };
+        let options = SimOptions {
+            ends: Some(RunLimit::Cycles(ends)),
+            ..SimOptions::default()
+        };
         SimMachine::new(
             &crate::machine::tests::sample_spec(),
             &options,
@@ -120,14 +138,20 @@ mod tests {
         watched.log_progress(50_000, Vec::new());
         let logged_run = run_alone(&mut watched).unwrap();
         let steps = watched.progress_samples();
-        assert!(steps.windows(2).all(|two| two[0].cycle < two[1].cycle), "{steps:?}");
+        assert!(
+            steps.windows(2).all(|two| two[0].cycle < two[1].cycle),
+            "{steps:?}"
+        );
         let last = steps.last().unwrap();
         for (task, results) in last.tasks.iter().zip(&logged_run.tasks) {
             assert_eq!(task.instructions, results.instructions);
         }
         let difference = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs();
         for (first, other) in logged_run.tasks.iter().zip(&plain_run.tasks) {
-            assert!(difference(first.instructions, other.instructions) < 0.001, "{first:?} {other:?}");
+            assert!(
+                difference(first.instructions, other.instructions) < 0.001,
+                "{first:?} {other:?}"
+            );
         }
     }
 

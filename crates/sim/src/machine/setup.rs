@@ -112,15 +112,21 @@ pub struct NominalClock {
 impl NominalClock {
     /// Builds the conversions; a scale of 0 counts as 1.
     pub fn new(spec: &MachineSpec, scale: u64) -> Self {
-        NominalClock { hertz: spec.hertz, scale: scale.max(1) }
+        NominalClock {
+            hertz: spec.hertz,
+            scale: scale.max(1),
+        }
     }
     /// Returns the nominal time of these simulated cycles, in nanoseconds.
     pub fn to_nominal_ns(&self, cycles: u64) -> u64 {
-        (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz)) as u64
+        (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz))
+            as u64
     }
     /// Returns the number of simulated cycles in this nominal time, at least one.
     pub fn to_cycles(&self, nominal_ns: u64) -> u64 {
-        let cycles = u128::from(nominal_ns) * u128::from(self.hertz) / 1_000_000_000 / u128::from(self.scale);
+        let cycles = u128::from(nominal_ns) * u128::from(self.hertz)
+            / 1_000_000_000
+            / u128::from(self.scale);
         cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
     }
     /// Returns the number of simulated cycles in this unscaled time.

@@ -58,7 +58,12 @@ pub struct Dispatcher {
 /// Builds a [`SchedulerView`] that borrows only what the scheduler does not.
 macro_rules! scheduler_view {
     ($self:ident) => {
-        SchedulerView { now: $self.now, cpus: &$self.cpus, tasks: &$self.tasks, domains: &$self.domains }
+        SchedulerView {
+            now: $self.now,
+            cpus: &$self.cpus,
+            tasks: &$self.tasks,
+            domains: &$self.domains,
+        }
     };
 }
 
@@ -66,7 +71,16 @@ impl Dispatcher {
     pub fn new(scheduler: Box<dyn CpuScheduler>, domains: Domains) -> Self {
         let cpus = vec![CpuState::default(); domains.cpu_count() as usize];
         let (tasks, penalties) = (Vec::new(), Vec::new());
-        Dispatcher { scheduler, domains, cpus, tasks, penalties, now: 0, enqueue_count: 0, picks: Picks::default() }
+        Dispatcher {
+            scheduler,
+            domains,
+            cpus,
+            tasks,
+            penalties,
+            now: 0,
+            enqueue_count: 0,
+            picks: Picks::default(),
+        }
     }
 
     pub fn cpu_count(&self) -> u32 {
@@ -96,7 +110,13 @@ impl Dispatcher {
 
     /// Adds a task, which is runnable at once, and returns its slot. A seated task runs only on CPUs that are assigned
     /// to it.
-    pub fn add_task(&mut self, now: u64, allowed_cpus: CpuSet, weight: f64, is_seated: bool) -> Slot {
+    pub fn add_task(
+        &mut self,
+        now: u64,
+        allowed_cpus: CpuSet,
+        weight: f64,
+        is_seated: bool,
+    ) -> Slot {
         self.now = self.now.max(now);
         let slot = self.tasks.len();
         self.tasks.push(DispatchTask {
@@ -141,7 +161,11 @@ impl Dispatcher {
     /// Changes the CPUs on which a task may run; the empty set means every CPU.
     pub fn set_allowed(&mut self, now: u64, slot: Slot, allowed_cpus: CpuSet) {
         self.now = self.now.max(now);
-        let allowed_cpus = if allowed_cpus.is_empty() { (0..self.cpu_count()).collect() } else { allowed_cpus };
+        let allowed_cpus = if allowed_cpus.is_empty() {
+            (0..self.cpu_count()).collect()
+        } else {
+            allowed_cpus
+        };
         if self.tasks[slot].allowed_cpus == allowed_cpus {
             return;
         }
@@ -175,8 +199,12 @@ impl Dispatcher {
             }
             RunState::Blocked | RunState::Exited => {}
         }
-        let idle_cpus = (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].running_task.is_none());
-        idle_cpus.collect::<Vec<_>>().into_iter().for_each(|cpu| self.flag_cpu(cpu));
+        let idle_cpus =
+            (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].running_task.is_none());
+        idle_cpus
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|cpu| self.flag_cpu(cpu));
     }
 
     /// Sets the assigned tasks of all CPUs at once. Assignments override affinity, because rows are measured regardless
@@ -196,7 +224,9 @@ impl Dispatcher {
             _ => false,
         };
         let misplaced_tasks: Vec<Slot> = (0..self.tasks.len()).filter(is_misplaced).collect();
-        misplaced_tasks.into_iter().for_each(|slot| self.requeue_task(slot));
+        misplaced_tasks
+            .into_iter()
+            .for_each(|slot| self.requeue_task(slot));
     }
 
     pub fn set_penalties(
@@ -204,15 +234,26 @@ impl Dispatcher {
         penalties: &[CoRunPenalty],
         slot_of: impl Fn(cachemate_core::TaskId) -> Option<Slot>,
     ) {
-        let slot_pair =
-            |penalty: &CoRunPenalty| Some((slot_of(penalty.tasks.0)?, slot_of(penalty.tasks.1)?, penalty.penalty));
+        let slot_pair = |penalty: &CoRunPenalty| {
+            Some((
+                slot_of(penalty.tasks.0)?,
+                slot_of(penalty.tasks.1)?,
+                penalty.penalty,
+            ))
+        };
         let pairs: Vec<_> = penalties.iter().filter_map(slot_pair).collect();
-        self.penalties = pairs.iter().flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)]).collect();
+        self.penalties = pairs
+            .iter()
+            .flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)])
+            .collect();
     }
 
     /// Returns the cycle at which the next slice ends or queues must be balanced.
     pub fn next_event_cycle(&self) -> u64 {
-        let open_cpus = self.cpus.iter().filter(|cpu| cpu.seat == Seat::Open && cpu.running_task.is_some());
+        let open_cpus = self
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.seat == Seat::Open && cpu.running_task.is_some());
         let next_slice_end = open_cpus.map(|cpu| cpu.slice_end).min().unwrap_or(u64::MAX);
         next_slice_end.min(self.scheduler.next_balance_cycle())
     }
@@ -222,7 +263,10 @@ impl Dispatcher {
         self.now = self.now.max(now);
         for cpu in 0..self.cpus.len() {
             let state = &mut self.cpus[cpu];
-            if state.seat == Seat::Open && state.running_task.is_some() && state.slice_end <= self.now {
+            if state.seat == Seat::Open
+                && state.running_task.is_some()
+                && state.slice_end <= self.now
+            {
                 state.is_slice_expired = true;
                 self.flag_cpu(cpu as u32);
             }
@@ -230,7 +274,9 @@ impl Dispatcher {
         if self.scheduler.next_balance_cycle() <= self.now {
             for (slot, target) in self.scheduler.plan_moves(&scheduler_view!(self)) {
                 if let RunState::Queued(source) = self.tasks[slot].state {
-                    self.cpus[source as usize].queue.retain(|&queued_slot| queued_slot != slot);
+                    self.cpus[source as usize]
+                        .queue
+                        .retain(|&queued_slot| queued_slot != slot);
                     self.enqueue(slot, target, EnqueueReason::Balanced);
                 }
             }
@@ -241,12 +287,19 @@ impl Dispatcher {
     pub fn settle_switches(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
         loop {
-            let flagged_cpus: Vec<u32> =
-                (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].is_flagged).collect();
-            flagged_cpus.iter().for_each(|&cpu| self.vacate_if_unassigned(cpu));
-            flagged_cpus.iter().for_each(|&cpu| self.start_assigned_task(cpu));
+            let flagged_cpus: Vec<u32> = (0..self.cpu_count())
+                .filter(|&cpu| self.cpus[cpu as usize].is_flagged)
+                .collect();
+            flagged_cpus
+                .iter()
+                .for_each(|&cpu| self.vacate_if_unassigned(cpu));
+            flagged_cpus
+                .iter()
+                .for_each(|&cpu| self.start_assigned_task(cpu));
             // CPUs that have been flagged in the meantime are handled below.
-            flagged_cpus.iter().for_each(|&cpu| self.cpus[cpu as usize].is_flagged = false);
+            flagged_cpus
+                .iter()
+                .for_each(|&cpu| self.cpus[cpu as usize].is_flagged = false);
             for &cpu in &flagged_cpus {
                 if self.is_vacant(cpu) && !self.cpus[cpu as usize].queue.is_empty() {
                     self.pick_task(cpu);
@@ -275,9 +328,17 @@ impl Dispatcher {
         for (cpu, state) in self.cpus.iter_mut().enumerate() {
             if state.loaded_task != state.running_task {
                 let (cpu, incoming) = (cpu as u32, state.running_task);
-                let is_migrated =
-                    incoming.is_some_and(|slot| self.tasks[slot].last_cpu.is_some_and(|last_cpu| last_cpu != cpu));
-                switches.push(ContextSwitch { cpu, outgoing: state.loaded_task, incoming, is_migrated });
+                let is_migrated = incoming.is_some_and(|slot| {
+                    self.tasks[slot]
+                        .last_cpu
+                        .is_some_and(|last_cpu| last_cpu != cpu)
+                });
+                switches.push(ContextSwitch {
+                    cpu,
+                    outgoing: state.loaded_task,
+                    incoming,
+                    is_migrated,
+                });
                 state.loaded_task = incoming;
                 if let Some(slot) = incoming {
                     let task = &mut self.tasks[slot];
@@ -301,7 +362,8 @@ impl Dispatcher {
         match task.state {
             RunState::Running(cpu) => {
                 task.on_cpu_cycles[cpu as usize] += elapsed_cycles;
-                self.scheduler.charge_cycles(slot, elapsed_cycles, task.weight);
+                self.scheduler
+                    .charge_cycles(slot, elapsed_cycles, task.weight);
             }
             RunState::Queued(_) | RunState::Parked => task.wait_cycles += elapsed_cycles,
             RunState::Blocked | RunState::Exited => {}
@@ -318,20 +380,24 @@ impl Dispatcher {
                 self.cpus[cpu as usize].is_slice_expired = false;
                 self.flag_cpu(cpu);
             }
-            RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&queued_slot| queued_slot != slot),
+            RunState::Queued(cpu) => self.cpus[cpu as usize]
+                .queue
+                .retain(|&queued_slot| queued_slot != slot),
             RunState::Parked | RunState::Blocked | RunState::Exited => {}
         }
     }
 
     fn make_runnable(&mut self, slot: Slot, reason: EnqueueReason) {
-        let assigned_cpu =
-            (0..self.cpu_count()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Reserved(Some(slot)));
+        let assigned_cpu = (0..self.cpu_count())
+            .find(|&cpu| self.cpus[cpu as usize].seat == Seat::Reserved(Some(slot)));
         if self.tasks[slot].is_seated || assigned_cpu.is_some() {
             self.tasks[slot].state = RunState::Parked;
             assigned_cpu.into_iter().for_each(|cpu| self.flag_cpu(cpu));
             return;
         }
-        let cpu = self.scheduler.choose_queue(slot, reason, &scheduler_view!(self));
+        let cpu = self
+            .scheduler
+            .choose_queue(slot, reason, &scheduler_view!(self));
         self.enqueue(slot, cpu, reason);
     }
 
@@ -340,7 +406,8 @@ impl Dispatcher {
         self.tasks[slot].state = RunState::Queued(cpu);
         self.tasks[slot].enqueue_number = self.enqueue_count;
         self.enqueue_count += 1;
-        self.scheduler.enqueue(slot, cpu, reason, &scheduler_view!(self));
+        self.scheduler
+            .enqueue(slot, cpu, reason, &scheduler_view!(self));
         self.cpus[cpu as usize].queue.push(slot);
         match self.cpus[cpu as usize].running_task {
             _ if self.cpus[cpu as usize].seat != Seat::Open => {}
@@ -357,14 +424,20 @@ impl Dispatcher {
     /// Removes the task from a flagged CPU unless the CPU is still assigned to it.
     fn vacate_if_unassigned(&mut self, cpu: u32) {
         let state = &mut self.cpus[cpu as usize];
-        let Some(slot) = state.running_task else { return };
+        let Some(slot) = state.running_task else {
+            return;
+        };
         if state.seat == Seat::Reserved(Some(slot)) {
             return;
         }
-        let reason =
-            if std::mem::take(&mut state.is_slice_expired) { EnqueueReason::Expired } else { EnqueueReason::Displaced };
+        let reason = if std::mem::take(&mut state.is_slice_expired) {
+            EnqueueReason::Expired
+        } else {
+            EnqueueReason::Displaced
+        };
         self.deschedule(slot);
-        let is_allowed_here = self.cpus[cpu as usize].seat == Seat::Open && self.tasks[slot].allowed_cpus.contains(cpu);
+        let is_allowed_here = self.cpus[cpu as usize].seat == Seat::Open
+            && self.tasks[slot].allowed_cpus.contains(cpu);
         if is_allowed_here && reason == EnqueueReason::Displaced && !self.tasks[slot].is_seated {
             self.enqueue(slot, cpu, reason);
         } else {
@@ -373,7 +446,9 @@ impl Dispatcher {
     }
 
     fn start_assigned_task(&mut self, cpu: u32) {
-        let Seat::Reserved(Some(slot)) = self.cpus[cpu as usize].seat else { return };
+        let Seat::Reserved(Some(slot)) = self.cpus[cpu as usize].seat else {
+            return;
+        };
         if !self.is_runnable(slot) || self.tasks[slot].state == RunState::Running(cpu) {
             return;
         }
@@ -385,17 +460,26 @@ impl Dispatcher {
         self.tasks[slot].state = RunState::Running(cpu);
         self.tasks[slot].times_passed_over = 0;
         let state = &mut self.cpus[cpu as usize];
-        (state.running_task, state.slice_end, state.is_slice_expired) = (Some(slot), slice_end, false);
+        (state.running_task, state.slice_end, state.is_slice_expired) =
+            (Some(slot), slice_end, false);
     }
 
     fn pick_task(&mut self, cpu: u32) {
         let mut candidates: Vec<Slot> = if self.scheduler.has_single_queue() {
-            self.cpus.iter().flat_map(|state| state.queue.iter().copied()).collect()
+            self.cpus
+                .iter()
+                .flat_map(|state| state.queue.iter().copied())
+                .collect()
         } else {
             self.cpus[cpu as usize].queue.clone()
         };
         candidates.retain(|&slot| self.tasks[slot].allowed_cpus.contains(cpu));
-        candidates.sort_by_key(|&slot| (self.scheduler.queue_key(slot), self.tasks[slot].enqueue_number));
+        candidates.sort_by_key(|&slot| {
+            (
+                self.scheduler.queue_key(slot),
+                self.tasks[slot].enqueue_number,
+            )
+        });
         let chosen_task = match candidates.first() {
             None => self.scheduler.steal(cpu, &scheduler_view!(self)),
             Some(&first) => Some(self.choose_least_penalized(first, &candidates, cpu)),
@@ -403,13 +487,18 @@ impl Dispatcher {
         let Some(slot) = chosen_task else { return };
         self.picks.total_picks += 1;
         self.picks.contested_picks += u64::from(candidates.len() > 1);
-        let RunState::Queued(source_cpu) = self.tasks[slot].state else { return };
+        let RunState::Queued(source_cpu) = self.tasks[slot].state else {
+            return;
+        };
         self.deschedule(slot);
         if source_cpu != cpu {
             // The task changes queues, so its virtual time is adjusted to the new one.
-            self.scheduler.enqueue(slot, cpu, EnqueueReason::Balanced, &scheduler_view!(self));
+            self.scheduler
+                .enqueue(slot, cpu, EnqueueReason::Balanced, &scheduler_view!(self));
         }
-        let slice_cycles = self.scheduler.slice_cycles(slot, cpu, &scheduler_view!(self));
+        let slice_cycles = self
+            .scheduler
+            .slice_cycles(slot, cpu, &scheduler_view!(self));
         self.start_task(slot, cpu, self.now.saturating_add(slice_cycles));
     }
 
@@ -417,14 +506,27 @@ impl Dispatcher {
     ///
     /// This is the scheduler's choice, unless another waiting task has a lower penalty with those that run below the
     /// same cache. That task must be allowed to overtake, and the first must not have been passed over too often.
-    fn choose_least_penalized(&mut self, first_choice: Slot, candidates: &[Slot], cpu: u32) -> Slot {
-        if self.penalties.is_empty() || self.tasks[first_choice].times_passed_over >= MAX_TIMES_PASSED_OVER {
+    fn choose_least_penalized(
+        &mut self,
+        first_choice: Slot,
+        candidates: &[Slot],
+        cpu: u32,
+    ) -> Slot {
+        if self.penalties.is_empty()
+            || self.tasks[first_choice].times_passed_over >= MAX_TIMES_PASSED_OVER
+        {
             return first_choice;
         }
-        let co_runners: Vec<Slot> =
-            self.domains.group_members(SHARED_CACHE, cpu).filter_map(|cpu| self.running_task(cpu)).collect();
+        let co_runners: Vec<Slot> = self
+            .domains
+            .group_members(SHARED_CACHE, cpu)
+            .filter_map(|cpu| self.running_task(cpu))
+            .collect();
         let penalty_of = |slot: Slot| -> f64 {
-            let slot_penalties = self.penalties.iter().filter(|(a, b, _)| *a == slot && co_runners.contains(b));
+            let slot_penalties = self
+                .penalties
+                .iter()
+                .filter(|(a, b, _)| *a == slot && co_runners.contains(b));
             slot_penalties.map(|(_, _, penalty)| penalty).sum()
         };
         let overtaking_candidates = candidates
@@ -432,7 +534,8 @@ impl Dispatcher {
             .take(MAX_CANDIDATES)
             .copied()
             .filter(|&slot| self.scheduler.may_overtake(slot, first_choice));
-        let least_penalized_candidate = overtaking_candidates.min_by(|&a, &b| penalty_of(a).total_cmp(&penalty_of(b)));
+        let least_penalized_candidate =
+            overtaking_candidates.min_by(|&a, &b| penalty_of(a).total_cmp(&penalty_of(b)));
         let choice = least_penalized_candidate
             .filter(|&slot| penalty_of(slot) < penalty_of(first_choice))
             .unwrap_or(first_choice);

@@ -1,6 +1,8 @@
 //! Tests the dispatcher under every default scheduler, on its own timeline.
 
-use cachemate_core::{Cache, CacheId, CacheLevel, CoRunPenalty, Cpu, CpuId, CpuSet, SplitMix64, TaskId, Topology};
+use cachemate_core::{
+    Cache, CacheId, CacheLevel, CoRunPenalty, Cpu, CpuId, CpuSet, SplitMix64, TaskId, Topology,
+};
 use proptest::prelude::*;
 
 use super::dispatch::Dispatcher;
@@ -9,11 +11,22 @@ use super::queues::{RunState, Seat, Slot};
 use super::schedulers::{SchedulerKind, SchedulerTimes, build_scheduler};
 
 const MS: u64 = 1_000;
-const ALL: [SchedulerKind; 3] = [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin];
+const ALL: [SchedulerKind; 3] = [
+    SchedulerKind::Linux,
+    SchedulerKind::Solaris,
+    SchedulerKind::RoundRobin,
+];
 
 /// Returns a topology with two contexts per core and four CPUs per cache.
 fn sample_topology(cpus: u32) -> Topology {
-    let cpu = |id: u32| Cpu { id: CpuId(id), core: id / 2, package: id / 4, memory_node: 0, online: true, hertz: None };
+    let cpu = |id: u32| Cpu {
+        id: CpuId(id),
+        core: id / 2,
+        package: id / 4,
+        memory_node: 0,
+        online: true,
+        hertz: None,
+    };
     let cache = |at: u32| Cache {
         id: CacheId(at),
         level: CacheLevel::L2,
@@ -31,8 +44,14 @@ fn sample_topology(cpus: u32) -> Topology {
 }
 
 fn sample_dispatcher(kind: SchedulerKind, cpus: u32) -> Dispatcher {
-    let times = SchedulerTimes { slice_cycles: 10 * MS, millisecond_cycles: MS };
-    Dispatcher::new(build_scheduler(kind, times), Domains::new(&sample_topology(cpus)))
+    let times = SchedulerTimes {
+        slice_cycles: 10 * MS,
+        millisecond_cycles: MS,
+    };
+    Dispatcher::new(
+        build_scheduler(kind, times),
+        Domains::new(&sample_topology(cpus)),
+    )
 }
 
 fn all_cpus(cpus: u32) -> CpuSet {
@@ -43,7 +62,9 @@ fn all_cpus(cpus: u32) -> CpuSet {
 /// use it.
 fn check(dispatcher: &Dispatcher, slots: usize) {
     let cpus = dispatcher.cpu_count();
-    let mut running_slots: Vec<Slot> = (0..cpus).filter_map(|cpu| dispatcher.running_task(cpu)).collect();
+    let mut running_slots: Vec<Slot> = (0..cpus)
+        .filter_map(|cpu| dispatcher.running_task(cpu))
+        .collect();
     running_slots.sort_unstable();
     let running_count = running_slots.len();
     running_slots.dedup();
@@ -53,16 +74,29 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
         match task.state {
             RunState::Running(cpu) => {
                 assert_eq!(dispatcher.running_task(cpu), Some(slot));
-                assert!(task.allowed_cpus.contains(cpu), "{slot} on {cpu}, allowed {}", task.allowed_cpus);
+                assert!(
+                    task.allowed_cpus.contains(cpu),
+                    "{slot} on {cpu}, allowed {}",
+                    task.allowed_cpus
+                );
             }
             RunState::Queued(_) => {
                 let idle_cpus = (0..cpus).filter(|&cpu| dispatcher.seat_of_cpu(cpu) == Seat::Open);
-                let idle_cpus =
-                    idle_cpus.filter(|&cpu| dispatcher.running_task(cpu).is_none() && task.allowed_cpus.contains(cpu));
-                assert_eq!(idle_cpus.count(), 0, "an allowed CPU idles while {slot} waits");
+                let idle_cpus = idle_cpus.filter(|&cpu| {
+                    dispatcher.running_task(cpu).is_none() && task.allowed_cpus.contains(cpu)
+                });
+                assert_eq!(
+                    idle_cpus.count(),
+                    0,
+                    "an allowed CPU idles while {slot} waits"
+                );
             }
             RunState::Parked => {
-                assert!(task.is_seated || (0..cpus).any(|c| dispatcher.seat_of_cpu(c) == Seat::Reserved(Some(slot))))
+                assert!(
+                    task.is_seated
+                        || (0..cpus)
+                            .any(|c| dispatcher.seat_of_cpu(c) == Seat::Reserved(Some(slot)))
+                )
             }
             RunState::Blocked | RunState::Exited => {}
         }
@@ -104,8 +138,15 @@ fn equal_weights_get_equal_shares_within_one_percent() {
             for slot in 0..tasks {
                 let share = total_cpu_cycles(&dispatcher, slot) as f64 / fair;
                 let bound =
-                    if kind == SchedulerKind::Solaris && !(tasks as u32).is_multiple_of(cpus) { 0.5 } else { 0.01 };
-                assert!((share - 1.0).abs() < bound, "{kind:?}, {tasks} on {cpus}: task {slot} got {share}");
+                    if kind == SchedulerKind::Solaris && !(tasks as u32).is_multiple_of(cpus) {
+                        0.5
+                    } else {
+                        0.01
+                    };
+                assert!(
+                    (share - 1.0).abs() < bound,
+                    "{kind:?}, {tasks} on {cpus}: task {slot} got {share}"
+                );
             }
         }
     }
@@ -126,7 +167,10 @@ fn restricted_tasks_share_their_cpus_evenly() {
     for slot in 0..18 {
         let fair = if slot < 6 { 1.0 / 3.0 } else { 0.5 };
         let share = total_cpu_cycles(&dispatcher, slot) as f64 / end as f64 / fair;
-        assert!((share - 1.0).abs() < 0.1, "task {slot} got {share} of its share");
+        assert!(
+            (share - 1.0).abs() < 0.1,
+            "task {slot} got {share} of its share"
+        );
     }
 }
 
@@ -136,13 +180,22 @@ fn weights_divide_a_cpus_time_in_proportion() {
     for kind in ALL {
         let mut dispatcher = sample_dispatcher(kind, 1);
         let weights = [1.0, 2.0, 4.0, 1.0];
-        weights.iter().for_each(|&weight| _ = dispatcher.add_task(0, all_cpus(1), weight, false));
+        weights
+            .iter()
+            .for_each(|&weight| _ = dispatcher.add_task(0, all_cpus(1), weight, false));
         let end = 400_000 * MS;
         run(&mut dispatcher, 4, end);
         for (slot, weight) in weights.iter().enumerate() {
             let share = total_cpu_cycles(&dispatcher, slot) as f64 / end as f64;
-            let max_off = if kind == SchedulerKind::Solaris { 0.2 } else { 0.01 };
-            assert!((share / (weight / 8.0) - 1.0).abs() < max_off, "{kind:?}: {slot} got {share}");
+            let max_off = if kind == SchedulerKind::Solaris {
+                0.2
+            } else {
+                0.01
+            };
+            assert!(
+                (share / (weight / 8.0) - 1.0).abs() < max_off,
+                "{kind:?}: {slot} got {share}"
+            );
         }
     }
 }
@@ -156,12 +209,17 @@ fn no_task_starves_and_no_cpu_idles_while_tasks_wait() {
         let mut random = SplitMix64::new(3);
         // The last two may run on one CPU only.
         for slot in 0..tasks {
-            let allowed = if slot >= tasks - 2 { [3].into_iter().collect() } else { all_cpus(cpus) };
+            let allowed = if slot >= tasks - 2 {
+                [3].into_iter().collect()
+            } else {
+                all_cpus(cpus)
+            };
             dispatcher.add_task(0, allowed, 1.0, false);
         }
         // Half of the tasks sleep now and then.
-        let mut timers: Vec<(u64, Slot, bool)> =
-            (0..tasks / 2).map(|slot| (random.draw_below(50 * MS), slot, true)).collect();
+        let mut timers: Vec<(u64, Slot, bool)> = (0..tasks / 2)
+            .map(|slot| (random.draw_below(50 * MS), slot, true))
+            .collect();
         loop {
             timers.sort_unstable();
             let next = dispatcher.next_event_cycle().min(timers[0].0).min(end);
@@ -190,13 +248,20 @@ fn no_task_starves_and_no_cpu_idles_while_tasks_wait() {
                 total_cpu_cycles(&dispatcher, slot)
             );
             if slot >= tasks - 2 {
-                assert_eq!(task.on_cpu_cycles.iter().sum::<u64>(), task.on_cpu_cycles[3]);
+                assert_eq!(
+                    task.on_cpu_cycles.iter().sum::<u64>(),
+                    task.on_cpu_cycles[3]
+                );
             }
         }
         let awake: u64 = (tasks / 2..tasks)
             .map(|slot| total_cpu_cycles(&dispatcher, slot) + dispatcher.task(slot).wait_cycles)
             .sum();
-        assert_eq!(awake, end * (tasks / 2) as u64, "{kind:?}: run and wait time add up");
+        assert_eq!(
+            awake,
+            end * (tasks / 2) as u64,
+            "{kind:?}: run and wait time add up"
+        );
     }
 }
 
@@ -207,16 +272,28 @@ fn held_cpus_run_their_assigned_task_or_none() {
         let mut dispatcher = sample_dispatcher(kind, 4);
         (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
         run(&mut dispatcher, 6, 50 * MS);
-        let seats = [Seat::Reserved(Some(5)), Seat::Reserved(None), Seat::Open, Seat::Open];
+        let seats = [
+            Seat::Reserved(Some(5)),
+            Seat::Reserved(None),
+            Seat::Open,
+            Seat::Open,
+        ];
         dispatcher.set_seats(50 * MS, &seats);
         run(&mut dispatcher, 6, 150 * MS);
         let ran_before = total_cpu_cycles(&dispatcher, 5);
         run(&mut dispatcher, 6, 250 * MS);
-        assert_eq!((dispatcher.running_task(0), dispatcher.running_task(1)), (Some(5), None));
+        assert_eq!(
+            (dispatcher.running_task(0), dispatcher.running_task(1)),
+            (Some(5), None)
+        );
         assert_eq!(total_cpu_cycles(&dispatcher, 5) - ran_before, 100 * MS);
         dispatcher.block(250 * MS, 5);
         run(&mut dispatcher, 6, 260 * MS);
-        assert_eq!(dispatcher.running_task(0), None, "the seat stays its task's while that sleeps");
+        assert_eq!(
+            dispatcher.running_task(0),
+            None,
+            "the seat stays its task's while that sleeps"
+        );
         dispatcher.wake(260 * MS, 5);
         dispatcher.settle_switches(260 * MS);
         assert_eq!(dispatcher.running_task(0), Some(5));
@@ -240,8 +317,11 @@ fn an_affinity_change_takes_effect_at_once() {
             dispatcher.set_allowed(30 * MS, slot, [slot as u32 / 2].into_iter().collect());
         }
         run(&mut dispatcher, 4, 30 * MS);
-        let running_count =
-            |dispatcher: &Dispatcher| (0..4).filter(|&cpu| dispatcher.running_task(cpu).is_some()).count();
+        let running_count = |dispatcher: &Dispatcher| {
+            (0..4)
+                .filter(|&cpu| dispatcher.running_task(cpu).is_some())
+                .count()
+        };
         assert_eq!(running_count(&dispatcher), 2);
         run(&mut dispatcher, 4, 1000 * MS);
         (0..4).for_each(|slot| dispatcher.set_allowed(1000 * MS, slot, CpuSet::default()));
@@ -258,7 +338,10 @@ fn penalties_keep_tasks_apart_without_starving_either() {
             let mut dispatcher = sample_dispatcher(kind, 2);
             (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(2), 1.0, false));
             if penalty {
-                let penalties = [CoRunPenalty { tasks: (TaskId(0), TaskId(1)), penalty: 1.0 }];
+                let penalties = [CoRunPenalty {
+                    tasks: (TaskId(0), TaskId(1)),
+                    penalty: 1.0,
+                }];
                 dispatcher.set_penalties(&penalties, |task| Some(task.0 as Slot));
             }
             let (mut at, mut shared_cycles, end) = (0, 0, 60_000 * MS);
@@ -266,21 +349,33 @@ fn penalties_keep_tasks_apart_without_starving_either() {
             while at < end {
                 let next = dispatcher.next_event_cycle().min(end);
                 let is_running = |slot| matches!(dispatcher.task(slot).state, RunState::Running(_));
-                shared_cycles += if is_running(0) && is_running(1) { next - at } else { 0 };
+                shared_cycles += if is_running(0) && is_running(1) {
+                    next - at
+                } else {
+                    0
+                };
                 dispatcher.advance(next);
                 dispatcher.settle_switches(next);
                 at = next;
             }
             dispatcher.account_to(end);
-            let minimum = (0..6).map(|slot| total_cpu_cycles(&dispatcher, slot)).min().unwrap();
+            let minimum = (0..6)
+                .map(|slot| total_cpu_cycles(&dispatcher, slot))
+                .min()
+                .unwrap();
             assert!(minimum > end / 6, "{kind:?}: {minimum} of {end}");
             (shared_cycles as f64 / end as f64, dispatcher.picks)
         };
         let (free, picks) = time_together(false);
         let (kept_apart, swayed) = time_together(true);
-        assert!(kept_apart <= free / 2.0 || free < 0.01, "{kind:?}: {kept_apart} against {free}");
         assert!(
-            picks.penalized_picks == 0 && picks.contested_picks > 0 && swayed.total_picks >= swayed.penalized_picks
+            kept_apart <= free / 2.0 || free < 0.01,
+            "{kind:?}: {kept_apart} against {free}"
+        );
+        assert!(
+            picks.penalized_picks == 0
+                && picks.contested_picks > 0
+                && swayed.total_picks >= swayed.penalized_picks
         );
     }
 }

@@ -20,12 +20,19 @@ impl Domains {
         let cpus = topology.cpus.len();
         let core_by_cpu = topology.cpus.iter().map(|cpu| cpu.core).collect();
         // A CPU that no last-level cache covers forms its own group.
-        let mut cache_by_cpu: Vec<u32> = (0..cpus as u32).map(|cpu| cpu + topology.caches.len() as u32).collect();
+        let mut cache_by_cpu: Vec<u32> = (0..cpus as u32)
+            .map(|cpu| cpu + topology.caches.len() as u32)
+            .collect();
         for cache in topology.last_level_caches() {
-            cache.cpus.iter().for_each(|cpu| cache_by_cpu[cpu as usize] = cache.id.0);
+            cache
+                .cpus
+                .iter()
+                .for_each(|cpu| cache_by_cpu[cpu as usize] = cache.id.0);
         }
         let package_by_cpu = topology.cpus.iter().map(|cpu| cpu.package).collect();
-        Domains { groups_by_level: vec![core_by_cpu, cache_by_cpu, package_by_cpu, vec![0; cpus]] }
+        Domains {
+            groups_by_level: vec![core_by_cpu, cache_by_cpu, package_by_cpu, vec![0; cpus]],
+        }
     }
 
     pub fn level_count(&self) -> usize {

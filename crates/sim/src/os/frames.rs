@@ -78,12 +78,18 @@ impl FrameAllocator {
                     .map(|index| first_frame + index * BLOCK_FRAMES)
                     .collect();
                 generator.shuffle(&mut blocks);
-                NodeFrames { blocks, pieces: Vec::new() }
+                NodeFrames {
+                    blocks,
+                    pieces: Vec::new(),
+                }
             })
             .collect();
         let new_lists = || CpuLists {
             uncolored_frames: Vec::new(),
-            frames_by_node_and_color: vec![Vec::new(); (spec.color_count * spec.node_count) as usize],
+            frames_by_node_and_color: vec![
+                Vec::new();
+                (spec.color_count * spec.node_count) as usize
+            ],
         };
         FrameAllocator {
             color_count: spec.color_count,
@@ -125,23 +131,33 @@ impl FrameAllocator {
             self.cpus[cpu as usize].uncolored_frames = drawn_frames.unwrap_or_default();
             self.cpus[cpu as usize].uncolored_frames.reverse();
         }
-        let frame = self.cpus[cpu as usize].uncolored_frames.pop().or_else(|| self.take_from_any_list(local_node));
+        let frame = self.cpus[cpu as usize]
+            .uncolored_frames
+            .pop()
+            .or_else(|| self.take_from_any_list(local_node));
         self.free_count -= u64::from(frame.is_some());
         frame
     }
 
     /// Allocates a frame of an allowed color. Colors are tried in order, starting at `first_color`, on the local node
     /// and then on the others. Returns `None` if no such frame is free.
-    pub fn take_colored(&mut self, cpu: u32, allowed_colors: &IndexSet, first_color: u32) -> Option<u32> {
+    pub fn take_colored(
+        &mut self,
+        cpu: u32,
+        allowed_colors: &IndexSet,
+        first_color: u32,
+    ) -> Option<u32> {
         let local_node = self.node_of_cpu[cpu as usize];
         let ordered_colors: Vec<u32> = allowed_colors
             .iter()
             .filter(|&color| color >= first_color)
             .chain(allowed_colors.iter().filter(|&color| color < first_color))
             .collect();
-        let frame = self
-            .nodes_from(local_node)
-            .find_map(|node| ordered_colors.iter().find_map(|&color| self.take_of_color(cpu, node, color)));
+        let frame = self.nodes_from(local_node).find_map(|node| {
+            ordered_colors
+                .iter()
+                .find_map(|&color| self.take_of_color(cpu, node, color))
+        });
         self.free_count -= u64::from(frame.is_some());
         frame
     }
@@ -150,10 +166,17 @@ impl FrameAllocator {
     ///
     /// `pages` is a power of two, at most 1024. All frames have allowed colors, which are therefore adjacent (CP
     /// 4.4.1). `None` if free memory has no such run.
-    pub fn take_run(&mut self, cpu: u32, pages: u32, allowed_colors: Option<&IndexSet>) -> Option<u32> {
+    pub fn take_run(
+        &mut self,
+        cpu: u32,
+        pages: u32,
+        allowed_colors: Option<&IndexSet>,
+    ) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let local_node = self.node_of_cpu[cpu as usize];
-        let first_frame = self.nodes_from(local_node).find_map(|node| self.allocate_run(node, pages, allowed_colors));
+        let first_frame = self
+            .nodes_from(local_node)
+            .find_map(|node| self.allocate_run(node, pages, allowed_colors));
         self.free_count -= u64::from(if first_frame.is_some() { pages } else { 0 });
         first_frame
     }
@@ -179,7 +202,10 @@ impl FrameAllocator {
             return true;
         }
         let end_frame = (node + 1) * self.frames_per_node;
-        let first_block = self.nodes[node as usize].blocks.len().saturating_sub(BLOCKS_PER_SHUFFLE);
+        let first_block = self.nodes[node as usize]
+            .blocks
+            .len()
+            .saturating_sub(BLOCKS_PER_SHUFFLE);
         let blocks = self.nodes[node as usize].blocks.split_off(first_block);
         let mut pieces = Vec::new();
         for block in blocks {
@@ -190,7 +216,13 @@ impl FrameAllocator {
         !self.nodes[node as usize].pieces.is_empty()
     }
 
-    fn split_block(&mut self, first_frame: u32, order: u32, end_frame: u32, pieces: &mut Vec<(u32, u32)>) {
+    fn split_block(
+        &mut self,
+        first_frame: u32,
+        order: u32,
+        end_frame: u32,
+        pieces: &mut Vec<(u32, u32)>,
+    ) {
         if first_frame >= end_frame {
             return;
         }
@@ -199,7 +231,12 @@ impl FrameAllocator {
             pieces.push((first_frame, 1 << order));
         } else {
             self.split_block(first_frame, order - 1, end_frame, pieces);
-            self.split_block(first_frame + (1 << (order - 1)), order - 1, end_frame, pieces);
+            self.split_block(
+                first_frame + (1 << (order - 1)),
+                order - 1,
+                end_frame,
+                pieces,
+            );
         }
     }
 
@@ -222,7 +259,8 @@ impl FrameAllocator {
     fn take_of_color(&mut self, cpu: u32, node: u32, color: u32) -> Option<u32> {
         let list_index = self.list_index(node, color);
         loop {
-            if let Some(frame) = self.cpus[cpu as usize].frames_by_node_and_color[list_index].pop() {
+            if let Some(frame) = self.cpus[cpu as usize].frames_by_node_and_color[list_index].pop()
+            {
                 return Some(frame);
             }
             let drawn_frames = self.draw_frames(node, BATCH_FRAMES);
@@ -234,13 +272,26 @@ impl FrameAllocator {
                 self.cpus[cpu as usize].frames_by_node_and_color[drawn_index].push(frame);
             }
         }
-        let is_wanted_frame = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.color_count == color;
-        let frame = self.cpus.iter().enumerate().find_map(|(holder_cpu, lists)| {
-            lists.uncolored_frames.iter().position(is_wanted_frame).map(|index| (holder_cpu, index))
-        });
+        let is_wanted_frame = |frame: &u32| {
+            *frame / self.frames_per_node == node && *frame % self.color_count == color
+        };
+        let frame = self
+            .cpus
+            .iter()
+            .enumerate()
+            .find_map(|(holder_cpu, lists)| {
+                lists
+                    .uncolored_frames
+                    .iter()
+                    .position(is_wanted_frame)
+                    .map(|index| (holder_cpu, index))
+            });
         match frame {
             Some((at_cpu, index)) => Some(self.cpus[at_cpu].uncolored_frames.remove(index)),
-            None => self.cpus.iter_mut().find_map(|lists| lists.frames_by_node_and_color[list_index].pop()),
+            None => self
+                .cpus
+                .iter_mut()
+                .find_map(|lists| lists.frames_by_node_and_color[list_index].pop()),
         }
     }
 
@@ -250,14 +301,23 @@ impl FrameAllocator {
         self.nodes_from(local_node).find_map(|node| {
             let list_range = (node * colors) as usize..((node + 1) * colors) as usize;
             self.cpus.iter_mut().find_map(|cpu| {
-                let longest_list =
-                    list_range.clone().rev().max_by_key(|&index| cpu.frames_by_node_and_color[index].len())?;
-                cpu.frames_by_node_and_color[longest_list].pop().or_else(|| cpu.uncolored_frames.pop())
+                let longest_list = list_range
+                    .clone()
+                    .rev()
+                    .max_by_key(|&index| cpu.frames_by_node_and_color[index].len())?;
+                cpu.frames_by_node_and_color[longest_list]
+                    .pop()
+                    .or_else(|| cpu.uncolored_frames.pop())
             })
         })
     }
 
-    fn allocate_run(&mut self, node: u32, pages: u32, allowed_colors: Option<&IndexSet>) -> Option<u32> {
+    fn allocate_run(
+        &mut self,
+        node: u32,
+        pages: u32,
+        allowed_colors: Option<&IndexSet>,
+    ) -> Option<u32> {
         let colors = self.color_count;
         let is_allowed_run = |first_frame: u32| {
             first_frame.is_multiple_of(pages)
@@ -274,13 +334,20 @@ impl FrameAllocator {
                     .step_by(pages as usize)
                     .find(|&run| run + pages <= first_frame + frames && is_allowed_run(run))
             };
-            if let Some((index, run)) =
-                pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, find_run_in_piece(piece)?)))
+            if let Some((index, run)) = pieces
+                .iter()
+                .enumerate()
+                .rev()
+                .find_map(|(index, piece)| Some((index, find_run_in_piece(piece)?)))
             {
                 let (first_frame, frames) = self.nodes[node as usize].pieces.remove(index);
-                let remaining_pieces =
-                    [(run + pages, first_frame + frames - run - pages), (first_frame, run - first_frame)];
-                let nonempty_pieces = remaining_pieces.into_iter().filter(|&(_, frames)| frames > 0);
+                let remaining_pieces = [
+                    (run + pages, first_frame + frames - run - pages),
+                    (first_frame, run - first_frame),
+                ];
+                let nonempty_pieces = remaining_pieces
+                    .into_iter()
+                    .filter(|&(_, frames)| frames > 0);
                 self.nodes[node as usize].pieces.extend(nonempty_pieces);
                 return Some(run);
             }
@@ -323,11 +390,20 @@ mod tests {
     fn a_colored_request_gets_its_color_while_one_is_free() {
         let mut frames = sample_pool(4096, 2, 16);
         let allowed: IndexSet = [3, 4].into_iter().collect();
-        let frames_taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
+        let frames_taken: Vec<u32> =
+            std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
         assert_eq!(frames_taken.len(), 4096 / 16 * 2);
-        assert!(frames_taken.iter().all(|frame| allowed.contains(frame % 16)));
+        assert!(
+            frames_taken
+                .iter()
+                .all(|frame| allowed.contains(frame % 16))
+        );
         // Frames come from local memory first, and CPU 1 belongs to node 1.
-        assert!(frames_taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
+        assert!(
+            frames_taken[..256]
+                .iter()
+                .all(|&frame| frames.node_of(frame) == 1)
+        );
         assert_eq!(frames.free_frames(), 4096 - 512);
         let remaining_frames: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
         assert_eq!(remaining_frames.len(), 4096 - 512);
@@ -351,7 +427,10 @@ mod tests {
     fn default_frames_come_in_runs_at_shuffled_places() {
         let mut frames = sample_pool(1 << 18, 1, 1);
         let taken_frames: Vec<u32> = (0..8192).map(|_| frames.take_any(0).unwrap()).collect();
-        let ascending = taken_frames.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        let ascending = taken_frames
+            .windows(2)
+            .filter(|pair| pair[1] == pair[0] + 1)
+            .count();
         assert!((6000..8191).contains(&ascending), "{ascending}");
         let span = taken_frames.iter().max().unwrap() - taken_frames.iter().min().unwrap();
         assert!(span > 1 << 14, "{span}");

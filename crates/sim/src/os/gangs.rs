@@ -41,11 +41,16 @@ impl SlotRotation {
 
     /// Returns whether the schedules are the same, whatever their current turns.
     pub fn is_same_schedule(&self, other: &Self) -> bool {
-        (&self.cpus, self.slice_cycles, &self.gangs) == (&other.cpus, other.slice_cycles, &other.gangs)
+        (&self.cpus, self.slice_cycles, &self.gangs)
+            == (&other.cpus, other.slice_cycles, &other.gangs)
     }
 
     pub fn turn_end_cycle(&self) -> u64 {
-        if self.gangs.len() > 1 { self.turn_end } else { u64::MAX }
+        if self.gangs.len() > 1 {
+            self.turn_end
+        } else {
+            u64::MAX
+        }
     }
 
     /// Returns the index into `gangs` of the gang whose turn it is.
@@ -55,8 +60,14 @@ impl SlotRotation {
 
     /// Ends turns that are over, or whose gang cannot run while another can.
     pub fn advance(&mut self, now: u64, dispatcher: &Dispatcher) {
-        let is_gang_runnable = |gang: &SlotGang| gang.members.iter().any(|&(slot, _)| dispatcher.is_runnable(slot));
-        if self.gangs.is_empty() || (self.turn_end > now && is_gang_runnable(&self.gangs[self.active_index])) {
+        let is_gang_runnable = |gang: &SlotGang| {
+            gang.members
+                .iter()
+                .any(|&(slot, _)| dispatcher.is_runnable(slot))
+        };
+        if self.gangs.is_empty()
+            || (self.turn_end > now && is_gang_runnable(&self.gangs[self.active_index]))
+        {
             return;
         }
         let gang_count = self.gangs.len();
@@ -67,7 +78,11 @@ impl SlotRotation {
         if let Some(next) = next_index {
             self.active_index = next;
             // A turn starts where the last one ended, so that rounding up to an event does not lengthen the rotation.
-            let turn_start = if is_turn_over { self.turn_end.max(now.saturating_sub(self.slice_cycles)) } else { now };
+            let turn_start = if is_turn_over {
+                self.turn_end.max(now.saturating_sub(self.slice_cycles))
+            } else {
+                now
+            };
             self.turn_end = turn_start + u64::from(self.gangs[next].slices) * self.slice_cycles;
         } else if is_turn_over {
             self.turn_end = now + self.slice_cycles;
@@ -78,14 +93,22 @@ impl SlotRotation {
     pub fn active_assignments(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
         self.gangs
             .get(self.active_index)
-            .map_or_else(Vec::new, |gang| assign_cpus(&gang.members, &self.cpus, dispatcher))
+            .map_or_else(Vec::new, |gang| {
+                assign_cpus(&gang.members, &self.cpus, dispatcher)
+            })
     }
 }
 
 /// Gives each member its own CPU among `cpus`: the named CPU if there is one, otherwise an allowed CPU, preferably the
 /// one on which the member last ran.
-pub fn assign_cpus(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
-    assign_allowed_cpus(members, cpus, dispatcher, &|slot| dispatcher.task(slot).allowed_cpus.clone())
+pub fn assign_cpus(
+    members: &[(Slot, Option<u32>)],
+    cpus: &CpuSet,
+    dispatcher: &Dispatcher,
+) -> Vec<(u32, Slot)> {
+    assign_allowed_cpus(members, cpus, dispatcher, &|slot| {
+        dispatcher.task(slot).allowed_cpus.clone()
+    })
 }
 
 /// Like [`assign_cpus`], but `allowed` replaces the affinities that the dispatcher knows.
@@ -102,10 +125,18 @@ pub fn assign_allowed_cpus(
         }
     }
     let pinned_count = assignments.len();
-    let allowed_cpus = |slot: Slot| -> Vec<u32> { cpus.intersection(&allowed(slot)).iter().collect() };
+    let allowed_cpus =
+        |slot: Slot| -> Vec<u32> { cpus.intersection(&allowed(slot)).iter().collect() };
     for &(slot, _) in members.iter().filter(|(_, cpu)| cpu.is_none()) {
         let mut tried_cpus = CpuSet::default();
-        assign_cpu(slot, &allowed_cpus, dispatcher, &mut assignments, pinned_count, &mut tried_cpus);
+        assign_cpu(
+            slot,
+            &allowed_cpus,
+            dispatcher,
+            &mut assignments,
+            pinned_count,
+            &mut tried_cpus,
+        );
     }
     assignments.sort_unstable();
     assignments
@@ -139,7 +170,14 @@ fn assign_cpu(
             }
             Some(index) if index >= pinned_count => {
                 let (_, holder) = assignments[index];
-                if assign_cpu(holder, allowed_cpus_of, dispatcher, assignments, pinned_count, tried_cpus) {
+                if assign_cpu(
+                    holder,
+                    allowed_cpus_of,
+                    dispatcher,
+                    assignments,
+                    pinned_count,
+                    tried_cpus,
+                ) {
                     // The previous holder has another CPU now, so this task gets its old one.
                     assignments[index] = (cpu, slot);
                     return true;

@@ -113,7 +113,11 @@ impl VirtualMemory {
 
     /// Adds a segment of `pages` from virtual page `first_page` on, for several address spaces, and returns its index.
     pub fn add_segment(&mut self, first_page: u64, pages: u64) -> usize {
-        self.segments.push(SharedSegment { first_page, pages, table: PageTable::default() });
+        self.segments.push(SharedSegment {
+            first_page,
+            pages,
+            table: PageTable::default(),
+        });
         self.segments.len() - 1
     }
 
@@ -122,9 +126,14 @@ impl VirtualMemory {
     }
 
     fn segment_of(&self, process: usize, page: u64) -> Option<usize> {
-        let contains_page =
-            |segment: &SharedSegment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
-        self.spaces[process].segments.iter().copied().find(|&segment| contains_page(&self.segments[segment]))
+        let contains_page = |segment: &SharedSegment| {
+            (segment.first_page..segment.first_page + segment.pages).contains(&page)
+        };
+        self.spaces[process]
+            .segments
+            .iter()
+            .copied()
+            .find(|&segment| contains_page(&self.segments[segment]))
     }
 
     /// Returns the frame of a page that is touched on `cpu`, and allocates or moves the page if needed.
@@ -148,22 +157,39 @@ impl VirtualMemory {
         PageLookup::Fault(frame)
     }
 
-    fn look_up_shared(&mut self, process: usize, segment: usize, page: u64, cpu: u32) -> PageLookup {
+    fn look_up_shared(
+        &mut self,
+        process: usize,
+        segment: usize,
+        page: u64,
+        cpu: u32,
+    ) -> PageLookup {
         if let Some(frame) = self.segments[segment].table.touch(page) {
             return PageLookup::Resident(frame);
         }
         // A group of pages is allocated at once in adjacent frames, as with bulk requests for shared memory.
         let run_pages = u64::from(SEGMENT_RUN_PAGES);
-        let (first_page, page_count) = (self.segments[segment].first_page, self.segments[segment].pages);
+        let (first_page, page_count) = (
+            self.segments[segment].first_page,
+            self.segments[segment].pages,
+        );
         let run_start = first_page + (page - first_page) / run_pages * run_pages;
         let fits_segment = run_start + run_pages <= first_page + page_count;
-        let is_unmapped =
-            (run_start..run_start + run_pages).all(|page| self.segments[segment].table.frame(page).is_none());
+        let is_unmapped = (run_start..run_start + run_pages)
+            .all(|page| self.segments[segment].table.frame(page).is_none());
         if fits_segment && is_unmapped {
-            let allowed_colors = self.spaces[process].coloring.as_ref().map(|coloring| coloring.allowed_colors.clone());
-            if let Some(run) = self.frames.take_run(cpu, SEGMENT_RUN_PAGES, allowed_colors.as_ref()) {
+            let allowed_colors = self.spaces[process]
+                .coloring
+                .as_ref()
+                .map(|coloring| coloring.allowed_colors.clone());
+            if let Some(run) = self
+                .frames
+                .take_run(cpu, SEGMENT_RUN_PAGES, allowed_colors.as_ref())
+            {
                 for step in 0..SEGMENT_RUN_PAGES {
-                    self.segments[segment].table.map(run_start + u64::from(step), run + step);
+                    self.segments[segment]
+                        .table
+                        .map(run_start + u64::from(step), run + step);
                 }
             }
         }
@@ -179,11 +205,15 @@ impl VirtualMemory {
         let frame = match &mut space.coloring {
             None => self.frames.take_any(cpu),
             Some(coloring) => {
-                let colored_frame = self.frames.take_colored(cpu, &coloring.allowed_colors, space.next_color);
-                colored_frame.inspect(|&frame| space.next_color = self.frames.color_of(frame) + 1).or_else(|| {
-                    coloring.fallback_pages += 1;
-                    self.frames.take_any(cpu)
-                })
+                let colored_frame =
+                    self.frames
+                        .take_colored(cpu, &coloring.allowed_colors, space.next_color);
+                colored_frame
+                    .inspect(|&frame| space.next_color = self.frames.color_of(frame) + 1)
+                    .or_else(|| {
+                        coloring.fallback_pages += 1;
+                        self.frames.take_any(cpu)
+                    })
             }
         };
         frame.unwrap_or_else(|| {
@@ -194,7 +224,9 @@ impl VirtualMemory {
 
     fn move_page_lazily(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
         let coloring = self.spaces[process].coloring.as_ref()?;
-        let is_wrong_color = !coloring.allowed_colors.contains(self.frames.color_of(frame));
+        let is_wrong_color = !coloring
+            .allowed_colors
+            .contains(self.frames.color_of(frame));
         if coloring.migration != PageMigration::Lazy || !is_wrong_color {
             return None;
         }
@@ -206,7 +238,9 @@ impl VirtualMemory {
     fn take_frame_of_allowed_color(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &mut self.spaces[process];
         let allowed_colors = &space.coloring.as_ref()?.allowed_colors;
-        let new_frame = self.frames.take_colored(cpu, allowed_colors, space.next_color)?;
+        let new_frame = self
+            .frames
+            .take_colored(cpu, allowed_colors, space.next_color)?;
         space.next_color = self.frames.color_of(new_frame) + 1;
         Some(new_frame)
     }
@@ -226,14 +260,21 @@ impl VirtualMemory {
             coloring.moved_pages += 1;
         }
         self.count_page(process, new_frame);
-        self.pages_to_flush.push(MovedPage { process, page, old_frame, frame: new_frame });
+        self.pages_to_flush.push(MovedPage {
+            process,
+            page,
+            old_frame,
+            frame: new_frame,
+        });
     }
 
     /// Returns the pages that migrated since the last call. Their old frames are free from now on, so translations must
     /// be dropped and lines flushed before a task runs again.
     pub fn take_moved_pages(&mut self, cpu: u32) -> Vec<MovedPage> {
         let moved_pages = std::mem::take(&mut self.pages_to_flush);
-        moved_pages.iter().for_each(|page| self.frames.release_frame(cpu, page.old_frame));
+        moved_pages
+            .iter()
+            .for_each(|page| self.frames.release_frame(cpu, page.old_frame));
         moved_pages
     }
 
@@ -241,7 +282,12 @@ impl VirtualMemory {
     ///
     /// If the result is `true`, translations of all pages of the process must be dropped, so that touches are observed
     /// (lazy migration, hottest first).
-    pub fn set_colors(&mut self, process: usize, allowed_colors: &IndexSet, migration: PageMigration) -> bool {
+    pub fn set_colors(
+        &mut self,
+        process: usize,
+        allowed_colors: &IndexSet,
+        migration: PageMigration,
+    ) -> bool {
         let previous_coloring = self.spaces[process].coloring.take();
         if let Some(unchanged) = previous_coloring.as_ref().filter(|same_coloring| {
             same_coloring.allowed_colors == *allowed_colors && same_coloring.migration == migration
@@ -262,7 +308,8 @@ impl VirtualMemory {
             coloring.pending_moves = self.misplaced_pages(process, allowed_colors);
             coloring.pending_moves.reverse();
             coloring.total_pages = coloring.pending_moves.len() as u64;
-            coloring.is_sampling = migration == PageMigration::HotFirst && !coloring.pending_moves.is_empty();
+            coloring.is_sampling =
+                migration == PageMigration::HotFirst && !coloring.pending_moves.is_empty();
         }
         let must_drop_translations = migration == PageMigration::Lazy || coloring.is_sampling;
         if coloring.is_sampling {
@@ -285,30 +332,53 @@ impl VirtualMemory {
     /// in the old colors.
     fn misplaced_pages(&self, process: usize, allowed_colors: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
-        let max_pages_per_color = space.table.resident_pages().div_ceil(u64::from(allowed_colors.count().max(1)));
+        let max_pages_per_color = space
+            .table
+            .resident_pages()
+            .div_ceil(u64::from(allowed_colors.count().max(1)));
         let mut visited_pages_by_color = vec![0; self.frames.color_count() as usize];
         let is_misplaced = |&(_, frame, _): &(u64, u32, bool)| {
             let color = self.frames.color_of(frame);
             let color_pages = space.pages_per_color[color as usize].max(1);
-            let (staying_pages, page_index) =
-                (max_pages_per_color.min(color_pages), visited_pages_by_color[color as usize]);
+            let (staying_pages, page_index) = (
+                max_pages_per_color.min(color_pages),
+                visited_pages_by_color[color as usize],
+            );
             visited_pages_by_color[color as usize] += 1;
             !allowed_colors.contains(color)
-                || (page_index + 1) * staying_pages / color_pages == page_index * staying_pages / color_pages
+                || (page_index + 1) * staying_pages / color_pages
+                    == page_index * staying_pages / color_pages
         };
-        space.table.iter().filter(is_misplaced).map(|(page, _, _)| page).collect()
+        space
+            .table
+            .iter()
+            .filter(is_misplaced)
+            .map(|(page, _, _)| page)
+            .collect()
     }
 
     /// Ends the collection of touches since the colors were set, so that touched pages move first.
     pub fn end_sampling(&mut self, process: usize) {
         let space = &mut self.spaces[process];
-        let Some(coloring) = space.coloring.as_mut().filter(|coloring| coloring.is_sampling) else { return };
+        let Some(coloring) = space
+            .coloring
+            .as_mut()
+            .filter(|coloring| coloring.is_sampling)
+        else {
+            return;
+        };
         coloring.is_sampling = false;
-        let touched_pages: std::collections::BTreeSet<u64> =
-            space.table.iter().filter(|&(_, _, is_touched)| is_touched).map(|(page, _, _)| page).collect();
+        let touched_pages: std::collections::BTreeSet<u64> = space
+            .table
+            .iter()
+            .filter(|&(_, _, is_touched)| is_touched)
+            .map(|(page, _, _)| page)
+            .collect();
         // The last page in the list moves first: cold pages precede touched ones, and both parts are in descending
         // order of pages.
-        coloring.pending_moves.sort_by_key(|&page| (touched_pages.contains(&page), std::cmp::Reverse(page)));
+        coloring
+            .pending_moves
+            .sort_by_key(|&page| (touched_pages.contains(&page), std::cmp::Reverse(page)));
     }
 
     /// Moves the next page, and returns it; `None` if no page is left that can be moved. If no frame of an allowed color
@@ -316,16 +386,32 @@ impl VirtualMemory {
     pub fn move_next_page(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
         loop {
             let space = &mut self.spaces[process];
-            let page = space.coloring.as_mut().filter(|coloring| !coloring.is_sampling)?.pending_moves.pop()?;
-            let Some(old_frame) = space.table.frame(page) else { continue };
+            let page = space
+                .coloring
+                .as_mut()
+                .filter(|coloring| !coloring.is_sampling)?
+                .pending_moves
+                .pop()?;
+            let Some(old_frame) = space.table.frame(page) else {
+                continue;
+            };
             match self.take_frame_of_emptiest_color(process, cpu) {
                 Some(new_frame) => {
                     self.remap(process, page, old_frame, new_frame);
-                    return Some(MovedPage { process, page, old_frame, frame: new_frame });
+                    return Some(MovedPage {
+                        process,
+                        page,
+                        old_frame,
+                        frame: new_frame,
+                    });
                 }
                 None => {
                     let is_wrong_color = !self.is_allowed_frame(process, old_frame);
-                    if let Some(coloring) = self.spaces[process].coloring.as_mut().filter(|_| is_wrong_color) {
+                    if let Some(coloring) = self.spaces[process]
+                        .coloring
+                        .as_mut()
+                        .filter(|_| is_wrong_color)
+                    {
                         coloring.fallback_pages += 1;
                     }
                 }
@@ -335,7 +421,10 @@ impl VirtualMemory {
 
     fn is_allowed_frame(&self, process: usize, frame: u32) -> bool {
         let color = self.frames.color_of(frame);
-        self.spaces[process].coloring.as_ref().is_none_or(|coloring| coloring.allowed_colors.contains(color))
+        self.spaces[process]
+            .coloring
+            .as_ref()
+            .is_none_or(|coloring| coloring.allowed_colors.contains(color))
     }
 
     /// Allocates a frame of the allowed color in which the process has the fewest pages, so that moved pages are spread
@@ -343,9 +432,13 @@ impl VirtualMemory {
     fn take_frame_of_emptiest_color(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &self.spaces[process];
         let allowed_colors = &space.coloring.as_ref()?.allowed_colors;
-        let emptiest = allowed_colors.iter().min_by_key(|&color| space.pages_per_color[color as usize])?;
+        let emptiest = allowed_colors
+            .iter()
+            .min_by_key(|&color| space.pages_per_color[color as usize])?;
         let color_set: IndexSet = std::iter::once(emptiest).collect();
-        self.frames.take_colored(cpu, &color_set, 0).or_else(|| self.take_frame_of_allowed_color(process, cpu))
+        self.frames
+            .take_colored(cpu, &color_set, 0)
+            .or_else(|| self.take_frame_of_allowed_color(process, cpu))
     }
 
     pub fn coloring(&self, process: usize) -> Option<&Coloring> {
@@ -365,22 +458,37 @@ impl VirtualMemory {
     /// Returns the number of the process's own resident pages, and the number of those that have allowed colors.
     pub fn count_allowed_pages(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
-        let allowed_pages = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
-            coloring.allowed_colors.iter().map(|color| space.pages_per_color.get(color as usize).unwrap_or(&0)).sum()
-        });
+        let allowed_pages =
+            space
+                .coloring
+                .as_ref()
+                .map_or(space.table.resident_pages(), |coloring| {
+                    coloring
+                        .allowed_colors
+                        .iter()
+                        .map(|color| space.pages_per_color.get(color as usize).unwrap_or(&0))
+                        .sum()
+                });
         (space.table.resident_pages(), allowed_pages)
     }
 
     /// Returns all pages of a process with their frames, in ascending order.
     pub fn pages(&self, process: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
-        self.spaces[process].table.iter().map(|(page, frame, _)| (page, frame))
+        self.spaces[process]
+            .table
+            .iter()
+            .map(|(page, frame, _)| (page, frame))
     }
 
     /// Releases the memory of an exited process, and returns its own frames, which are now free.
     pub fn release_process(&mut self, process: usize, cpu: u32) -> Vec<u32> {
         let empty_space = self.empty_space();
         let exited_space = std::mem::replace(&mut self.spaces[process], empty_space);
-        let freed_frames: Vec<u32> = exited_space.table.iter().map(|(_, frame, _)| frame).collect();
+        let freed_frames: Vec<u32> = exited_space
+            .table
+            .iter()
+            .map(|(_, frame, _)| frame)
+            .collect();
         for &frame in &freed_frames {
             self.frames.release_frame(cpu, frame);
         }
@@ -427,7 +535,10 @@ mod tests {
         let process = memory.add_process();
         memory.set_colors(process, &set(&[0, 1, 2, 3]), PageMigration::All);
         (0..400).for_each(|page| _ = memory.look_up(process, page, 0));
-        assert_eq!(memory.pages_per_color(process)[..5], [100, 100, 100, 100, 0]);
+        assert_eq!(
+            memory.pages_per_color(process)[..5],
+            [100, 100, 100, 100, 0]
+        );
         memory.set_colors(process, &set(&[0, 1]), PageMigration::All);
         assert_eq!(drain(&mut memory, process), 200);
         assert_eq!(memory.pages_per_color(process)[..5], [200, 200, 0, 0, 0]);
@@ -456,7 +567,10 @@ mod tests {
                 }
             }
             // A perfectly even distribution would have four pages of each color.
-            assert!(by_color.iter().all(|pages| (2..=6).contains(pages)), "from page {first}: {by_color:?}");
+            assert!(
+                by_color.iter().all(|pages| (2..=6).contains(pages)),
+                "from page {first}: {by_color:?}"
+            );
         }
     }
 
@@ -483,17 +597,31 @@ mod tests {
         assert!(!memory.set_colors(process, &set(&[1]), PageMigration::Never));
         assert_eq!(drain(&mut memory, process), 0);
         assert!(memory.set_colors(process, &set(&[1]), PageMigration::Lazy));
-        let wrong = memory.pages(process).filter(|(_, frame)| frame % 4 != 1).map(|(page, _)| page);
+        let wrong = memory
+            .pages(process)
+            .filter(|(_, frame)| frame % 4 != 1)
+            .map(|(page, _)| page);
         let wrong: Vec<u64> = wrong.collect();
-        assert!(matches!(memory.look_up(process, wrong[0], 0), PageLookup::Moved(fresh, _) if fresh % 4 == 1));
-        assert!(matches!(memory.look_up(process, wrong[0], 0), PageLookup::Resident(_)));
+        assert!(
+            matches!(memory.look_up(process, wrong[0], 0), PageLookup::Moved(fresh, _) if fresh % 4 == 1)
+        );
+        assert!(matches!(
+            memory.look_up(process, wrong[0], 0),
+            PageLookup::Resident(_)
+        ));
         assert!(memory.set_colors(process, &set(&[1]), PageMigration::HotFirst));
         let hot = [wrong[9], wrong[30]];
-        hot.iter().for_each(|&page| _ = memory.look_up(process, page, 0));
-        assert_eq!(memory.move_next_page(process, 0), None, "moving waits for the touches");
+        hot.iter()
+            .for_each(|&page| _ = memory.look_up(process, page, 0));
+        assert_eq!(
+            memory.move_next_page(process, 0),
+            None,
+            "moving waits for the touches"
+        );
         memory.end_sampling(process);
-        let order: Vec<u64> =
-            std::iter::from_fn(|| memory.move_next_page(process, 0)).map(|moved| moved.page).collect();
+        let order: Vec<u64> = std::iter::from_fn(|| memory.move_next_page(process, 0))
+            .map(|moved| moved.page)
+            .collect();
         assert_eq!(order[..2], hot);
         assert_eq!(order.len(), wrong.len() - 1);
     }
@@ -507,7 +635,9 @@ mod tests {
         let segment = memory.add_segment(1000, 64);
         memory.map_segment(a, segment);
         memory.map_segment(b, segment);
-        let PageLookup::Fault(frame) = memory.look_up(a, 1010, 0) else { panic!("first touch") };
+        let PageLookup::Fault(frame) = memory.look_up(a, 1010, 0) else {
+            panic!("first touch")
+        };
         assert_eq!(memory.look_up(b, 1010, 1), PageLookup::Resident(frame));
         let color = (frame % 16 + 1) % 16;
         memory.set_colors(a, &set(&[color]), PageMigration::All);

@@ -21,20 +21,29 @@ impl PageTable {
 
     /// Returns the page's frame and marks the page as touched; `None` if it is not mapped.
     pub fn touch(&mut self, page: u64) -> Option<u32> {
-        let entry = self.chunks.get_mut(&(page / CHUNK_PAGES))?.get_mut((page % CHUNK_PAGES) as usize)?;
+        let entry = self
+            .chunks
+            .get_mut(&(page / CHUNK_PAGES))?
+            .get_mut((page % CHUNK_PAGES) as usize)?;
         let frame = (*entry & !TOUCHED).checked_sub(1)?;
         *entry |= TOUCHED;
         Some(frame)
     }
 
     pub fn frame(&self, page: u64) -> Option<u32> {
-        let entry = self.chunks.get(&(page / CHUNK_PAGES))?.get((page % CHUNK_PAGES) as usize)?;
+        let entry = self
+            .chunks
+            .get(&(page / CHUNK_PAGES))?
+            .get((page % CHUNK_PAGES) as usize)?;
         (entry & !TOUCHED).checked_sub(1)
     }
 
     /// Maps or remaps a page, and returns the earlier frame, if any. The touched flag does not change.
     pub fn map(&mut self, page: u64, frame: u32) -> Option<u32> {
-        let chunk = self.chunks.entry(page / CHUNK_PAGES).or_insert_with(|| vec![0; CHUNK_PAGES as usize]);
+        let chunk = self
+            .chunks
+            .entry(page / CHUNK_PAGES)
+            .or_insert_with(|| vec![0; CHUNK_PAGES as usize]);
         let entry = &mut chunk[(page % CHUNK_PAGES) as usize];
         let previous_frame = (*entry & !TOUCHED).checked_sub(1);
         *entry = (frame + 1) | (*entry & TOUCHED);
@@ -45,9 +54,17 @@ impl PageTable {
     /// Returns page, frame and touched flag of every mapped page, in ascending order of pages.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32, bool)> + '_ {
         self.chunks.iter().flat_map(|(chunk, entries)| {
-            entries.iter().enumerate().filter(|(_, entry)| **entry & !TOUCHED != 0).map(move |(offset, entry)| {
-                (chunk * CHUNK_PAGES + offset as u64, (entry & !TOUCHED) - 1, entry & TOUCHED != 0)
-            })
+            entries
+                .iter()
+                .enumerate()
+                .filter(|(_, entry)| **entry & !TOUCHED != 0)
+                .map(move |(offset, entry)| {
+                    (
+                        chunk * CHUNK_PAGES + offset as u64,
+                        (entry & !TOUCHED) - 1,
+                        entry & TOUCHED != 0,
+                    )
+                })
         })
     }
 

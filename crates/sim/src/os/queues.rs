@@ -83,7 +83,10 @@ impl SchedulerView<'_> {
     }
     /// Returns the number of tasks that wait on `queue_cpu` and are allowed on `cpu`.
     pub fn count_waiting_for(&self, queue_cpu: u32, cpu: u32) -> usize {
-        self.waiting_tasks(queue_cpu).iter().filter(|&&slot| self.is_allowed_on(slot, cpu)).count()
+        self.waiting_tasks(queue_cpu)
+            .iter()
+            .filter(|&&slot| self.is_allowed_on(slot, cpu))
+            .count()
     }
     pub fn queued_tasks(&self) -> impl Iterator<Item = Slot> + '_ {
         self.cpus.iter().flat_map(|cpu| cpu.queue.iter().copied())
@@ -111,7 +114,12 @@ impl SchedulerView<'_> {
     /// Returns the weight of all tasks that run or wait on the CPU.
     pub fn load(&self, cpu: u32) -> f64 {
         let state = &self.cpus[cpu as usize];
-        state.queue.iter().chain(&state.running_task).map(|&slot| self.tasks[slot].weight).sum()
+        state
+            .queue
+            .iter()
+            .chain(&state.running_task)
+            .map(|&slot| self.tasks[slot].weight)
+            .sum()
     }
     pub fn load_milli(&self, cpu: u32) -> u64 {
         (self.load(cpu) * 1000.0) as u64
@@ -120,6 +128,8 @@ impl SchedulerView<'_> {
     /// never lead.
     pub fn best_cpu<K: Ord>(&self, slot: Slot, key: impl Fn(u32) -> K) -> u32 {
         let allowed_cpus = (0..self.cpus.len() as u32).filter(|&cpu| self.is_allowed_on(slot, cpu));
-        allowed_cpus.min_by_key(|&cpu| (!self.is_open(cpu), key(cpu))).unwrap_or(0)
+        allowed_cpus
+            .min_by_key(|&cpu| (!self.is_open(cpu), key(cpu)))
+            .unwrap_or(0)
     }
 }

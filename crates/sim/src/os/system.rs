@@ -7,7 +7,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use cachemate_core::{AccessSource, BatchEnd, CpuId, CpuSet, IndexSet, PageMigration, ProcessId, TaskId};
+use cachemate_core::{
+    AccessSource, BatchEnd, CpuId, CpuSet, IndexSet, PageMigration, ProcessId, TaskId,
+};
 
 use super::dispatch::{ContextSwitch, Dispatcher};
 use super::gangs::SlotRotation;
@@ -106,21 +108,38 @@ struct PageFaultHandler<'a> {
 }
 
 impl FrameProvider for PageFaultHandler<'_> {
-    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _is_store: bool) -> FrameLookup {
-        let (frame, cost_cycles, is_copied) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
-            PageLookup::Resident(frame) => (frame, 0, false),
-            PageLookup::Fault(frame) => {
-                self.fault_cpus.extend(self.costs.fault_cycles.map(|_| cpu.0));
-                (frame, self.costs.fault_cycles.unwrap_or(0), false)
-            }
-            PageLookup::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
-        };
-        FrameLookup { frame: u64::from(frame), cost_cycles, is_copied }
+    fn find_frame(
+        &mut self,
+        process: ProcessId,
+        page: u64,
+        cpu: CpuId,
+        _is_store: bool,
+    ) -> FrameLookup {
+        let (frame, cost_cycles, is_copied) =
+            match self.memory.look_up(process.0 as usize, page, cpu.0) {
+                PageLookup::Resident(frame) => (frame, 0, false),
+                PageLookup::Fault(frame) => {
+                    self.fault_cpus
+                        .extend(self.costs.fault_cycles.map(|_| cpu.0));
+                    (frame, self.costs.fault_cycles.unwrap_or(0), false)
+                }
+                PageLookup::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
+            };
+        FrameLookup {
+            frame: u64::from(frame),
+            cost_cycles,
+            is_copied,
+        }
     }
 }
 
 impl System {
-    pub fn new(hw: Hardware, dispatcher: Dispatcher, memory: VirtualMemory, costs: OsCosts) -> Self {
+    pub fn new(
+        hw: Hardware,
+        dispatcher: Dispatcher,
+        memory: VirtualMemory,
+        costs: OsCosts,
+    ) -> Self {
         System {
             hw,
             dispatcher,
@@ -171,7 +190,9 @@ impl System {
             system_calls: 0,
         });
         self.processes[process].tasks.push(slot);
-        let dispatcher_slot = self.dispatcher.add_task(self.now, allowed_cpus, weight, is_seated);
+        let dispatcher_slot = self
+            .dispatcher
+            .add_task(self.now, allowed_cpus, weight, is_seated);
         debug_assert_eq!(dispatcher_slot, slot);
         slot
     }
@@ -179,7 +200,10 @@ impl System {
     /// Returns the hardware thread of a task, on a CPU or not; `None` once it has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let unloaded_thread = self.tasks[slot].unloaded_thread.as_ref();
-        unloaded_thread.or_else(|| self.loaded_cpu(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
+        unloaded_thread.or_else(|| {
+            self.loaded_cpu(slot)
+                .and_then(|cpu| self.hw.thread(CpuId(cpu)))
+        })
     }
     pub fn thread_mut(&mut self, slot: Slot) -> Option<&mut HwThread> {
         match self.loaded_cpu(slot) {
@@ -188,13 +212,20 @@ impl System {
         }
     }
     fn loaded_cpu(&self, slot: Slot) -> Option<u32> {
-        let runs_slot = |cpu: &u32| self.hw.thread(CpuId(*cpu)).is_some_and(|thread| thread.task.0 as usize == slot);
+        let runs_slot = |cpu: &u32| {
+            self.hw
+                .thread(CpuId(*cpu))
+                .is_some_and(|thread| thread.task.0 as usize == slot)
+        };
         (0..self.dispatcher.cpu_count()).find(runs_slot)
     }
 
     /// Returns all counts of a task so far.
     pub fn task_counters(&self, slot: Slot) -> TaskCounters {
-        let mut counters = self.thread(slot).map(|thread| thread.counters.clone()).unwrap_or_default();
+        let mut counters = self
+            .thread(slot)
+            .map(|thread| thread.counters.clone())
+            .unwrap_or_default();
         let task = &self.tasks[slot];
         counters.page_faults = task.page_faults;
         counters.system_calls = task.system_calls;
@@ -205,16 +236,23 @@ impl System {
     /// Replaces the gang schedules; a schedule that is also in the new list keeps its turn.
     pub fn set_rotations(&mut self, mut rotations: Vec<SlotRotation>) {
         for new_rotation in &mut rotations {
-            if let Some(current) =
-                self.gang_rotations.iter().find(|old_rotation| old_rotation.is_same_schedule(new_rotation))
+            if let Some(current) = self
+                .gang_rotations
+                .iter()
+                .find(|old_rotation| old_rotation.is_same_schedule(new_rotation))
             {
                 *new_rotation = current.clone();
             }
         }
         self.gang_rotations = rotations;
         let is_gang_member = |slot: Slot| {
-            let gangs = self.gang_rotations.iter().flat_map(|rotation| &rotation.gangs);
-            gangs.flat_map(|gang| &gang.members).any(|&(member, _)| member == slot)
+            let gangs = self
+                .gang_rotations
+                .iter()
+                .flat_map(|rotation| &rotation.gangs);
+            gangs
+                .flat_map(|gang| &gang.members)
+                .any(|&(member, _)| member == slot)
         };
         let seated_by_slot: Vec<bool> = (0..self.tasks.len()).map(is_gang_member).collect();
         for (slot, seated) in seated_by_slot.into_iter().enumerate() {
@@ -244,14 +282,26 @@ impl System {
     }
 
     /// Sets the colors of a process, and starts to move its pages.
-    pub fn set_colors(&mut self, process: usize, allowed_colors: &IndexSet, migration: PageMigration) {
+    pub fn set_colors(
+        &mut self,
+        process: usize,
+        allowed_colors: &IndexSet,
+        migration: PageMigration,
+    ) {
         if self.memory.set_colors(process, allowed_colors, migration) {
             let pages: Vec<u64> = self.memory.pages(process).map(|(page, _)| page).collect();
-            pages.into_iter().for_each(|page| self.drop_translation(process, page));
+            pages
+                .into_iter()
+                .for_each(|page| self.drop_translation(process, page));
         }
-        let Some(coloring) = self.memory.coloring(process) else { return };
+        let Some(coloring) = self.memory.coloring(process) else {
+            return;
+        };
         if coloring.is_sampling {
-            self.set_timer(self.now + self.costs.touch_watch_cycles, Timer::EndSampling(process));
+            self.set_timer(
+                self.now + self.costs.touch_watch_cycles,
+                Timer::EndSampling(process),
+            );
         } else if coloring.pending_pages() > 0 {
             self.start_moving(process);
         }
@@ -273,8 +323,11 @@ impl System {
             }
             let next_stop = self.next_event_cycle().min(end);
             if next_stop > self.now {
-                let mut fault_handler =
-                    PageFaultHandler { memory: &mut self.memory, costs: &self.costs, fault_cpus: Vec::new() };
+                let mut fault_handler = PageFaultHandler {
+                    memory: &mut self.memory,
+                    costs: &self.costs,
+                    fault_cpus: Vec::new(),
+                };
                 let stop_reason = self.hw.run(next_stop, &mut fault_handler);
                 let fault_cpus = fault_handler.fault_cpus;
                 self.count_faults(&fault_cpus);
@@ -284,13 +337,21 @@ impl System {
                 }
                 match stop_reason {
                     StopReason::Time => self.now = next_stop,
-                    StopReason::BatchEnd { cpu, batch_end: turn, end_cycle: at_cycle } => {
+                    StopReason::BatchEnd {
+                        cpu,
+                        batch_end: turn,
+                        end_cycle: at_cycle,
+                    } => {
                         if let Some(slot) = self.handle_batch_end(cpu, turn, at_cycle) {
                             return Some(SystemEvent::Exited(slot));
                         }
                         continue;
                     }
-                    StopReason::Interrupt { task, interrupt_cycle: at_cycle, .. } => {
+                    StopReason::Interrupt {
+                        task,
+                        interrupt_cycle: at_cycle,
+                        ..
+                    } => {
                         self.now = self.now.max(at_cycle.min(next_stop));
                         return Some(SystemEvent::Interrupt(task.0 as usize));
                     }
@@ -310,9 +371,19 @@ impl System {
     }
 
     fn next_event_cycle(&self) -> u64 {
-        let next_timer = self.timers.peek().map_or(u64::MAX, |Reverse((cycle, _, _))| *cycle);
-        let next_turn_end = self.gang_rotations.iter().map(SlotRotation::turn_end_cycle).min().unwrap_or(u64::MAX);
-        next_timer.min(next_turn_end).min(self.dispatcher.next_event_cycle())
+        let next_timer = self
+            .timers
+            .peek()
+            .map_or(u64::MAX, |Reverse((cycle, _, _))| *cycle);
+        let next_turn_end = self
+            .gang_rotations
+            .iter()
+            .map(SlotRotation::turn_end_cycle)
+            .min()
+            .unwrap_or(u64::MAX);
+        next_timer
+            .min(next_turn_end)
+            .min(self.dispatcher.next_event_cycle())
     }
 
     fn set_timer(&mut self, cycle: u64, timer: Timer) {
@@ -357,14 +428,19 @@ impl System {
             }
         }
         for switch in &switches {
-            let Some(thread) = switch.incoming.and_then(|slot| self.tasks[slot].unloaded_thread.take()) else {
+            let Some(thread) = switch
+                .incoming
+                .and_then(|slot| self.tasks[slot].unloaded_thread.take())
+            else {
                 continue;
             };
             let cpu = CpuId(switch.cpu);
             self.hw.load(cpu, thread, self.now);
-            self.hw.charge_cycles(cpu, self.costs.context_switch_cycles, Charge::Switch);
+            self.hw
+                .charge_cycles(cpu, self.costs.context_switch_cycles, Charge::Switch);
             if switch.is_migrated {
-                self.hw.charge_cycles(cpu, self.costs.migration_cycles, Charge::Migration);
+                self.hw
+                    .charge_cycles(cpu, self.costs.migration_cycles, Charge::Migration);
             }
         }
         switches
@@ -373,22 +449,39 @@ impl System {
     fn build_seats(&self) -> Vec<Seat> {
         let mut seats = vec![Seat::Open; self.dispatcher.cpu_count() as usize];
         for rotation in &self.gang_rotations {
-            rotation.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
+            rotation
+                .cpus
+                .iter()
+                .for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
             for (cpu, slot) in rotation.active_assignments(&self.dispatcher) {
                 seats[cpu as usize] = Seat::Reserved(Some(slot));
             }
         }
         if let Some(seat_hold) = &self.seat_hold {
             let is_held_seat = |seat: &Seat| matches!(seat, Seat::Reserved(Some(slot)) if seat_hold.seats.iter().any(|(_, s)| s == slot));
-            seats.iter_mut().filter(|seat| is_held_seat(seat)).for_each(|seat| *seat = Seat::Reserved(None));
-            seat_hold.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
-            seat_hold.seats.iter().for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Reserved(Some(slot)));
+            seats
+                .iter_mut()
+                .filter(|seat| is_held_seat(seat))
+                .for_each(|seat| *seat = Seat::Reserved(None));
+            seat_hold
+                .cpus
+                .iter()
+                .for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
+            seat_hold
+                .seats
+                .iter()
+                .for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Reserved(Some(slot)));
         }
         seats
     }
 
     /// Handles a thread's request at the end of a batch; if the thread exits, returns its slot.
-    fn handle_batch_end(&mut self, cpu: CpuId, batch_end: BatchEnd, end_cycle: u64) -> Option<Slot> {
+    fn handle_batch_end(
+        &mut self,
+        cpu: CpuId,
+        batch_end: BatchEnd,
+        end_cycle: u64,
+    ) -> Option<Slot> {
         self.now = self.now.max(end_cycle);
         let slot = self.hw.thread(cpu)?.task.0 as usize;
         let process = self.tasks[slot].process;
@@ -401,20 +494,34 @@ impl System {
                 self.set_timer(self.now + cycles, Timer::Wake(slot));
             }
             BatchEnd::Wait { channel } => {
-                let post_count = self.processes[process].pending_posts.entry(channel).or_default();
+                let post_count = self.processes[process]
+                    .pending_posts
+                    .entry(channel)
+                    .or_default();
                 if *post_count > 0 {
                     *post_count -= 1;
                 } else {
-                    self.processes[process].waiters_by_channel.entry(channel).or_default().push_back(slot);
+                    self.processes[process]
+                        .waiters_by_channel
+                        .entry(channel)
+                        .or_default()
+                        .push_back(slot);
                     self.dispatcher.block(self.now, slot);
                 }
             }
             BatchEnd::Post { channel } => {
-                let first_waiter =
-                    self.processes[process].waiters_by_channel.get_mut(&channel).and_then(VecDeque::pop_front);
+                let first_waiter = self.processes[process]
+                    .waiters_by_channel
+                    .get_mut(&channel)
+                    .and_then(VecDeque::pop_front);
                 match first_waiter {
                     Some(waiter) => self.dispatcher.wake(self.now, waiter),
-                    None => *self.processes[process].pending_posts.entry(channel).or_default() += 1,
+                    None => {
+                        *self.processes[process]
+                            .pending_posts
+                            .entry(channel)
+                            .or_default() += 1
+                    }
                 }
             }
             BatchEnd::Exit => {
@@ -430,11 +537,16 @@ impl System {
         self.tasks[slot].exited_cycle = Some(now);
         self.settle_switches();
         let process = self.tasks[slot].process;
-        let have_all_exited = self.processes[process].tasks.iter().all(|&slot| self.tasks[slot].exited_cycle.is_some());
+        let have_all_exited = self.processes[process]
+            .tasks
+            .iter()
+            .all(|&slot| self.tasks[slot].exited_cycle.is_some());
         if have_all_exited {
             self.flush_moved_pages();
             let freed_frames = self.memory.release_process(process, 0);
-            freed_frames.into_iter().for_each(|frame| self.hw.flush_frame(u64::from(frame)));
+            freed_frames
+                .into_iter()
+                .for_each(|frame| self.hw.flush_frame(u64::from(frame)));
         }
     }
 
@@ -473,8 +585,11 @@ impl System {
     /// idle CPU, and otherwise to the first CPU.
     fn move_pages(&mut self, process: usize) {
         let cpus = self.dispatcher.cpu_count();
-        let running_cpu = (0..cpus)
-            .find(|&cpu| self.dispatcher.running_task(cpu).is_some_and(|slot| self.tasks[slot].process == process));
+        let running_cpu = (0..cpus).find(|&cpu| {
+            self.dispatcher
+                .running_task(cpu)
+                .is_some_and(|slot| self.tasks[slot].process == process)
+        });
         let idle_cpu = || (0..cpus).find(|&cpu| self.dispatcher.running_task(cpu).is_none());
         let cpu = running_cpu.or_else(idle_cpu).unwrap_or(0);
         let page_cycles = self.costs.move_page_cycles.max(1);
@@ -488,17 +603,25 @@ impl System {
         if let Some(slot) = self.dispatcher.running_task(cpu) {
             let task = TaskId(slot as u32);
             for (page, frame) in moved_pages {
-                self.hw.insert_copied(CpuId(cpu), page, u64::from(frame), task);
+                self.hw
+                    .insert_copied(CpuId(cpu), page, u64::from(frame), task);
             }
         }
         self.page_copy_cycles += page_count * page_cycles;
         if page_count > 0 {
-            self.hw.charge_cycles(CpuId(cpu), page_count * page_cycles, Charge::PageCopy);
+            self.hw
+                .charge_cycles(CpuId(cpu), page_count * page_cycles, Charge::PageCopy);
         }
-        let has_pending = self.memory.coloring(process).is_some_and(|coloring| coloring.pending_pages() > 0);
+        let has_pending = self
+            .memory
+            .coloring(process)
+            .is_some_and(|coloring| coloring.pending_pages() > 0);
         self.processes[process].is_migrating = has_pending;
         if has_pending {
-            self.set_timer(self.now + page_count.max(1) * page_cycles, Timer::MovePages(process));
+            self.set_timer(
+                self.now + page_count.max(1) * page_cycles,
+                Timer::MovePages(process),
+            );
         }
     }
 }

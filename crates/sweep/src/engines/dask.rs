@@ -62,15 +62,25 @@ struct DaskReport {
 impl DaskEngine {
     /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: DaskOptions) -> Self {
-        DaskEngine { command, options, client: None, submission_count: 0 }
+        DaskEngine {
+            command,
+            options,
+            client: None,
+            submission_count: 0,
+        }
     }
 
     fn start_client(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, EngineError> {
-        let transient_error = |what: String| EngineError { engine: NAME, what, is_permanent: false };
+        let transient_error = |what: String| EngineError {
+            engine: NAME,
+            what,
+            is_permanent: false,
+        };
         let dir = self.command.dir.join("engine/dask");
         self.submission_count += 1;
         let name = format!("{}-{}", std::process::id(), self.submission_count);
-        let ids_path = write_ids(&dir, &name, tasks).map_err(|error| transient_error(error.to_string()))?;
+        let ids_path =
+            write_ids(&dir, &name, tasks).map_err(|error| transient_error(error.to_string()))?;
         let script = dir.join("client.py");
         cachemate_files::replace(&script, CLIENT_SCRIPT.as_bytes())
             .map_err(|error| transient_error(format!("{}: {error}", script.display())))?;
@@ -79,7 +89,9 @@ impl DaskEngine {
             .map_err(|error| transient_error(format!("{}: {error}", log.display())))?;
         let options = &self.options;
         let mut command = Command::new(&options.python);
-        command.arg(&script).args(["--batch-size", &options.batch_size.max(1).to_string()]);
+        command
+            .arg(&script)
+            .args(["--batch-size", &options.batch_size.max(1).to_string()]);
         command.args([
             "--workers",
             &options.workers.max(1).to_string(),
@@ -89,15 +101,35 @@ impl DaskEngine {
         if let Some(scheduler) = &options.scheduler {
             command.args(["--scheduler", scheduler]);
         }
-        command.arg("--ids").arg(ids_path).arg("--").arg(&self.command.program).args(self.command.args());
+        command
+            .arg("--ids")
+            .arg(ids_path)
+            .arg("--")
+            .arg(&self.command.program)
+            .args(self.command.args());
         // The working directory is the sweep's, because a local cluster writes spill files there.
-        command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
+        command
+            .current_dir(&dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .process_group(0);
         let mut child = command.spawn().map_err(|error| EngineError {
-            is_permanent: matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied),
-            ..transient_error(format!("{}: {error}; --python names a Python that has Dask", options.python.display()))
+            is_permanent: matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+            ),
+            ..transient_error(format!(
+                "{}: {error}; --python names a Python that has Dask",
+                options.python.display()
+            ))
         })?;
-        let report =
-            DaskReport { last_message_at: Instant::now(), open_tasks: tasks.len(), workers: None, failure: None };
+        let report = DaskReport {
+            last_message_at: Instant::now(),
+            open_tasks: tasks.len(),
+            workers: None,
+            failure: None,
+        };
         let report = Arc::new(Mutex::new(report));
         if let Some(stdout) = child.stdout.take() {
             let report = Arc::clone(&report);
@@ -115,12 +147,23 @@ impl DaskEngine {
 
 impl DaskReport {
     fn handle_message(&mut self, line: &str) {
-        let Ok(message) = serde_json::from_str::<Value>(line) else { return };
-        let text_field = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+        let Ok(message) = serde_json::from_str::<Value>(line) else {
+            return;
+        };
+        let text_field = |name: &str| {
+            message
+                .get(name)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_string()
+        };
         match message.get("event").and_then(Value::as_str) {
             Some("alive") => self.workers = message.get("workers").and_then(Value::as_u64),
             Some("ended" | "lost") => {
-                let ids = message.get("ids").and_then(Value::as_array).map_or(0, Vec::len);
+                let ids = message
+                    .get("ids")
+                    .and_then(Value::as_array)
+                    .map_or(0, Vec::len);
                 self.open_tasks = self.open_tasks.saturating_sub(ids);
             }
             Some("broken") => {
@@ -144,7 +187,9 @@ impl TaskEngine for DaskEngine {
     }
 
     fn poll(&mut self) -> EngineStatus {
-        let Some(client) = &mut self.client else { return EngineStatus::Done };
+        let Some(client) = &mut self.client else {
+            return EngineStatus::Done;
+        };
         let exit_status = client.child.try_wait();
         let report = client.report.lock().unwrap_or_else(PoisonError::into_inner);
         match exit_status {
@@ -152,7 +197,12 @@ impl TaskEngine for DaskEngine {
             Ok(None) if report.workers == Some(0) => {
                 return EngineStatus::Stuck("dask has no worker, so tasks wait".to_string());
             }
-            Ok(None) => return EngineStatus::Working { waiting: None, running: Some(report.open_tasks) },
+            Ok(None) => {
+                return EngineStatus::Working {
+                    waiting: None,
+                    running: Some(report.open_tasks),
+                };
+            }
             Ok(Some(_)) | Err(_) => {
                 if let Some((reason, true)) = &report.failure {
                     return EngineStatus::Broken(reason.clone());

@@ -52,8 +52,17 @@ pub struct HqEngine {
 impl HqEngine {
     /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
-        let name = format!("cachemate-{}", SweepTaskId::from_text(&command.dir.to_string_lossy()));
-        HqEngine { command, options, name, children: Vec::new(), file_number: 0 }
+        let name = format!(
+            "cachemate-{}",
+            SweepTaskId::from_text(&command.dir.to_string_lossy())
+        );
+        HqEngine {
+            command,
+            options,
+            name,
+            children: Vec::new(),
+            file_number: 0,
+        }
     }
 
     fn dir(&self) -> PathBuf {
@@ -61,19 +70,31 @@ impl HqEngine {
     }
 
     fn server_dir(&self) -> PathBuf {
-        self.options.server_dir.clone().unwrap_or_else(|| self.dir().join("server"))
+        self.options
+            .server_dir
+            .clone()
+            .unwrap_or_else(|| self.dir().join("server"))
     }
 
     fn client(&self) -> Command {
         let mut command = Command::new(&self.options.program);
-        command.arg("--server-dir").arg(self.server_dir()).args(["--output-mode", "json"]);
+        command
+            .arg("--server-dir")
+            .arg(self.server_dir())
+            .args(["--output-mode", "json"]);
         command
     }
 
     fn query(&self, args: &[&str]) -> Result<Value, CallError> {
         let output = call_checked(self.client().args(args), CLIENT_TIMEOUT)?;
-        let json_error = |error: serde_json::Error| CallError::Failed(NAME.to_string(), format!("{error} in its JSON"));
-        if output.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&output).map_err(json_error) }
+        let json_error = |error: serde_json::Error| {
+            CallError::Failed(NAME.to_string(), format!("{error} in its JSON"))
+        };
+        if output.trim().is_empty() {
+            Ok(Value::Null)
+        } else {
+            serde_json::from_str(&output).map_err(json_error)
+        }
     }
 
     /// Starts a server and a worker unless they are running.
@@ -83,13 +104,29 @@ impl HqEngine {
             return Ok(());
         }
         self.kill_children();
-        let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
+        let transient_error = |problem: String| EngineError {
+            engine: NAME,
+            what: problem,
+            is_permanent: false,
+        };
         let dir = self.dir();
-        std::fs::create_dir_all(self.server_dir()).map_err(|error| transient_error(error.to_string()))?;
+        std::fs::create_dir_all(self.server_dir())
+            .map_err(|error| transient_error(error.to_string()))?;
         self.file_number += 1;
-        let journal = dir.join(format!("journal-{}-{}", std::process::id(), self.file_number));
+        let journal = dir.join(format!(
+            "journal-{}-{}",
+            std::process::id(),
+            self.file_number
+        ));
         let mut server = self.client();
-        server.args(["server", "start", "--host", "127.0.0.1", "--journal-flush-period", FLUSH_PERIOD]);
+        server.args([
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--journal-flush-period",
+            FLUSH_PERIOD,
+        ]);
         server.arg("--journal").arg(journal);
         self.spawn(server, "server")?;
         let start = Instant::now();
@@ -104,7 +141,14 @@ impl HqEngine {
             std::thread::sleep(Duration::from_millis(50));
         }
         let mut worker = self.client();
-        worker.args(["worker", "start", "--heartbeat", "1s", "--cpus", &self.options.workers.max(1).to_string()]);
+        worker.args([
+            "worker",
+            "start",
+            "--heartbeat",
+            "1s",
+            "--cpus",
+            &self.options.workers.max(1).to_string(),
+        ]);
         self.spawn(worker, "worker")
     }
 
@@ -112,11 +156,19 @@ impl HqEngine {
         let spawn_error = |error: std::io::Error| EngineError {
             engine: NAME,
             is_permanent: error.kind() == std::io::ErrorKind::NotFound,
-            what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
+            what: format!(
+                "{}: {error}; --hq names HyperQueue's command",
+                self.options.program.display()
+            ),
         };
-        let log = cachemate_files::create(&self.dir().join(format!("{subject}.log")), true).map_err(spawn_error)?;
+        let log = cachemate_files::create(&self.dir().join(format!("{subject}.log")), true)
+            .map_err(spawn_error)?;
         let stderr_log = log.try_clone().map_err(spawn_error)?;
-        command.stdin(Stdio::null()).stdout(log).stderr(stderr_log).process_group(0);
+        command
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(stderr_log)
+            .process_group(0);
         let child = command.spawn().map_err(spawn_error)?;
         self.children.push(child);
         Ok(())
@@ -131,15 +183,19 @@ impl HqEngine {
     fn query_queue(&self) -> Result<(usize, usize), CallError> {
         let jobs = self.query(&["job", "list", "--all"])?;
         let own_jobs = jobs.as_array().into_iter().flatten();
-        let own_jobs = own_jobs.filter(|job| job.get("name").and_then(Value::as_str) == Some(&self.name));
+        let own_jobs =
+            own_jobs.filter(|job| job.get("name").and_then(Value::as_str) == Some(&self.name));
         let (mut waiting_count, mut running_count) = (0, 0);
         for job in own_jobs {
-            let count_at = |pointer: &str| job.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-            let ended_count =
-                count_at("/task_stats/finished") + count_at("/task_stats/failed") + count_at("/task_stats/canceled");
+            let count_at =
+                |pointer: &str| job.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+            let ended_count = count_at("/task_stats/finished")
+                + count_at("/task_stats/failed")
+                + count_at("/task_stats/canceled");
             let running_now = count_at("/task_stats/running");
             running_count += running_now as usize;
-            waiting_count += count_at("/task_count").saturating_sub(ended_count + running_now) as usize;
+            waiting_count +=
+                count_at("/task_count").saturating_sub(ended_count + running_now) as usize;
         }
         Ok((waiting_count, running_count))
     }
@@ -151,34 +207,59 @@ impl TaskEngine for HqEngine {
     }
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
+        let transient_error = |problem: String| EngineError {
+            engine: NAME,
+            what: problem,
+            is_permanent: false,
+        };
         std::fs::create_dir_all(self.dir()).map_err(|error| transient_error(error.to_string()))?;
         if self.options.server_dir.is_none() {
             self.start_server()?;
         }
         self.file_number += 1;
         let name = format!("{}-{}", std::process::id(), self.file_number);
-        let ids_path = write_ids(&self.dir(), &name, tasks).map_err(|error| transient_error(error.to_string()))?;
+        let ids_path = write_ids(&self.dir(), &name, tasks)
+            .map_err(|error| transient_error(error.to_string()))?;
         let script = format!(
             "set -- \"$HQ_TASK_ID\"; {}",
-            self.command.shell_line(&job_ids_command(&ids_path, self.batch_size()))
+            self.command
+                .shell_line(&job_ids_command(&ids_path, self.batch_size()))
         );
         let last_index = tasks.len().div_ceil(self.batch_size()) - 1;
         let array_range = format!("0-{last_index}");
         let mut command = self.client();
-        command.args(["submit", "--name", &self.name, "--array", &array_range, "--crash-limit", CRASH_LIMIT]);
-        command.args(["--stdout", "none", "--stderr", "none", "--cwd"]).arg(self.dir());
+        command.args([
+            "submit",
+            "--name",
+            &self.name,
+            "--array",
+            &array_range,
+            "--crash-limit",
+            CRASH_LIMIT,
+        ]);
+        command
+            .args(["--stdout", "none", "--stderr", "none", "--cwd"])
+            .arg(self.dir());
         command.args(["--", "sh", "-c", &script]);
-        call_checked(&mut command, CLIENT_TIMEOUT).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
+        call_checked(&mut command, CLIENT_TIMEOUT)
+            .map(|_| ())
+            .map_err(|error| EngineError::from_call(NAME, error))
     }
 
     fn poll(&mut self) -> EngineStatus {
         match self.query_queue() {
             Ok((0, 0)) => EngineStatus::Done,
-            Ok((waiting, running)) => EngineStatus::Working { waiting: Some(waiting), running: Some(running) },
+            Ok((waiting, running)) => EngineStatus::Working {
+                waiting: Some(waiting),
+                running: Some(running),
+            },
             // If the server started here died, its workers died as well; its tasks are submitted again.
-            Err(_) if self.options.server_dir.is_none() && !self.is_own_server_alive() => EngineStatus::Done,
-            Err(error) => EngineStatus::Unresponsive(format!("hq does not answer ({error}); running tasks go on")),
+            Err(_) if self.options.server_dir.is_none() && !self.is_own_server_alive() => {
+                EngineStatus::Done
+            }
+            Err(error) => EngineStatus::Unresponsive(format!(
+                "hq does not answer ({error}); running tasks go on"
+            )),
         }
     }
 
@@ -188,7 +269,10 @@ impl TaskEngine for HqEngine {
             for job in all_jobs.as_array().into_iter().flatten() {
                 let is_own = job.get("name").and_then(Value::as_str) == Some(&self.name);
                 if let Some(id) = job.get("id").and_then(Value::as_u64).filter(|_| is_own) {
-                    let _ = call_checked(self.client().args(["job", "cancel", &id.to_string()]), CLIENT_TIMEOUT);
+                    let _ = call_checked(
+                        self.client().args(["job", "cancel", &id.to_string()]),
+                        CLIENT_TIMEOUT,
+                    );
                 }
             }
         }
@@ -202,7 +286,9 @@ impl HqEngine {
     }
 
     fn is_own_server_alive(&mut self) -> bool {
-        self.children.first_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None)))
+        self.children
+            .first_mut()
+            .is_some_and(|server| matches!(server.try_wait(), Ok(None)))
     }
 }
 

@@ -51,7 +51,11 @@ impl LocalEngine {
             live_count,
             worker_ended,
         };
-        LocalEngine { workers: workers.max(1), worker_state: Arc::new(worker_state), threads: Vec::new() }
+        LocalEngine {
+            workers: workers.max(1),
+            worker_state: Arc::new(worker_state),
+            threads: Vec::new(),
+        }
     }
 }
 
@@ -61,17 +65,31 @@ impl WorkerState {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            if let Err(error) = attempt(&self.store, &*self.job_runner, &self.inputs, task, self.retries, &self.stop) {
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            if let Err(error) = attempt(
+                &self.store,
+                &*self.job_runner,
+                &self.inputs,
+                task,
+                self.retries,
+                &self.stop,
+            ) {
+                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(error.to_string());
                 self.stop.store(true, Ordering::Relaxed);
             }
         }
-        *self.live_count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self
+            .live_count
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) -= 1;
         self.worker_ended.notify_all();
     }
 
     fn live_workers(&self) -> usize {
-        *self.live_count.lock().unwrap_or_else(PoisonError::into_inner)
+        *self
+            .live_count
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,32 +101,56 @@ impl TaskEngine for LocalEngine {
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let (tasks, next_index) = (Arc::new(tasks.to_vec()), Arc::new(AtomicUsize::new(0)));
         for _ in 0..self.workers.min(tasks.len()) {
-            let (worker_state, tasks, next) =
-                (Arc::clone(&self.worker_state), Arc::clone(&tasks), Arc::clone(&next_index));
-            *self.worker_state.live_count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-            self.threads.push(std::thread::spawn(move || worker_state.run_tasks(&tasks, &next)));
+            let (worker_state, tasks, next) = (
+                Arc::clone(&self.worker_state),
+                Arc::clone(&tasks),
+                Arc::clone(&next_index),
+            );
+            *self
+                .worker_state
+                .live_count
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) += 1;
+            self.threads.push(std::thread::spawn(move || {
+                worker_state.run_tasks(&tasks, &next)
+            }));
         }
         Ok(())
     }
 
     fn poll(&mut self) -> EngineStatus {
-        let failure = self.worker_state.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let failure = self
+            .worker_state
+            .failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         if let Some(message) = failure {
             return EngineStatus::Broken(message);
         }
         match self.worker_state.live_workers() {
             0 => EngineStatus::Done,
-            live => EngineStatus::Working { waiting: None, running: Some(live) },
+            live => EngineStatus::Working {
+                waiting: None,
+                running: Some(live),
+            },
         }
     }
 
     fn wait(&mut self, timeout: Duration) -> bool {
-        let live_count = self.worker_state.live_count.lock().unwrap_or_else(PoisonError::into_inner);
+        let live_count = self
+            .worker_state
+            .live_count
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if *live_count == 0 {
             return true;
         }
-        let wait_result =
-            self.worker_state.worker_ended.wait_timeout(live_count, timeout).unwrap_or_else(PoisonError::into_inner);
+        let wait_result = self
+            .worker_state
+            .worker_ended
+            .wait_timeout(live_count, timeout)
+            .unwrap_or_else(PoisonError::into_inner);
         *wait_result.0 == 0
     }
 

@@ -8,8 +8,12 @@ use serde_json::Value;
 /// A manifest of runs `run-0`, `run-1` and so on.
 pub fn sample_manifest(count: usize) -> Manifest {
     let point = |index: usize| format!("{{\"run\":\"run-{index}\"}}").into_boxed_str();
-    let tasks =
-        (0..count).map(|index| SweepTask { id: SweepTaskId::from_text(&point(index)), point: point(index) }).collect();
+    let tasks = (0..count)
+        .map(|index| SweepTask {
+            id: SweepTaskId::from_text(&point(index)),
+            point: point(index),
+        })
+        .collect();
     let header = ManifestHeader {
         format: 1,
         name: "numbers".to_string(),

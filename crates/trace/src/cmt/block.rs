@@ -29,7 +29,11 @@ fn byte_length(value: u64) -> usize {
     8 - value.leading_zeros() as usize / 8
 }
 fn low_bytes_mask(length: usize) -> u64 {
-    if length == 8 { u64::MAX } else { (1 << (8 * length)) - 1 }
+    if length == 8 {
+        u64::MAX
+    } else {
+        (1 << (8 * length)) - 1
+    }
 }
 
 /// Column buffers of the block being written; reused for the next block.
@@ -47,7 +51,9 @@ pub(super) struct Columns {
 impl Columns {
     /// Returns the thread and the number of records of each run in the pending block; a thread may have several runs.
     pub(super) fn records_by_run(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.runs.iter().map(|&(index, records)| (self.threads[index as usize].0, u64::from(records)))
+        self.runs
+            .iter()
+            .map(|&(index, records)| (self.threads[index as usize].0, u64::from(records)))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -78,31 +84,49 @@ impl Columns {
         self.threads[index].1 = record.address;
         let (address_bytes, gap_bytes) = (byte_length(difference), byte_length(record.gap));
         self.control.push((address_bytes | gap_bytes << 4) as u8);
-        self.addresses.extend_from_slice(&difference.to_le_bytes()[..address_bytes]);
-        self.gaps.extend_from_slice(&record.gap.to_le_bytes()[..gap_bytes]);
+        self.addresses
+            .extend_from_slice(&difference.to_le_bytes()[..address_bytes]);
+        self.gaps
+            .extend_from_slice(&record.gap.to_le_bytes()[..gap_bytes]);
         let store_flag = if record.store { STORE_BIT } else { 0 };
         if record.size < u16::from(WIDE_SIZE) {
             self.sizes.push(record.size as u8 | store_flag);
         } else {
             self.sizes.push(WIDE_SIZE | store_flag);
-            self.wide_sizes.extend_from_slice(&record.size.to_le_bytes());
+            self.wide_sizes
+                .extend_from_slice(&record.size.to_le_bytes());
         }
     }
 
     /// Writes the columns to `raw`, and empties them.
     pub(super) fn take_columns(&mut self, raw: &mut Vec<u8>) {
         raw.clear();
-        let counts =
-            [self.threads.len(), self.runs.len(), self.wide_sizes.len() / 2, self.gaps.len(), self.addresses.len()];
-        counts.iter().for_each(|&count| raw.extend_from_slice(&(count as u32).to_le_bytes()));
-        self.threads.iter().for_each(|&(id, _)| raw.extend_from_slice(&id.to_le_bytes()));
+        let counts = [
+            self.threads.len(),
+            self.runs.len(),
+            self.wide_sizes.len() / 2,
+            self.gaps.len(),
+            self.addresses.len(),
+        ];
+        counts
+            .iter()
+            .for_each(|&count| raw.extend_from_slice(&(count as u32).to_le_bytes()));
+        self.threads
+            .iter()
+            .for_each(|&(id, _)| raw.extend_from_slice(&id.to_le_bytes()));
         for &(index, records) in &self.runs {
             raw.extend_from_slice(&index.to_le_bytes());
             raw.extend_from_slice(&records.to_le_bytes());
         }
         self.threads.clear();
         self.runs.clear();
-        for column in [&mut self.control, &mut self.sizes, &mut self.wide_sizes, &mut self.gaps, &mut self.addresses] {
+        for column in [
+            &mut self.control,
+            &mut self.sizes,
+            &mut self.wide_sizes,
+            &mut self.gaps,
+            &mut self.addresses,
+        ] {
             raw.append(column);
         }
     }
@@ -128,13 +152,28 @@ impl<'a> Block<'a> {
     pub(super) fn check(padded: &'a [u8], records: usize) -> Result<Self, (String, String)> {
         let raw_bytes = padded.len() - PADDING_BYTES;
         if raw_bytes < COUNTS_BYTES {
-            return Err((format!("{raw_bytes} unpacked bytes"), format!("at least {COUNTS_BYTES}")));
+            return Err((
+                format!("{raw_bytes} unpacked bytes"),
+                format!("at least {COUNTS_BYTES}"),
+            ));
         }
-        let [threads, runs, wide, gaps, addresses] = [0, 4, 8, 12, 16].map(|offset| u32_at(padded, offset) as usize);
-        let lengths = [4 * threads, 8 * runs, records, records, 2 * wide, gaps, addresses];
+        let [threads, runs, wide, gaps, addresses] =
+            [0, 4, 8, 12, 16].map(|offset| u32_at(padded, offset) as usize);
+        let lengths = [
+            4 * threads,
+            8 * runs,
+            records,
+            records,
+            2 * wide,
+            gaps,
+            addresses,
+        ];
         let total_bytes = COUNTS_BYTES + lengths.iter().sum::<usize>();
         if total_bytes != raw_bytes {
-            return Err((format!("{raw_bytes} unpacked bytes"), format!("{total_bytes} by the column lengths")));
+            return Err((
+                format!("{raw_bytes} unpacked bytes"),
+                format!("{total_bytes} by the column lengths"),
+            ));
         }
         let mut offset = COUNTS_BYTES;
         let [threads, runs, control, sizes, wide, gaps, addresses] = lengths.map(|length| {
@@ -164,10 +203,23 @@ impl<'a> Block<'a> {
             gap_bytes += usize::from(gap);
             has_long_length |= address > 8 || gap > 8;
         }
-        let wide_count = self.sizes.iter().filter(|&&size| size & !STORE_BIT == WIDE_SIZE).count();
-        let lengths = (address_bytes + PADDING_BYTES, gap_bytes + PADDING_BYTES, 2 * wide_count);
-        if has_long_length || lengths != (self.addresses.len(), self.gaps.len(), self.wide_sizes.len()) {
-            return Err(("lengths that disagree with their columns".into(), "control bytes that add up".into()));
+        let wide_count = self
+            .sizes
+            .iter()
+            .filter(|&&size| size & !STORE_BIT == WIDE_SIZE)
+            .count();
+        let lengths = (
+            address_bytes + PADDING_BYTES,
+            gap_bytes + PADDING_BYTES,
+            2 * wide_count,
+        );
+        if has_long_length
+            || lengths != (self.addresses.len(), self.gaps.len(), self.wide_sizes.len())
+        {
+            return Err((
+                "lengths that disagree with their columns".into(),
+                "control bytes that add up".into(),
+            ));
         }
         let threads = self.threads.len() / 4;
         let mut remaining_records = self.records as u64;
@@ -182,7 +234,10 @@ impl<'a> Block<'a> {
             remaining_records -= records;
         }
         if remaining_records != 0 {
-            return Err((format!("{remaining_records} records without a thread"), "runs that cover all".into()));
+            return Err((
+                format!("{remaining_records} records without a thread"),
+                "runs that cover all".into(),
+            ));
         }
         Ok(())
     }
@@ -191,7 +246,11 @@ impl<'a> Block<'a> {
     fn runs(&self) -> impl Iterator<Item = (u32, usize, usize)> + '_ {
         self.runs.chunks_exact(8).map(|run| {
             let index = u32_at(run, 0) as usize;
-            (u32_at(self.threads, 4 * index), index, u32_at(run, 4) as usize)
+            (
+                u32_at(self.threads, 4 * index),
+                index,
+                u32_at(run, 4) as usize,
+            )
         })
     }
 
@@ -205,7 +264,8 @@ impl<'a> Block<'a> {
             let control = &self.control[position..position + records];
             let sizes = &self.sizes[position..position + records];
             batch.extend(control.iter().zip(sizes).map(|(&control, &size)| {
-                let (address_bytes, gap_bytes) = (usize::from(control & 15), usize::from(control >> 4));
+                let (address_bytes, gap_bytes) =
+                    (usize::from(control & 15), usize::from(control >> 4));
                 let coded = u64_at(self.addresses, address_offset) & low_bytes_mask(address_bytes);
                 address = address.wrapping_add(unzigzag(coded));
                 address_offset += address_bytes;
@@ -213,10 +273,19 @@ impl<'a> Block<'a> {
                 gap_offset += gap_bytes;
                 let mut size_bytes = u16::from(size & !STORE_BIT);
                 if size_bytes == u16::from(WIDE_SIZE) {
-                    size_bytes = u16::from_le_bytes([self.wide_sizes[wide_offset], self.wide_sizes[wide_offset + 1]]);
+                    size_bytes = u16::from_le_bytes([
+                        self.wide_sizes[wide_offset],
+                        self.wide_sizes[wide_offset + 1],
+                    ]);
                     wide_offset += 2;
                 }
-                AccessRecord { address, gap, thread, size: size_bytes, store: size & STORE_BIT != 0 }
+                AccessRecord {
+                    address,
+                    gap,
+                    thread,
+                    size: size_bytes,
+                    store: size & STORE_BIT != 0,
+                }
             }));
             previous_addresses[index] = address;
             position += records;
@@ -230,13 +299,18 @@ impl<'a> Block<'a> {
         batch.reserve(self.records);
         for (_, index, records) in self.runs() {
             let mut address = previous_addresses[index];
-            batch.extend(self.control[position..position + records].iter().map(|&control| {
-                let address_bytes = usize::from(control & 15);
-                let coded = u64_at(self.addresses, address_offset) & low_bytes_mask(address_bytes);
-                address = address.wrapping_add(unzigzag(coded));
-                address_offset += address_bytes;
-                address
-            }));
+            batch.extend(
+                self.control[position..position + records]
+                    .iter()
+                    .map(|&control| {
+                        let address_bytes = usize::from(control & 15);
+                        let coded =
+                            u64_at(self.addresses, address_offset) & low_bytes_mask(address_bytes);
+                        address = address.wrapping_add(unzigzag(coded));
+                        address_offset += address_bytes;
+                        address
+                    }),
+            );
             previous_addresses[index] = address;
             position += records;
         }

@@ -8,8 +8,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::block::{Block, MAX_RAW_BYTES, PADDING_BYTES};
 use super::{
-    BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
-    FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry, TRAILER_BYTES, u32_at, u64_at,
+    BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC,
+    FOOTER_HEADER_BYTES, FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT,
+    IndexEntry, TRAILER_BYTES, u32_at, u64_at,
 };
 use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, TraceTotals};
 
@@ -42,7 +43,8 @@ impl CmtReader<BufReader<File>> {
     /// [`TraceError`] if it cannot be opened, or is not a `.cmt` of this version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
-        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(&name, "open"))?;
+        let input = cachemate_files::open_plain(path.as_ref())
+            .map_err(TraceError::io_error(&name, "open"))?;
         let mut reader = CmtReader::new(BufReader::with_capacity(1 << 16, input), name)?;
         // A truncated file has no totals; reading it shows where it ends.
         reader.read_trailer().ok();
@@ -65,7 +67,13 @@ impl<R: Read> CmtReader<R> {
     pub fn new(mut input: R, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut bytes = vec![0; 16];
-        read_exactly(&mut input, &mut bytes, &file, FilePosition::Byte(0), "the 16 bytes a .cmt file begins with")?;
+        read_exactly(
+            &mut input,
+            &mut bytes,
+            &file,
+            FilePosition::Byte(0),
+            "the 16 bytes a .cmt file begins with",
+        )?;
         if bytes[..8] != FILE_MAGIC {
             let found = format!("'{}'", bytes[..8].escape_ascii());
             return Err(TraceError::format_error(
@@ -77,17 +85,36 @@ impl<R: Read> CmtReader<R> {
         }
         let version = u32_at(&bytes, 8);
         if version != CMT_VERSION {
-            let (found, expected) = (format!("format version {version}"), format!("version {CMT_VERSION}"));
-            return Err(TraceError::format_error(&file, FilePosition::Byte(8), found, expected));
+            let (found, expected) = (
+                format!("format version {version}"),
+                format!("version {CMT_VERSION}"),
+            );
+            return Err(TraceError::format_error(
+                &file,
+                FilePosition::Byte(8),
+                found,
+                expected,
+            ));
         }
         let json_bytes = u32_at(&bytes, 12) as usize;
         if json_bytes > HEADER_JSON_LIMIT {
             let found = format!("a header of {json_bytes} bytes");
             let expected = format!("at most {HEADER_JSON_LIMIT}");
-            return Err(TraceError::format_error(&file, FilePosition::Byte(12), found, expected));
+            return Err(TraceError::format_error(
+                &file,
+                FilePosition::Byte(12),
+                found,
+                expected,
+            ));
         }
         bytes.resize(16 + json_bytes + 8, 0);
-        read_exactly(&mut input, &mut bytes[16..], &file, FilePosition::Byte(16), "the header")?;
+        read_exactly(
+            &mut input,
+            &mut bytes[16..],
+            &file,
+            FilePosition::Byte(16),
+            "the header",
+        )?;
         let checksum_at = 16 + json_bytes;
         let position = FilePosition::Byte(checksum_at as u64);
         verify_checksum(
@@ -96,13 +123,20 @@ impl<R: Read> CmtReader<R> {
             u64_at(&bytes, checksum_at),
             xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]),
         )?;
-        let header: TraceHeader = serde_json::from_slice(&bytes[16..checksum_at]).map_err(|error| {
-            TraceError::format_error(&file, FilePosition::Byte(16), error.to_string(), "a trace header in JSON")
+        let header: TraceHeader =
+            serde_json::from_slice(&bytes[16..checksum_at]).map_err(|error| {
+                TraceError::format_error(
+                    &file,
+                    FilePosition::Byte(16),
+                    error.to_string(),
+                    "a trace header in JSON",
+                )
+            })?;
+        header.check().map_err(|(found, expected)| {
+            TraceError::format_error(&file, FilePosition::Byte(16), found, expected)
         })?;
-        header
-            .check()
-            .map_err(|(found, expected)| TraceError::format_error(&file, FilePosition::Byte(16), found, expected))?;
-        let decompressor = zstd::bulk::Decompressor::new().map_err(TraceError::io_error(&file, "start zstd for"))?;
+        let decompressor = zstd::bulk::Decompressor::new()
+            .map_err(TraceError::io_error(&file, "start zstd for"))?;
         Ok(CmtReader {
             input,
             file,
@@ -141,26 +175,54 @@ impl<R: Read> CmtReader<R> {
         found: impl Into<String>,
         expected: impl Into<String>,
     ) -> Result<T, TraceError> {
-        Err(TraceError::format_error(&self.file, position, found, expected))
+        Err(TraceError::format_error(
+            &self.file, position, found, expected,
+        ))
     }
 
     /// Reads the next section, header first, verifies its checksum and decompresses it. Lengths are checked before
     /// memory is allocated.
     fn read_section(&mut self) -> Result<(SectionKind, FilePosition), TraceError> {
-        let block_position = FilePosition::Block { block: self.block, offset: self.offset };
+        let block_position = FilePosition::Block {
+            block: self.block,
+            offset: self.offset,
+        };
         let mut head = [0u8; BLOCK_HEADER_BYTES];
         let expected = "a further block or the footer (is the file truncated?)";
-        read_exactly(&mut self.input, &mut head[..FOOTER_HEADER_BYTES], &self.file, block_position, expected)?;
+        read_exactly(
+            &mut self.input,
+            &mut head[..FOOTER_HEADER_BYTES],
+            &self.file,
+            block_position,
+            expected,
+        )?;
         let (packed_bytes, raw_bytes) = (u32_at(&head, 8) as usize, u32_at(&head, 12) as usize);
         let is_block = head[..4] == BLOCK_MAGIC;
         if !is_block && head[..4] != FOOTER_MAGIC {
-            return self.format_error(block_position, format!("'{}'", head[..4].escape_ascii()), "'CMTB' or 'CMTE'");
+            return self.format_error(
+                block_position,
+                format!("'{}'", head[..4].escape_ascii()),
+                "'CMTB' or 'CMTE'",
+            );
         }
         let (position, limit, head_bytes, hashed_bytes) = if is_block {
-            read_exactly(&mut self.input, &mut head[24..], &self.file, block_position, "the rest of its header")?;
+            read_exactly(
+                &mut self.input,
+                &mut head[24..],
+                &self.file,
+                block_position,
+                "the rest of its header",
+            )?;
             (block_position, MAX_RAW_BYTES, BLOCK_HEADER_BYTES, 24)
         } else {
-            (FilePosition::Footer { offset: self.offset }, FOOTER_LIMIT, FOOTER_HEADER_BYTES, 16)
+            (
+                FilePosition::Footer {
+                    offset: self.offset,
+                },
+                FOOTER_LIMIT,
+                FOOTER_HEADER_BYTES,
+                16,
+            )
         };
         if raw_bytes > limit || packed_bytes > zstd::zstd_safe::compress_bound(limit) {
             let found = format!("lengths of {packed_bytes} packed and {raw_bytes} unpacked bytes");
@@ -168,17 +230,29 @@ impl<R: Read> CmtReader<R> {
             return self.format_error(position, found, expected);
         }
         self.packed_block.clear();
-        let read_result = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed_block);
+        let read_result = self
+            .input
+            .by_ref()
+            .take(packed_bytes as u64)
+            .read_to_end(&mut self.packed_block);
         read_result.map_err(TraceError::io_error(&self.file, "read"))?;
         if self.packed_block.len() != packed_bytes {
-            let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed_block.len());
+            let found = format!(
+                "the end of the file after {} of its {packed_bytes} bytes",
+                self.packed_block.len()
+            );
             let expected = "the whole of it";
             return self.format_error(position, found, expected);
         }
         let mut hash = Xxh3::new();
         hash.update(&head[..hashed_bytes]);
         hash.update(&self.packed_block);
-        verify_checksum(&self.file, position, u64_at(&head, hashed_bytes), hash.digest())?;
+        verify_checksum(
+            &self.file,
+            position,
+            u64_at(&head, hashed_bytes),
+            hash.digest(),
+        )?;
         self.decompress_block(raw_bytes, position)?;
         self.offset += (head_bytes + packed_bytes) as u64;
         if !is_block {
@@ -194,24 +268,49 @@ impl<R: Read> CmtReader<R> {
     }
 
     /// Decompresses `packed_block` into `raw_block`, followed by zeros.
-    fn decompress_block(&mut self, raw_bytes: usize, position: FilePosition) -> Result<(), TraceError> {
+    fn decompress_block(
+        &mut self,
+        raw_bytes: usize,
+        position: FilePosition,
+    ) -> Result<(), TraceError> {
         self.raw_block.resize(raw_bytes, 0);
-        let unpack_result = self.decompressor.decompress_to_buffer(&self.packed_block, &mut self.raw_block[..]);
+        let unpack_result = self
+            .decompressor
+            .decompress_to_buffer(&self.packed_block, &mut self.raw_block[..]);
         match unpack_result {
             Ok(length) if length == raw_bytes => {
                 self.raw_block.resize(raw_bytes + PADDING_BYTES, 0);
                 Ok(())
             }
-            Ok(length) => self.format_error(position, format!("{length} unpacked bytes"), format!("{raw_bytes}")),
-            Err(error) => self.format_error(position, format!("bytes that do not unpack ({error})"), "a zstd frame"),
+            Ok(length) => self.format_error(
+                position,
+                format!("{length} unpacked bytes"),
+                format!("{raw_bytes}"),
+            ),
+            Err(error) => self.format_error(
+                position,
+                format!("bytes that do not unpack ({error})"),
+                "a zstd frame",
+            ),
         }
     }
 
     fn parse_footer(&mut self, position: FilePosition) -> Result<(), TraceError> {
         let raw = &self.raw_block[..self.raw_block.len() - PADDING_BYTES];
-        let json_bytes = if raw.len() >= 4 { u32_at(raw, 0) as usize } else { usize::MAX };
-        let Some((json, index)) = raw.get(4..).and_then(|rest| rest.split_at_checked(json_bytes)) else {
-            return self.format_error(position, "totals longer than the footer", "totals and index");
+        let json_bytes = if raw.len() >= 4 {
+            u32_at(raw, 0) as usize
+        } else {
+            usize::MAX
+        };
+        let Some((json, index)) = raw
+            .get(4..)
+            .and_then(|rest| rest.split_at_checked(json_bytes))
+        else {
+            return self.format_error(
+                position,
+                "totals longer than the footer",
+                "totals and index",
+            );
         };
         if !index.len().is_multiple_of(24) || index.len() / 24 > INDEX_ENTRIES_LIMIT {
             return self.format_error(
@@ -220,8 +319,9 @@ impl<R: Read> CmtReader<R> {
                 "entries of 24 bytes, 2^20 at most",
             );
         }
-        let totals: TraceTotals = serde_json::from_slice(json)
-            .map_err(|error| TraceError::format_error(&self.file, position, error.to_string(), "totals in JSON"))?;
+        let totals: TraceTotals = serde_json::from_slice(json).map_err(|error| {
+            TraceError::format_error(&self.file, position, error.to_string(), "totals in JSON")
+        })?;
         self.index = index
             .chunks_exact(24)
             .map(|entry| IndexEntry {
@@ -252,7 +352,13 @@ impl<R: Read> CmtReader<R> {
                     return self.format_error(position, found, expected);
                 }
                 let mut trailer = [0u8; TRAILER_BYTES];
-                read_exactly(&mut self.input, &mut trailer, &self.file, position, "the trailer behind it")?;
+                read_exactly(
+                    &mut self.input,
+                    &mut trailer,
+                    &self.file,
+                    position,
+                    "the trailer behind it",
+                )?;
                 if trailer[8..] != END_MAGIC {
                     let found = format!("'{}' behind it", trailer[8..].escape_ascii());
                     let expected = "'CMTREND\\x00'";
@@ -267,7 +373,10 @@ impl<R: Read> CmtReader<R> {
         if self.is_ended {
             return Ok(false);
         }
-        let position = FilePosition::Block { block: self.block, offset: self.offset };
+        let position = FilePosition::Block {
+            block: self.block,
+            offset: self.offset,
+        };
         let result = match self.next_block() {
             Ok(None) => {
                 self.is_ended = true;
@@ -275,7 +384,9 @@ impl<R: Read> CmtReader<R> {
             }
             Ok(Some(records)) => Block::check(&self.raw_block, records)
                 .map(|block| decode(&block))
-                .map_err(|(found, expected)| TraceError::format_error(&self.file, position, found, expected)),
+                .map_err(|(found, expected)| {
+                    TraceError::format_error(&self.file, position, found, expected)
+                }),
             Err(error) => Err(error),
         };
         let Err(error) = result else { return Ok(true) };
@@ -293,15 +404,30 @@ impl<R: Read + Seek> CmtReader<R> {
     fn read_trailer(&mut self) -> Result<(), TraceError> {
         let file = self.file.clone();
         let seek_error = || TraceError::io_error(&file, "seek in");
-        let trailer_offset = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(seek_error())?;
+        let trailer_offset = self
+            .input
+            .seek(SeekFrom::End(-(TRAILER_BYTES as i64)))
+            .map_err(seek_error())?;
         let mut trailer = [0u8; TRAILER_BYTES];
         let position = FilePosition::Byte(trailer_offset);
-        read_exactly(&mut self.input, &mut trailer, &file, position, "the trailer")?;
+        read_exactly(
+            &mut self.input,
+            &mut trailer,
+            &file,
+            position,
+            "the trailer",
+        )?;
         let offset = u64_at(&trailer, 0);
         if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= trailer_offset {
-            return self.format_error(position, "no trailer", "the footer's offset and 'CMTREND\\x00'");
+            return self.format_error(
+                position,
+                "no trailer",
+                "the footer's offset and 'CMTREND\\x00'",
+            );
         }
-        self.input.seek(SeekFrom::Start(offset)).map_err(seek_error())?;
+        self.input
+            .seek(SeekFrom::Start(offset))
+            .map_err(seek_error())?;
         self.offset = offset;
         match self.read_section()? {
             (SectionKind::Footer, place) => self.parse_footer(place),
@@ -310,8 +436,11 @@ impl<R: Read + Seek> CmtReader<R> {
     }
 
     fn seek_to_block(&mut self, entry: IndexEntry) -> Result<(), TraceError> {
-        self.input.seek(SeekFrom::Start(entry.offset)).map_err(TraceError::io_error(&self.file, "seek in"))?;
-        (self.offset, self.block, self.next_record) = (entry.offset, entry.block, entry.first_record);
+        self.input
+            .seek(SeekFrom::Start(entry.offset))
+            .map_err(TraceError::io_error(&self.file, "seek in"))?;
+        (self.offset, self.block, self.next_record) =
+            (entry.offset, entry.block, entry.first_record);
         (self.is_ended, self.damage) = (false, None);
         Ok(())
     }
@@ -321,7 +450,11 @@ impl<R: Read + Seek> CmtReader<R> {
     /// # Errors
     /// [`TraceError::Io`].
     pub fn rewind(&mut self) -> Result<(), TraceError> {
-        self.seek_to_block(IndexEntry { offset: self.data_start, first_record: 0, block: 0 })
+        self.seek_to_block(IndexEntry {
+            offset: self.data_start,
+            first_record: 0,
+            block: 0,
+        })
     }
 
     /// Seeks to the last indexed block that begins at or before `record`, and returns the number of its first record;
@@ -330,9 +463,17 @@ impl<R: Read + Seek> CmtReader<R> {
     /// # Errors
     /// [`TraceError::Io`].
     pub fn seek_near(&mut self, record: u64) -> Result<u64, TraceError> {
-        let next_index = self.index.partition_point(|entry| entry.first_record <= record);
-        let start = IndexEntry { offset: self.data_start, first_record: 0, block: 0 };
-        let entry = next_index.checked_sub(1).map_or(start, |index| self.index[index]);
+        let next_index = self
+            .index
+            .partition_point(|entry| entry.first_record <= record);
+        let start = IndexEntry {
+            offset: self.data_start,
+            first_record: 0,
+            block: 0,
+        };
+        let entry = next_index
+            .checked_sub(1)
+            .map_or(start, |index| self.index[index]);
         self.seek_to_block(entry)?;
         Ok(entry.first_record)
     }
@@ -378,7 +519,12 @@ fn read_exactly(
     Ok(())
 }
 
-fn verify_checksum(file: &str, position: FilePosition, stored: u64, computed: u64) -> Result<(), TraceError> {
+fn verify_checksum(
+    file: &str,
+    position: FilePosition,
+    stored: u64,
+    computed: u64,
+) -> Result<(), TraceError> {
     if stored == computed {
         return Ok(());
     }

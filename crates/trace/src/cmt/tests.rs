@@ -4,11 +4,15 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceHeader, TraceReader, TraceTotals,
+    AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceHeader, TraceReader,
+    TraceTotals,
 };
 
 fn sample_header() -> TraceHeader {
-    TraceHeader { command: vec!["gzip".into(), "-9".into()], ..TraceHeader::for_import("valgrind", true) }
+    TraceHeader {
+        command: vec!["gzip".into(), "-9".into()],
+        ..TraceHeader::for_import("valgrind", true)
+    }
 }
 
 fn written_file(records: &[AccessRecord], totals: TraceTotals) -> Vec<u8> {
@@ -17,7 +21,9 @@ fn written_file(records: &[AccessRecord], totals: TraceTotals) -> Vec<u8> {
     writer.finish(totals).unwrap().0
 }
 
-fn read_all<R: std::io::Read + Send>(reader: &mut CmtReader<R>) -> (Vec<AccessRecord>, Option<TraceError>) {
+fn read_all<R: std::io::Read + Send>(
+    reader: &mut CmtReader<R>,
+) -> (Vec<AccessRecord>, Option<TraceError>) {
     let (mut records, mut batch) = (Vec::new(), Vec::new());
     loop {
         match reader.read_batch(&mut batch) {
@@ -33,13 +39,23 @@ fn sample_records(count: usize) -> Vec<AccessRecord> {
     let mut state = 1u64;
     (0..count)
         .map(|i| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             let random = state >> 33;
             AccessRecord {
-                address: if random.is_multiple_of(5) { random << 12 } else { 0x7000_0000 + 8 * i as u64 },
+                address: if random.is_multiple_of(5) {
+                    random << 12
+                } else {
+                    0x7000_0000 + 8 * i as u64
+                },
                 gap: random % 9,
                 thread: (i / 1000 % 3) as u32,
-                size: if random.is_multiple_of(97) { 512 } else { 1 << (random % 4) },
+                size: if random.is_multiple_of(97) {
+                    512
+                } else {
+                    1 << (random % 4)
+                },
                 store: random.is_multiple_of(3),
             }
         })
@@ -48,8 +64,20 @@ fn sample_records(count: usize) -> Vec<AccessRecord> {
 
 fn any_record() -> impl Strategy<Value = AccessRecord> {
     let wide = prop_oneof![0u64..4096, any::<u64>()];
-    (wide.clone(), wide, prop_oneof![0u32..4, any::<u32>()], any::<u16>(), any::<bool>())
-        .prop_map(|(address, gap, thread, size, store)| AccessRecord { address, gap, thread, size, store })
+    (
+        wide.clone(),
+        wide,
+        prop_oneof![0u32..4, any::<u32>()],
+        any::<u16>(),
+        any::<bool>(),
+    )
+        .prop_map(|(address, gap, thread, size, store)| AccessRecord {
+            address,
+            gap,
+            thread,
+            size,
+            store,
+        })
 }
 
 proptest! {
@@ -93,8 +121,17 @@ fn blocks_totals_and_threads_of_a_long_trace_are_read_back() {
     let given_totals = TraceTotals {
         program_accesses: Some(1 << 40),
         instructions: Some(1 << 41),
-        threads: vec![ThreadTotals { thread: 1, accesses: Some(5), instructions: Some(6), ..Default::default() }],
-        processes: vec![ProcessTotals { process: 0, pid: Some(77), command: vec!["gzip".into()] }],
+        threads: vec![ThreadTotals {
+            thread: 1,
+            accesses: Some(5),
+            instructions: Some(6),
+            ..Default::default()
+        }],
+        processes: vec![ProcessTotals {
+            process: 0,
+            pid: Some(77),
+            command: vec!["gzip".into()],
+        }],
         ended: Some("exit 0".into()),
         ..TraceTotals::default()
     };
@@ -105,11 +142,31 @@ fn blocks_totals_and_threads_of_a_long_trace_are_read_back() {
     assert_eq!(totals.records, records.len() as u64);
     assert_eq!(
         (totals.program_accesses, &totals.processes, &totals.ended),
-        (given_totals.program_accesses, &given_totals.processes, &given_totals.ended)
+        (
+            given_totals.program_accesses,
+            &given_totals.processes,
+            &given_totals.ended
+        )
     );
-    let of_thread = |thread| records.iter().filter(|record| record.thread == thread).count() as u64;
-    let counts: Vec<_> = totals.threads.iter().map(|totals| (totals.thread, totals.records, totals.accesses)).collect();
-    assert_eq!(counts, [(0, of_thread(0), None), (1, of_thread(1), Some(5)), (2, of_thread(2), None)]);
+    let of_thread = |thread| {
+        records
+            .iter()
+            .filter(|record| record.thread == thread)
+            .count() as u64
+    };
+    let counts: Vec<_> = totals
+        .threads
+        .iter()
+        .map(|totals| (totals.thread, totals.records, totals.accesses))
+        .collect();
+    assert_eq!(
+        counts,
+        [
+            (0, of_thread(0), None),
+            (1, of_thread(1), Some(5)),
+            (2, of_thread(2), None)
+        ]
+    );
     assert_eq!(read_all(&mut reader).0, records);
     let near = 2 * BLOCK_RECORDS as u64;
     assert_eq!(reader.seek_near(near + 5).unwrap(), near);
@@ -123,7 +180,10 @@ fn blocks_totals_and_threads_of_a_long_trace_are_read_back() {
 fn older_totals_have_no_order_of_creation() {
     let older = r#"{"thread":3,"process":0,"records":1,"accesses":null,"instructions":5}"#;
     let thread: ThreadTotals = serde_json::from_str(older).unwrap();
-    assert_eq!((thread.thread, thread.created, thread.os_thread), (3, None, None));
+    assert_eq!(
+        (thread.thread, thread.created, thread.os_thread),
+        (3, None, None)
+    );
     assert_eq!(serde_json::to_string(&thread).unwrap(), older);
 }
 
@@ -132,16 +192,27 @@ fn older_totals_have_no_order_of_creation() {
 fn a_truncated_file_gives_its_complete_blocks_and_an_error() {
     let records = sample_records(2 * BLOCK_RECORDS + 100);
     let bytes = written_file(&records, TraceTotals::default());
-    let starts: Vec<usize> =
-        bytes.windows(4).enumerate().filter(|(_, four)| *four == b"CMTB").map(|(index, _)| index).collect();
+    let starts: Vec<usize> = bytes
+        .windows(4)
+        .enumerate()
+        .filter(|(_, four)| *four == b"CMTB")
+        .map(|(index, _)| index)
+        .collect();
     assert_eq!(starts.len(), 3);
-    for (cut, whole_blocks) in [(starts[1], 1), (starts[1] + 3, 1), (starts[2] - 1, 1), (starts[2] + 40, 2)] {
+    for (cut, whole_blocks) in [
+        (starts[1], 1),
+        (starts[1] + 3, 1),
+        (starts[2] - 1, 1),
+        (starts[2] + 40, 2),
+    ] {
         let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
         let (read_records, error) = read_all(&mut reader);
         assert_eq!(read_records, records[..whole_blocks * BLOCK_RECORDS]);
         let text = error.expect("an error").to_string();
-        let place =
-            format!("cut.cmt: block {whole_blocks} at byte {}: found the end of the file", starts[whole_blocks]);
+        let place = format!(
+            "cut.cmt: block {whole_blocks} at byte {}: found the end of the file",
+            starts[whole_blocks]
+        );
         assert!(text.starts_with(&place), "{text}");
         let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
         reader.salvage();
@@ -158,10 +229,14 @@ fn a_damaged_block_is_named_and_those_before_it_are_read() {
     let mut bytes = written_file(&records, TraceTotals::default());
     let second = bytes.windows(4).rposition(|four| four == b"CMTB").unwrap();
     bytes[second + 100] ^= 0x10;
-    let (read_records, error) = read_all(&mut CmtReader::new(Cursor::new(&bytes), "x.cmt").unwrap());
+    let (read_records, error) =
+        read_all(&mut CmtReader::new(Cursor::new(&bytes), "x.cmt").unwrap());
     assert_eq!(read_records, records[..BLOCK_RECORDS]);
     match error {
-        Some(TraceError::Bad { place: FilePosition::Block { block: 1, offset }, .. }) => {
+        Some(TraceError::Bad {
+            place: FilePosition::Block { block: 1, offset },
+            ..
+        }) => {
             assert_eq!(offset, second as u64)
         }
         other => panic!("{other:?}"),
@@ -176,12 +251,21 @@ fn a_forged_length_is_rejected_before_allocation() {
     for field in [8, 12] {
         let mut forged = bytes.clone();
         forged[block + field..block + field + 4].copy_from_slice(&u32::MAX.to_le_bytes());
-        let error = read_all(&mut CmtReader::new(&forged[..], "x.cmt").unwrap()).1.unwrap().to_string();
-        assert!(error.contains("block 0") && error.contains("4294967295"), "{error}");
+        let error = read_all(&mut CmtReader::new(&forged[..], "x.cmt").unwrap())
+            .1
+            .unwrap()
+            .to_string();
+        assert!(
+            error.contains("block 0") && error.contains("4294967295"),
+            "{error}"
+        );
     }
     let mut forged = bytes.clone();
     forged[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
-    let error = CmtReader::new(&forged[..], "x.cmt").err().unwrap().to_string();
+    let error = CmtReader::new(&forged[..], "x.cmt")
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("a header of 4294967295 bytes"), "{error}");
 }
 
@@ -192,8 +276,12 @@ fn headers_with_impossible_fields_are_rejected_by_field() {
         ("page_bytes = 0", |header| header.page_bytes = 0),
         ("page_bytes = 4095", |header| header.page_bytes = 4095),
         ("line_bytes = 0", |header| header.line_bytes = 0),
-        ("process_shift = 200", |header| header.process_shift = Some(200)),
-        ("process_shift = 64", |header| header.process_shift = Some(64)),
+        ("process_shift = 200", |header| {
+            header.process_shift = Some(200)
+        }),
+        ("process_shift = 64", |header| {
+            header.process_shift = Some(64)
+        }),
         ("process_shift = 0", |header| header.process_shift = Some(0)),
     ];
     for (found, spoil) in cases {
@@ -201,7 +289,13 @@ fn headers_with_impossible_fields_are_rejected_by_field() {
         spoil(&mut header);
         let writer = CmtWriter::new(Vec::new(), "x.cmt", &header, 1).unwrap();
         let bytes = writer.finish(TraceTotals::default()).unwrap().0;
-        let message = CmtReader::new(&bytes[..], "x.cmt").err().unwrap().to_string();
-        assert!(message.contains(found) && message.contains("byte 16"), "{message}");
+        let message = CmtReader::new(&bytes[..], "x.cmt")
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            message.contains(found) && message.contains("byte 16"),
+            "{message}"
+        );
     }
 }

@@ -6,8 +6,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::block::Columns;
 use super::{
-    BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
-    FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry,
+    BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC,
+    FOOTER_HEADER_BYTES, FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT,
+    IndexEntry,
 };
 use crate::FilePosition;
 use crate::{AccessRecord, ThreadTotals, TraceError, TraceHeader, TraceTotals};
@@ -36,15 +37,30 @@ impl<W: Write> CmtWriter<W> {
     ///
     /// # Errors
     /// [`TraceError::Io`] if the header cannot be written, [`TraceError::Bad`] if it is larger than 4 MiB.
-    pub fn new(mut out: W, file: impl Into<String>, header: &TraceHeader, level: i32) -> Result<Self, TraceError> {
+    pub fn new(
+        mut out: W,
+        file: impl Into<String>,
+        header: &TraceHeader,
+        level: i32,
+    ) -> Result<Self, TraceError> {
         let file = file.into();
         let json = serde_json::to_vec(header).map_err(|error| {
-            TraceError::format_error(&file, FilePosition::File, error.to_string(), "a header that JSON can hold")
+            TraceError::format_error(
+                &file,
+                FilePosition::File,
+                error.to_string(),
+                "a header that JSON can hold",
+            )
         })?;
         if json.len() > HEADER_JSON_LIMIT {
             let found = format!("a header of {} bytes", json.len());
             let expected = format!("at most {HEADER_JSON_LIMIT}");
-            return Err(TraceError::format_error(&file, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(
+                &file,
+                FilePosition::File,
+                found,
+                expected,
+            ));
         }
         let mut bytes = FILE_MAGIC.to_vec();
         bytes.extend_from_slice(&CMT_VERSION.to_le_bytes());
@@ -52,8 +68,10 @@ impl<W: Write> CmtWriter<W> {
         bytes.extend_from_slice(&json);
         let checksum = xxhash_rust::xxh3::xxh3_64(&bytes);
         bytes.extend_from_slice(&checksum.to_le_bytes());
-        out.write_all(&bytes).map_err(TraceError::io_error(&file, "write"))?;
-        let compressor = zstd::bulk::Compressor::new(level).map_err(TraceError::io_error(&file, "start zstd for"))?;
+        out.write_all(&bytes)
+            .map_err(TraceError::io_error(&file, "write"))?;
+        let compressor = zstd::bulk::Compressor::new(level)
+            .map_err(TraceError::io_error(&file, "start zstd for"))?;
         Ok(CmtWriter {
             out,
             file,
@@ -87,7 +105,11 @@ impl<W: Write> CmtWriter<W> {
     pub fn push(&mut self, record: &AccessRecord) -> Result<(), TraceError> {
         self.columns.push(record);
         self.record_count += 1;
-        if self.columns.len() == BLOCK_RECORDS { self.flush_block() } else { Ok(()) }
+        if self.columns.len() == BLOCK_RECORDS {
+            self.flush_block()
+        } else {
+            Ok(())
+        }
     }
 
     /// Appends several records.
@@ -137,18 +159,30 @@ impl<W: Write> CmtWriter<W> {
             });
             self.index_stride *= 2;
         }
-        self.index.push(IndexEntry { offset: self.offset, first_record, block: self.block_count });
+        self.index.push(IndexEntry {
+            offset: self.offset,
+            first_record,
+            block: self.block_count,
+        });
     }
 
     fn compress(&mut self) -> Result<(), TraceError> {
         self.packed.clear();
-        self.packed.reserve(zstd::zstd_safe::compress_bound(self.raw.len()));
-        let pack_result = self.compressor.compress_to_buffer(&self.raw, &mut self.packed);
-        pack_result.map(|_| ()).map_err(TraceError::io_error(&self.file, "compress a block of"))
+        self.packed
+            .reserve(zstd::zstd_safe::compress_bound(self.raw.len()));
+        let pack_result = self
+            .compressor
+            .compress_to_buffer(&self.raw, &mut self.packed);
+        pack_result
+            .map(|_| ())
+            .map_err(TraceError::io_error(&self.file, "compress a block of"))
     }
 
     fn write_section(&mut self, head: &[u8]) -> Result<(), TraceError> {
-        let outcome = self.out.write_all(head).and_then(|()| self.out.write_all(&self.packed));
+        let outcome = self
+            .out
+            .write_all(head)
+            .and_then(|()| self.out.write_all(&self.packed));
         outcome.map_err(TraceError::io_error(&self.file, "write"))?;
         self.offset += (head.len() + self.packed.len()) as u64;
         Ok(())
@@ -163,17 +197,31 @@ impl<W: Write> CmtWriter<W> {
         self.flush_block()?;
         totals.records = self.record_count;
         for (&thread, &records) in &self.records_by_thread {
-            match totals.threads.iter_mut().find(|totals| totals.thread == thread) {
+            match totals
+                .threads
+                .iter_mut()
+                .find(|totals| totals.thread == thread)
+            {
                 Some(thread_totals) => thread_totals.records = records,
-                None => totals.threads.push(ThreadTotals { thread, records, ..Default::default() }),
+                None => totals.threads.push(ThreadTotals {
+                    thread,
+                    records,
+                    ..Default::default()
+                }),
             }
         }
         totals.threads.sort_by_key(|totals| totals.thread);
         let json = serde_json::to_vec(&totals).map_err(|error| {
-            TraceError::format_error(&self.file, FilePosition::File, error.to_string(), "totals that JSON can hold")
+            TraceError::format_error(
+                &self.file,
+                FilePosition::File,
+                error.to_string(),
+                "totals that JSON can hold",
+            )
         })?;
         self.raw.clear();
-        self.raw.extend_from_slice(&(json.len() as u32).to_le_bytes());
+        self.raw
+            .extend_from_slice(&(json.len() as u32).to_le_bytes());
         self.raw.extend_from_slice(&json);
         for entry in &self.index {
             for number in [entry.offset, entry.first_record, entry.block] {
@@ -183,7 +231,12 @@ impl<W: Write> CmtWriter<W> {
         if self.raw.len() > FOOTER_LIMIT {
             let found = format!("totals and index of {} bytes", self.raw.len());
             let expected = format!("at most {FOOTER_LIMIT}");
-            return Err(TraceError::format_error(&self.file, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(
+                &self.file,
+                FilePosition::File,
+                found,
+                expected,
+            ));
         }
         self.compress()?;
         let footer_offset = self.offset;

@@ -18,7 +18,14 @@ struct Entries<R, const N: usize> {
 
 impl<R: Read, const N: usize> Entries<R, N> {
     fn new(input: R, file: String) -> Self {
-        Entries { input, file, buffer: Vec::new(), offset: 0, is_ended: false, damage: None }
+        Entries {
+            input,
+            file,
+            buffer: Vec::new(),
+            offset: 0,
+            is_ended: false,
+            damage: None,
+        }
     }
 
     /// Returns the next entries; none at the end. An error is returned after the complete entries before it.
@@ -26,16 +33,24 @@ impl<R: Read, const N: usize> Entries<R, N> {
         self.buffer.clear();
         if !self.is_ended {
             let wanted_bytes = N * BATCH_RECORDS;
-            let read_result = self.input.by_ref().take(wanted_bytes as u64).read_to_end(&mut self.buffer);
+            let read_result = self
+                .input
+                .by_ref()
+                .take(wanted_bytes as u64)
+                .read_to_end(&mut self.buffer);
             self.is_ended = self.buffer.len() < wanted_bytes;
-            self.damage = read_result.err().map(TraceError::io_error(&self.file, "read"));
+            self.damage = read_result
+                .err()
+                .map(TraceError::io_error(&self.file, "read"));
         }
         let (entries, partial_entry) = self.buffer.as_chunks();
         if self.damage.is_none() && !partial_entry.is_empty() {
             let position = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
             let found = format!("{} bytes before the end", partial_entry.len());
             let expected = format!("entries of {N} bytes");
-            self.damage = Some(TraceError::format_error(&self.file, position, found, expected));
+            self.damage = Some(TraceError::format_error(
+                &self.file, position, found, expected,
+            ));
         }
         if entries.is_empty()
             && let Some(damage) = self.damage.take()
@@ -48,7 +63,10 @@ impl<R: Read, const N: usize> Entries<R, N> {
 }
 
 fn u64_of(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+    bytes
+        .iter()
+        .rev()
+        .fold(0, |sum, &byte| sum << 8 | u64::from(byte))
 }
 
 /// Byte addresses only, as little-endian u64: loads of unknown size, without instructions.
@@ -60,13 +78,29 @@ pub(super) fn raw_u64_reader<R: Read>(input: R, file: String) -> ImportReader<Ra
 }
 
 impl<R: Read + Send> RecordSource for RawU64Source<R> {
-    fn read_records(&mut self, _counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
-        let record = |&bytes: &[u8; 8]| AccessRecord { address: u64::from_le_bytes(bytes), ..AccessRecord::default() };
+    fn read_records(
+        &mut self,
+        _counts: &mut ImportCounts,
+        batch: &mut Vec<AccessRecord>,
+    ) -> Result<(), TraceError> {
+        let record = |&bytes: &[u8; 8]| AccessRecord {
+            address: u64::from_le_bytes(bytes),
+            ..AccessRecord::default()
+        };
         batch.extend(self.0.read_entries()?.iter().map(record));
         Ok(())
     }
-    fn read_addresses(&mut self, _counts: &mut ImportCounts, batch: &mut Vec<u64>) -> Result<(), TraceError> {
-        batch.extend(self.0.read_entries()?.iter().map(|&bytes| u64::from_le_bytes(bytes)));
+    fn read_addresses(
+        &mut self,
+        _counts: &mut ImportCounts,
+        batch: &mut Vec<u64>,
+    ) -> Result<(), TraceError> {
+        batch.extend(
+            self.0
+                .read_entries()?
+                .iter()
+                .map(|&bytes| u64::from_le_bytes(bytes)),
+        );
         Ok(())
     }
 }
@@ -81,7 +115,11 @@ pub(super) fn champsim_reader<R: Read>(input: R, file: String) -> ImportReader<C
 }
 
 impl<R: Read + Send> RecordSource for ChampSimSource<R> {
-    fn read_records(&mut self, counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    fn read_records(
+        &mut self,
+        counts: &mut ImportCounts,
+        batch: &mut Vec<AccessRecord>,
+    ) -> Result<(), TraceError> {
         counts.instructions.get_or_insert(0);
         // A batch of instructions without any access is skipped, because an empty batch would mean the end.
         while batch.is_empty() {
@@ -121,11 +159,23 @@ pub(super) fn oracle_general_reader<R: Read>(
     requires_one_size: bool,
 ) -> ImportReader<OracleGeneralSource<R>> {
     let entries = Entries::new(input, file);
-    ImportReader::new(OracleGeneralSource { entries, requires_one_size, object_bytes: None }, "oracle-general", false)
+    ImportReader::new(
+        OracleGeneralSource {
+            entries,
+            requires_one_size,
+            object_bytes: None,
+        },
+        "oracle-general",
+        false,
+    )
 }
 
 impl<R: Read + Send> RecordSource for OracleGeneralSource<R> {
-    fn read_records(&mut self, _counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    fn read_records(
+        &mut self,
+        _counts: &mut ImportCounts,
+        batch: &mut Vec<AccessRecord>,
+    ) -> Result<(), TraceError> {
         let (start, file) = (self.entries.offset, self.entries.file.clone());
         for (index, entry) in self.entries.read_entries()?.iter().enumerate() {
             let bytes = u64_of(&entry[12..16]) as u32;
@@ -137,7 +187,10 @@ impl<R: Read + Send> RecordSource for OracleGeneralSource<R> {
                                 ignores sizes";
                 return Err(TraceError::format_error(&file, position, found, expected));
             }
-            batch.push(AccessRecord { address: u64_of(&entry[4..12]) << 6, ..AccessRecord::default() });
+            batch.push(AccessRecord {
+                address: u64_of(&entry[4..12]) << 6,
+                ..AccessRecord::default()
+            });
         }
         Ok(())
     }

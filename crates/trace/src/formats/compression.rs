@@ -18,7 +18,10 @@ const EXTENSIONS: [&str; 3] = [".zst", ".gz", ".xz"];
 
 /// Returns the name without the extension of its compression.
 pub(super) fn uncompressed_name(file: &str) -> &str {
-    EXTENSIONS.iter().find_map(|extension| file.strip_suffix(extension)).unwrap_or(file)
+    EXTENSIONS
+        .iter()
+        .find_map(|extension| file.strip_suffix(extension))
+        .unwrap_or(file)
 }
 
 pub(crate) const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -27,11 +30,16 @@ const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 
 /// Returns whether an input with these first bytes is compressed.
 pub(super) fn is_compressed(start: &[u8]) -> bool {
-    [ZSTD_MAGIC, GZIP_MAGIC, XZ_MAGIC].iter().any(|magic| start.starts_with(magic))
+    [ZSTD_MAGIC, GZIP_MAGIC, XZ_MAGIC]
+        .iter()
+        .any(|magic| start.starts_with(magic))
 }
 
 /// Returns the decompressed input, or the input itself if it is not compressed. `start` contains its first bytes.
-pub(super) fn unpack(start: &[u8], input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+pub(super) fn unpack(
+    start: &[u8],
+    input: impl Read + Send + 'static,
+) -> io::Result<Box<dyn Read + Send>> {
     if start.starts_with(ZSTD_MAGIC) {
         let mut decoder = zstd::stream::read::Decoder::new(input)?;
         decoder.window_log_max(MAX_ZSTD_WINDOW_LOG)?;
@@ -57,10 +65,13 @@ mod tests {
     #[test]
     fn compressed_traces_read_as_the_plain_one() {
         let dir = tempfile::tempdir().unwrap();
-        let plain_bytes: Vec<u8> = (0..5000u64).flat_map(|at| (at * 64 % 7777).to_le_bytes()).collect();
+        let plain_bytes: Vec<u8> = (0..5000u64)
+            .flat_map(|at| (at * 64 % 7777).to_le_bytes())
+            .collect();
         let (first, second) = plain_bytes.split_at(16_000);
         let gzip = |bytes: &[u8]| {
-            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            let mut encoder =
+                flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
             encoder.write_all(bytes).unwrap();
             encoder.finish().unwrap()
         };
@@ -70,7 +81,8 @@ mod tests {
             encoder.finish().unwrap()
         };
         let zst = |bytes: &[u8]| zstd::stream::encode_all(bytes, 3).unwrap();
-        let compressions: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 3] = [("gz", &gzip), ("xz", &xz), ("zst", &zst)];
+        let compressions: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 3] =
+            [("gz", &gzip), ("xz", &xz), ("zst", &zst)];
         for (ending, compress) in compressions {
             let path = dir.path().join(format!("t.u64.{ending}"));
             let read = |bytes: &[u8]| {
@@ -81,10 +93,16 @@ mod tests {
                     all.append(&mut batch);
                 }
                 Ok::<_, crate::TraceError>(
-                    all.iter().flat_map(|record| record.address.to_le_bytes()).collect::<Vec<u8>>(),
+                    all.iter()
+                        .flat_map(|record| record.address.to_le_bytes())
+                        .collect::<Vec<u8>>(),
                 )
             };
-            assert_eq!(read(&compress(&plain_bytes)).unwrap(), plain_bytes, "{ending}");
+            assert_eq!(
+                read(&compress(&plain_bytes)).unwrap(),
+                plain_bytes,
+                "{ending}"
+            );
             assert_eq!(
                 read(&[compress(first), compress(second)].concat()).unwrap(),
                 plain_bytes,

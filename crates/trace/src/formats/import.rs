@@ -23,17 +23,31 @@ impl ImportCounts {
 
     /// Returns the record of the next access.
     pub(super) fn record_access(&mut self, address: u64, size: u16, store: bool) -> AccessRecord {
-        AccessRecord { address, gap: std::mem::take(&mut self.gap), thread: 0, size, store }
+        AccessRecord {
+            address,
+            gap: std::mem::take(&mut self.gap),
+            thread: 0,
+            size,
+            store,
+        }
     }
 }
 
 /// Source of the records of one foreign format.
 pub trait RecordSource: Send {
     /// Appends the next records to an empty batch; none at the end. An error is returned after the records before it.
-    fn read_records(&mut self, counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError>;
+    fn read_records(
+        &mut self,
+        counts: &mut ImportCounts,
+        batch: &mut Vec<AccessRecord>,
+    ) -> Result<(), TraceError>;
 
     /// Appends the addresses of the next records to an empty batch.
-    fn read_addresses(&mut self, counts: &mut ImportCounts, batch: &mut Vec<u64>) -> Result<(), TraceError> {
+    fn read_addresses(
+        &mut self,
+        counts: &mut ImportCounts,
+        batch: &mut Vec<u64>,
+    ) -> Result<(), TraceError> {
         let mut records = Vec::new();
         self.read_records(counts, &mut records)?;
         batch.extend(records.iter().map(|record| record.address));
@@ -52,8 +66,16 @@ pub struct ImportReader<S> {
 impl<S> ImportReader<S> {
     /// Builds a reader; `tool` names the format in the header.
     pub(super) fn new(source: S, tool: &str, instructions_known: bool) -> Self {
-        let (header, counts) = (TraceHeader::for_import(tool, instructions_known), ImportCounts::default());
-        ImportReader { source, header, counts, totals: None }
+        let (header, counts) = (
+            TraceHeader::for_import(tool, instructions_known),
+            ImportCounts::default(),
+        );
+        ImportReader {
+            source,
+            header,
+            counts,
+            totals: None,
+        }
     }
 
     /// Counts a batch, and returns whether it is not the end.

@@ -16,14 +16,23 @@ pub(super) struct LineReader<R> {
 
 impl<R: Read> LineReader<R> {
     pub(super) fn new(input: R, file: String) -> Self {
-        LineReader { input: BufReader::with_capacity(1 << 16, input), file, line: Vec::new(), line_number: 0 }
+        LineReader {
+            input: BufReader::with_capacity(1 << 16, input),
+            file,
+            line: Vec::new(),
+            line_number: 0,
+        }
     }
 
     /// Reads the next line, without its end; `false` at the end of the input.
     pub(super) fn read_line(&mut self) -> Result<bool, TraceError> {
         self.line.clear();
         let limit = MAX_LINE_BYTES as u64 + 1;
-        let read_result = self.input.by_ref().take(limit).read_until(b'\n', &mut self.line);
+        let read_result = self
+            .input
+            .by_ref()
+            .take(limit)
+            .read_until(b'\n', &mut self.line);
         if read_result.map_err(TraceError::io_error(&self.file, "read"))? == 0 {
             return Ok(false);
         }
@@ -46,7 +55,11 @@ impl<R: Read> LineReader<R> {
     /// Returns the error for the current line.
     pub(super) fn line_error(&self, expected: impl Into<String>) -> TraceError {
         let shown_bytes = &self.line[..self.line.len().min(60)];
-        let dots = if self.line.len() > shown_bytes.len() { "..." } else { "" };
+        let dots = if self.line.len() > shown_bytes.len() {
+            "..."
+        } else {
+            ""
+        };
         TraceError::format_error(
             &self.file,
             FilePosition::Line(self.line_number),
@@ -64,7 +77,10 @@ impl<R> LineReader<R> {
 
 /// Parses hexadecimal digits, with or without `0x`, at most 16.
 pub(super) fn parse_hex(digits: &[u8]) -> Option<u64> {
-    let digits = digits.strip_prefix(b"0x").or_else(|| digits.strip_prefix(b"0X")).unwrap_or(digits);
+    let digits = digits
+        .strip_prefix(b"0x")
+        .or_else(|| digits.strip_prefix(b"0X"))
+        .unwrap_or(digits);
     if digits.is_empty() {
         return None;
     }

@@ -61,7 +61,10 @@ impl Format {
     }
 
     fn format_by_extension(file: &str) -> Option<Format> {
-        let extension = uncompressed_name(file).rsplit_once('.')?.1.to_ascii_lowercase();
+        let extension = uncompressed_name(file)
+            .rsplit_once('.')?
+            .1
+            .to_ascii_lowercase();
         match extension.as_str() {
             "cmt" => Some(Format::Cmt),
             "lackey" => Some(Format::Lackey),
@@ -83,14 +86,21 @@ impl Format {
         let text = start.utf8_chunks().next()?.valid();
         // The end of the window may truncate the last line.
         let whole_lines = text.rsplit_once('\n')?.0;
-        if whole_lines.lines().any(|line| line.contains(" byte(s) @ 0x")) {
+        if whole_lines
+            .lines()
+            .any(|line| line.contains(" byte(s) @ 0x"))
+        {
             return Some(Format::DrMemTrace);
         }
-        let line = whole_lines.lines().find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
+        let line = whole_lines
+            .lines()
+            .find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
         let mut words = line.split_ascii_whitespace();
         match (words.next()?, words.next()?) {
             ("I" | "L" | "S" | "M", rest) if rest.contains(',') => Some(Format::Lackey),
-            ("0" | "1" | "2" | "r" | "w" | "i", address) if super::lines::parse_hex(address.as_bytes()).is_some() => {
+            ("0" | "1" | "2" | "r" | "w" | "i", address)
+                if super::lines::parse_hex(address.as_bytes()).is_some() =>
+            {
                 Some(Format::Din)
             }
             _ => None,
@@ -102,10 +112,20 @@ impl FromStr for Format {
     type Err = TraceError;
     fn from_str(name: &str) -> Result<Format, TraceError> {
         let lower_name = name.to_ascii_lowercase().replace('_', "-");
-        let lower_name = if lower_name == "oraclegeneral" { "oracle-general".to_string() } else { lower_name };
-        let named_format = Format::ALL.into_iter().find(|format| format.name() == lower_name);
+        let lower_name = if lower_name == "oraclegeneral" {
+            "oracle-general".to_string()
+        } else {
+            lower_name
+        };
+        let named_format = Format::ALL
+            .into_iter()
+            .find(|format| format.name() == lower_name);
         named_format.ok_or_else(|| {
-            crate::unknown_name_error("format", name, Format::ALL.map(|format| format.name().to_string()))
+            crate::unknown_name_error(
+                "format",
+                name,
+                Format::ALL.map(|format| format.name().to_string()),
+            )
         })
     }
 }
@@ -120,8 +140,12 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
         return open_input(Box::new(std::io::stdin()), "standard input", format);
     }
     let mut start = Vec::new();
-    let open_file = || cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(path, "open"));
-    open_file()?.take(8).read_to_end(&mut start).map_err(TraceError::io_error(path, "read"))?;
+    let open_file =
+        || cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(path, "open"));
+    open_file()?
+        .take(8)
+        .read_to_end(&mut start)
+        .map_err(TraceError::io_error(path, "read"))?;
     // A seekable .cmt file has its totals immediately.
     if start == FILE_MAGIC && format.is_none_or(|format| format == Format::Cmt) {
         return Ok(Box::new(CmtReader::open(path)?));
@@ -141,19 +165,34 @@ pub fn open_input(
         input = unpack(&start, whole_input).map_err(TraceError::io_error(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
-    let chosen_format =
-        format.or_else(|| Format::format_by_content(&start)).or_else(|| Format::format_by_extension(file));
+    let chosen_format = format
+        .or_else(|| Format::format_by_content(&start))
+        .or_else(|| Format::format_by_extension(file));
     let Some(format) = chosen_format else {
         let shown_bytes = &start[..start.len().min(16)];
-        let found =
-            if shown_bytes.is_empty() { "nothing".to_string() } else { format!("'{}'", shown_bytes.escape_ascii()) };
-        let expected = format!("a known format; name one of {}", Format::ALL.map(Format::name).join(", "));
-        return Err(TraceError::format_error(file, FilePosition::Byte(0), found, expected));
+        let found = if shown_bytes.is_empty() {
+            "nothing".to_string()
+        } else {
+            format!("'{}'", shown_bytes.escape_ascii())
+        };
+        let expected = format!(
+            "a known format; name one of {}",
+            Format::ALL.map(Format::name).join(", ")
+        );
+        return Err(TraceError::format_error(
+            file,
+            FilePosition::Byte(0),
+            found,
+            expected,
+        ));
     };
     let input = std::io::Cursor::new(start).chain(input);
     let file = file.to_string();
     Ok(match format {
-        Format::Cmt => Box::new(CmtReader::new(BufReader::with_capacity(1 << 16, input), file)?),
+        Format::Cmt => Box::new(CmtReader::new(
+            BufReader::with_capacity(1 << 16, input),
+            file,
+        )?),
         Format::Lackey => Box::new(text::lackey_reader(input, file)),
         Format::Din => Box::new(text::din_reader(input, file)),
         Format::Csv => Box::new(text::csv_reader(input, file)),
@@ -168,6 +207,9 @@ pub fn open_input(
 /// Returns the first bytes, enough to determine the format.
 fn read_start(input: &mut impl Read, file: &str) -> Result<Vec<u8>, TraceError> {
     let mut start = Vec::new();
-    input.take(4096).read_to_end(&mut start).map_err(TraceError::io_error(file, "read"))?;
+    input
+        .take(4096)
+        .read_to_end(&mut start)
+        .map_err(TraceError::io_error(file, "read"))?;
     Ok(start)
 }

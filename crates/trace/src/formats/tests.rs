@@ -28,7 +28,13 @@ fn read(
 }
 
 fn record(address: u64, gap: u64, size: u16, store: bool) -> AccessRecord {
-    AccessRecord { address, gap, thread: 0, size, store }
+    AccessRecord {
+        address,
+        gap,
+        thread: 0,
+        size,
+        store,
+    }
 }
 
 const LACKEY: &[u8] = b"==12== Lackey\nI  04001000,3\nI  04001003,5\n L 1ffe80,8\n S 1ffe88,4\nI  04001008,2\n M 0421747c,20\nI  0400,1\n";
@@ -37,35 +43,63 @@ const LACKEY: &[u8] = b"==12== Lackey\nI  04001000,3\nI  04001003,5\n L 1ffe80,8
 #[test]
 fn lackey_lines_become_records() {
     let (records, totals) = read(LACKEY, "x", None).unwrap();
-    let expected = [record(0x1ffe80, 2, 8, false), record(0x1ffe88, 0, 4, true), record(0x421747c, 1, 20, true)];
+    let expected = [
+        record(0x1ffe80, 2, 8, false),
+        record(0x1ffe88, 0, 4, true),
+        record(0x421747c, 1, 20, true),
+    ];
     assert_eq!(records, expected);
     let totals = totals.unwrap();
-    assert_eq!((totals.program_accesses, totals.instructions), (Some(3), Some(4)));
+    assert_eq!(
+        (totals.program_accesses, totals.instructions),
+        (Some(3), Some(4))
+    );
 }
 
 /// Do both of Dinero's notations become accesses, and are the instructions of a trace without any unknown?
 #[test]
 fn din_lines_become_records() {
-    let (records, totals) = read(b"2 400\n0 1000\n1 1008 4\n# note\nr 0x2000 8\n", "x", None).unwrap();
-    let expected = [record(0x1000, 1, 0, false), record(0x1008, 0, 4, true), record(0x2000, 0, 8, false)];
+    let (records, totals) =
+        read(b"2 400\n0 1000\n1 1008 4\n# note\nr 0x2000 8\n", "x", None).unwrap();
+    let expected = [
+        record(0x1000, 1, 0, false),
+        record(0x1008, 0, 4, true),
+        record(0x2000, 0, 8, false),
+    ];
     assert_eq!(records, expected);
     assert_eq!(totals.unwrap().instructions, Some(1));
-    assert_eq!(read(b"0 1000\n", "x", None).unwrap().1.unwrap().instructions, None);
+    assert_eq!(
+        read(b"0 1000\n", "x", None)
+            .unwrap()
+            .1
+            .unwrap()
+            .instructions,
+        None
+    );
 }
 
 /// Are the binary formats decoded according to their definitions?
 #[test]
 fn binary_entries_become_records() {
-    let raw: Vec<u8> = [64u64, u64::MAX].iter().flat_map(|address| address.to_le_bytes()).collect();
+    let raw: Vec<u8> = [64u64, u64::MAX]
+        .iter()
+        .flat_map(|address| address.to_le_bytes())
+        .collect();
     let (records, totals) = read(&raw, "t.u64", None).unwrap();
-    assert_eq!(records, [record(64, 0, 0, false), record(u64::MAX, 0, 0, false)]);
+    assert_eq!(
+        records,
+        [record(64, 0, 0, false), record(u64::MAX, 0, 0, false)]
+    );
     assert_eq!(totals.unwrap().instructions, None);
 
     let mut champsim = vec![0u8; 128];
     champsim[64 + 16..64 + 24].copy_from_slice(&0x5000u64.to_le_bytes());
     champsim[64 + 32..64 + 40].copy_from_slice(&0x6000u64.to_le_bytes());
     let (records, totals) = read(&champsim, "t", Some(Format::ChampSim)).unwrap();
-    assert_eq!(records, [record(0x5000, 2, 0, true), record(0x6000, 0, 0, false)]);
+    assert_eq!(
+        records,
+        [record(0x5000, 2, 0, true), record(0x6000, 0, 0, false)]
+    );
     assert_eq!(totals.unwrap().instructions, Some(2));
 
     let mut oracle = vec![0u8; 24];
@@ -85,14 +119,28 @@ fn objects_of_different_sizes_are_rejected_unless_ignored() {
     };
     let same = [request_bytes(1, 512), request_bytes(2, 512)].concat();
     assert_eq!(read(&same, "t.oracleGeneral", None).unwrap().0.len(), 2);
-    let mixed = [request_bytes(1, 512), request_bytes(2, 512), request_bytes(3, 100)].concat();
-    let refused = read(&mixed, "t.oracleGeneral", None).unwrap_err().to_string();
+    let mixed = [
+        request_bytes(1, 512),
+        request_bytes(2, 512),
+        request_bytes(3, 100),
+    ]
+    .concat();
+    let refused = read(&mixed, "t.oracleGeneral", None)
+        .unwrap_err()
+        .to_string();
     assert!(
-        refused.starts_with("t.oracleGeneral: byte 48: found an object of 100 bytes after one of 512"),
+        refused
+            .starts_with("t.oracleGeneral: byte 48: found an object of 100 bytes after one of 512"),
         "{refused}"
     );
     assert!(refused.contains("oracle-general-unit"), "{refused}");
-    assert_eq!(read(&mixed, "t", Some(Format::OracleGeneralUnit)).unwrap().0.len(), 3);
+    assert_eq!(
+        read(&mixed, "t", Some(Format::OracleGeneralUnit))
+            .unwrap()
+            .0
+            .len(),
+        3
+    );
 }
 
 /// Is a zstd-compressed trace decompressed while it is read, and its format determined from the content?
@@ -108,15 +156,25 @@ fn a_compressed_trace_is_decompressed_while_it_is_read() {
 fn tables_and_views_are_read() {
     let csv = b"address,size,kind\n# a comment\n0x10,8,r\n64,,i\n32,4,write\n";
     let (records, totals) = read(csv, "t.csv", None).unwrap();
-    let accesses: Vec<(u64, u16, bool)> =
-        records.iter().map(|record| (record.address, record.size, record.store)).collect();
-    assert_eq!((accesses, totals.unwrap().instructions), (vec![(16, 8, false), (32, 4, true)], Some(1)));
+    let accesses: Vec<(u64, u16, bool)> = records
+        .iter()
+        .map(|record| (record.address, record.size, record.store))
+        .collect();
+    assert_eq!(
+        (accesses, totals.unwrap().instructions),
+        (vec![(16, 8, false), (32, 4, true)], Some(1))
+    );
     let view = b"Output format:\n 1 0: 7 <marker: version 6>\n 2 1: 7 ifetch 4 byte(s) @ 0x400 non-branch\n \
                  3 1: 7 write 8 byte(s) @ 0x00001000 by PC 0x400\n";
     let (records, totals) = read(view, "t.txt", None).unwrap();
-    assert_eq!((records[0].address, records[0].size, records[0].store), (0x1000, 8, true));
+    assert_eq!(
+        (records[0].address, records[0].size, records[0].store),
+        (0x1000, 8, true)
+    );
     assert_eq!((records.len(), totals.unwrap().instructions), (1, Some(1)));
-    let wrong = read(b"0x10,8,x\n", "in", Some(Format::Csv)).unwrap_err().to_string();
+    let wrong = read(b"0x10,8,x\n", "in", Some(Format::Csv))
+        .unwrap_err()
+        .to_string();
     assert_eq!(
         wrong,
         "in: line 1: found '0x10,8,x', expected an address, and optionally a size and r, w or i, separated by commas"
@@ -126,7 +184,8 @@ fn tables_and_views_are_read() {
 /// Does the error for every invalid input give its place, the value found and the value expected?
 #[test]
 fn invalid_inputs_give_place_found_and_expected_values() {
-    let read_error = |bytes: &[u8], format| read(bytes, "in", Some(format)).unwrap_err().to_string();
+    let read_error =
+        |bytes: &[u8], format| read(bytes, "in", Some(format)).unwrap_err().to_string();
     assert_eq!(
         read_error(b"I  04,3\n X 12,8\n", Format::Lackey),
         "in: line 2: found ' X 12,8', expected I, L, S or M, a hexadecimal address, a comma and a size"
@@ -139,18 +198,32 @@ fn invalid_inputs_give_place_found_and_expected_values() {
         read_error(&[0; 12], Format::U64),
         "in: byte 8: found 4 bytes before the end, expected entries of 8 bytes"
     );
-    assert!(read_error(&[b'L'; 9000], Format::Lackey).ends_with("...', expected a line of at most 4096 bytes"));
-    assert!(read_error(b"CMTRACE\0", Format::Cmt).starts_with("in: byte 0: found the end of the file after 8 bytes"));
-    let unknown = read(b"hello world\n", "notes.txt", None).unwrap_err().to_string();
+    assert!(
+        read_error(&[b'L'; 9000], Format::Lackey)
+            .ends_with("...', expected a line of at most 4096 bytes")
+    );
+    assert!(
+        read_error(b"CMTRACE\0", Format::Cmt)
+            .starts_with("in: byte 0: found the end of the file after 8 bytes")
+    );
+    let unknown = read(b"hello world\n", "notes.txt", None)
+        .unwrap_err()
+        .to_string();
     assert_eq!(
         unknown,
         "notes.txt: byte 0: found 'hello world\\n', expected a known format; name one of cmt, lackey, din, csv, drmemtrace, \
          u64, champsim, oracle-general, oracle-general-unit"
     );
     let absent = open("/no/such/file.cmt", None).err().unwrap().to_string();
-    assert!(absent.starts_with("/no/such/file.cmt: cannot open: "), "{absent}");
+    assert!(
+        absent.starts_with("/no/such/file.cmt: cannot open: "),
+        "{absent}"
+    );
     let misspelt = "lakey".parse::<Format>().unwrap_err().to_string();
-    assert!(misspelt.starts_with("no format is named 'lakey' (did you mean 'lackey'?)"), "{misspelt}");
+    assert!(
+        misspelt.starts_with("no format is named 'lakey' (did you mean 'lackey'?)"),
+        "{misspelt}"
+    );
 }
 
 /// Are all records before a damaged position returned before its error, in every foreign format?
@@ -171,7 +244,11 @@ fn records_before_damage_are_returned_before_its_error() {
                 end => break end,
             }
         };
-        assert_eq!((result.is_err(), record_count), (true, intact_records), "{format:?}");
+        assert_eq!(
+            (result.is_err(), record_count),
+            (true, intact_records),
+            "{format:?}"
+        );
     }
 }
 
@@ -184,20 +261,43 @@ fn a_conversion_keeps_records_header_and_totals() {
     assert_eq!(converted.bytes, out.len() as u64);
     let mut back = CmtReader::new(&out[..], "out.cmt").unwrap();
     assert_eq!(back.header(), reader.header());
-    assert_eq!(read_all(&mut back).unwrap(), read(LACKEY, "x", None).unwrap().0);
-    assert_eq!((back.totals().unwrap().instructions, back.totals().unwrap().records), (Some(4), 3));
+    assert_eq!(
+        read_all(&mut back).unwrap(),
+        read(LACKEY, "x", None).unwrap().0
+    );
+    assert_eq!(
+        (
+            back.totals().unwrap().instructions,
+            back.totals().unwrap().records
+        ),
+        (Some(4), 3)
+    );
 }
 
 /// A small file of every format, to be damaged.
 fn sample_files() -> Vec<(Format, Vec<u8>)> {
     let mut cmt = Vec::new();
-    convert(open_input(boxed_input(LACKEY), "x", None).unwrap().as_mut(), &mut cmt, "x", 1, |_| {}).unwrap();
+    convert(
+        open_input(boxed_input(LACKEY), "x", None).unwrap().as_mut(),
+        &mut cmt,
+        "x",
+        1,
+        |_| {},
+    )
+    .unwrap();
     vec![
         (Format::Cmt, cmt),
         (Format::Lackey, LACKEY.to_vec()),
         (Format::Din, b"2 400\n0 1000\n1 1008 4\n".to_vec()),
-        (Format::Csv, b"address,size,kind\n0x10,8,r\n32,4,w\n".to_vec()),
-        (Format::DrMemTrace, b"1 1: 7 ifetch 4 byte(s) @ 0x400\n2 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400\n".to_vec()),
+        (
+            Format::Csv,
+            b"address,size,kind\n0x10,8,r\n32,4,w\n".to_vec(),
+        ),
+        (
+            Format::DrMemTrace,
+            b"1 1: 7 ifetch 4 byte(s) @ 0x400\n2 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400\n"
+                .to_vec(),
+        ),
         (Format::U64, vec![7; 40]),
         (Format::ChampSim, vec![3; 128]),
         (Format::OracleGeneral, vec![5; 72]),

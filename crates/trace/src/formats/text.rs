@@ -10,7 +10,11 @@ use crate::{AccessRecord, TraceError};
 enum LineOutcome {
     Nothing,
     Instruction,
-    Access { address: u64, size: u16, store: bool },
+    Access {
+        address: u64,
+        size: u16,
+        store: bool,
+    },
 }
 
 /// Parses one line, or returns the description of a valid one.
@@ -26,33 +30,59 @@ pub struct TextSource<R> {
 }
 
 impl<R: Read> TextSource<R> {
-    fn new_reader(input: R, file: String, tool: &str, parse_line: LineParser) -> ImportReader<Self> {
+    fn new_reader(
+        input: R,
+        file: String,
+        tool: &str,
+        parse_line: LineParser,
+    ) -> ImportReader<Self> {
         let lines = LineReader::new(input, file);
-        ImportReader::new(TextSource { lines, parse_line, has_ended: false, damage: None }, tool, true)
+        ImportReader::new(
+            TextSource {
+                lines,
+                parse_line,
+                has_ended: false,
+                damage: None,
+            },
+            tool,
+            true,
+        )
     }
 
     fn read_outcome(&mut self) -> Result<Option<LineOutcome>, TraceError> {
         if !self.lines.read_line()? {
             return Ok(None);
         }
-        (self.parse_line)(self.lines.line()).map_err(|expected| self.lines.line_error(expected)).map(Some)
+        (self.parse_line)(self.lines.line())
+            .map_err(|expected| self.lines.line_error(expected))
+            .map(Some)
     }
 }
 
 impl<R: Read + Send> RecordSource for TextSource<R> {
-    fn read_records(&mut self, counts: &mut ImportCounts, batch: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    fn read_records(
+        &mut self,
+        counts: &mut ImportCounts,
+        batch: &mut Vec<AccessRecord>,
+    ) -> Result<(), TraceError> {
         while !self.has_ended && batch.len() < BATCH_RECORDS {
             match self.read_outcome() {
                 Ok(Some(LineOutcome::Nothing)) => {}
                 Ok(Some(LineOutcome::Instruction)) => counts.count_instruction(),
-                Ok(Some(LineOutcome::Access { address, size, store })) => {
+                Ok(Some(LineOutcome::Access {
+                    address,
+                    size,
+                    store,
+                })) => {
                     batch.push(counts.record_access(address, size, store));
                 }
                 Ok(None) => self.has_ended = true,
                 Err(error) => (self.has_ended, self.damage) = (true, Some(error)),
             }
         }
-        self.damage.take_if(|_| batch.is_empty()).map_or(Ok(()), Err)
+        self.damage
+            .take_if(|_| batch.is_empty())
+            .map_or(Ok(()), Err)
     }
 }
 
@@ -91,17 +121,32 @@ const LACKEY_EXPECTED: &str = "I, L, S or M, a hexadecimal address, a comma and 
 
 fn parse_lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let text = line.trim_ascii();
-    if text.is_empty() || text.starts_with(b"==") || text.starts_with(b"--") || text.starts_with(b"**") {
+    if text.is_empty()
+        || text.starts_with(b"==")
+        || text.starts_with(b"--")
+        || text.starts_with(b"**")
+    {
         return Ok(LineOutcome::Nothing);
     }
     let operands = text[1..].trim_ascii_start();
-    let comma = operands.iter().position(|&byte| byte == b',').ok_or(LACKEY_EXPECTED)?;
+    let comma = operands
+        .iter()
+        .position(|&byte| byte == b',')
+        .ok_or(LACKEY_EXPECTED)?;
     let address = parse_hex(&operands[..comma]).ok_or(LACKEY_EXPECTED)?;
     let size = parse_size(&operands[comma + 1..]).ok_or(LACKEY_EXPECTED)?;
     match text[0] {
         b'I' => Ok(LineOutcome::Instruction),
-        b'L' => Ok(LineOutcome::Access { address, size, store: false }),
-        b'S' | b'M' => Ok(LineOutcome::Access { address, size, store: true }),
+        b'L' => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: false,
+        }),
+        b'S' | b'M' => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: true,
+        }),
         _ => Err(LACKEY_EXPECTED),
     }
 }
@@ -111,19 +156,34 @@ const CSV_EXPECTED: &str = "an address, and optionally a size and r, w or i, sep
 fn parse_csv_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let mut fields = line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
     let address_field = fields.next().unwrap_or_default();
-    if address_field.is_empty() || address_field.starts_with(b"#") || address_field.eq_ignore_ascii_case(b"address") {
+    if address_field.is_empty()
+        || address_field.starts_with(b"#")
+        || address_field.eq_ignore_ascii_case(b"address")
+    {
         return Ok(LineOutcome::Nothing);
     }
     let parse_decimal = || std::str::from_utf8(address_field).ok()?.parse().ok();
-    let address = if address_field.starts_with(b"0x") { parse_hex(address_field) } else { parse_decimal() }
-        .ok_or(CSV_EXPECTED)?;
+    let address = if address_field.starts_with(b"0x") {
+        parse_hex(address_field)
+    } else {
+        parse_decimal()
+    }
+    .ok_or(CSV_EXPECTED)?;
     let size = match fields.next().filter(|field| !field.is_empty()) {
         Some(field) => parse_size(field).ok_or(CSV_EXPECTED)?,
         None => 0,
     };
     match fields.next().unwrap_or_default() {
-        b"" | b"r" | b"R" | b"read" | b"load" => Ok(LineOutcome::Access { address, size, store: false }),
-        b"w" | b"W" | b"write" | b"store" => Ok(LineOutcome::Access { address, size, store: true }),
+        b"" | b"r" | b"R" | b"read" | b"load" => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: false,
+        }),
+        b"w" | b"W" | b"write" | b"store" => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: true,
+        }),
         b"i" | b"I" | b"fetch" => Ok(LineOutcome::Instruction),
         _ => Err(CSV_EXPECTED),
     }
@@ -132,17 +192,35 @@ fn parse_csv_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
 const DRMEMTRACE_EXPECTED: &str = "a size before 'byte(s) @' and a hexadecimal address after it";
 
 fn parse_drmemtrace_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
-    let words: Vec<&[u8]> =
-        line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty()).take(12).collect();
-    let Some(unit_index) = words.iter().position(|word| *word == b"byte(s)").filter(|&unit| unit >= 2) else {
+    let words: Vec<&[u8]> = line
+        .split(|byte| byte.is_ascii_whitespace())
+        .filter(|word| !word.is_empty())
+        .take(12)
+        .collect();
+    let Some(unit_index) = words
+        .iter()
+        .position(|word| *word == b"byte(s)")
+        .filter(|&unit| unit >= 2)
+    else {
         return Ok(LineOutcome::Nothing);
     };
     let size = parse_size(words[unit_index - 1]).ok_or(DRMEMTRACE_EXPECTED)?;
-    let address = words.get(unit_index + 2).and_then(|word| parse_hex(word)).ok_or(DRMEMTRACE_EXPECTED)?;
+    let address = words
+        .get(unit_index + 2)
+        .and_then(|word| parse_hex(word))
+        .ok_or(DRMEMTRACE_EXPECTED)?;
     match words[unit_index - 2] {
         b"ifetch" => Ok(LineOutcome::Instruction),
-        b"read" => Ok(LineOutcome::Access { address, size, store: false }),
-        b"write" => Ok(LineOutcome::Access { address, size, store: true }),
+        b"read" => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: false,
+        }),
+        b"write" => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: true,
+        }),
         // Prefetches and flushes.
         _ => Ok(LineOutcome::Nothing),
     }
@@ -151,16 +229,32 @@ fn parse_drmemtrace_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
 const DIN_EXPECTED: &str = "a label (0, 1, 2, r, w or i) and a hexadecimal address";
 
 fn parse_din_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
-    let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
-    let Some(label) = words.next() else { return Ok(LineOutcome::Nothing) };
+    let mut words = line
+        .split(|byte| byte.is_ascii_whitespace())
+        .filter(|word| !word.is_empty());
+    let Some(label) = words.next() else {
+        return Ok(LineOutcome::Nothing);
+    };
     if label.starts_with(b"#") {
         return Ok(LineOutcome::Nothing);
     }
     let address = words.next().and_then(parse_hex).ok_or(DIN_EXPECTED)?;
-    let size = words.next().and_then(parse_hex).and_then(|size| u16::try_from(size).ok()).unwrap_or(0);
+    let size = words
+        .next()
+        .and_then(parse_hex)
+        .and_then(|size| u16::try_from(size).ok())
+        .unwrap_or(0);
     match label {
-        b"0" | b"r" => Ok(LineOutcome::Access { address, size, store: false }),
-        b"1" | b"w" => Ok(LineOutcome::Access { address, size, store: true }),
+        b"0" | b"r" => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: false,
+        }),
+        b"1" | b"w" => Ok(LineOutcome::Access {
+            address,
+            size,
+            store: true,
+        }),
         b"2" | b"i" => Ok(LineOutcome::Instruction),
         _ => Err(DIN_EXPECTED),
     }

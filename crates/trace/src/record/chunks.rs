@@ -54,22 +54,36 @@ struct ChunkHeader {
 impl ChunkDecoder {
     /// Builds a decoder. With `follows_children`, addresses contain their process.
     pub(super) fn new(follows_children: bool) -> Self {
-        ChunkDecoder { follows_children, ..Default::default() }
+        ChunkDecoder {
+            follows_children,
+            ..Default::default()
+        }
     }
 
     fn chunk_error<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {
-        Err(TraceError::format_error("the recorder's stream", FilePosition::Byte(self.offset), found, expected))
+        Err(TraceError::format_error(
+            "the recorder's stream",
+            FilePosition::Byte(self.offset),
+            found,
+            expected,
+        ))
     }
 
     /// Appends the records of every complete chunk in the earlier remainder and `bytes`.
-    pub(super) fn decode(&mut self, bytes: &[u8], records: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    pub(super) fn decode(
+        &mut self,
+        bytes: &[u8],
+        records: &mut Vec<AccessRecord>,
+    ) -> Result<(), TraceError> {
         self.pending_bytes.extend_from_slice(bytes);
         let unread_bytes = std::mem::take(&mut self.pending_bytes);
         let mut position = 0;
         while unread_bytes.len() - position >= HEADER_BYTES {
             let head = self.parse_header(&unread_bytes[position..position + HEADER_BYTES])?;
             let end = position + HEADER_BYTES + head.payload_bytes;
-            let Some(payload) = unread_bytes.get(position + HEADER_BYTES..end) else { break };
+            let Some(payload) = unread_bytes.get(position + HEADER_BYTES..end) else {
+                break;
+            };
             self.decode_chunk(&head, payload, records)?;
             self.offset += (end - position) as u64;
             position = end;
@@ -81,7 +95,10 @@ impl ChunkDecoder {
 
     fn parse_header(&self, bytes: &[u8]) -> Result<ChunkHeader, TraceError> {
         if u32_at(bytes, 0) != CHUNK_MAGIC {
-            return self.chunk_error(format!("'{}'", bytes[..4].escape_ascii()), "'CMK1', a chunk");
+            return self.chunk_error(
+                format!("'{}'", bytes[..4].escape_ascii()),
+                "'CMK1', a chunk",
+            );
         }
         let head = ChunkHeader {
             payload_bytes: u32_at(bytes, 4) as usize,
@@ -93,7 +110,8 @@ impl ChunkDecoder {
             flags: u32_at(bytes, 36),
             os_thread: u32_at(bytes, 40),
         };
-        if head.payload_bytes > MAX_PAYLOAD_BYTES || head.records as usize * 2 > head.payload_bytes {
+        if head.payload_bytes > MAX_PAYLOAD_BYTES || head.records as usize * 2 > head.payload_bytes
+        {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
             let expected = "at most 4048 bytes, two or more a record";
             return self.chunk_error(found, expected);
@@ -113,12 +131,17 @@ impl ChunkDecoder {
         self.is_max_reached |= head.flags & FLAG_MAX != 0;
         self.has_reported_end |= head.flags & FLAG_END != 0;
         let Some(&process) = self.process_of_pid.get(&head.pid) else {
-            return self.chunk_error(format!("a chunk of process {}", head.pid), "a process that has started");
+            return self.chunk_error(
+                format!("a chunk of process {}", head.pid),
+                "a process that has started",
+            );
         };
         if head.flags & FLAG_BURST != 0 {
             if self.bursts.len() == MAX_BURSTS {
-                return self
-                    .chunk_error("one burst more".into(), &format!("at most {MAX_BURSTS} bursts in one recording"));
+                return self.chunk_error(
+                    "one burst more".into(),
+                    &format!("at most {MAX_BURSTS} bursts in one recording"),
+                );
             }
             self.bursts.push(self.record_count);
         }
@@ -128,19 +151,33 @@ impl ChunkDecoder {
         let thread = self.number_thread(process, head.thread)?;
         let totals = &mut self.threads[thread as usize];
         (totals.instructions, totals.accesses) = (Some(head.instructions), Some(head.accesses));
-        totals.os_thread = totals.os_thread.or((head.os_thread != 0).then_some(head.os_thread));
+        totals.os_thread = totals
+            .os_thread
+            .or((head.os_thread != 0).then_some(head.os_thread));
         self.decode_records(head.records, process, thread, payload, records)
     }
 
     fn add_process(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
         if self.processes.len() == MAX_PROCESSES {
-            return self.chunk_error("one process more".into(), "at most 65536 processes in one recording");
+            return self.chunk_error(
+                "one process more".into(),
+                "at most 65536 processes in one recording",
+            );
         }
         let process = self.processes.len() as u32;
-        let words = payload.strip_suffix(&[0]).unwrap_or(payload).split(|&byte| byte == 0);
-        let command = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let words = payload
+            .strip_suffix(&[0])
+            .unwrap_or(payload)
+            .split(|&byte| byte == 0);
+        let command = words
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect();
         self.process_of_pid.insert(pid, process);
-        self.processes.push(ProcessTotals { process, pid: Some(pid), command });
+        self.processes.push(ProcessTotals {
+            process,
+            pid: Some(pid),
+            command,
+        });
         Ok(())
     }
 
@@ -150,10 +187,18 @@ impl ChunkDecoder {
             return Ok(known_number);
         }
         if next_number as usize == MAX_THREADS {
-            return self.chunk_error("one thread more".into(), "at most 1048576 threads in one recording");
+            return self.chunk_error(
+                "one thread more".into(),
+                "at most 1048576 threads in one recording",
+            );
         }
         self.thread_numbers.insert((process, thread), next_number);
-        self.threads.push(ThreadTotals { thread: next_number, process, created: Some(thread), ..Default::default() });
+        self.threads.push(ThreadTotals {
+            thread: next_number,
+            process,
+            created: Some(thread),
+            ..Default::default()
+        });
         Ok(next_number)
     }
 
@@ -167,8 +212,16 @@ impl ChunkDecoder {
     ) -> Result<(), TraceError> {
         let mut remaining_bytes = payload;
         let mut address = 0u64;
-        let process_bits = if self.follows_children { u64::from(process) << PROCESS_SHIFT } else { 0 };
-        let mask = if self.follows_children { (1 << PROCESS_SHIFT) - 1 } else { u64::MAX };
+        let process_bits = if self.follows_children {
+            u64::from(process) << PROCESS_SHIFT
+        } else {
+            0
+        };
+        let mask = if self.follows_children {
+            (1 << PROCESS_SHIFT) - 1
+        } else {
+            u64::MAX
+        };
         for _ in 0..count {
             let record = (|| {
                 let head = read_varint(&mut remaining_bytes)?;
@@ -179,30 +232,50 @@ impl ChunkDecoder {
                 let difference = read_varint(&mut remaining_bytes)?;
                 address = address.wrapping_add(difference >> 1 ^ (difference & 1).wrapping_neg());
                 let store = head & 1 != 0;
-                Some(AccessRecord { address: address & mask | process_bits, gap: head >> 4, thread, size, store })
+                Some(AccessRecord {
+                    address: address & mask | process_bits,
+                    gap: head >> 4,
+                    thread,
+                    size,
+                    store,
+                })
             })();
             match record {
                 Some(record) => records.push(record),
-                None => return self.chunk_error("a record that its chunk cuts off".into(), "whole records"),
+                None => {
+                    return self
+                        .chunk_error("a record that its chunk cuts off".into(), "whole records");
+                }
             }
         }
         self.record_count += u64::from(count);
         if remaining_bytes.is_empty() {
             Ok(())
         } else {
-            self.chunk_error(format!("{} bytes behind the records", remaining_bytes.len()), "none")
+            self.chunk_error(
+                format!("{} bytes behind the records", remaining_bytes.len()),
+                "none",
+            )
         }
     }
 
     /// Returns the data accesses of all threads so far.
     pub(super) fn accesses(&self) -> u64 {
-        self.threads.iter().filter_map(|thread| thread.accesses).fold(0, u64::saturating_add)
+        self.threads
+            .iter()
+            .filter_map(|thread| thread.accesses)
+            .fold(0, u64::saturating_add)
     }
 
     /// Returns the totals so far, without incomplete chunks.
     pub(super) fn totals(&self) -> TraceTotals {
         let sum_over_threads = |value: fn(&ThreadTotals) -> Option<u64>| {
-            Some(self.threads.iter().filter_map(value).fold(0u64, u64::saturating_add))
+            Some(
+                self.threads
+                    .iter()
+                    .filter_map(value)
+                    .fold(0u64, u64::saturating_add),
+            )
         };
         TraceTotals {
             program_accesses: sum_over_threads(|thread| thread.accesses),
@@ -273,17 +346,45 @@ mod tests {
         assert_eq!(
             records,
             [
-                AccessRecord { address: 64, gap: 2, thread: 0, size: 8, store: true },
-                AccessRecord { address: 63, gap: 0, thread: 0, size: 3, store: false },
-                AccessRecord { address: second + 1, gap: 1, thread: 1, size: 1, store: false },
+                AccessRecord {
+                    address: 64,
+                    gap: 2,
+                    thread: 0,
+                    size: 8,
+                    store: true
+                },
+                AccessRecord {
+                    address: 63,
+                    gap: 0,
+                    thread: 0,
+                    size: 3,
+                    store: false
+                },
+                AccessRecord {
+                    address: second + 1,
+                    gap: 1,
+                    thread: 1,
+                    size: 1,
+                    store: false
+                },
             ]
         );
         let totals = decoder.totals();
-        assert_eq!((totals.instructions, totals.program_accesses), (Some(200), Some(20)));
+        assert_eq!(
+            (totals.instructions, totals.program_accesses),
+            (Some(200), Some(20))
+        );
         assert_eq!(totals.processes[0].command, ["/bin/a", "x"]);
         assert!(decoder.is_max_reached);
-        let thread_ids: Vec<_> = totals.threads.iter().map(|thread| (thread.created, thread.os_thread)).collect();
-        assert_eq!(thread_ids, [(Some(0), Some(OS_THREAD)), (Some(3), Some(OS_THREAD))]);
+        let thread_ids: Vec<_> = totals
+            .threads
+            .iter()
+            .map(|thread| (thread.created, thread.os_thread))
+            .collect();
+        assert_eq!(
+            thread_ids,
+            [(Some(0), Some(OS_THREAD)), (Some(3), Some(OS_THREAD))]
+        );
     }
 
     proptest! {

@@ -43,14 +43,22 @@ impl<'a> FifoReader<'a> {
         rustix::fs::mkfifoat(rustix::fs::CWD, path, mode)
             .map_err(|error| TraceError::io_error(&name, "make the FIFO")(error.into()))?;
         let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-        let input = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let input = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(path);
         let input = input.map_err(TraceError::io_error(&name, "open"))?;
         // A large pipe reduces switches between writer and reader; it is optional.
         rustix::pipe::fcntl_setpipe_size(&input, 1 << 20).ok();
         Ok(input)
     }
 
-    pub(super) fn new(input: File, child: Child, interrupt: &'a AtomicBool, follows_children: bool) -> Self {
+    pub(super) fn new(
+        input: File,
+        child: Child,
+        interrupt: &'a AtomicBool,
+        follows_children: bool,
+    ) -> Self {
         FifoReader {
             input,
             child,
@@ -111,7 +119,10 @@ impl<'a> FifoReader<'a> {
 
 impl Read for FifoReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let poll_timeout = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let poll_timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: 50_000_000,
+        };
         let mut last_input = Instant::now();
         loop {
             self.stop_if_requested();
@@ -124,7 +135,10 @@ impl Read for FifoReader<'_> {
                 Ok(0) => std::thread::sleep(Duration::from_millis(5)),
                 Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if has_exited && (self.was_killed || !self.follows_children && last_input.elapsed() > MAX_SILENCE) {
+                    if has_exited
+                        && (self.was_killed
+                            || !self.follows_children && last_input.elapsed() > MAX_SILENCE)
+                    {
                         return Ok(0);
                     }
                     let mut poll_fds = [PollFd::new(&self.input, PollFlags::IN)];

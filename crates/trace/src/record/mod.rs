@@ -20,7 +20,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::formats::lackey_reader;
-use crate::{AccessRecord, CmtWriter, L1Filter, TraceError, TraceHeader, TraceReader, TraceTotals, create_output};
+use crate::{
+    AccessRecord, CmtWriter, L1Filter, TraceError, TraceHeader, TraceReader, TraceTotals,
+    create_output,
+};
 use chunks::{ChunkDecoder, PROCESS_SHIFT};
 use fifo::FifoReader;
 pub use valgrind::{RecorderTool, find_recorder_tool};
@@ -170,24 +173,44 @@ impl Recorder {
         mut progress: impl FnMut(RecordingProgress),
     ) -> Result<RecordingSummary, TraceError> {
         if let Some(filter) = &self.filter {
-            filter
-                .check()
-                .map_err(|reason| TraceError::Recorder { why: format!("L1 filter: {reason}"), remedy: None })?;
+            filter.check().map_err(|reason| TraceError::Recorder {
+                why: format!("L1 filter: {reason}"),
+                remedy: None,
+            })?;
         }
-        if let (RecorderTool::Lackey { reason: because, .. }, true) = (recorder_tool, self.needs_own_tool()) {
-            let reason = format!("parts of a run by time and bursts need cachemate's own tool; {because}");
-            return Err(TraceError::Recorder { why: reason, remedy: None });
+        if let (
+            RecorderTool::Lackey {
+                reason: because, ..
+            },
+            true,
+        ) = (recorder_tool, self.needs_own_tool())
+        {
+            let reason =
+                format!("parts of a run by time and bursts need cachemate's own tool; {because}");
+            return Err(TraceError::Recorder {
+                why: reason,
+                remedy: None,
+            });
         }
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
         let output = RecordingFile::create(&self.output, self.force)?;
-        let work_dir = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
+        let work_dir = tempfile::Builder::new()
+            .prefix("cachemate-record-")
+            .tempdir();
         let work = work_dir.map_err(TraceError::io_error("the temporary directory", "write in"))?;
         let fifo_path = work.path().join("accesses");
         let log_path = work.path().join("valgrind.log");
         let input = FifoReader::create_and_open(&fifo_path)?;
-        let child = self.command_line(recorder_tool, &fifo_path, &log_path).spawn();
+        let child = self
+            .command_line(recorder_tool, &fifo_path, &log_path)
+            .spawn();
         let child = child.map_err(TraceError::io_error("valgrind", "start"))?;
-        let mut fifo = FifoReader::new(input, child, interrupt, self.children == ChildProcesses::Follow);
+        let mut fifo = FifoReader::new(
+            input,
+            child,
+            interrupt,
+            self.children == ChildProcesses::Follow,
+        );
         let header = self.build_header(recorder_tool);
         let mut writer = CmtWriter::new(
             BufWriter::new(output.clone_file()?),
@@ -197,29 +220,44 @@ impl Recorder {
         )?;
         let capture_result = match recorder_tool {
             RecorderTool::Tool { .. } => self.capture_chunks(&mut fifo, &mut writer, &mut progress),
-            RecorderTool::Lackey { .. } => self.capture_lackey(&mut fifo, &mut writer, &mut progress),
+            RecorderTool::Lackey { .. } => {
+                self.capture_lackey(&mut fifo, &mut writer, &mut progress)
+            }
         };
         let was_stopped = fifo.is_stopped();
-        let status = fifo.wait().map_err(TraceError::io_error("valgrind", "wait for"))?;
+        let status = fifo
+            .wait()
+            .map_err(TraceError::io_error("valgrind", "wait for"))?;
         let recording_end = match (was_stopped, fifo.is_stop_requested, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,
             (true, false, _) => RecordingEnd::Interrupted,
             (false, _, Some(code)) => RecordingEnd::Exit(code),
             (false, _, None) => RecordingEnd::Signal(status.signal().unwrap_or(0)),
         };
-        let CaptureSummary { mut totals, is_started, is_max_reached: max_reached, is_full, has_reached_end: end_seen } =
-            capture_result?;
+        let CaptureSummary {
+            mut totals,
+            is_started,
+            is_max_reached: max_reached,
+            is_full,
+            has_reached_end: end_seen,
+        } = capture_result?;
         if !is_started && !was_stopped {
             return Err(valgrind_error(&self.command[0], &log_path));
         }
-        let recording_end = if self.kill_at_max && max_reached { RecordingEnd::AtMax } else { recording_end };
+        let recording_end = if self.kill_at_max && max_reached {
+            RecordingEnd::AtMax
+        } else {
+            recording_end
+        };
         totals.ended = Some(recording_end.to_string());
         let was_replaced = self.children == ChildProcesses::Ignore
             && !end_seen
             && !max_reached
             && matches!(recording_end, RecordingEnd::Exit(_));
         let note = match recorder_tool {
-            RecorderTool::Lackey { reason: because, .. } => Some(lackey_note(because, self.filter.is_some())),
+            RecorderTool::Lackey {
+                reason: because, ..
+            } => Some(lackey_note(because, self.filter.is_some())),
             RecorderTool::Tool { .. } if totals.bursts.is_empty() && self.bursts.is_some() => {
                 Some(NO_BURST_NOTE.to_string())
             }
@@ -231,9 +269,16 @@ impl Recorder {
             RecorderTool::Tool { .. } => None,
         };
         let (out, totals) = writer.finish(totals)?;
-        out.into_inner().map_err(|error| TraceError::io_error(&output.name(), "write")(error.into_error()))?;
+        out.into_inner()
+            .map_err(|error| TraceError::io_error(&output.name(), "write")(error.into_error()))?;
         let bytes = output.finish()?;
-        Ok(RecordingSummary { header, totals, recording_end, bytes, note })
+        Ok(RecordingSummary {
+            header,
+            totals,
+            recording_end,
+            bytes,
+            note,
+        })
     }
 
     fn skips_start(&self) -> bool {
@@ -256,21 +301,37 @@ impl Recorder {
             page_bytes: rustix::param::page_size() as u32,
             skip_accesses: self.skip_accesses,
             max_accesses: self.max_accesses,
-            process_shift: (is_own_tool && self.children == ChildProcesses::Follow).then_some(PROCESS_SHIFT),
+            process_shift: (is_own_tool && self.children == ChildProcesses::Follow)
+                .then_some(PROCESS_SHIFT),
             ..TraceHeader::for_import(&source, true)
         }
     }
 
     fn command_line(&self, recorder_tool: &RecorderTool, fifo: &Path, log: &Path) -> Command {
-        let follow_value = if self.children == ChildProcesses::Follow { "yes" } else { "no" };
+        let follow_value = if self.children == ChildProcesses::Follow {
+            "yes"
+        } else {
+            "no"
+        };
         let mut command = Command::new("valgrind");
-        command.args(["-q", "--vgdb=no", &format!("--trace-children={follow_value}")]);
+        command.args([
+            "-q",
+            "--vgdb=no",
+            &format!("--trace-children={follow_value}"),
+        ]);
         match recorder_tool {
             RecorderTool::Tool { library, .. } => {
                 command.env("VALGRIND_LIB", library);
-                command.arg("--tool=cachemate").arg(format!("--log-file={}", log.display()));
-                command.arg(format!("--cm-fifo={}", fifo.display())).arg(format!("--cm-follow={follow_value}"));
-                command.arg(format!("--cm-skip={}", self.skip_accesses.min(i64::MAX as u64)));
+                command
+                    .arg("--tool=cachemate")
+                    .arg(format!("--log-file={}", log.display()));
+                command
+                    .arg(format!("--cm-fifo={}", fifo.display()))
+                    .arg(format!("--cm-follow={follow_value}"));
+                command.arg(format!(
+                    "--cm-skip={}",
+                    self.skip_accesses.min(i64::MAX as u64)
+                ));
                 if let Some(max) = self.max_accesses {
                     command.arg(format!("--cm-max={}", max.min(i64::MAX as u64)));
                 }
@@ -292,7 +353,11 @@ impl Recorder {
                 }
             }
             RecorderTool::Lackey { .. } => {
-                command.args(["--tool=lackey", "--trace-mem=yes", "--child-silent-after-fork=yes"]);
+                command.args([
+                    "--tool=lackey",
+                    "--trace-mem=yes",
+                    "--child-silent-after-fork=yes",
+                ]);
                 command.arg(format!("--log-file={}", fifo.display()));
             }
         }
@@ -318,7 +383,9 @@ impl Recorder {
         let mut records: Vec<AccessRecord> = Vec::new();
         let mut is_full = false;
         loop {
-            let read_bytes = fifo.read(&mut buffer).map_err(TraceError::io_error("the recorder's FIFO", "read"))?;
+            let read_bytes = fifo
+                .read(&mut buffer)
+                .map_err(TraceError::io_error("the recorder's FIFO", "read"))?;
             if read_bytes == 0 {
                 break;
             }
@@ -329,9 +396,18 @@ impl Recorder {
             records.clear();
             decoder.decode(&buffer[..read_bytes], &mut records)?;
             writer.push_all(&records)?;
-            fifo.writers = decoder.processes.iter().skip(1).filter_map(|process| process.pid).collect();
+            fifo.writers = decoder
+                .processes
+                .iter()
+                .skip(1)
+                .filter_map(|process| process.pid)
+                .collect();
             let program_accesses = decoder.accesses();
-            progress(RecordingProgress { program_accesses, records: writer.records(), bytes: writer.bytes() });
+            progress(RecordingProgress {
+                program_accesses,
+                records: writer.records(),
+                bytes: writer.bytes(),
+            });
             if writer.bytes() >= self.max_bytes {
                 is_full = true;
                 fifo.is_stop_requested = self.kill_at_max;
@@ -355,7 +431,9 @@ impl Recorder {
     ) -> Result<CaptureSummary, TraceError> {
         let mut reader = lackey_reader(fifo, "lackey's output".to_string());
         let (mut access_count, mut instructions) = (0u64, 0u64);
-        let window_end = self.skip_accesses.saturating_add(self.max_accesses.unwrap_or(u64::MAX));
+        let window_end = self
+            .skip_accesses
+            .saturating_add(self.max_accesses.unwrap_or(u64::MAX));
         let mut batch = Vec::new();
         while reader.read_batch(&mut batch)? {
             for record in &batch {
@@ -366,7 +444,11 @@ impl Recorder {
                 access_count += 1;
             }
             let (program_accesses, records) = (writer.records(), writer.records());
-            progress(RecordingProgress { program_accesses, records, bytes: writer.bytes() });
+            progress(RecordingProgress {
+                program_accesses,
+                records,
+                bytes: writer.bytes(),
+            });
             if self.kill_at_max && access_count >= window_end {
                 reader.input_mut().is_stop_requested = true;
             }
@@ -374,9 +456,17 @@ impl Recorder {
         // The instructions after the last access belong only to a window that was not truncated.
         let all_instructions = reader.totals().and_then(|totals| totals.instructions);
         let is_whole_run = access_count <= window_end && self.skip_accesses == 0;
-        let instructions = if is_whole_run { all_instructions } else { Some(instructions) };
+        let instructions = if is_whole_run {
+            all_instructions
+        } else {
+            Some(instructions)
+        };
         let records = writer.records();
-        let totals = TraceTotals { program_accesses: Some(records), instructions, ..TraceTotals::default() };
+        let totals = TraceTotals {
+            program_accesses: Some(records),
+            instructions,
+            ..TraceTotals::default()
+        };
         Ok(CaptureSummary {
             totals,
             is_started: access_count > 0,
@@ -394,8 +484,7 @@ const FULL_NOTE: &str = "the file reached its maximum size, so the rest of the r
      --max-accesses or a larger --l1 choose another part, --max-size another maximum";
 const EARLY_END_NOTE: &str = "the program ended within the part to skip, so nothing is recorded";
 
-const NO_BURST_NOTE: &str =
-    "the program ended before the first burst, so nothing is recorded: record it without --burst-accesses";
+const NO_BURST_NOTE: &str = "the program ended before the first burst, so nothing is recorded: record it without --burst-accesses";
 
 /// The result of a recording.
 struct CaptureSummary {
@@ -411,7 +500,11 @@ struct CaptureSummary {
 }
 
 fn lackey_note(reason: &str, is_filtered: bool) -> String {
-    let filter = if is_filtered { "without the L1 filter, " } else { "" };
+    let filter = if is_filtered {
+        "without the L1 filter, "
+    } else {
+        ""
+    };
     format!(
         "recorded with Valgrind's lackey: {filter}without telling threads apart, and some 150 times slower than \
          cachemate's own tool (0.3 million accesses a second); {reason}"
@@ -420,7 +513,12 @@ fn lackey_note(reason: &str, is_filtered: bool) -> String {
 
 /// Rejects programs that Valgrind would reject only after the output has been started.
 fn check_program(program: &str) -> Result<(), TraceError> {
-    let refuse_program = |reason: String| Err(TraceError::Recorder { why: reason, remedy: None });
+    let refuse_program = |reason: String| {
+        Err(TraceError::Recorder {
+            why: reason,
+            remedy: None,
+        })
+    };
     if program.is_empty() {
         return refuse_program("no program to record was named".into());
     }
@@ -428,24 +526,35 @@ fn check_program(program: &str) -> Result<(), TraceError> {
         Some(PathBuf::from(program))
     } else {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| is_executable(file))
+        std::env::split_paths(&path)
+            .map(|dir| dir.join(program))
+            .find(|file| is_executable(file))
     };
-    let Some(file) = program_path else { return refuse_program(format!("{program}: no such program in PATH")) };
+    let Some(file) = program_path else {
+        return refuse_program(format!("{program}: no such program in PATH"));
+    };
     if !is_executable(&file) {
-        let reason =
-            if cachemate_files::path_exists(&file) { "it cannot be executed" } else { "there is no such file" };
+        let reason = if cachemate_files::path_exists(&file) {
+            "it cannot be executed"
+        } else {
+            "there is no such file"
+        };
         return refuse_program(format!("{program}: {reason}"));
     }
     let mut start = Vec::new();
-    let read_result = cachemate_files::open_plain(&file).and_then(|input| input.take(5).read_to_end(&mut start));
+    let read_result =
+        cachemate_files::open_plain(&file).and_then(|input| input.take(5).read_to_end(&mut start));
     if read_result.is_ok() && start == *b"\x7fELF\x01" {
-        return refuse_program(format!("{program}: it is a 32-bit program, and the recorder takes 64-bit ones"));
+        return refuse_program(format!(
+            "{program}: it is a 32-bit program, and the recorder takes 64-bit ones"
+        ));
     }
     Ok(())
 }
 
 fn is_executable(file: &Path) -> bool {
-    file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+    file.metadata()
+        .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
 /// Maximum size of a Valgrind log whose first lines are quoted.
@@ -453,9 +562,20 @@ const MAX_LOG_BYTES: u64 = 16 << 20;
 
 fn valgrind_error(program: &str, log: &Path) -> TraceError {
     let log_text = cachemate_files::read_text_limited(log, MAX_LOG_BYTES).unwrap_or_default();
-    let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
-    let message = if lines.is_empty() { "it printed no message".to_string() } else { lines.join(" / ") };
-    TraceError::Recorder { why: format!("valgrind could not run '{program}': {message}"), remedy: None }
+    let lines: Vec<&str> = log_text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .take(6)
+        .collect();
+    let message = if lines.is_empty() {
+        "it printed no message".to_string()
+    } else {
+        lines.join(" / ")
+    };
+    TraceError::Recorder {
+        why: format!("valgrind could not run '{program}': {message}"),
+        remedy: None,
+    }
 }
 
 /// The file being written: `FILE.part` until it is complete, or the target itself if it is not a regular file
@@ -470,15 +590,25 @@ impl RecordingFile {
     fn create(path: &Path, force: bool) -> Result<RecordingFile, TraceError> {
         let path = path.to_path_buf();
         if cachemate_files::path_exists(&path) && !path.is_file() {
-            return Ok(RecordingFile { file: create_output(&path, true)?, path, partial_path: None });
+            return Ok(RecordingFile {
+                file: create_output(&path, true)?,
+                path,
+                partial_path: None,
+            });
         }
         if cachemate_files::path_exists(&path) && !force {
-            return Err(TraceError::Exists { file: path.display().to_string() });
+            return Err(TraceError::Exists {
+                file: path.display().to_string(),
+            });
         }
         let mut name = path.as_os_str().to_owned();
         name.push(".part");
         let partial_path = PathBuf::from(name);
-        Ok(RecordingFile { file: create_output(&partial_path, true)?, path, partial_path: Some(partial_path) })
+        Ok(RecordingFile {
+            file: create_output(&partial_path, true)?,
+            path,
+            partial_path: Some(partial_path),
+        })
     }
 
     fn name(&self) -> String {
@@ -486,13 +616,20 @@ impl RecordingFile {
     }
 
     fn clone_file(&self) -> Result<File, TraceError> {
-        self.file.try_clone().map_err(TraceError::io_error(&self.name(), "write"))
+        self.file
+            .try_clone()
+            .map_err(TraceError::io_error(&self.name(), "write"))
     }
 
     fn finish(mut self) -> Result<u64, TraceError> {
-        let bytes = self.file.metadata().map_err(TraceError::io_error(&self.name(), "read"))?.len();
+        let bytes = self
+            .file
+            .metadata()
+            .map_err(TraceError::io_error(&self.name(), "read"))?
+            .len();
         if let Some(partial_path) = self.partial_path.take() {
-            std::fs::rename(&partial_path, &self.path).map_err(TraceError::io_error(&self.name(), "create"))?;
+            std::fs::rename(&partial_path, &self.path)
+                .map_err(TraceError::io_error(&self.name(), "create"))?;
         }
         Ok(bytes)
     }
@@ -502,7 +639,10 @@ impl Drop for RecordingFile {
     /// Removes an unfinished file without any complete block, because it is useless.
     fn drop(&mut self) {
         if let Some(partial_path) = &self.partial_path
-            && self.file.metadata().is_ok_and(|metadata| metadata.len() < 4096)
+            && self
+                .file
+                .metadata()
+                .is_ok_and(|metadata| metadata.len() < 4096)
         {
             std::fs::remove_file(partial_path).ok();
         }

@@ -5,9 +5,15 @@ use super::*;
 use crate::CmtReader;
 
 fn run(recorder: &Recorder) -> RecordingSummary {
-    let tool = find_recorder_tool().expect("these tests record real programs: install the package 'valgrind'");
-    assert!(matches!(tool, RecorderTool::Tool { .. }), "the recorder must build here: {tool:?}");
-    recorder.run_with(&tool, &AtomicBool::new(false), |_| {}).unwrap()
+    let tool = find_recorder_tool()
+        .expect("these tests record real programs: install the package 'valgrind'");
+    assert!(
+        matches!(tool, RecorderTool::Tool { .. }),
+        "the recorder must build here: {tool:?}"
+    );
+    recorder
+        .run_with(&tool, &AtomicBool::new(false), |_| {})
+        .unwrap()
 }
 
 fn split_words(text: &str) -> Vec<String> {
@@ -15,7 +21,10 @@ fn split_words(text: &str) -> Vec<String> {
 }
 
 fn quiet_recorder(command: Vec<String>, output: &Path) -> Recorder {
-    Recorder { discards_output: (true, true), ..Recorder::new(command, output) }
+    Recorder {
+        discards_output: (true, true),
+        ..Recorder::new(command, output)
+    }
 }
 
 fn read(path: &Path) -> (Vec<AccessRecord>, TraceTotals) {
@@ -31,7 +40,11 @@ fn read(path: &Path) -> (Vec<AccessRecord>, TraceTotals) {
 fn compile_program(dir: &Path, source: &str) -> String {
     let (from, to) = (dir.join("program.c"), dir.join("program"));
     std::fs::write(&from, source).unwrap();
-    let status = Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&to, &from]).status().unwrap();
+    let status = Command::new("cc")
+        .args(["-O1", "-pthread", "-o"])
+        .args([&to, &from])
+        .status()
+        .unwrap();
     assert!(status.success());
     to.display().to_string()
 }
@@ -41,9 +54,15 @@ fn compile_program(dir: &Path, source: &str) -> String {
 fn l1_misses_of_gzip_agree_with_cachegrind() {
     let dir = tempfile::tempdir().unwrap();
     let input = dir.path().join("in.txt");
-    let lines: String = (0..30_000u64).map(|i| format!("{} {}\n", i, i.wrapping_mul(2654435761) % 1000)).collect();
+    let lines: String = (0..30_000u64)
+        .map(|i| format!("{} {}\n", i, i.wrapping_mul(2654435761) % 1000))
+        .collect();
     std::fs::write(&input, lines).unwrap();
-    let command = vec!["gzip".to_string(), "-c".to_string(), input.display().to_string()];
+    let command = vec![
+        "gzip".to_string(),
+        "-c".to_string(),
+        input.display().to_string(),
+    ];
     let out = dir.path().join("gzip.cmt");
     let recorded = run(&quiet_recorder(command.clone(), &out));
     let (records, totals) = read(&out);
@@ -52,7 +71,12 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
 
     let numbers = dir.path().join("cachegrind");
     let status = Command::new("valgrind")
-        .args(["-q", "--tool=cachegrind", "--cache-sim=yes", "--D1=32768,8,64"])
+        .args([
+            "-q",
+            "--tool=cachegrind",
+            "--cache-sim=yes",
+            "--D1=32768,8,64",
+        ])
         .arg(format!("--cachegrind-out-file={}", numbers.display()))
         .args(&command)
         .stdout(Stdio::null())
@@ -60,18 +84,44 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
         .status();
     assert!(status.unwrap().success());
     let text = std::fs::read_to_string(&numbers).unwrap();
-    let find_row = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_string();
+    let find_row = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap()
+            .trim()
+            .to_string()
+    };
     let (events, summary) = (find_row("events:"), find_row("summary:"));
     let event_total = |event: &str| {
         let index = events.split(' ').position(|name| name == event).unwrap();
-        summary.split(' ').nth(index).unwrap().parse::<f64>().unwrap()
+        summary
+            .split(' ')
+            .nth(index)
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
     };
     let assert_close = |ours: f64, theirs: f64, subject: &str| {
-        assert!((ours / theirs - 1.0).abs() < 0.005, "{subject}: {ours} against cachegrind's {theirs}");
+        assert!(
+            (ours / theirs - 1.0).abs() < 0.005,
+            "{subject}: {ours} against cachegrind's {theirs}"
+        );
     };
-    assert_close(totals.records as f64, event_total("D1mr") + event_total("D1mw"), "L1 misses");
-    assert_close(totals.program_accesses.unwrap() as f64, event_total("Dr") + event_total("Dw"), "data accesses");
-    assert_close(totals.instructions.unwrap() as f64, event_total("Ir"), "instructions");
+    assert_close(
+        totals.records as f64,
+        event_total("D1mr") + event_total("D1mw"),
+        "L1 misses",
+    );
+    assert_close(
+        totals.program_accesses.unwrap() as f64,
+        event_total("Dr") + event_total("Dw"),
+        "data accesses",
+    );
+    assert_close(
+        totals.instructions.unwrap() as f64,
+        event_total("Ir"),
+        "instructions",
+    );
 }
 
 /// Does a window contain exactly the specified accesses of the whole recording, and end as requested?
@@ -79,17 +129,38 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
 fn a_window_is_a_slice_of_the_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (whole, window) = (dir.path().join("whole.cmt"), dir.path().join("part.cmt"));
-    let unfiltered_run = Recorder { filter: None, ..quiet_recorder(split_words("true"), &whole) };
+    let unfiltered_run = Recorder {
+        filter: None,
+        ..quiet_recorder(split_words("true"), &whole)
+    };
     run(&unfiltered_run);
-    let part = Recorder { output: window.clone(), skip_accesses: 5_000, max_accesses: Some(7_000), ..unfiltered_run };
+    let part = Recorder {
+        output: window.clone(),
+        skip_accesses: 5_000,
+        max_accesses: Some(7_000),
+        ..unfiltered_run
+    };
     let recorded = run(&part);
     assert_eq!(recorded.recording_end, RecordingEnd::Exit(0));
     let ((whole, totals), (part, part_totals)) = (read(&whole), read(&window));
     assert_eq!(totals.program_accesses, Some(totals.records));
-    assert_eq!(totals.instructions.map(|sum| sum >= whole.iter().map(|record| record.gap).sum()), Some(true));
-    assert_eq!((part_totals.program_accesses, part_totals.records), (Some(7_000), 7_000));
+    assert_eq!(
+        totals
+            .instructions
+            .map(|sum| sum >= whole.iter().map(|record| record.gap).sum()),
+        Some(true)
+    );
+    assert_eq!(
+        (part_totals.program_accesses, part_totals.records),
+        (Some(7_000), 7_000)
+    );
     // The length of the longer options shifts the stack; kinds, sizes and gaps stay the same.
-    let shape_of = |records: &[AccessRecord]| records.iter().map(|r| (r.gap, r.size, r.store)).collect::<Vec<_>>();
+    let shape_of = |records: &[AccessRecord]| {
+        records
+            .iter()
+            .map(|r| (r.gap, r.size, r.store))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(shape_of(&part[1..]), shape_of(&whole[5_001..12_000]));
 }
 
@@ -99,15 +170,35 @@ fn the_childs_status_is_separate_from_the_recorders_success() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
     let shell_command = |text: &str| vec!["sh".to_string(), "-c".to_string(), text.to_string()];
-    let forced_recorder = |command| Recorder { force: true, ..quiet_recorder(command, &out) };
-    assert_eq!(run(&forced_recorder(shell_command("exit 3"))).recording_end, RecordingEnd::Exit(3));
+    let forced_recorder = |command| Recorder {
+        force: true,
+        ..quiet_recorder(command, &out)
+    };
+    assert_eq!(
+        run(&forced_recorder(shell_command("exit 3"))).recording_end,
+        RecordingEnd::Exit(3)
+    );
     let killed = run(&forced_recorder(shell_command("kill -TERM $$")));
-    assert_eq!((killed.recording_end, killed.totals.ended), (RecordingEnd::Signal(15), Some("signal 15".into())));
-    let error = quiet_recorder(split_words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
+    assert_eq!(
+        (killed.recording_end, killed.totals.ended),
+        (RecordingEnd::Signal(15), Some("signal 15".into()))
+    );
+    let error = quiet_recorder(split_words("true"), &out)
+        .run(&AtomicBool::new(false), |_| {})
+        .unwrap_err();
     assert!(matches!(error, TraceError::Exists { .. }), "{error}");
-    let missing = forced_recorder(split_words("no-such-program-xyz")).run(&AtomicBool::new(false), |_| {}).unwrap_err();
-    assert_eq!(missing.to_string(), "no-such-program-xyz: no such program in PATH");
-    assert_eq!(read(&out).1.ended, Some("signal 15".into()), "a failed recording leaves the old file alone");
+    let missing = forced_recorder(split_words("no-such-program-xyz"))
+        .run(&AtomicBool::new(false), |_| {})
+        .unwrap_err();
+    assert_eq!(
+        missing.to_string(),
+        "no-such-program-xyz: no such program in PATH"
+    );
+    assert_eq!(
+        read(&out).1.ended,
+        Some("signal 15".into()),
+        "a failed recording leaves the old file alone"
+    );
 }
 
 /// Does an interrupt stop an endless program and keep the recorded part?
@@ -115,8 +206,14 @@ fn the_childs_status_is_separate_from_the_recorders_success() {
 fn an_interrupt_keeps_the_recorded_part() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
-    let recorder = quiet_recorder(vec!["sh".into(), "-c".into(), "while :; do :; done".into()], &out);
-    let recorder = Recorder { filter: None, ..recorder };
+    let recorder = quiet_recorder(
+        vec!["sh".into(), "-c".into(), "while :; do :; done".into()],
+        &out,
+    );
+    let recorder = Recorder {
+        filter: None,
+        ..recorder
+    };
     let interrupt = AtomicBool::new(false);
     let recorded = recorder.run(&interrupt, |so_far| {
         if so_far.records > 200_000 {
@@ -149,17 +246,37 @@ fn threads_are_distinguished_and_stores_invalidate_others_lines() {
            return sum != 4950; }\n",
     );
     let out = dir.path().join("x.cmt");
-    assert_eq!(run(&quiet_recorder(vec![program], &out)).recording_end, RecordingEnd::Exit(0));
+    assert_eq!(
+        run(&quiet_recorder(vec![program], &out)).recording_end,
+        RecordingEnd::Exit(0)
+    );
     let (records, totals) = read(&out);
-    assert_eq!(totals.threads.len(), 5, "main, the writer, and three that had one id after another");
+    assert_eq!(
+        totals.threads.len(),
+        5,
+        "main, the writer, and three that had one id after another"
+    );
     // The busiest line shared by both threads is `shared`: the main thread misses it once per round. The writer's
     // stores hit its own filter, but are recorded anyway, because the main thread has the line as well.
     let mut lines = std::collections::BTreeMap::<u64, [u32; 2]>::new();
-    for record in records.iter().filter(|record| record.thread < 2 && record.store == (record.thread == 1)) {
+    for record in records
+        .iter()
+        .filter(|record| record.thread < 2 && record.store == (record.thread == 1))
+    {
         lines.entry(record.address >> 6).or_default()[record.thread as usize] += 1;
     }
-    let per_round = lines.values().filter(|counts| counts.iter().all(|count| (95..=105).contains(count))).count();
-    assert!(per_round >= 1, "{:?}", lines.values().filter(|counts| counts[0] > 20).collect::<Vec<_>>());
+    let per_round = lines
+        .values()
+        .filter(|counts| counts.iter().all(|count| (95..=105).contains(count)))
+        .count();
+    assert!(
+        per_round >= 1,
+        "{:?}",
+        lines
+            .values()
+            .filter(|counts| counts[0] > 20)
+            .collect::<Vec<_>>()
+    );
 }
 
 /// Do the numbers in the order of creation and the kernel's ids belong to the same threads, whichever makes records
@@ -184,11 +301,21 @@ fn threads_keep_their_creation_order_and_kernel_ids() {
     let recorder = quiet_recorder(vec![program, ids.display().to_string()], &out);
     assert_eq!(run(&recorder).recording_end, RecordingEnd::Exit(0));
     let totals = read(&out).1;
-    let expected_ids: Vec<u32> =
-        std::fs::read_to_string(&ids).unwrap().lines().map(|line| line.parse().unwrap()).collect();
-    let mut threads: Vec<_> = totals.threads.iter().map(|of| (of.created.unwrap(), of.os_thread.unwrap())).collect();
+    let expected_ids: Vec<u32> = std::fs::read_to_string(&ids)
+        .unwrap()
+        .lines()
+        .map(|line| line.parse().unwrap())
+        .collect();
+    let mut threads: Vec<_> = totals
+        .threads
+        .iter()
+        .map(|of| (of.created.unwrap(), of.os_thread.unwrap()))
+        .collect();
     threads.sort_unstable();
-    assert_eq!(threads, (0..4).zip(expected_ids).collect::<Vec<(u32, u32)>>());
+    assert_eq!(
+        threads,
+        (0..4).zip(expected_ids).collect::<Vec<(u32, u32)>>()
+    );
 }
 
 /// Are children left unrecorded or recorded as separate processes, as requested?
@@ -196,22 +323,52 @@ fn threads_keep_their_creation_order_and_kernel_ids() {
 fn children_are_left_unrecorded_or_recorded_separately() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
-    let command = vec!["sh".to_string(), "-c".to_string(), "ls / >/dev/null; (true); exit 2".to_string()];
-    let recorder = Recorder { force: true, ..quiet_recorder(command, &out) };
+    let command = vec![
+        "sh".to_string(),
+        "-c".to_string(),
+        "ls / >/dev/null; (true); exit 2".to_string(),
+    ];
+    let recorder = Recorder {
+        force: true,
+        ..quiet_recorder(command, &out)
+    };
     let recorded = run(&recorder);
-    assert_eq!((recorded.recording_end, recorded.totals.processes.len()), (RecordingEnd::Exit(2), 1));
+    assert_eq!(
+        (recorded.recording_end, recorded.totals.processes.len()),
+        (RecordingEnd::Exit(2), 1)
+    );
     assert_eq!(recorded.note, None);
     let replaced = vec!["sh".to_string(), "-c".to_string(), "exec true".to_string()];
-    let note = run(&Recorder { command: replaced, ..recorder.clone() }).note.unwrap();
+    let note = run(&Recorder {
+        command: replaced,
+        ..recorder.clone()
+    })
+    .note
+    .unwrap();
     assert!(note.contains("replaced itself"), "{note}");
-    let recorded = run(&Recorder { children: ChildProcesses::Follow, ..recorder });
+    let recorded = run(&Recorder {
+        children: ChildProcesses::Follow,
+        ..recorder
+    });
     assert_eq!(recorded.recording_end, RecordingEnd::Exit(2));
     let (records, totals) = read(&out);
-    let commands: Vec<&str> = totals.processes.iter().map(|process| process.command[0].as_str()).collect();
-    assert!(commands.len() >= 3 && commands.iter().any(|name| name.ends_with("ls")), "{commands:?}");
+    let commands: Vec<&str> = totals
+        .processes
+        .iter()
+        .map(|process| process.command[0].as_str())
+        .collect();
+    assert!(
+        commands.len() >= 3 && commands.iter().any(|name| name.ends_with("ls")),
+        "{commands:?}"
+    );
     for thread in &totals.threads {
         let is_of_thread = |record: &&AccessRecord| record.thread == thread.thread;
-        assert!(records.iter().filter(is_of_thread).all(|record| recorded.header.process_of(record) == thread.process));
+        assert!(
+            records
+                .iter()
+                .filter(is_of_thread)
+                .all(|record| recorded.header.process_of(record) == thread.process)
+        );
     }
 }
 
@@ -220,16 +377,39 @@ fn children_are_left_unrecorded_or_recorded_separately() {
 fn lackey_records_the_same_accesses() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, lackeys) = (dir.path().join("ours.cmt"), dir.path().join("lackeys.cmt"));
-    run(&Recorder { filter: None, ..quiet_recorder(split_words("true"), &ours) });
-    let lackey = RecorderTool::Lackey { valgrind: "valgrind".into(), reason: "a test".into() };
+    run(&Recorder {
+        filter: None,
+        ..quiet_recorder(split_words("true"), &ours)
+    });
+    let lackey = RecorderTool::Lackey {
+        valgrind: "valgrind".into(),
+        reason: "a test".into(),
+    };
     let recorder = quiet_recorder(split_words("true"), &lackeys);
-    let recorded = recorder.run_with(&lackey, &AtomicBool::new(false), |_| {}).unwrap();
-    assert!(recorded.note.is_some_and(|note| note.contains("without the L1 filter")));
-    assert_eq!((recorded.recording_end, recorded.header.filter), (RecordingEnd::Exit(0), None));
+    let recorded = recorder
+        .run_with(&lackey, &AtomicBool::new(false), |_| {})
+        .unwrap();
+    assert!(
+        recorded
+            .note
+            .is_some_and(|note| note.contains("without the L1 filter"))
+    );
+    assert_eq!(
+        (recorded.recording_end, recorded.header.filter),
+        (RecordingEnd::Exit(0), None)
+    );
     let ((ours, totals), (lackeys, lackey_totals)) = (read(&ours), read(&lackeys));
     let is_near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 0.02;
-    assert!(is_near(ours.len() as u64, lackeys.len() as u64), "{} {}", ours.len(), lackeys.len());
-    let instructions = (totals.instructions.unwrap(), lackey_totals.instructions.unwrap());
+    assert!(
+        is_near(ours.len() as u64, lackeys.len() as u64),
+        "{} {}",
+        ours.len(),
+        lackeys.len()
+    );
+    let instructions = (
+        totals.instructions.unwrap(),
+        lackey_totals.instructions.unwrap(),
+    );
     assert!(is_near(instructions.0, instructions.1), "{instructions:?}");
 }
 
@@ -239,29 +419,56 @@ fn lackey_records_the_same_accesses() {
 fn a_part_by_time_or_size_lets_the_program_run_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let count = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; exit 7";
-    let record = |name: &str| quiet_recorder(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join(name));
-    let unfiltered_recorder = |name: &str| Recorder { filter: None, ..record(name) };
+    let record = |name: &str| {
+        quiet_recorder(
+            vec!["sh".into(), "-c".into(), count.into()],
+            &dir.path().join(name),
+        )
+    };
+    let unfiltered_recorder = |name: &str| Recorder {
+        filter: None,
+        ..record(name)
+    };
     let whole_recording = run(&unfiltered_recorder("all.cmt"));
     let program_accesses = |recorded: &RecordingSummary| recorded.totals.program_accesses.unwrap();
-    let late = run(&Recorder { skip_time: Duration::from_millis(5), ..unfiltered_recorder("late.cmt") });
-    let short = run(&Recorder { max_time: Some(Duration::from_millis(5)), ..unfiltered_recorder("short.cmt") });
-    let full = run(&Recorder { max_bytes: 20_000, ..unfiltered_recorder("full.cmt") });
+    let late = run(&Recorder {
+        skip_time: Duration::from_millis(5),
+        ..unfiltered_recorder("late.cmt")
+    });
+    let short = run(&Recorder {
+        max_time: Some(Duration::from_millis(5)),
+        ..unfiltered_recorder("short.cmt")
+    });
+    let full = run(&Recorder {
+        max_bytes: 20_000,
+        ..unfiltered_recorder("full.cmt")
+    });
     for part in [&late, &short, &full] {
         assert_eq!(part.recording_end, RecordingEnd::Exit(7));
         assert!(
-            program_accesses(part) > 0 && program_accesses(part) < program_accesses(&whole_recording),
+            program_accesses(part) > 0
+                && program_accesses(part) < program_accesses(&whole_recording),
             "{} of {}",
             program_accesses(part),
             program_accesses(&whole_recording)
         );
     }
-    assert!(full.note.unwrap().contains("maximum size") && late.note.is_none() && short.note.is_none());
+    assert!(
+        full.note.unwrap().contains("maximum size") && late.note.is_none() && short.note.is_none()
+    );
     let (records, totals) = read(&dir.path().join("full.cmt"));
     assert_eq!(records.len() as u64, totals.records);
-    let never = run(&Recorder { skip_time: Duration::from_secs(3600), ..record("never.cmt") });
+    let never = run(&Recorder {
+        skip_time: Duration::from_secs(3600),
+        ..record("never.cmt")
+    });
     assert!(never.totals.records == 0 && never.note.unwrap().contains("within the part to skip"));
-    let killed =
-        run(&Recorder { max_bytes: 20_000, kill_at_max: true, force: true, ..unfiltered_recorder("full.cmt") });
+    let killed = run(&Recorder {
+        max_bytes: 20_000,
+        kill_at_max: true,
+        force: true,
+        ..unfiltered_recorder("full.cmt")
+    });
     assert_eq!(killed.recording_end, RecordingEnd::AtMax);
 }
 
@@ -271,16 +478,42 @@ fn a_part_by_time_or_size_lets_the_program_run_to_its_end() {
 fn bursts_are_marked_and_the_program_runs_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let count = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; exit 7";
-    let whole = quiet_recorder(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join("whole.cmt"));
-    let bursts = Some(BurstSampling { accesses: 400_000, percent: 10 });
-    let part = Recorder { bursts, output: dir.path().join("part.cmt"), ..whole.clone() };
+    let whole = quiet_recorder(
+        vec!["sh".into(), "-c".into(), count.into()],
+        &dir.path().join("whole.cmt"),
+    );
+    let bursts = Some(BurstSampling {
+        accesses: 400_000,
+        percent: 10,
+    });
+    let part = Recorder {
+        bursts,
+        output: dir.path().join("part.cmt"),
+        ..whole.clone()
+    };
     let (whole, part) = (run(&whole), run(&part));
-    assert_eq!((whole.recording_end, part.recording_end), (RecordingEnd::Exit(7), RecordingEnd::Exit(7)));
-    let share = part.totals.program_accesses.unwrap() as f64 / whole.totals.program_accesses.unwrap() as f64;
+    assert_eq!(
+        (whole.recording_end, part.recording_end),
+        (RecordingEnd::Exit(7), RecordingEnd::Exit(7))
+    );
+    let share = part.totals.program_accesses.unwrap() as f64
+        / whole.totals.program_accesses.unwrap() as f64;
     assert!((0.03..0.3).contains(&share), "{share}");
     let (records, totals) = read(&dir.path().join("part.cmt"));
-    assert!(totals.bursts.len() > 2 && totals.bursts.is_sorted() && totals.bursts[0] == 0, "{:?}", totals.bursts);
-    assert!(totals.bursts.iter().all(|start| *start <= records.len() as u64));
-    let short = run(&Recorder { bursts, ..quiet_recorder(split_words("true"), &dir.path().join("short.cmt")) });
+    assert!(
+        totals.bursts.len() > 2 && totals.bursts.is_sorted() && totals.bursts[0] == 0,
+        "{:?}",
+        totals.bursts
+    );
+    assert!(
+        totals
+            .bursts
+            .iter()
+            .all(|start| *start <= records.len() as u64)
+    );
+    let short = run(&Recorder {
+        bursts,
+        ..quiet_recorder(split_words("true"), &dir.path().join("short.cmt"))
+    });
     assert!(short.note.unwrap().contains("before the first burst"));
 }

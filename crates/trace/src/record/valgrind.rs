@@ -32,7 +32,10 @@ pub enum RecorderTool {
 }
 
 fn recorder_error(reason: impl Into<String>, remedy: &str) -> TraceError {
-    TraceError::Recorder { why: reason.into(), remedy: Some(remedy.to_string()) }
+    TraceError::Recorder {
+        why: reason.into(),
+        remedy: Some(remedy.to_string()),
+    }
 }
 
 /// Finds the recorder of this host. The tool is built on first use into the user's cache directory
@@ -43,35 +46,62 @@ fn recorder_error(reason: impl Into<String>, remedy: &str) -> TraceError {
 /// [`TraceError::Recorder`] with the package to install.
 pub fn find_recorder_tool() -> Result<RecorderTool, TraceError> {
     if !cfg!(target_arch = "x86_64") {
-        return Err(recorder_error("programs can be recorded on x86-64 only", "use the shipped recordings"));
+        return Err(recorder_error(
+            "programs can be recorded on x86-64 only",
+            "use the shipped recordings",
+        ));
     }
-    let version = Command::new("valgrind").arg("--version").stdin(Stdio::null()).output();
+    let version = Command::new("valgrind")
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
     let valgrind = match version {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_string(),
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_string()
+        }
         Ok(output) => {
-            let why = format!("valgrind does not run: {}", String::from_utf8_lossy(&output.stderr).trim());
+            let why = format!(
+                "valgrind does not run: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
             return Err(recorder_error(why, "reinstall the package 'valgrind'"));
         }
         Err(error) => {
             let remedy = "install the package 'valgrind' (apt-get install valgrind)";
-            return Err(recorder_error(format!("valgrind cannot be run: {error}"), remedy));
+            return Err(recorder_error(
+                format!("valgrind cannot be run: {error}"),
+                remedy,
+            ));
         }
     };
     if let Some(library) = std::env::var_os("CACHEMATE_RECORDER").map(PathBuf::from) {
         if !path_exists(&library.join("cachemate-amd64-linux")) {
-            let why = format!("CACHEMATE_RECORDER: no cachemate-amd64-linux in {}", library.display());
-            return Err(recorder_error(why, "build it with make -C recorders/valgrind"));
+            let why = format!(
+                "CACHEMATE_RECORDER: no cachemate-amd64-linux in {}",
+                library.display()
+            );
+            return Err(recorder_error(
+                why,
+                "build it with make -C recorders/valgrind",
+            ));
         }
         return Ok(RecorderTool::Tool { valgrind, library });
     }
     match build_tool(&valgrind) {
         Ok(library) => Ok(RecorderTool::Tool { valgrind, library }),
-        Err(because) => Ok(RecorderTool::Lackey { valgrind, reason: because.to_string() }),
+        Err(because) => Ok(RecorderTool::Lackey {
+            valgrind,
+            reason: because.to_string(),
+        }),
     }
 }
 
 fn cache_dir() -> Result<PathBuf, TraceError> {
-    let absolute_dir = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let absolute_dir = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
     absolute_dir("XDG_CACHE_HOME")
         .or_else(|| absolute_dir("HOME").map(|home| home.join(".cache")))
         .map(|base| base.join("cachemate"))
@@ -84,16 +114,20 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let cache_dir = cache_dir()?;
     let library = cache_dir.join(format!("recorder-{key:016x}"));
     // If Valgrind was removed since, its links do not resolve, and the tool is built again.
-    let is_complete =
-        || path_exists(&library.join("cachemate-amd64-linux")) && path_exists(&library.join("default.supp"));
+    let is_complete = || {
+        path_exists(&library.join("cachemate-amd64-linux"))
+            && path_exists(&library.join("default.supp"))
+    };
     if is_complete() {
         return Ok(library);
     }
-    let io_error_at = |path: &Path, action| TraceError::io_error(&path.display().to_string(), action);
+    let io_error_at =
+        |path: &Path, action| TraceError::io_error(&path.display().to_string(), action);
     std::fs::create_dir_all(&cache_dir).map_err(io_error_at(&cache_dir, "create"))?;
     // One process builds while the others wait, so that no tool is replaced while it is in use.
     let lock_path = cache_dir.join("recorder.lock");
-    let lock = cachemate_files::create(&lock_path, true).map_err(io_error_at(&lock_path, "create"))?;
+    let lock =
+        cachemate_files::create(&lock_path, true).map_err(io_error_at(&lock_path, "create"))?;
     let lock_result = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);
     lock_result.map_err(|error| io_error_at(&lock_path, "lock")(error.into()))?;
     if is_complete() {
@@ -103,18 +137,33 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
         .prefix("building-")
         .tempdir_in(&cache_dir)
         .map_err(io_error_at(&cache_dir, "write in"))?;
-    for (name, content) in [("cm_main.c", SOURCE), ("Makefile", MAKEFILE), ("LICENSE", LICENSE)] {
+    for (name, content) in [
+        ("cm_main.c", SOURCE),
+        ("Makefile", MAKEFILE),
+        ("LICENSE", LICENSE),
+    ] {
         let path = work_dir.path().join(name);
         cachemate_files::replace(&path, content.as_bytes()).map_err(io_error_at(&path, "write"))?;
     }
-    let make_result = Command::new("make").arg("-C").arg(work_dir.path()).stdin(Stdio::null()).output();
+    let make_result = Command::new("make")
+        .arg("-C")
+        .arg(work_dir.path())
+        .stdin(Stdio::null())
+        .output();
     let remedy = "install the packages 'valgrind', 'gcc', 'libc6-dev' and 'make'";
-    let output =
-        make_result.map_err(|error| recorder_error(format!("the recorder cannot be built: make: {error}"), remedy))?;
+    let output = make_result.map_err(|error| {
+        recorder_error(
+            format!("the recorder cannot be built: make: {error}"),
+            remedy,
+        )
+    })?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<&str> = stderr.lines().take(6).collect();
-        return Err(recorder_error(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
+        return Err(recorder_error(
+            format!("the recorder cannot be built: {}", lines.join(" / ")),
+            remedy,
+        ));
     }
     let build_dir = work_dir.path().join("build");
     if path_exists(&library) {

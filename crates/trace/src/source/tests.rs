@@ -5,7 +5,13 @@ use crate::{AccessRecord, CmtSource, CmtWriter, ThreadTotals, TraceHeader, Trace
 /// A file with two threads: thread 1 has three records in 21 instructions, two of them after its last record.
 fn two_thread_file(instructions_known: bool) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let access_record = |thread, address, gap, store| AccessRecord { address, gap, thread, size: 8, store };
+    let access_record = |thread, address, gap, store| AccessRecord {
+        address,
+        gap,
+        thread,
+        size: 8,
+        store,
+    };
     let records = [
         access_record(1, 0x1000, 5, false),
         access_record(0, 0x9000, 1, false),
@@ -15,8 +21,17 @@ fn two_thread_file(instructions_known: bool) -> tempfile::NamedTempFile {
     let header = TraceHeader::for_import("test", instructions_known);
     let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
     writer.push_all(&records).unwrap();
-    let threads = vec![ThreadTotals { thread: 1, instructions: Some(21), ..Default::default() }];
-    writer.finish(TraceTotals { threads, ..Default::default() }).unwrap();
+    let threads = vec![ThreadTotals {
+        thread: 1,
+        instructions: Some(21),
+        ..Default::default()
+    }];
+    writer
+        .finish(TraceTotals {
+            threads,
+            ..Default::default()
+        })
+        .unwrap();
     file
 }
 
@@ -33,12 +48,19 @@ fn a_thread_loops_at_an_offset_with_its_own_instructions() {
     let file = two_thread_file(true);
     let mut source = CmtSource::open(file.path(), 1, 0x10_0000, 0).unwrap();
     let accesses = first_accesses(&mut source, 301);
-    let addresses: Vec<u64> = accesses.iter().take(4).map(|access| access.address()).collect();
+    let addresses: Vec<u64> = accesses
+        .iter()
+        .take(4)
+        .map(|access| access.address())
+        .collect();
     assert_eq!(addresses, [0x10_1000, 0x10_2000, 0x10_3000, 0x10_1000]);
     assert_eq!(accesses[1].kind(), AccessKind::Store);
     // Each round has 5 + 0 + 14 instructions and a tail of 2, because the access without its own instruction borrows
     // one.
-    let instructions: u64 = accesses[..300].iter().map(|access| access.instructions()).sum();
+    let instructions: u64 = accesses[..300]
+        .iter()
+        .map(|access| access.instructions())
+        .sum();
     assert_eq!(instructions, 100 * 21 - 2);
     let mut again = CmtSource::open(file.path(), 1, 0x10_0000, 0).unwrap();
     assert_eq!(first_accesses(&mut again, 301), accesses);
@@ -50,13 +72,25 @@ fn a_phase_starts_in_the_middle_in_the_loops_order() {
     let file = two_thread_file(false);
     let mut source = CmtSource::open(file.path(), 1, 0, 4).unwrap();
     let accesses = first_accesses(&mut source, 3);
-    assert_eq!(accesses.iter().map(|access| access.address()).collect::<Vec<_>>(), [0x2000, 0x3000, 0x1000]);
+    assert_eq!(
+        accesses
+            .iter()
+            .map(|access| access.address())
+            .collect::<Vec<_>>(),
+        [0x2000, 0x3000, 0x1000]
+    );
     assert!(accesses.iter().all(|access| access.instructions() == 1));
 }
 
 /// Is a thread that the file lacks rejected, with the list of its threads?
 #[test]
 fn a_thread_without_records_is_rejected_with_the_list() {
-    let error = CmtSource::open(two_thread_file(true).path(), 7, 0, 0).err().unwrap().to_string();
-    assert!(error.ends_with("found no record of thread 7, expected a thread among the 2 it has"), "{error}");
+    let error = CmtSource::open(two_thread_file(true).path(), 7, 0, 0)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        error.ends_with("found no record of thread 7, expected a thread among the 2 it has"),
+        "{error}"
+    );
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use anyhow::bail;
-use cachemate_core::{CacheLevel, CacheSpec, Inclusion, MachineSpec, PrefetcherSpec, ReplacementPolicy};
+use cachemate_core::{
+    CacheLevel, CacheSpec, Inclusion, MachineSpec, PrefetcherSpec, ReplacementPolicy,
+};
 use clap::Args;
 
 use crate::session::Session;
@@ -76,17 +78,30 @@ struct Levels<'a> {
 }
 
 fn find_levels(machine: &MachineSpec) -> anyhow::Result<Levels<'_>> {
-    let data_caches: Vec<&CacheSpec> =
-        machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction).collect();
+    let data_caches: Vec<&CacheSpec> = machine
+        .caches
+        .iter()
+        .filter(|cache| cache.level != CacheLevel::L1Instruction)
+        .collect();
     let (l1, l2, shared) = match data_caches[..] {
         [l1, shared] => (l1, None, shared),
         [l1, l2, shared] => (l1, Some(l2), shared),
-        _ => bail!("{}, caches: found {} levels of data, expected 2 or 3", machine.name, data_caches.len()),
+        _ => bail!(
+            "{}, caches: found {} levels of data, expected 2 or 3",
+            machine.name,
+            data_caches.len()
+        ),
     };
     let private_caches = [Some(l1), l2];
-    if let Some(cache) = private_caches.into_iter().flatten().find(|cache| cache.shared_by_cores != 1) {
+    if let Some(cache) = private_caches
+        .into_iter()
+        .flatten()
+        .find(|cache| cache.shared_by_cores != 1)
+    {
         let (name, level, cores) = (&machine.name, cache.level, cache.shared_by_cores);
-        bail!("{name}, {level:?}.shared_by_cores: found {cores}, expected 1, as only the last level may be shared");
+        bail!(
+            "{name}, {level:?}.shared_by_cores: found {cores}, expected 1, as only the last level may be shared"
+        );
     }
     Ok(Levels { l1, l2, shared })
 }
@@ -100,7 +115,9 @@ fn check_machine(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<(
         ("last-level caches", l3_count, MAX_L3S),
     ] {
         if found > limit {
-            bail!("{name}, {field}: found {found}, expected at most {limit}, the limit of the lab's machine");
+            bail!(
+                "{name}, {field}: found {found}, expected at most {limit}, the limit of the lab's machine"
+            );
         }
     }
     if levels.shared.shared_by_cores != machine.cores_per_package {
@@ -110,14 +127,22 @@ fn check_machine(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<(
             levels.shared.level
         );
     }
-    for cache in [Some(levels.l1), levels.l2, Some(levels.shared)].into_iter().flatten() {
+    for cache in [Some(levels.l1), levels.l2, Some(levels.shared)]
+        .into_iter()
+        .flatten()
+    {
         let (level, ways, line) = (cache.level, cache.ways, cache.line_bytes);
         if line != LINE_BYTES || ways > MAX_WAYS {
-            bail!("{name}, {level:?}: found {ways} ways of {line} bytes, expected up to {MAX_WAYS} of {LINE_BYTES}");
+            bail!(
+                "{name}, {level:?}: found {ways} ways of {line} bytes, expected up to {MAX_WAYS} of {LINE_BYTES}"
+            );
         }
-        if cache.replacement != ReplacementPolicy::Lru || cache.inclusion != Inclusion::NonInclusive {
+        if cache.replacement != ReplacementPolicy::Lru || cache.inclusion != Inclusion::NonInclusive
+        {
             let (replacement, inclusion) = (cache.replacement, cache.inclusion);
-            bail!("{name}, {level:?}: found {replacement:?} and {inclusion:?}, expected Lru and NonInclusive");
+            bail!(
+                "{name}, {level:?}: found {replacement:?} and {inclusion:?}, expected Lru and NonInclusive"
+            );
         }
     }
     Ok(())
@@ -131,19 +156,41 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
     let cycles_beyond_l1 = |cycles: u32| u64::from(cycles.saturating_sub(l1.latency_cycles));
     let l2_cycles = cycles_beyond_l1(l2.map_or(l1.latency_cycles, |cache| cache.latency_cycles));
     let memory_cycles = machine.memory.local_latency_cycles;
-    let streamer_limits = machine.prefetchers.iter().find_map(|prefetcher| match prefetcher {
-        PrefetcherSpec::NextLine { level, streams, degree } if Some(*level) == l2.map(|cache| cache.level) => {
-            Some(((*streams).min(MAX_PREFETCHES), (*degree).min(MAX_PREFETCHES)))
-        }
-        _ => None,
-    });
+    let streamer_limits = machine
+        .prefetchers
+        .iter()
+        .find_map(|prefetcher| match prefetcher {
+            PrefetcherSpec::NextLine {
+                level,
+                streams,
+                degree,
+            } if Some(*level) == l2.map(|cache| cache.level) => Some((
+                (*streams).min(MAX_PREFETCHES),
+                (*degree).min(MAX_PREFETCHES),
+            )),
+            _ => None,
+        });
     let (streams, degree) = streamer_limits.unwrap_or((0, 0));
-    let class_count =
-        shared.way_partitions.filter(|_| !options.no_rdt).map_or(0, |parts| parts.groups.min(MAX_CLASSES));
-    let counter_count = if options.no_counters { 0 } else { machine.counters.count.min(MAX_COUNTERS) };
-    let same_package_cycles = machine.coherence.same_package_cycles.unwrap_or(memory_cycles);
-    let other_package_cycles = machine.coherence.other_package_cycles.unwrap_or(memory_cycles);
-    let cycles_per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;
+    let class_count = shared
+        .way_partitions
+        .filter(|_| !options.no_rdt)
+        .map_or(0, |parts| parts.groups.min(MAX_CLASSES));
+    let counter_count = if options.no_counters {
+        0
+    } else {
+        machine.counters.count.min(MAX_COUNTERS)
+    };
+    let same_package_cycles = machine
+        .coherence
+        .same_package_cycles
+        .unwrap_or(memory_cycles);
+    let other_package_cycles = machine
+        .coherence
+        .other_package_cycles
+        .unwrap_or(memory_cycles);
+    let cycles_per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle)
+        .round()
+        .max(1.0) as u64;
     let mut settings: Vec<(&str, u64)> = vec![
         ("hertz", machine.hertz),
         ("cpus", machine.cpus().into()),
@@ -171,17 +218,29 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
     ];
     if options.samples {
         settings.push(("sampling", 1));
-        let sampling_settings =
-            [("sample_cycles", options.sample_cycles), ("load_tag_interval", options.load_tag_interval)];
-        settings.extend(sampling_settings.into_iter().filter_map(|(name, value)| Some((name, value?.into()))));
+        let sampling_settings = [
+            ("sample_cycles", options.sample_cycles),
+            ("load_tag_interval", options.load_tag_interval),
+        ];
+        settings.extend(
+            sampling_settings
+                .into_iter()
+                .filter_map(|(name, value)| Some((name, value?.into()))),
+        );
     }
     if options.small_cores.is_some() {
         settings.extend(small_core_settings(machine, l2, l2_cycles, options)?);
     }
     if has_own_memories(machine) {
-        settings.push(("remote_memory_cycles", cycles_beyond_l1(machine.memory.remote_latency_cycles)));
+        settings.push((
+            "remote_memory_cycles",
+            cycles_beyond_l1(machine.memory.remote_latency_cycles),
+        ));
     }
-    let mut text = format!("# A modeled machine: {}\nname {}\n", machine.description, machine.name);
+    let mut text = format!(
+        "# A modeled machine: {}\nname {}\n",
+        machine.description, machine.name
+    );
     for feature in list_unmodeled_features(machine, streamer_limits.is_some()) {
         let _ = writeln!(text, "# not modeled: {feature}");
     }
@@ -189,7 +248,10 @@ pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow
         let _ = writeln!(text, "# qemu {}", memory_node_options(machine));
     }
     if options.samples {
-        let _ = writeln!(text, "# modeled: samples of accesses (PEBS)\n# cpu {SAMPLING_PROCESSOR}");
+        let _ = writeln!(
+            text,
+            "# modeled: samples of accesses (PEBS)\n# cpu {SAMPLING_PROCESSOR}"
+        );
     }
     for (name, value) in settings {
         let _ = writeln!(text, "{name} {value}");
@@ -204,20 +266,31 @@ fn small_core_settings(
     l2_cycles: u64,
     options: ProcessorOptions,
 ) -> anyhow::Result<[(&'static str, u64); 5]> {
-    let (name, cores, small_cores) = (&machine.name, machine.cores(), options.small_cores.unwrap_or(0));
+    let (name, cores, small_cores) = (
+        &machine.name,
+        machine.cores(),
+        options.small_cores.unwrap_or(0),
+    );
     if small_cores >= cores {
         bail!("{name}, small cores: found {small_cores}, expected fewer than its {cores} cores");
     }
-    let Some(l2) = l2 else { bail!("{name}, small cores: found no L2, expected one that they can have of their own") };
+    let Some(l2) = l2 else {
+        bail!("{name}, small cores: found no L2, expected one that they can have of their own")
+    };
     let size_bytes = options.small_l2_bytes.unwrap_or(l2.size_bytes);
     let sets = size_bytes / u64::from(l2.ways) / u64::from(LINE_BYTES);
     if !sets.is_power_of_two() || sets * u64::from(l2.ways) * u64::from(LINE_BYTES) != size_bytes {
         let ways = l2.ways;
-        bail!("{name}, L2 of small cores: found {size_bytes} bytes, expected a power of two of sets of {ways} lines");
+        bail!(
+            "{name}, L2 of small cores: found {size_bytes} bytes, expected a power of two of sets of {ways} lines"
+        );
     }
     Ok([
         ("small_cpus", small_cores.into()),
-        ("small_instruction_cycles", options.small_instruction_cycles.unwrap_or(2).into()),
+        (
+            "small_instruction_cycles",
+            options.small_instruction_cycles.unwrap_or(2).into(),
+        ),
         ("small_l2_bytes", size_bytes),
         ("small_l2_ways", l2.ways.into()),
         ("small_l2_cycles", l2_cycles),
@@ -240,13 +313,23 @@ fn memory_node_options(machine: &MachineSpec) -> String {
             "-object memory-backend-ram,id=m{id},size={size_mib}M -numa node,nodeid={id},cpus={first_cpu}-{last_cpu},memdev=m{id}"
         )
     };
-    (0..node_count).map(node_arguments).collect::<Vec<String>>().join(" ")
+    (0..node_count)
+        .map(node_arguments)
+        .collect::<Vec<String>>()
+        .join(" ")
 }
 
 fn list_unmodeled_features(machine: &MachineSpec, has_streamer: bool) -> Vec<String> {
     let mut missing_features = vec!["instruction fetches and page walks".to_string()];
-    if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1, store_buffer: 0 }) {
-        missing_features.push("the pipeline: one instruction per cycle, and every miss stalls".to_string());
+    if !matches!(
+        machine.pipeline,
+        cachemate_core::CoreModel::InOrder {
+            issue_width: 1,
+            store_buffer: 0
+        }
+    ) {
+        missing_features
+            .push("the pipeline: one instruction per cycle, and every miss stalls".to_string());
     }
     let unmodeled_prefetchers = machine.prefetchers.len() - usize::from(has_streamer);
     if unmodeled_prefetchers > 0 {
@@ -255,8 +338,10 @@ fn list_unmodeled_features(machine: &MachineSpec, has_streamer: bool) -> Vec<Str
         ));
     }
     if machine.memory.nodes > 1 && !has_own_memories(machine) {
-        missing_features
-            .push("memory nodes: all memory is local, and all L3s share the bandwidth of one node".to_string());
+        missing_features.push(
+            "memory nodes: all memory is local, and all L3s share the bandwidth of one node"
+                .to_string(),
+        );
     }
     missing_features
 }
@@ -266,34 +351,72 @@ mod tests {
     use super::*;
 
     fn config_of(name: &str) -> anyhow::Result<String> {
-        render_config(&cachemate_spec::load_machine(name).unwrap(), ProcessorOptions::default())
+        render_config(
+            &cachemate_spec::load_machine(name).unwrap(),
+            ProcessorOptions::default(),
+        )
     }
 
     fn parse_value(text: &str, name: &str) -> u64 {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in {text}"))
+            .parse()
+            .unwrap()
     }
 
     /// Does every lab machine have a configuration with its own sizes, and latencies beyond the L1's?
     #[test]
     fn the_labs_machines_have_configurations() {
-        for (name, cpus, per_l3, l3_bytes) in
-            [("lab-2x16M", 8, 4, 16 << 20), ("lab-vm", 2, 2, 8 << 20), ("lab-chiplets", 8, 2, 8 << 20)]
-        {
+        for (name, cpus, per_l3, l3_bytes) in [
+            ("lab-2x16M", 8, 4, 16 << 20),
+            ("lab-vm", 2, 2, 8 << 20),
+            ("lab-chiplets", 8, 2, 8 << 20),
+        ] {
             let text = config_of(name).unwrap();
             assert_eq!(
-                (parse_value(&text, "cpus"), parse_value(&text, "cpus_per_l3"), parse_value(&text, "l3_bytes")),
+                (
+                    parse_value(&text, "cpus"),
+                    parse_value(&text, "cpus_per_l3"),
+                    parse_value(&text, "l3_bytes")
+                ),
                 (cpus, per_l3, l3_bytes)
             );
-            assert_eq!((parse_value(&text, "l2_cycles"), parse_value(&text, "memory_cycles")), (14, 250));
+            assert_eq!(
+                (
+                    parse_value(&text, "l2_cycles"),
+                    parse_value(&text, "memory_cycles")
+                ),
+                (14, 250)
+            );
             assert!(!text.contains("not modeled: the pipeline"), "{text}");
         }
-        assert_eq!(parse_value(&config_of("lab-2x16M-hashed").unwrap(), "l3_slices"), 256);
-        assert_eq!(parse_value(&config_of("lab-2x16M").unwrap(), "memory_per_l3"), 0);
-        let nodes = config_of("lab-vm?packages=2&memory.nodes=2&memory.remote_latency_cycles=401").unwrap();
-        assert_eq!((parse_value(&nodes, "memory_per_l3"), parse_value(&nodes, "remote_memory_cycles")), (1, 400));
-        let second = "-object memory-backend-ram,id=m1,size=1024M -numa node,nodeid=1,cpus=2-3,memdev=m1";
-        assert!(nodes.lines().any(|line| line.starts_with("# qemu ") && line.ends_with(second)), "{nodes}");
+        assert_eq!(
+            parse_value(&config_of("lab-2x16M-hashed").unwrap(), "l3_slices"),
+            256
+        );
+        assert_eq!(
+            parse_value(&config_of("lab-2x16M").unwrap(), "memory_per_l3"),
+            0
+        );
+        let nodes =
+            config_of("lab-vm?packages=2&memory.nodes=2&memory.remote_latency_cycles=401").unwrap();
+        assert_eq!(
+            (
+                parse_value(&nodes, "memory_per_l3"),
+                parse_value(&nodes, "remote_memory_cycles")
+            ),
+            (1, 400)
+        );
+        let second =
+            "-object memory-backend-ram,id=m1,size=1024M -numa node,nodeid=1,cpus=2-3,memdev=m1";
+        assert!(
+            nodes
+                .lines()
+                .any(|line| line.starts_with("# qemu ") && line.ends_with(second)),
+            "{nodes}"
+        );
     }
 
     /// Do the options remove counters and RDT, and nothing else?
@@ -303,10 +426,17 @@ mod tests {
         let all = render_config(&machine, ProcessorOptions::default()).unwrap();
         let bare = render_config(
             &machine,
-            ProcessorOptions { no_counters: true, no_rdt: true, ..ProcessorOptions::default() },
+            ProcessorOptions {
+                no_counters: true,
+                no_rdt: true,
+                ..ProcessorOptions::default()
+            },
         )
         .unwrap();
-        let differ: Vec<&str> = bare.lines().filter(|line| !all.lines().any(|other| other == *line)).collect();
+        let differ: Vec<&str> = bare
+            .lines()
+            .filter(|line| !all.lines().any(|other| other == *line))
+            .collect();
         assert_eq!(differ, ["classes 0", "monitors 0", "counters 0"]);
     }
 
@@ -315,28 +445,63 @@ mod tests {
     fn samples_are_marked_as_modeled() {
         let machine = cachemate_spec::load_machine("lab-vm").unwrap();
         assert!(!config_of("lab-vm").unwrap().contains("sampl"));
-        let options = ProcessorOptions { samples: true, ..ProcessorOptions::default() };
-        assert!(!render_config(&machine, options).unwrap().contains("sample_cycles"), "the machine's own defaults");
-        let options = ProcessorOptions { sample_cycles: Some(600), load_tag_interval: Some(7), ..options };
+        let options = ProcessorOptions {
+            samples: true,
+            ..ProcessorOptions::default()
+        };
+        assert!(
+            !render_config(&machine, options)
+                .unwrap()
+                .contains("sample_cycles"),
+            "the machine's own defaults"
+        );
+        let options = ProcessorOptions {
+            sample_cycles: Some(600),
+            load_tag_interval: Some(7),
+            ..options
+        };
         let text = render_config(&machine, options).unwrap();
-        let settings = ["sampling", "sample_cycles", "load_tag_interval"].map(|name| parse_value(&text, name));
+        let settings =
+            ["sampling", "sample_cycles", "load_tag_interval"].map(|name| parse_value(&text, name));
         assert_eq!(settings, [1, 600, 7]);
-        assert!(text.contains("# modeled: samples of accesses (PEBS)\n# cpu family=6,"), "{text}");
+        assert!(
+            text.contains("# modeled: samples of accesses (PEBS)\n# cpu family=6,"),
+            "{text}"
+        );
     }
 
     /// Do small cores have their own pace and L2, and is an impossible L2 refused?
     #[test]
     fn a_second_type_of_cores_is_configured() {
         let machine = cachemate_spec::load_machine("lab-2x16M").unwrap();
-        let options =
-            ProcessorOptions { small_cores: Some(4), small_l2_bytes: Some(1 << 19), ..ProcessorOptions::default() };
+        let options = ProcessorOptions {
+            small_cores: Some(4),
+            small_l2_bytes: Some(1 << 19),
+            ..ProcessorOptions::default()
+        };
         let text = render_config(&machine, options).unwrap();
-        let names = ["cpus", "small_cpus", "small_instruction_cycles", "l2_bytes", "small_l2_bytes", "small_l2_cycles"];
-        assert_eq!(names.map(|name| parse_value(&text, name)), [8, 4, 2, 1 << 18, 1 << 19, 14]);
+        let names = [
+            "cpus",
+            "small_cpus",
+            "small_instruction_cycles",
+            "l2_bytes",
+            "small_l2_bytes",
+            "small_l2_cycles",
+        ];
+        assert_eq!(
+            names.map(|name| parse_value(&text, name)),
+            [8, 4, 2, 1 << 18, 1 << 19, 14]
+        );
         let error = |options| render_config(&machine, options).unwrap_err().to_string();
-        let uneven = error(ProcessorOptions { small_l2_bytes: Some(300_000), ..options });
+        let uneven = error(ProcessorOptions {
+            small_l2_bytes: Some(300_000),
+            ..options
+        });
         assert!(uneven.contains("found 300000 bytes"), "{uneven}");
-        let all = error(ProcessorOptions { small_cores: Some(8), ..options });
+        let all = error(ProcessorOptions {
+            small_cores: Some(8),
+            ..options
+        });
         assert!(all.contains("fewer than its 8 cores"), "{all}");
     }
 
@@ -344,13 +509,26 @@ mod tests {
     #[test]
     fn parts_that_cannot_be_modeled_are_named() {
         let error = config_of("epyc-7763").unwrap_err().to_string();
-        assert!(error.contains("contexts_per_core") && error.contains("found 2"), "{error}");
-        let error = config_of("lab-vm?caches.l3.shared_by_cores=1").unwrap_err().to_string();
-        assert!(error.contains("shared_by_cores") && error.contains("one for each package"), "{error}");
-        let error = config_of("lab-vm?cores_per_package=32&caches.l3.shared_by_cores=32").unwrap_err().to_string();
+        assert!(
+            error.contains("contexts_per_core") && error.contains("found 2"),
+            "{error}"
+        );
+        let error = config_of("lab-vm?caches.l3.shared_by_cores=1")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("shared_by_cores") && error.contains("one for each package"),
+            "{error}"
+        );
+        let error = config_of("lab-vm?cores_per_package=32&caches.l3.shared_by_cores=32")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("found 32, expected at most 16"), "{error}");
         let error = config_of("xeon-x5365").unwrap_err().to_string();
-        assert!(error.contains("one for each package"), "two chips in a package: {error}");
+        assert!(
+            error.contains("one for each package"),
+            "two chips in a package: {error}"
+        );
         let pairs = config_of("lab-vm?pipeline.issue_width=4").unwrap();
         assert!(pairs.contains("not modeled: the pipeline"), "{pairs}");
     }

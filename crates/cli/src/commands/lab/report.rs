@@ -33,9 +33,13 @@ impl LabReportArgs {
         refuse_existing(&self.output.output, self.output.force)?;
         let name = self.result.display();
         let text = crate::files::read_text(&self.result, MAX_RESULT_BYTES)?;
-        let result: LabResult =
-            serde_json::from_str(&text).with_context(|| format!("{name}: expected the results of a lab run"))?;
-        write_file(&self.output.output, result.render_html(&self.title).as_bytes(), self.output.force)?;
+        let result: LabResult = serde_json::from_str(&text)
+            .with_context(|| format!("{name}: expected the results of a lab run"))?;
+        write_file(
+            &self.output.output,
+            result.render_html(&self.title).as_bytes(),
+            self.output.force,
+        )?;
         session.print(&format!("wrote {}\n", self.output.output.display()))
     }
 }

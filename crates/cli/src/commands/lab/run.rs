@@ -104,7 +104,8 @@ impl LabRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let script = find_script(PROGRAMS_SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let config = super::config::render_config(&machine, super::config::ProcessorOptions::default())?;
+        let config =
+            super::config::render_config(&machine, super::config::ProcessorOptions::default())?;
         let job_dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         self.write_job(job_dir.path(), &config)?;
         session.note("booting the modeled machine; each second of the guest takes several seconds of a host CPU");
@@ -112,14 +113,29 @@ impl LabRunArgs {
         run_script(&script, job_dir.path(), &errors_path, session)?;
         let results_path = job_dir.path().join("results.tsv");
         let Ok(text) = cachemate_files::read_text_limited(&results_path, MAX_RESULTS_BYTES) else {
-            let stderr = cachemate_files::read_text_limited(&errors_path, MAX_RESULTS_BYTES).unwrap_or_default();
+            let stderr = cachemate_files::read_text_limited(&errors_path, MAX_RESULTS_BYTES)
+                .unwrap_or_default();
             let console_dir = job_dir.keep(); // the guest's console is there
-            bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
+            bail!(
+                "{}: {} ({} is kept)",
+                script.display(),
+                stderr.trim(),
+                console_dir.display()
+            );
         };
-        let phases = if self.policy.is_some() { &PHASES[..] } else { &PHASES[..2] };
+        let phases = if self.policy.is_some() {
+            &PHASES[..]
+        } else {
+            &PHASES[..2]
+        };
         let programs = parse_phase_results(&text, &self.programs, phases)?;
         check_started(&programs)?;
-        let result = LabRunJson { machine_is: "modeled", machine: machine.name, policy: self.policy.clone(), programs };
+        let result = LabRunJson {
+            machine_is: "modeled",
+            machine: machine.name,
+            policy: self.policy.clone(),
+            programs,
+        };
         session.print_result(self.json.json, &result, || render(&result))
     }
 
@@ -128,25 +144,42 @@ impl LabRunArgs {
             cachemate_files::replace(&job_dir.join(name), text.as_bytes())
                 .with_context(|| format!("{}: cannot be written", job_dir.display()))
         };
-        if let Some(invalid_line) =
-            self.programs.iter().find(|line| line.contains(['\n', '\t']) || line.trim().is_empty())
+        if let Some(invalid_line) = self
+            .programs
+            .iter()
+            .find(|line| line.contains(['\n', '\t']) || line.trim().is_empty())
         {
-            bail!(crate::exit::UsageError(format!("PROGRAM: found {invalid_line:?}, expected one command line")));
+            bail!(crate::exit::UsageError(format!(
+                "PROGRAM: found {invalid_line:?}, expected one command line"
+            )));
         }
         write_job_file("machine", config)?;
-        let commands: Vec<String> =
-            self.programs.iter().map(|line| self.guest_command(line)).collect::<Result<_, _>>()?;
+        let commands: Vec<String> = self
+            .programs
+            .iter()
+            .map(|line| self.guest_command(line))
+            .collect::<Result<_, _>>()?;
         write_job_file("programs", &format!("{}\n", commands.join("\n")))?;
         write_job_file("seconds", &format!("{}\n", self.seconds))?;
         if let Some(policy) = &self.policy {
-            let parameters = self.parameters.as_ref().map(|table| format!("parameters = {table}\n"));
+            let parameters = self
+                .parameters
+                .as_ref()
+                .map(|table| format!("parameters = {table}\n"));
             let policy_text = format!("name = \"{policy}\"\n{}", parameters.unwrap_or_default());
-            let policy_choice: PolicyChoice = parse_toml("--policy and --parameters", &policy_text)?;
-            policies::build(&policy_choice.name, &policy_choice.parameters.to_string(), 0)?;
+            let policy_choice: PolicyChoice =
+                parse_toml("--policy and --parameters", &policy_text)?;
+            policies::build(
+                &policy_choice.name,
+                &policy_choice.parameters.to_string(),
+                0,
+            )?;
             write_job_file("policy.toml", &format!("[policy]\n{policy_text}"))?;
         }
         if let Some(dir) = &self.programs_dir {
-            let source_dir = dir.canonicalize().with_context(|| format!("{}: cannot be read", dir.display()))?;
+            let source_dir = dir
+                .canonicalize()
+                .with_context(|| format!("{}: cannot be read", dir.display()))?;
             std::os::unix::fs::symlink(source_dir, job_dir.join("files"))?;
         }
         Ok(())
@@ -160,11 +193,14 @@ impl LabRunArgs {
         if !program.contains('/') {
             return Ok(line.to_string()); // the guest's own
         }
-        let relative_path = program.strip_prefix("/programs/").or((!program.starts_with('/')).then_some(program));
+        let relative_path = program
+            .strip_prefix("/programs/")
+            .or((!program.starts_with('/')).then_some(program));
         let (file, command) = match (&self.programs_dir, relative_path) {
             (Some(dir), Some(relative)) => (dir.join(relative), line.to_string()),
             _ => {
-                let file = std::path::absolute(program).with_context(|| format!("{program}: cannot be resolved"))?;
+                let file = std::path::absolute(program)
+                    .with_context(|| format!("{program}: cannot be resolved"))?;
                 let command = format!("{}{arguments}", file.display());
                 (file, command)
             }
@@ -180,42 +216,91 @@ impl LabRunArgs {
 }
 
 /// Runs the script and reports each line of its output as progress; its errors go to a file.
-fn run_script(script: &Path, job_dir: &Path, errors_path: &Path, session: &Session) -> anyhow::Result<()> {
+fn run_script(
+    script: &Path,
+    job_dir: &Path,
+    errors_path: &Path,
+    session: &Session,
+) -> anyhow::Result<()> {
     let binary = std::env::current_exe().context("this command's own file")?;
     let stderr = cachemate_files::create(errors_path, true)
         .with_context(|| format!("{}: cannot be written", errors_path.display()))?;
-    let child = Command::new(script).arg(job_dir).arg(&binary).stdout(Stdio::piped()).stderr(stderr).spawn();
+    let child = Command::new(script)
+        .arg(job_dir)
+        .arg(&binary)
+        .stdout(Stdio::piped())
+        .stderr(stderr)
+        .spawn();
     let mut child = child.with_context(|| format!("{}: cannot be started", script.display()))?;
-    for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok)
+    for line in child
+        .stdout
+        .take()
+        .into_iter()
+        .flat_map(|stdout| BufReader::new(stdout).lines())
+        .map_while(Result::ok)
     {
         session.note(&line);
     }
-    child.wait().with_context(|| format!("{}: cannot be waited for", script.display()))?;
+    child
+        .wait()
+        .with_context(|| format!("{}: cannot be waited for", script.display()))?;
     Ok(())
 }
 
 /// Fails if the guest's shell could not start a program, because the counts of the failed start would look like a
 /// result.
 fn check_started(results: &[PhaseResult]) -> anyhow::Result<()> {
-    let has_failed = |result: &&PhaseResult| result.exit_code.is_some_and(|code| START_FAILURE_CODES.contains(&code));
+    let has_failed = |result: &&PhaseResult| {
+        result
+            .exit_code
+            .is_some_and(|code| START_FAILURE_CODES.contains(&code))
+    };
     if let Some(result) = results.iter().find(has_failed) {
-        let message = result.last_line.as_deref().unwrap_or("the guest gives no reason");
-        bail!("{}: exit code {} in the guest: {message}", result.program, result.exit_code.unwrap_or_default());
+        let message = result
+            .last_line
+            .as_deref()
+            .unwrap_or("the guest gives no reason");
+        bail!(
+            "{}: exit code {} in the guest: {message}",
+            result.program,
+            result.exit_code.unwrap_or_default()
+        );
     }
     Ok(())
 }
 
 /// Parses the script's table. Returns every program in every phase, in the order of the run.
-fn parse_phase_results(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
+fn parse_phase_results(
+    text: &str,
+    programs: &[String],
+    phases: &[&str],
+) -> anyhow::Result<Vec<PhaseResult>> {
     let mut results_by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
-        let problem =
-            || format!("results.tsv, line {}: found {line:?}, expected 14 fields of the lab's script", index + 1);
+        let problem = || {
+            format!(
+                "results.tsv, line {}: found {line:?}, expected 14 fields of the lab's script",
+                index + 1
+            )
+        };
         let fields: Vec<&str> = line.split('\t').collect();
-        let &[phase, number, _, seconds, ended, exit_code, last_line, ref counts @ ..] = &fields[..] else {
+        let &[
+            phase,
+            number,
+            _,
+            seconds,
+            ended,
+            exit_code,
+            last_line,
+            ref counts @ ..,
+        ] = &fields[..]
+        else {
             bail!(problem())
         };
-        let phase_index = phases.iter().position(|known| *known == phase).with_context(problem)?;
+        let phase_index = phases
+            .iter()
+            .position(|known| *known == phase)
+            .with_context(problem)?;
         let program_index: usize = number.parse().with_context(problem)?;
         let exit_code: u8 = exit_code.parse().with_context(problem)?;
         let has_ended = ended == "yes";
@@ -235,11 +320,18 @@ fn parse_phase_results(text: &str, programs: &[String], phases: &[&str]) -> anyh
     for (phase_index, phase) in phases.iter().enumerate() {
         for (program_index, program) in programs.iter().enumerate() {
             let (phase_name, program) = (phase.to_string(), program.clone());
-            let missing = || PhaseResult { phase: phase_name, program, ..PhaseResult::default() };
+            let missing = || PhaseResult {
+                phase: phase_name,
+                program,
+                ..PhaseResult::default()
+            };
             let known = results_by_phase.get(&(phase_index, program_index)).cloned();
             let mut phase_result = known.unwrap_or_else(missing);
-            let alone_result = results_by_phase.get(&(0, program_index)).filter(|_| *phase != ALONE_PHASE);
-            phase_result.slowdown = alone_result.and_then(|alone_result| slowdown_of(alone_result, &phase_result));
+            let alone_result = results_by_phase
+                .get(&(0, program_index))
+                .filter(|_| *phase != ALONE_PHASE);
+            phase_result.slowdown =
+                alone_result.and_then(|alone_result| slowdown_of(alone_result, &phase_result));
             phase_results.push(phase_result);
         }
     }
@@ -248,10 +340,23 @@ fn parse_phase_results(text: &str, programs: &[String], phases: &[&str]) -> anyh
 
 /// Parses the counts of one process; a dash stands for an unknown count.
 fn parse_counts(fields: &[&str]) -> Option<PhaseCounts> {
-    let parse_field = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
+    let parse_field = |field: &&str| {
+        if *field == "-" {
+            Some(None)
+        } else {
+            field.parse().ok().map(Some)
+        }
+    };
     let counts: Vec<Option<u64>> = fields.iter().map(parse_field).collect::<Option<_>>()?;
-    let &[instructions, user_instructions, cycles, l3_misses, displaced_by_others, memory_bytes, held_bytes] =
-        &counts[..]
+    let &[
+        instructions,
+        user_instructions,
+        cycles,
+        l3_misses,
+        displaced_by_others,
+        memory_bytes,
+        held_bytes,
+    ] = &counts[..]
     else {
         return None;
     };
@@ -267,8 +372,9 @@ fn parse_counts(fields: &[&str]) -> Option<PhaseCounts> {
 }
 
 fn slowdown_of(alone_result: &PhaseResult, compared_result: &PhaseResult) -> Option<f64> {
-    let instructions_per_second =
-        |phase_result: &PhaseResult| Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?);
+    let instructions_per_second = |phase_result: &PhaseResult| {
+        Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?)
+    };
     let ratio = instructions_per_second(alone_result)? / instructions_per_second(compared_result)?;
     ratio.is_finite().then_some(ratio - 1.0)
 }
@@ -280,7 +386,8 @@ fn render(result: &LabRunJson) -> String {
         "phase | program",
         "seconds | slowdown | user instructions | L3 misses | evicted by others | memory | occupancy",
     );
-    let count_or_unknown = |count: Option<u64>| count.map_or(UNKNOWN_CELL.to_string(), format_count);
+    let count_or_unknown =
+        |count: Option<u64>| count.map_or(UNKNOWN_CELL.to_string(), format_count);
     let size_or_unknown = |bytes: Option<u64>| bytes.map_or(UNKNOWN_CELL.to_string(), format_size);
     for program in &result.programs {
         let end_text = match (program.ended, program.exit_code) {
@@ -291,10 +398,14 @@ fn render(result: &LabRunJson) -> String {
         table.add_row([
             program.phase.clone(),
             program.program.clone(),
-            program.seconds.map_or(UNKNOWN_CELL.to_string(), |seconds| format!("{seconds:.2}{end_text}")),
+            program.seconds.map_or(UNKNOWN_CELL.to_string(), |seconds| {
+                format!("{seconds:.2}{end_text}")
+            }),
             program
                 .slowdown
-                .map_or(UNKNOWN_CELL.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
+                .map_or(UNKNOWN_CELL.to_string(), |slowdown| {
+                    format!("{:.0} %", (100.0 * slowdown).round() + 0.0)
+                }),
             count_or_unknown(program.counts.user_instructions),
             count_or_unknown(program.counts.l3_misses),
             count_or_unknown(program.counts.displaced_by_others),
@@ -302,8 +413,14 @@ fn render(result: &LabRunJson) -> String {
             size_or_unknown(program.counts.held_bytes),
         ]);
     }
-    let policy = result.policy.as_ref().map_or(String::new(), |policy| format!(", managed = policy {policy}"));
-    format!("{} (modeled machine){policy}\n{}", result.machine, table.text())
+    let policy = result.policy.as_ref().map_or(String::new(), |policy| {
+        format!(", managed = policy {policy}")
+    });
+    format!(
+        "{} (modeled machine){policy}\n{}",
+        result.machine,
+        table.text()
+    )
 }
 
 #[cfg(test)]
@@ -315,7 +432,12 @@ mod tests {
     }
 
     fn render_programs(programs: Vec<PhaseResult>) -> String {
-        render(&LabRunJson { machine_is: "modeled", machine: "m".into(), policy: None, programs })
+        render(&LabRunJson {
+            machine_is: "modeled",
+            machine: "m".into(),
+            policy: None,
+            programs,
+        })
     }
 
     /// Is a program compared with its run alone by work per second, whether it ended or was killed?
@@ -329,7 +451,13 @@ mod tests {
         let results = parse_results(text, &programs);
         let slower: Vec<Option<f64>> = results.iter().map(|result| result.slowdown).collect();
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
-        assert_eq!((results[2].counts.displaced_by_others, results[3].program.as_str()), (Some(80), "./b -n 5"));
+        assert_eq!(
+            (
+                results[2].counts.displaced_by_others,
+                results[3].program.as_str()
+            ),
+            (Some(80), "./b -n 5")
+        );
         assert!(render_programs(results).contains("modeled machine"));
     }
 
@@ -342,7 +470,10 @@ mod tests {
         let mut phase_results = parse_results(text, &["./a".to_string()]);
         assert_eq!(phase_results[1].slowdown, Some(3.0));
         phase_results[1].slowdown = Some(-0.001);
-        assert!(render_programs(phase_results).contains(" 0 %"), "no negative zero");
+        assert!(
+            render_programs(phase_results).contains(" 0 %"),
+            "no negative zero"
+        );
     }
 
     /// Is a program without ground truth null in JSON and a dash in the table, never 0?
@@ -352,13 +483,27 @@ mod tests {
                     together\t0\t./a\t2.5\tno\t137\t\t-\t-\t-\t-\t-\t-\t-\n";
         let phase_results = parse_results(text, &["./a".to_string()]);
         let json = serde_json::to_value(&phase_results[1]).unwrap();
-        let keys = ["instructions", "user_instructions", "cycles", "l3_misses", "displaced_by_others", "memory_bytes"];
+        let keys = [
+            "instructions",
+            "user_instructions",
+            "cycles",
+            "l3_misses",
+            "displaced_by_others",
+            "memory_bytes",
+        ];
         for key in keys.into_iter().chain(["held_bytes", "slowdown"]) {
-            assert!(json.get(key).is_some_and(serde_json::Value::is_null), "{key}: {json}");
+            assert!(
+                json.get(key).is_some_and(serde_json::Value::is_null),
+                "{key}: {json}"
+            );
         }
         assert_eq!(json["seconds"], 2.5);
         let table = render_programs(phase_results);
-        assert_eq!(table.lines().last().unwrap().matches(UNKNOWN_CELL).count(), 6, "{table}");
+        assert_eq!(
+            table.lines().last().unwrap().matches(UNKNOWN_CELL).count(),
+            6,
+            "{table}"
+        );
     }
 
     /// Is every program listed in every phase, even if the script has no line for it?
@@ -370,7 +515,13 @@ mod tests {
         let phase_results = parse_phase_results(text, &programs, &PHASES).unwrap();
         let listed: Vec<(&str, &str, bool)> = phase_results
             .iter()
-            .map(|result| (result.phase.as_str(), result.program.as_str(), result.seconds.is_some()))
+            .map(|result| {
+                (
+                    result.phase.as_str(),
+                    result.program.as_str(),
+                    result.seconds.is_some(),
+                )
+            })
             .collect();
         let expected = [
             ("alone", "./a", false),
@@ -387,12 +538,22 @@ mod tests {
     /// Is a program that the guest could not start an error with the guest's reason, and a failing program a result?
     #[test]
     fn a_program_that_does_not_start_is_an_error() {
-        let line =
-            |code: &str| format!("alone\t0\t./a\t0.02\tyes\t{code}\tsh: ./a: not found\t9\t8\t7\t0\t0\t64\t64\n");
-        let check_started_with = |code: &str| check_started(&parse_results(&line(code), &["./a".to_string()]));
-        assert!(check_started_with("127").unwrap_err().to_string().contains("./a: not found"));
+        let line = |code: &str| {
+            format!("alone\t0\t./a\t0.02\tyes\t{code}\tsh: ./a: not found\t9\t8\t7\t0\t0\t64\t64\n")
+        };
+        let check_started_with =
+            |code: &str| check_started(&parse_results(&line(code), &["./a".to_string()]));
+        assert!(
+            check_started_with("127")
+                .unwrap_err()
+                .to_string()
+                .contains("./a: not found")
+        );
         assert!(check_started_with("1").is_ok());
-        assert!(render_programs(parse_results(&line("1"), &["./a".to_string()])).contains("(exit code 1)"));
+        assert!(
+            render_programs(parse_results(&line("1"), &["./a".to_string()]))
+                .contains("(exit code 1)")
+        );
     }
 
     /// Is a relative path resolved, and a missing file refused before the guest boots?
@@ -403,15 +564,32 @@ mod tests {
             #[command(flatten)]
             run: LabRunArgs,
         }
-        let parse_run = |arguments: &[&str]| <Line as clap::Parser>::parse_from([&["run"], arguments].concat()).run;
+        let parse_run = |arguments: &[&str]| {
+            <Line as clap::Parser>::parse_from([&["run"], arguments].concat()).run
+        };
         let here = std::env::current_dir().unwrap();
         let plain = parse_run(&["x"]);
-        assert_eq!(plain.guest_command("./Cargo.toml 5 6").unwrap(), format!("{}/Cargo.toml 5 6", here.display()));
-        assert_eq!(plain.guest_command("lab-program load").unwrap(), "lab-program load");
-        assert!(plain.guest_command("./nowhere 5").unwrap_err().to_string().contains("nowhere"));
+        assert_eq!(
+            plain.guest_command("./Cargo.toml 5 6").unwrap(),
+            format!("{}/Cargo.toml 5 6", here.display())
+        );
+        assert_eq!(
+            plain.guest_command("lab-program load").unwrap(),
+            "lab-program load"
+        );
+        assert!(
+            plain
+                .guest_command("./nowhere 5")
+                .unwrap_err()
+                .to_string()
+                .contains("nowhere")
+        );
         let in_dir = parse_run(&["--programs-dir", "src", "x"]);
         assert_eq!(in_dir.guest_command("./main.rs 5").unwrap(), "./main.rs 5");
-        assert_eq!(in_dir.guest_command("/programs/main.rs").unwrap(), "/programs/main.rs");
+        assert_eq!(
+            in_dir.guest_command("/programs/main.rs").unwrap(),
+            "/programs/main.rs"
+        );
         assert!(in_dir.guest_command("./Cargo.toml").is_err());
     }
 
@@ -420,7 +598,12 @@ mod tests {
     fn a_table_the_script_could_not_have_written_is_rejected() {
         let programs = ["./a".to_string()];
         let read_all_phases = |text: &str| parse_phase_results(text, &programs, &PHASES);
-        assert!(read_all_phases("alone\t0\t./a\n").unwrap_err().to_string().contains("line 1"));
+        assert!(
+            read_all_phases("alone\t0\t./a\n")
+                .unwrap_err()
+                .to_string()
+                .contains("line 1")
+        );
         assert!(read_all_phases("alone\t7\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
         assert!(read_all_phases("alone\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\tmany\n").is_err());
         assert!(read_all_phases("beside\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());

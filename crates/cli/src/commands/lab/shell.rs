@@ -35,7 +35,10 @@ impl LabShellArgs {
             .with_context(|| format!("{}: cannot be written", machine_path.display()))?;
         session.note("booting the modeled machine; this takes about ten seconds");
         let binary = std::env::current_exe().context("this command's own file")?;
-        let status = Command::new(&script).arg(job_dir.path()).arg(&binary).status();
+        let status = Command::new(&script)
+            .arg(job_dir.path())
+            .arg(&binary)
+            .status();
         let status = status.with_context(|| format!("{}: cannot be started", script.display()))?;
         if !status.success() {
             bail!("{}: {status}", script.display());

@@ -49,12 +49,19 @@ pub struct Discover {
 impl Discover {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(1.0..=3600.0).contains(&self.timeout) {
-            bail!(crate::exit::UsageError("--timeout must be from 1 to 3600".into()));
+            bail!(crate::exit::UsageError(
+                "--timeout must be from 1 to 3600".into()
+            ));
         }
         if let Some(path) = &self.output {
             refuse_existing(path, self.force)?;
         }
-        let map = discover_colors(session, self.memory.0, Duration::from_secs_f64(self.timeout), self.seed)?;
+        let map = discover_colors(
+            session,
+            self.memory.0,
+            Duration::from_secs_f64(self.timeout),
+            self.seed,
+        )?;
         if let Some(path) = &self.output {
             write_file(path, map.to_text().as_bytes(), self.force)?;
         }
@@ -63,12 +70,24 @@ impl Discover {
 }
 
 /// Discovers the colors of this host, and shows progress on a terminal.
-pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: u64) -> anyhow::Result<ColorMap> {
-    let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
-    let allowed_cpus =
-        LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
+pub fn discover_colors(
+    session: &Session,
+    bytes: u64,
+    max_time: Duration,
+    seed: u64,
+) -> anyhow::Result<ColorMap> {
+    let topology = read_topology(Path::new("/"))
+        .context("cannot read the caches of this host")?
+        .topology;
+    let allowed_cpus = LinuxHost::new("/")
+        .affinity(std::process::id() as i32)
+        .context("cannot read this process's CPUs")?;
     // The last CPU is used, because most interrupts are handled on the first.
-    let cpu = allowed_cpus.iter().last().map(CpuId).context("this process may run on no CPU")?;
+    let cpu = allowed_cpus
+        .iter()
+        .last()
+        .map(CpuId)
+        .context("this process may run on no CPU")?;
     let available_memory = available_bytes().unwrap_or(u64::MAX);
     if bytes > available_memory / 2 {
         bail!(
@@ -95,7 +114,9 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
     let discovery = discover(&topology, cpu, &mut options);
     bar.finish_and_clear();
     if stop.load(Ordering::Relaxed) {
-        bail!(crate::exit::InterruptedError("no colors were stored".into()));
+        bail!(crate::exit::InterruptedError(
+            "no colors were stored".into()
+        ));
     }
     Ok(discovery?)
 }
@@ -105,7 +126,10 @@ struct MapSummary<'a>(&'a ColorMap);
 
 impl serde::Serialize for MapSummary<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let frameless_map = ColorMap { frames: Vec::new(), ..self.0.clone() };
+        let frameless_map = ColorMap {
+            frames: Vec::new(),
+            ..self.0.clone()
+        };
         let mut value = serde_json::to_value(frameless_map).map_err(serde::ser::Error::custom)?;
         if let Some(object) = value.as_object_mut() {
             object.remove("frames");
@@ -145,9 +169,13 @@ fn describe_coverage(name: &str, coverage: &ColorCoverage) -> String {
     let verdict = match coverage.is_partitioned {
         Some(true) => "confined",
         Some(false) => "NOT confined",
-        None => "not determined: too few frames of one color (--memory), or too little of the cache is free now",
+        None => {
+            "not determined: too few frames of one color (--memory), or too little of the cache is free now"
+        }
     };
-    let knee_text = coverage.knee_bytes.map_or("none found".to_string(), format_size);
+    let knee_text = coverage
+        .knee_bytes
+        .map_or("none found".to_string(), format_size);
     let mut text = format!(
         "{name}: {verdict}; one color's share {}, knee of one color {knee_text}\n",
         format_size(coverage.share_bytes)

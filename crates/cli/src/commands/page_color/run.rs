@@ -40,7 +40,12 @@ pub struct ColorRunArgs {
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// CMD [ARG...]
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "COMMAND",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     command: Vec<String>,
 }
 
@@ -64,13 +69,18 @@ struct ProcessReport {
 
 impl ColorRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let mask =
-            color_mask(&self.colors).ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
-        migration::measure_page_move_ns_with_frames()
-            .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.reason, unusable.remedy))?;
+        let mask = color_mask(&self.colors)
+            .ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
+        migration::measure_page_move_ns_with_frames().map_err(|unusable| {
+            anyhow::anyhow!("{} (remedy: {})", unusable.reason, unusable.remedy)
+        })?;
         let color_count = ensure_color_count(session)?;
         if self.colors.iter().any(|color| color >= color_count) {
-            bail!(UsageError(format!("--colors {}: this host has colors 0-{}", self.colors, color_count - 1)));
+            bail!(UsageError(format!(
+                "--colors {}: this host has colors 0-{}",
+                self.colors,
+                color_count - 1
+            )));
         }
         let available_memory = available_bytes().unwrap_or(1 << 30);
         let max_held_bytes = self.max_held.map_or(available_memory / 8, |size| size.0);
@@ -95,13 +105,21 @@ impl ColorRunArgs {
             seconds: start_time.elapsed().as_secs_f64(),
             max_held_bytes,
             resident: program.last_resident_pages(),
-            processes: program.agent_reports().into_iter().map(|(pid, agent)| ProcessReport { pid, agent }).collect(),
+            processes: program
+                .agent_reports()
+                .into_iter()
+                .map(|(pid, agent)| ProcessReport { pid, agent })
+                .collect(),
         };
         if let Some(path) = &self.report {
             write_json(path, &report, true)?;
         }
         print_report(session, &report);
-        if status == 0 { Ok(()) } else { bail!(ProgramExitCode(status)) }
+        if status == 0 {
+            Ok(())
+        } else {
+            bail!(ProgramExitCode(status))
+        }
     }
 }
 
@@ -144,7 +162,9 @@ fn print_report(session: &Session, report: &ColorRunReport) {
             Ok(_) => format!(
                 "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} fallback frames of other colors, {} frames from the kernel; {} pages migrated; at most {} held",
                 format_count(counter("allowed_pages")),
-                format_count(counter("allowed_pages") + counter("other_pages") + counter("unknown_pages")),
+                format_count(
+                    counter("allowed_pages") + counter("other_pages") + counter("unknown_pages")
+                ),
                 format_count(counter("faults")),
                 counter("fault_ns") as f64 / 1e3 / (counter("faults") as f64).max(1.0),
                 format_count(counter("fallback_frames")),

@@ -46,13 +46,18 @@ struct VerifyJson {
 impl Verify {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(0.1..=86_400.0).contains(&self.seconds) {
-            bail!(crate::exit::UsageError("--seconds must be from 0.1 to 86400".into()));
+            bail!(crate::exit::UsageError(
+                "--seconds must be from 0.1 to 86400".into()
+            ));
         }
         let (stop, start) = (session.interrupt_flag(), Instant::now());
         let mut opened_set = reference_set::open_unverified(Path::new(BASE))?;
         let test_time = Duration::from_secs_f64(self.seconds);
-        let colors = observe_colors(&mut opened_set.frames, test_time, &|| stop.load(Ordering::Relaxed));
-        let sum_over_colors = |value: fn(&ColorVerification) -> u64| colors.iter().map(value).sum::<u64>();
+        let colors = observe_colors(&mut opened_set.frames, test_time, &|| {
+            stop.load(Ordering::Relaxed)
+        });
+        let sum_over_colors =
+            |value: fn(&ColorVerification) -> u64| colors.iter().map(value).sum::<u64>();
         let calibration = opened_set.frames.calibrate();
         let result = VerifyJson {
             hit_cycles: calibration.hit_cycles,
@@ -66,7 +71,12 @@ impl Verify {
             colors,
         };
         session.print_result(self.json.json, &result, || render(&result))?;
-        match result.colors.iter().filter(|color| !color.is_usable()).count() {
+        match result
+            .colors
+            .iter()
+            .filter(|color| !color.is_usable())
+            .count()
+        {
             0 => Ok(()),
             lost_count => {
                 bail!(
@@ -79,7 +89,11 @@ impl Verify {
 }
 
 fn render(result: &VerifyJson) -> String {
-    let worst_color = result.colors.iter().enumerate().max_by_key(|(_, color)| color.frames_moved);
+    let worst_color = result
+        .colors
+        .iter()
+        .enumerate()
+        .max_by_key(|(_, color)| color.frames_moved);
     let worst_color = worst_color.filter(|(_, color)| color.frames_moved > 0);
     format!(
         "{} of {} frames still have their color, {} have moved, {} are undecided; {} answers in {:.1} s, {:.1} % of them disturbed by other programs; a hit takes {} cycles, a miss {}\n{}",

@@ -11,9 +11,9 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use cachemate_core::{
-    Cache, CacheLevel, CacheSpec, CoherenceSpec, CoreModel, Cpu, Inclusion, MachineSpec, MemorySchedulingSpec,
-    MemorySpec, OsSpec, PageSpec, PmuSpec, PrefetcherSpec, ReplacementPolicy, SamplerModel, SetIndexing, Topology,
-    WayPartitions, WritePolicy,
+    Cache, CacheLevel, CacheSpec, CoherenceSpec, CoreModel, Cpu, Inclusion, MachineSpec,
+    MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec, PrefetcherSpec, ReplacementPolicy,
+    SamplerModel, SetIndexing, Topology, WayPartitions, WritePolicy,
 };
 
 /// Assumed clock frequency if the kernel does not report one.
@@ -39,10 +39,16 @@ const MAX_KERNEL_FILE_BYTES: u64 = 16 << 20;
 impl HostFacts {
     /// Reads the kernel's files below `root`.
     pub fn read(root: &Path) -> Self {
-        let read_file = |file: &str| cachemate_files::read_text_limited(&root.join(file), MAX_KERNEL_FILE_BYTES).ok();
+        let read_file = |file: &str| {
+            cachemate_files::read_text_limited(&root.join(file), MAX_KERNEL_FILE_BYTES).ok()
+        };
         let read_number = |file: &str| read_file(file)?.trim().parse::<u32>().ok();
         let parse_line_value = |text: &str, name: &str| {
-            let value = text.lines().find(|line| line.starts_with(name))?.split(':').nth(1)?;
+            let value = text
+                .lines()
+                .find(|line| line.starts_with(name))?
+                .split(':')
+                .nth(1)?;
             value.split_ascii_whitespace().next()?.parse::<f64>().ok()
         };
         let info_dir = "sys/fs/resctrl/info/L3";
@@ -51,10 +57,14 @@ impl HostFacts {
             min_ways: read_number(&format!("{info_dir}/min_cbm_bits")).unwrap_or(1),
             contiguous: read_number(&format!("{info_dir}/sparse_masks")) != Some(1),
         });
-        let megahertz = read_file("proc/cpuinfo").and_then(|text| parse_line_value(&text, "cpu MHz"));
-        let kibibytes = read_file("proc/meminfo").and_then(|text| parse_line_value(&text, "MemTotal"));
+        let megahertz =
+            read_file("proc/cpuinfo").and_then(|text| parse_line_value(&text, "cpu MHz"));
+        let kibibytes =
+            read_file("proc/meminfo").and_then(|text| parse_line_value(&text, "MemTotal"));
         HostFacts {
-            hertz: megahertz.filter(|mhz| *mhz >= 1.0).map(|mhz| (mhz * 1e6).round() as u64),
+            hertz: megahertz
+                .filter(|mhz| *mhz >= 1.0)
+                .map(|mhz| (mhz * 1e6).round() as u64),
             memory_bytes: kibibytes.map(|kib| kib as u64 * 1024),
             classes,
         }
@@ -72,14 +82,23 @@ pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow
 }
 
 /// Returns the host's description as a machine.
-pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
+pub fn build_machine(
+    name: &str,
+    topology: &Topology,
+    facts: HostFacts,
+) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
-    let contexts_per_core = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
+    let contexts_per_core =
+        uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
     let packages: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.package).collect();
     let cores_per_package = cores.len() / packages.len().max(1);
     if cores_per_package * packages.len() != cores.len() {
-        bail!("packages: found {} cores on {} packages, expected equally many on each", cores.len(), packages.len());
+        bail!(
+            "packages: found {} cores on {} packages, expected equally many on each",
+            cores.len(),
+            packages.len()
+        );
     }
     let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(facts.hertz);
     let clock_hertz = hertz.unwrap_or(ASSUMED_HERTZ);
@@ -87,20 +106,44 @@ pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyho
     let levels: BTreeSet<CacheLevel> = topology.caches.iter().map(|cache| cache.level).collect();
     let mut caches = Vec::new();
     for level in levels {
-        caches.push(cache_spec(topology, level, contexts_per_core, cores_per_package as u32)?);
+        caches.push(cache_spec(
+            topology,
+            level,
+            contexts_per_core,
+            cores_per_package as u32,
+        )?);
     }
-    let l3_cache = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == CacheLevel::L3);
+    let l3_cache = caches
+        .last_mut()
+        .filter(|cache: &&mut CacheSpec| cache.level == CacheLevel::L3);
     let l3_assignment = l3_cache.map(|cache| cache.way_partitions = facts.classes);
-    let node_count = cpus.iter().map(|cpu| cpu.memory_node).collect::<BTreeSet<u32>>().len().max(1);
-    let usable_node_count = if packages.len().is_multiple_of(node_count) { node_count } else { 1 };
+    let node_count = cpus
+        .iter()
+        .map(|cpu| cpu.memory_node)
+        .collect::<BTreeSet<u32>>()
+        .len()
+        .max(1);
+    let usable_node_count = if packages.len().is_multiple_of(node_count) {
+        node_count
+    } else {
+        1
+    };
     let page_bytes = PageSpec::default().page_bytes;
     let memory_bytes = facts.memory_bytes.unwrap_or(ASSUMED_MEMORY_BYTES) / page_bytes * page_bytes;
-    let mut estimated_parts =
-        vec!["latencies of caches, memory and coherence", "pipeline", "memory bandwidth", "prefetchers", "counters"];
+    let mut estimated_parts = vec![
+        "latencies of caches, memory and coherence",
+        "pipeline",
+        "memory bandwidth",
+        "prefetchers",
+        "counters",
+    ];
     for (is_known, subject) in [
         (hertz.is_some(), "clock"),
         (facts.memory_bytes.is_some(), "memory size"),
-        (facts.classes.is_some() && l3_assignment.is_some(), "classes of service (none)"),
+        (
+            facts.classes.is_some() && l3_assignment.is_some(),
+            "classes of service (none)",
+        ),
     ] {
         if !is_known {
             estimated_parts.push(subject);
@@ -151,7 +194,8 @@ fn uniform_group_size<K: Ord + std::fmt::Debug>(
     key: impl Fn(&Cpu) -> K,
 ) -> anyhow::Result<u32> {
     let mut group_sizes = std::collections::BTreeMap::<K, u32>::new();
-    cpus.iter().for_each(|cpu| *group_sizes.entry(key(cpu)).or_default() += 1);
+    cpus.iter()
+        .for_each(|cpu| *group_sizes.entry(key(cpu)).or_default() += 1);
     let distinct_sizes: BTreeSet<u32> = group_sizes.into_values().collect();
     match distinct_sizes.iter().copied().collect::<Vec<u32>>()[..] {
         [count] => Ok(count),
@@ -170,16 +214,25 @@ fn cache_spec(
 ) -> anyhow::Result<CacheSpec> {
     let online = topology.online();
     let name = cachemate_report::level_name(level);
-    let level_caches: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
+    let level_caches: Vec<&Cache> = topology
+        .caches
+        .iter()
+        .filter(|cache| cache.level == level)
+        .collect();
     let common_size = |subject: &str, size_of: &dyn Fn(&Cache) -> Option<u64>| {
-        let found: BTreeSet<Option<u64>> = level_caches.iter().map(|cache| size_of(cache)).collect();
+        let found: BTreeSet<Option<u64>> =
+            level_caches.iter().map(|cache| size_of(cache)).collect();
         match found.iter().copied().collect::<Vec<_>>()[..] {
             [Some(value)] => Ok(value),
             [None] => bail!("{name}.{subject}: the kernel does not tell, expected a number"),
-            _ => bail!("{name}.{subject}: found {found:?} on one host, expected the same everywhere"),
+            _ => {
+                bail!("{name}.{subject}: found {found:?} on one host, expected the same everywhere")
+            }
         }
     };
-    let cpus = common_size("cpus", &|cache| Some(u64::from(cache.cpus.intersection(&online).count())))? as u32;
+    let cpus = common_size("cpus", &|cache| {
+        Some(u64::from(cache.cpus.intersection(&online).count()))
+    })? as u32;
     let cores = cpus / contexts;
     if cores == 0 || cores * contexts != cpus || !cores_per_package.is_multiple_of(cores) {
         bail!(
@@ -217,18 +270,34 @@ mod tests {
     /// Does the description of a machine's topology have the same topology?
     #[test]
     fn a_topologys_description_has_the_same_topology() {
-        for name in ["epyc-7763", "epyc-9755", "xeon-8490h", "altra-max", "xeon-x5365", "opteron-2350", "niagara-2core"]
-        {
+        for name in [
+            "epyc-7763",
+            "epyc-9755",
+            "xeon-8490h",
+            "altra-max",
+            "xeon-x5365",
+            "opteron-2350",
+            "niagara-2core",
+        ] {
             let topology = cachemate_spec::load_topology(name).unwrap();
             let text = machine_text(name, &topology, HostFacts::default()).unwrap();
             let again = cachemate_spec::parse_machine(name, &text).unwrap();
             assert_eq!(again.topology().caches, topology.caches, "{name}");
             let cpu_positions = |topology: &Topology| {
-                topology.cpus.iter().map(|cpu| (cpu.id, cpu.core, cpu.package)).collect::<Vec<_>>()
+                topology
+                    .cpus
+                    .iter()
+                    .map(|cpu| (cpu.id, cpu.core, cpu.package))
+                    .collect::<Vec<_>>()
             };
-            assert_eq!(cpu_positions(&again.topology()), cpu_positions(&topology), "{name}");
+            assert_eq!(
+                cpu_positions(&again.topology()),
+                cpu_positions(&topology),
+                "{name}"
+            );
             assert!(
-                again.sources[1].starts_with("estimate: latencies") && again.sources[1].contains("memory size"),
+                again.sources[1].starts_with("estimate: latencies")
+                    && again.sources[1].contains("memory size"),
                 "{name}"
             );
         }
@@ -241,18 +310,28 @@ mod tests {
         let refusal_after = |change: &dyn Fn(&mut Topology)| {
             let mut topology = whole.clone();
             change(&mut topology);
-            machine_text("x", &topology, HostFacts::default()).unwrap_err().to_string()
+            machine_text("x", &topology, HostFacts::default())
+                .unwrap_err()
+                .to_string()
         };
-        let l3 = whole.caches.iter().position(|cache| cache.level == CacheLevel::L3).unwrap();
+        let l3 = whole
+            .caches
+            .iter()
+            .position(|cache| cache.level == CacheLevel::L3)
+            .unwrap();
         assert!(
-            refusal_after(&|t| t.caches[l3].size_bytes = Some(16 << 20)).starts_with("L3.size: found {"),
+            refusal_after(&|t| t.caches[l3].size_bytes = Some(16 << 20))
+                .starts_with("L3.size: found {"),
             "sizes differ"
         );
         assert!(
             refusal_after(&|t| t.caches.iter_mut().for_each(|cache| cache.ways = None))
                 .contains("ways: the kernel does not tell")
         );
-        assert!(refusal_after(&|t| t.cpus[1].online = false).starts_with("CPUs of a core: found {1, 2}"));
+        assert!(
+            refusal_after(&|t| t.cpus[1].online = false)
+                .starts_with("CPUs of a core: found {1, 2}")
+        );
     }
 
     /// Are clock, memory and classes of service taken from the host's files, and missing values left as estimates?
@@ -265,15 +344,25 @@ mod tests {
             std::fs::write(path, text).unwrap();
         };
         write_file("proc/cpuinfo", "processor\t: 0\ncpu MHz\t\t: 2600.031\n");
-        write_file("proc/meminfo", "MemTotal:       16384000 kB\nMemFree: 1 kB\n");
+        write_file(
+            "proc/meminfo",
+            "MemTotal:       16384000 kB\nMemFree: 1 kB\n",
+        );
         write_file("sys/fs/resctrl/info/L3/num_closids", "16\n");
         write_file("sys/fs/resctrl/info/L3/min_cbm_bits", "1\n");
         write_file("sys/fs/resctrl/info/L3/sparse_masks", "1\n");
         let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
         topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = None);
         let machine = build_machine("x", &topology, HostFacts::read(root.path())).unwrap();
-        assert_eq!((machine.hertz, machine.memory.size_bytes), (2_600_031_000, 16_384_000 * 1024));
-        let classes = WayPartitions { groups: 16, min_ways: 1, contiguous: false };
+        assert_eq!(
+            (machine.hertz, machine.memory.size_bytes),
+            (2_600_031_000, 16_384_000 * 1024)
+        );
+        let classes = WayPartitions {
+            groups: 16,
+            min_ways: 1,
+            contiguous: false,
+        };
         assert_eq!(machine.caches.last().unwrap().way_partitions, Some(classes));
         assert!(
             !machine.sources[1].contains("clock") && !machine.sources[1].contains("classes"),

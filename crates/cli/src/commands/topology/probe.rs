@@ -62,7 +62,10 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let declared: Vec<CpuSet> = topology.last_level_caches().map(|cache| cache.cpus.clone()).collect();
+    let declared: Vec<CpuSet> = topology
+        .last_level_caches()
+        .map(|cache| cache.cpus.clone())
+        .collect();
     let mut sorted_groups = (groups.clone(), declared.clone());
     sorted_groups.0.sort();
     sorted_groups.1.sort();
@@ -80,8 +83,9 @@ fn measure_pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
     let mut best_ns: Option<f64> = None;
     for _ in 0..MAX_TRIES {
         if let Ok(round_trip) = round_trip((CpuId(a), CpuId(b))) {
-            best_ns =
-                Some(best_ns.map_or(round_trip.round_trip_ns, |best_ns: f64| best_ns.min(round_trip.round_trip_ns)));
+            best_ns = Some(best_ns.map_or(round_trip.round_trip_ns, |best_ns: f64| {
+                best_ns.min(round_trip.round_trip_ns)
+            }));
             if bounds.classify(round_trip.round_trip_ns) != SharingVerdict::Unclear {
                 break;
             }
@@ -93,20 +97,34 @@ fn measure_pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
         Some(SharingVerdict::Unclear) => "unclear",
         None => "busy",
     };
-    CpuPair { cpus: (a, b), round_trip_ns: best_ns, says: verdict }
+    CpuPair {
+        cpus: (a, b),
+        round_trip_ns: best_ns,
+        says: verdict,
+    }
 }
 
 pub fn render(topology: &ProbedTopology) -> String {
     let mut table = Table::from_header("CPUs | > round trip ns | ");
     for pair in &topology.pairs {
-        let time_text = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));
-        table.add_row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time_text, pair.says.to_string()]);
+        let time_text = pair
+            .round_trip_ns
+            .map_or("-".to_string(), |ns| format!("{ns:.0}"));
+        table.add_row([
+            format!("{}-{}", pair.cpus.0, pair.cpus.1),
+            time_text,
+            pair.says.to_string(),
+        ]);
     }
     format!(
         "{}shared according to the measurement: {}\nshared according to the kernel: {}{}\n",
         table.text(),
         topology.groups.join(" | "),
         topology.declared.join(" | "),
-        if topology.agrees { "" } else { "\nthey differ: virtual CPUs move, and the measurement counts" }
+        if topology.agrees {
+            ""
+        } else {
+            "\nthey differ: virtual CPUs move, and the measurement counts"
+        }
     )
 }

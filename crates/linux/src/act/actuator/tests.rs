@@ -18,19 +18,44 @@ impl Bench {
         Self::with_guardian(tids, waiting_guardian())
     }
     fn with_guardian(tids: &[i32], guardian: GuardianCommand) -> Self {
-        let (host, mut tasks) = (FakeHost::with_threads(tids.iter().copied()), TaskTable::default());
+        let (host, mut tasks) = (
+            FakeHost::with_threads(tids.iter().copied()),
+            TaskTable::default(),
+        );
         tasks.refresh(&host, &[rule_for(None)], 0).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let actuator = Actuator::new(dir.path(), guardian);
-        Bench { dir, host, tasks, actuator }
+        Bench {
+            dir,
+            host,
+            tasks,
+            actuator,
+        }
     }
     /// Applies a plan that moves these tasks.
     fn step(&mut self, cpus: &[(u32, &str)]) -> ApplyReport {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-        plan.affinity.extend(cpus.iter().map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())));
+        plan.affinity.extend(
+            cpus.iter()
+                .map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())),
+        );
         let capabilities = fixture::sample_capabilities();
-        let Bench { host, tasks, actuator, .. } = self;
-        ApplyFixture { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] }.apply(&plan).0
+        let Bench {
+            host,
+            tasks,
+            actuator,
+            ..
+        } = self;
+        ApplyFixture {
+            host,
+            actuator,
+            ways: None,
+            tasks,
+            capabilities: &capabilities,
+            groups: &[],
+        }
+        .apply(&plan)
+        .0
     }
     fn has_journal(&self) -> bool {
         self.dir.path().join(Journal::FILE_NAME).exists()
@@ -43,7 +68,11 @@ impl Bench {
 }
 
 fn rule_for(pid: Option<i32>) -> ManageRule {
-    ManageRule { pid, action: ManageAction::Manage(None), ..ManageRule::default() }
+    ManageRule {
+        pid,
+        action: ManageAction::Manage(None),
+        ..ManageRule::default()
+    }
 }
 
 /// Is a plan the whole state: is a property that the next plan does not mention restored, and is the same plan again
@@ -52,7 +81,10 @@ fn rule_for(pid: Option<i32>) -> ManageRule {
 fn a_plan_is_the_whole_state() {
     let mut bench = Bench::new(&[5, 6]);
     assert_eq!(bench.step(&[]).write_calls, 0);
-    assert!(!bench.has_journal(), "starting changes nothing, not even a file");
+    assert!(
+        !bench.has_journal(),
+        "starting changes nothing, not even a file"
+    );
     assert_eq!(bench.step(&[(0, "1"), (1, "2")]).write_calls, 2);
     assert_eq!(bench.step(&[(0, "1"), (1, "2")]).write_calls, 0);
     assert_eq!(bench.host.masks(), ["1", "2"]);
@@ -65,12 +97,22 @@ fn a_plan_is_the_whole_state() {
 /// If any change fails with any error: is it reported, are the others made, and can everything be restored?
 #[test]
 fn a_failing_change_is_reported_and_the_rest_is_done() {
-    for errno in [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
+    for errno in [
+        libc::EPERM,
+        libc::ESRCH,
+        libc::EBUSY,
+        libc::ENOSPC,
+        libc::EINVAL,
+    ] {
         for nth in 0..2 {
             let mut bench = Bench::new(&[5, 6]);
             bench.host.fault.set(Some((nth, errno)));
             let applied = bench.step(&[(0, "1"), (1, "2")]);
-            assert_eq!((applied.refused_items.len(), applied.read_back_states.len()), (1, 1), "{applied:?}");
+            assert_eq!(
+                (applied.refused_items.len(), applied.read_back_states.len()),
+                (1, 1),
+                "{applied:?}"
+            );
             assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);
         }
     }
@@ -79,12 +121,27 @@ fn a_failing_change_is_reported_and_the_rest_is_done() {
 /// Without a guardian or a place for the journal: is nothing changed?
 #[test]
 fn nothing_changes_without_a_guardian_or_a_journal() {
-    let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
+    let missing = GuardianCommand {
+        program: "/no/such/program".into(),
+        args: Vec::new(),
+    };
     let mut bench = Bench::with_guardian(&[5], missing);
-    assert_eq!((bench.step(&[(0, "1")]).refused_items.len(), bench.host.changes.get()), (1, 0));
+    assert_eq!(
+        (
+            bench.step(&[(0, "1")]).refused_items.len(),
+            bench.host.changes.get()
+        ),
+        (1, 0)
+    );
     assert!(!bench.has_journal());
     bench.actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
-    assert_eq!((bench.step(&[(0, "1")]).refused_items.len(), bench.host.changes.get()), (1, 0));
+    assert_eq!(
+        (
+            bench.step(&[(0, "1")]).refused_items.len(),
+            bench.host.changes.get()
+        ),
+        (1, 0)
+    );
 }
 
 /// If another process changes a mask that cachemate set: is it noticed?
@@ -92,7 +149,9 @@ fn nothing_changes_without_a_guardian_or_a_journal() {
 fn masks_changed_by_another_process_are_noticed() {
     let mut bench = Bench::new(&[5]);
     bench.step(&[(0, "1")]);
-    bench.host.change_thread(5, |thread| thread.cpus = "3".parse().unwrap());
+    bench
+        .host
+        .change_thread(5, |thread| thread.cpus = "3".parse().unwrap());
     let applied = bench.step(&[(0, "1")]);
     assert_eq!(applied.overridden_items, [PlanItem::Affinity(TaskId(0))]);
     bench.restored_masks();
@@ -104,8 +163,14 @@ fn an_inheriting_thread_is_given_its_parents_original_mask() {
     let mut bench = Bench::new(&[5]);
     bench.step(&[(0, "1")]);
     bench.host.add_thread(8, 8, 5, "1");
-    bench.tasks.refresh(&bench.host, &[rule_for(None)], 1).unwrap();
-    bench.actuator.restore_inherited(&bench.host, &bench.tasks.tasks(), &[]).unwrap();
+    bench
+        .tasks
+        .refresh(&bench.host, &[rule_for(None)], 1)
+        .unwrap();
+    bench
+        .actuator
+        .restore_inherited(&bench.host, &bench.tasks.tasks(), &[])
+        .unwrap();
     bench.step(&[(0, "1")]);
     assert_eq!(bench.host.masks(), ["1", "0-3"]);
     assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);
@@ -119,20 +184,47 @@ fn unmanaged_children_lose_inherited_settings() {
     let key = bench.tasks.tasks()[0].thread;
     let idle = DesiredState {
         item: PlanItem::Gangs(0),
-        object: JournalObject::Policy { pid: 5, thread: key },
+        object: JournalObject::Policy {
+            pid: 5,
+            thread: key,
+        },
         state: ObjectState::Policy(5),
     };
-    bench.actuator.journal_originals(&bench.host, &[idle]).unwrap();
-    assert_eq!(bench.host.threads.borrow()[&5].policy, 0, "writing originals down changes nothing");
+    bench
+        .actuator
+        .journal_originals(&bench.host, &[idle])
+        .unwrap();
+    assert_eq!(
+        bench.host.threads.borrow()[&5].policy,
+        0,
+        "writing originals down changes nothing"
+    );
     for tid in [8, 9] {
         bench.host.add_thread(tid, tid, 5, "1");
         bench.host.change_thread(tid, |thread| thread.policy = 5);
     }
-    bench.tasks.refresh(&bench.host, &[rule_for(Some(8))], 1).unwrap();
-    let new: Vec<&ManagedThread> = bench.tasks.tasks().into_iter().filter(|task| task.pid == 8).collect();
-    assert_eq!((new.len(), bench.tasks.unmanaged_children()), (1, &[(9, 5)][..]));
-    bench.actuator.restore_inherited(&bench.host, &new, bench.tasks.unmanaged_children()).unwrap();
-    assert_eq!((bench.host.policies(), &bench.host.masks()[1..]), (vec![0; 3], &["1", "0-3"].map(str::to_string)[..]));
+    bench
+        .tasks
+        .refresh(&bench.host, &[rule_for(Some(8))], 1)
+        .unwrap();
+    let new: Vec<&ManagedThread> = bench
+        .tasks
+        .tasks()
+        .into_iter()
+        .filter(|task| task.pid == 8)
+        .collect();
+    assert_eq!(
+        (new.len(), bench.tasks.unmanaged_children()),
+        (1, &[(9, 5)][..])
+    );
+    bench
+        .actuator
+        .restore_inherited(&bench.host, &new, bench.tasks.unmanaged_children())
+        .unwrap();
+    assert_eq!(
+        (bench.host.policies(), &bench.host.masks()[1..]),
+        (vec![0; 3], &["1", "0-3"].map(str::to_string)[..])
+    );
     assert_eq!(bench.restored_masks(), ["0-3", "0-3", "0-3"]);
 }
 
@@ -140,19 +232,32 @@ fn unmanaged_children_lose_inherited_settings() {
 /// restored, and a new guardian started?
 #[test]
 fn a_fenced_actuator_changes_nothing_before_it_rearms() {
-    let args = ["-c", "echo ready; read beat; printf '\\001' >/proc/self/fd/$CACHEMATE_FENCE"].map(str::to_string);
-    let command = GuardianCommand { program: "/bin/sh".into(), args: args.to_vec() };
+    let args = [
+        "-c",
+        "echo ready; read beat; printf '\\001' >/proc/self/fd/$CACHEMATE_FENCE",
+    ]
+    .map(str::to_string);
+    let command = GuardianCommand {
+        program: "/bin/sh".into(),
+        args: args.to_vec(),
+    };
     let mut bench = Bench::with_guardian(&[5, 6], command);
     bench.step(&[(0, "1")]);
     let first = bench.actuator.guardian_pid();
-    bench.actuator.heartbeat(&bench.host, Duration::from_secs(1)).unwrap();
+    bench
+        .actuator
+        .heartbeat(&bench.host, Duration::from_secs(1))
+        .unwrap();
     while !bench.actuator.is_fenced() {
         std::thread::sleep(Duration::from_millis(2));
     }
     // The guardian has restored the host, and this process has made one change since then.
     std::fs::remove_file(bench.dir.path().join(Journal::FILE_NAME)).unwrap();
     let applied = bench.step(&[(0, "2"), (1, "2")]);
-    assert_eq!((bench.host.masks(), applied.refused_items.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
+    assert_eq!(
+        (bench.host.masks(), applied.refused_items.len()),
+        (vec!["1".to_string(), "0-3".to_string()], 2)
+    );
     bench.actuator.rejoin(&bench.host).unwrap();
     assert_eq!(bench.host.masks(), ["0-3", "0-3"]);
     assert!(!bench.has_journal());
@@ -165,15 +270,30 @@ fn a_fenced_actuator_changes_nothing_before_it_rearms() {
 #[test]
 fn a_thread_with_a_reused_id_is_not_changed_or_journaled() {
     let mut bench = Bench::new(&[5, 6]);
-    bench.host.change_thread(5, |thread| thread.start_ticks += 1);
+    bench
+        .host
+        .change_thread(5, |thread| thread.start_ticks += 1);
     let applied = bench.step(&[(0, "1"), (1, "2")]);
-    assert_eq!((bench.host.masks(), applied.refused_items.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
+    assert_eq!(
+        (bench.host.masks(), applied.refused_items.len()),
+        (vec!["0-3".to_string(), "2".to_string()], 1)
+    );
     assert_eq!(applied.refused_items[0].reason, RefusalReason::NotFound);
     assert_eq!(bench.actuator.originals().len(), 1);
     let key = bench.tasks.tasks()[0].thread;
-    let object = JournalObject::Affinity { pid: 5, thread: key };
-    let wanted = DesiredState { item: PlanItem::Plan, object, state: ObjectState::Cpus("1".parse().unwrap()) };
-    bench.actuator.journal_originals(&bench.host, &[wanted]).unwrap();
+    let object = JournalObject::Affinity {
+        pid: 5,
+        thread: key,
+    };
+    let wanted = DesiredState {
+        item: PlanItem::Plan,
+        object,
+        state: ObjectState::Cpus("1".parse().unwrap()),
+    };
+    bench
+        .actuator
+        .journal_originals(&bench.host, &[wanted])
+        .unwrap();
     assert_eq!(bench.actuator.originals().len(), 1);
     bench.restored_masks();
 }
@@ -196,9 +316,16 @@ fn only_threads_no_longer_managed_are_restored() {
     let mut bench = Bench::new(&[5, 6]);
     bench.step(&[(0, "1"), (1, "2")]);
     let only_six = [rule_for(Some(6))];
-    let gone: BTreeSet<ThreadKey> =
-        bench.tasks.reexamine(&bench.host, &only_six).iter().map(|task| task.thread).collect();
-    bench.actuator.release(&bench.host, &gone, &|_| false).unwrap();
+    let gone: BTreeSet<ThreadKey> = bench
+        .tasks
+        .reexamine(&bench.host, &only_six)
+        .iter()
+        .map(|task| task.thread)
+        .collect();
+    bench
+        .actuator
+        .release(&bench.host, &gone, &|_| false)
+        .unwrap();
     assert_eq!(bench.host.masks(), ["0-3", "2"]);
     assert_eq!(bench.tasks.tasks().len(), 1);
     assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);

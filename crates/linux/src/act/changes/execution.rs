@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cachemate_core::{
-    Change, ChangeId, ChangeKind, ChangeOutcome, GangSchedule, PlanItem, RefusalReason, RefusedItem, TaskId,
-    refused_items, run,
+    Change, ChangeId, ChangeKind, ChangeOutcome, GangSchedule, PlanItem, RefusalReason,
+    RefusedItem, TaskId, refused_items, run,
 };
 
 use super::object_changes::{ObjectChange, object_changes};
@@ -61,9 +61,16 @@ pub(crate) struct Execution<'a, L> {
 
 impl<'a, L: KernelLender> Execution<'a, L> {
     /// Executes the list. Each refused line of the plan is reported; changes that do not depend on it are still made.
-    pub fn run(context: ApplyContext<'a, L>, snapshot: &'a HostSnapshot, changes: &'a [Change]) -> ApplyReport {
-        let read_back_states =
-            snapshot.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
+    pub fn run(
+        context: ApplyContext<'a, L>,
+        snapshot: &'a HostSnapshot,
+        changes: &'a [Change],
+    ) -> ApplyReport {
+        let read_back_states = snapshot
+            .objects
+            .iter()
+            .map(|(object, (_, state))| (object.clone(), state.clone()))
+            .collect();
         let overridden_items = snapshot.overridden_items(context.actuator);
         let report = ApplyReport {
             read_back_states,
@@ -71,7 +78,13 @@ impl<'a, L: KernelLender> Execution<'a, L> {
             refused_items: snapshot.refused_items.clone(),
             ..ApplyReport::default()
         };
-        let mut execution = Execution { context, snapshot, changes, journaled_steps: BTreeMap::new(), report };
+        let mut execution = Execution {
+            context,
+            snapshot,
+            changes,
+            journaled_steps: BTreeMap::new(),
+            report,
+        };
         let mut partial_refusals = Vec::new();
         let outcomes = run(changes, |change| {
             partial_refusals.extend(execution.apply(change)?);
@@ -79,8 +92,13 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         });
         execution.commit_gangs();
         execution.record_refusals(&outcomes, partial_refusals);
-        let Execution { context: host, report: final_report, .. } = execution;
-        host.actuator.set_last_states(final_report.read_back_states.clone());
+        let Execution {
+            context: host,
+            report: final_report,
+            ..
+        } = execution;
+        host.actuator
+            .set_last_states(final_report.read_back_states.clone());
         final_report
     }
 
@@ -94,7 +112,10 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         for (id, refused_item) in partial_refusals {
             for item in &self.changes[id.0 as usize].items {
                 if line_refusals.iter().all(|refusal| refusal.item != *item) {
-                    line_refusals.push(RefusedItem { item: item.clone(), ..refused_item.clone() });
+                    line_refusals.push(RefusedItem {
+                        item: item.clone(),
+                        ..refused_item.clone()
+                    });
                 }
             }
         }
@@ -103,12 +124,29 @@ impl<'a, L: KernelLender> Execution<'a, L> {
 
     /// Applies the gangs of this list. If that fails, the lines of the plan that request gangs are refused.
     fn commit_gangs(&mut self) {
-        let Err(error) = self.context.gangs.commit_gangs() else { return };
-        let gang_starts = self.changes.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
-        let items: Vec<PlanItem> = gang_starts.flat_map(|change| change.items.iter().cloned()).collect();
-        let items = if items.is_empty() { vec![PlanItem::Plan] } else { items };
-        let refuse = |item| RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() };
-        self.report.refused_items.extend(items.into_iter().map(refuse));
+        let Err(error) = self.context.gangs.commit_gangs() else {
+            return;
+        };
+        let gang_starts = self
+            .changes
+            .iter()
+            .filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
+        let items: Vec<PlanItem> = gang_starts
+            .flat_map(|change| change.items.iter().cloned())
+            .collect();
+        let items = if items.is_empty() {
+            vec![PlanItem::Plan]
+        } else {
+            items
+        };
+        let refuse = |item| RefusedItem {
+            item,
+            reason: RefusalReason::Failed,
+            message: error.to_string(),
+        };
+        self.report
+            .refused_items
+            .extend(items.into_iter().map(refuse));
     }
 
     /// Applies one change; returns a refusal if the kernel set another state than requested.
@@ -120,26 +158,43 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         if !self.journaled_steps.contains_key(&change.id) {
             self.journal_ahead(change)?;
         }
-        let steps = self.journaled_steps.get(&change.id).cloned().unwrap_or_default();
+        let steps = self
+            .journaled_steps
+            .get(&change.id)
+            .cloned()
+            .unwrap_or_default();
         let mut mismatch = None;
         for step in steps.into_iter().filter(|step| step.must_write) {
             let item = change.first_item();
             if let Some(actual_state) = self.write(&item, &step)? {
-                let message =
-                    format!("{:?}: asked for {:?}, the kernel made it {actual_state:?}", step.object, step.state);
-                mismatch = Some((change.id, RefusedItem { item, reason: RefusalReason::OwnedByOther, message }));
+                let message = format!(
+                    "{:?}: asked for {:?}, the kernel made it {actual_state:?}",
+                    step.object, step.state
+                );
+                mismatch = Some((
+                    change.id,
+                    RefusedItem {
+                        item,
+                        reason: RefusalReason::OwnedByOther,
+                        message,
+                    },
+                ));
             }
         }
         match &change.kind {
             ChangeKind::CreateClass { class, .. } => {
                 if let Some(ways) = &mut self.context.ways {
-                    self.context.kernel.with_kernel(|kernel| ways.register_created(kernel, *class));
+                    self.context
+                        .kernel
+                        .with_kernel(|kernel| ways.register_created(kernel, *class));
                 }
             }
             ChangeKind::RemoveClass { class, .. } => {
                 if let Some(ways) = &mut self.context.ways {
                     let forgotten_objects = ways.forget_removed(*class);
-                    self.report.read_back_states.retain(|object, _| !forgotten_objects.contains(object));
+                    self.report
+                        .read_back_states
+                        .retain(|object, _| !forgotten_objects.contains(object));
                     self.context.actuator.forget(&forgotten_objects);
                 }
             }
@@ -160,7 +215,13 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 continue;
             }
             let prepared_change = host.kernel.with_kernel(|kernel| {
-                prepare_steps(kernel, host.actuator, later_change, snapshot, host.ways.as_deref())
+                prepare_steps(
+                    kernel,
+                    host.actuator,
+                    later_change,
+                    snapshot,
+                    host.ways.as_deref(),
+                )
             });
             match prepared_change {
                 Ok((steps, intended_changes)) => {
@@ -169,27 +230,43 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 }
                 Err(error) if later_change.id == change.id => {
                     let object = journal_object(change, snapshot);
-                    return Err(host.kernel.with_kernel(|kernel| refusal(kernel, &item, &object, &error)));
+                    return Err(host
+                        .kernel
+                        .with_kernel(|kernel| refusal(kernel, &item, &object, &error)));
                 }
                 Err(_) => {} // `apply` reports the error when it reaches this change
             }
         }
-        let journal_result = host.kernel.with_kernel(|kernel| host.actuator.journal_changes(kernel, &batch));
+        let journal_result = host
+            .kernel
+            .with_kernel(|kernel| host.actuator.journal_changes(kernel, &batch));
         journal_result.map_err(|error| {
             self.journaled_steps.clear();
-            RefusedItem { item, reason: RefusalReason::NoCapacity, message: error.to_string() }
+            RefusedItem {
+                item,
+                reason: RefusalReason::NoCapacity,
+                message: error.to_string(),
+            }
         })
     }
 
     /// Writes one object; returns its state if that differs from the requested one.
-    fn write(&mut self, item: &PlanItem, step: &ObjectChange) -> Result<Option<ObjectState>, RefusedItem> {
+    fn write(
+        &mut self,
+        item: &PlanItem,
+        step: &ObjectChange,
+    ) -> Result<Option<ObjectState>, RefusedItem> {
         let actuator = &self.context.actuator;
-        let set_result =
-            self.context.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
+        let set_result = self
+            .context
+            .kernel
+            .with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
         match set_result {
             Ok((current_state, was_written)) => {
                 self.report.write_calls += u64::from(was_written);
-                self.report.read_back_states.insert(step.object.clone(), current_state.clone());
+                self.report
+                    .read_back_states
+                    .insert(step.object.clone(), current_state.clone());
                 Ok((current_state != step.state).then_some(current_state))
             }
             Err(refusal) => {
@@ -202,9 +279,17 @@ impl<'a, L: KernelLender> Execution<'a, L> {
 
     fn start_gangs(&mut self, change: &Change, schedule: &GangSchedule) -> Result<(), RefusedItem> {
         let originals = self.context.actuator.originals();
-        let threads = self.snapshot.threads.iter().map(|(task, thread)| (*task, (thread.pid, thread.key))).collect();
+        let threads = self
+            .snapshot
+            .threads
+            .iter()
+            .map(|(task, thread)| (*task, (thread.pid, thread.key)))
+            .collect();
         let rotation = build_rotation(schedule, &threads, &originals);
-        self.context.gangs.start(schedule, rotation).map_err(|error| change.failed(error))
+        self.context
+            .gangs
+            .start(schedule, rotation)
+            .map_err(|error| change.failed(error))
     }
 }
 
@@ -231,18 +316,30 @@ fn prepare_steps(
 /// The object to name in a refusal if a change failed before its steps were known.
 fn journal_object(change: &Change, snapshot: &HostSnapshot) -> JournalObject {
     let object = match &change.kind {
-        ChangeKind::Affinity { task, .. } | ChangeKind::Member { task, .. } | ChangeKind::Weight { task, .. } => {
-            snapshot.threads.get(task).map(|thread| JournalObject::Affinity { pid: thread.pid, thread: thread.key })
+        ChangeKind::Affinity { task, .. }
+        | ChangeKind::Member { task, .. }
+        | ChangeKind::Weight { task, .. } => {
+            snapshot
+                .threads
+                .get(task)
+                .map(|thread| JournalObject::Affinity {
+                    pid: thread.pid,
+                    thread: thread.key,
+                })
         }
-        ChangeKind::Cpuset { group, .. } => {
-            snapshot.group_files.get(group).map(|path| JournalObject::File { path: path.clone() })
-        }
-        ChangeKind::Colors { process, .. } => {
-            snapshot.color_files.get(process).map(|path| JournalObject::File { path: path.clone() })
-        }
+        ChangeKind::Cpuset { group, .. } => snapshot
+            .group_files
+            .get(group)
+            .map(|path| JournalObject::File { path: path.clone() }),
+        ChangeKind::Colors { process, .. } => snapshot
+            .color_files
+            .get(process)
+            .map(|path| JournalObject::File { path: path.clone() }),
         _ => None,
     };
-    object.unwrap_or_else(|| JournalObject::File { path: change.to_string().into() })
+    object.unwrap_or_else(|| JournalObject::File {
+        path: change.to_string().into(),
+    })
 }
 
 /// The gangs' members as threads with their original scheduling; `threads` maps each task to its process and thread.
@@ -258,7 +355,17 @@ pub(crate) fn build_rotation(
         Some((thread, original.scheduling()?))
     };
     let gangs = schedule.gangs.iter();
-    let gangs =
-        gangs.map(|gang| (gang.members.iter().filter_map(|(task, _)| resolve_member(task)).collect(), gang.slices));
-    ThreadRotation { slice: Duration::from_nanos(schedule.slice_ns), gangs: gangs.collect() }
+    let gangs = gangs.map(|gang| {
+        (
+            gang.members
+                .iter()
+                .filter_map(|(task, _)| resolve_member(task))
+                .collect(),
+            gang.slices,
+        )
+    });
+    ThreadRotation {
+        slice: Duration::from_nanos(schedule.slice_ns),
+        gangs: gangs.collect(),
+    }
 }

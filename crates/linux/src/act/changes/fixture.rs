@@ -31,7 +31,8 @@ impl GangController for RecordedGangs {
         Ok(())
     }
     fn stop(&mut self, schedule: &GangSchedule) {
-        self.0.retain(|running_schedule| running_schedule != schedule);
+        self.0
+            .retain(|running_schedule| running_schedule != schedule);
     }
 }
 
@@ -47,20 +48,43 @@ pub(crate) struct ApplyFixture<'a, L> {
 
 impl<L: KernelLender> ApplyFixture<'_, L> {
     pub fn apply(self, plan: &Plan) -> (ApplyReport, ChangeList) {
-        let ApplyFixture { host, actuator, mut ways, tasks, capabilities, groups } = self;
+        let ApplyFixture {
+            host,
+            actuator,
+            mut ways,
+            tasks,
+            capabilities,
+            groups,
+        } = self;
         let (mut plan, threads) = (plan.clone(), tasks.tasks());
         let (reading, _lock) = host.with_kernel(|kernel| {
             let groups = cpusets::read_groups(kernel, groups, &actuator.originals());
-            let history =
-                AppliedHistory { actuator, weights: &Default::default(), gangs: Vec::new(), has_gang_scheduler: false };
+            let history = AppliedHistory {
+                actuator,
+                weights: &Default::default(),
+                gangs: Vec::new(),
+                has_gang_scheduler: false,
+            };
             let mut reading = HostSnapshot::read(kernel, &plan, &threads, groups, &history);
-            let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &threads, &mut reading, true));
+            let lock = ways
+                .as_mut()
+                .and_then(|ways| ways.read(kernel, &mut plan, &threads, &mut reading, true));
             (reading, lock)
         });
-        let derived =
-            derive_changes(&plan, &reading.confined_groups, &reading.state, &topology_fixture(4), capabilities);
+        let derived = derive_changes(
+            &plan,
+            &reading.confined_groups,
+            &reading.state,
+            &topology_fixture(4),
+            capabilities,
+        );
         let (mut gangs, mut refused) = (RecordedGangs::default(), derived.refused_items.clone());
-        let host = ApplyContext { kernel: host, actuator, ways: ways.as_deref_mut(), gangs: &mut gangs };
+        let host = ApplyContext {
+            kernel: host,
+            actuator,
+            ways: ways.as_deref_mut(),
+            gangs: &mut gangs,
+        };
         let mut report = Execution::run(host, &reading, &derived.changes);
         if let Some(ways) = ways {
             ways.assign_classes(&derived.classes);
@@ -73,5 +97,10 @@ impl<L: KernelLender> ApplyFixture<'_, L> {
 
 /// Capabilities of a host without any ability.
 pub(crate) fn sample_capabilities() -> Capabilities {
-    Capabilities { abilities: Default::default(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None }
+    Capabilities {
+        abilities: Default::default(),
+        partitions: Vec::new(),
+        min_window_ns: 1,
+        min_slice_ns: None,
+    }
 }

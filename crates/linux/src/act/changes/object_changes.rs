@@ -21,7 +21,11 @@ pub(super) struct ObjectChange {
 }
 
 fn object_write(object: JournalObject, state: ObjectState) -> ObjectChange {
-    ObjectChange { object, state, must_write: true }
+    ObjectChange {
+        object,
+        state,
+        must_write: true,
+    }
 }
 
 fn invalid_input(subject: String) -> io::Error {
@@ -47,31 +51,51 @@ pub(super) fn object_changes(
         ChangeKind::Affinity { task, to, .. } => {
             let thread = find_thread(*task)?;
             vec![object_write(
-                JournalObject::Affinity { pid: thread.pid, thread: thread.key },
+                JournalObject::Affinity {
+                    pid: thread.pid,
+                    thread: thread.key,
+                },
                 ObjectState::Cpus(to.clone()),
             )]
         }
         ChangeKind::Weight { task, to, .. } => {
             let thread = find_thread(*task)?;
             let nice = ObjectState::Nice(nice_value(*to, thread.original_nice));
-            vec![object_write(JournalObject::Nice { pid: thread.pid, thread: thread.key }, nice)]
+            vec![object_write(
+                JournalObject::Nice {
+                    pid: thread.pid,
+                    thread: thread.key,
+                },
+                nice,
+            )]
         }
         ChangeKind::Cpuset { group, to, .. } => {
-            let path = snapshot.group_files.get(group).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            let path = snapshot
+                .group_files
+                .get(group)
+                .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             let pending_states = snapshot.pending_states.get(group).into_iter().flatten();
-            let journal_only_step = |desired_state: &crate::act::desired_state::DesiredState| ObjectChange {
-                object: desired_state.object.clone(),
-                state: desired_state.state.clone(),
-                must_write: false,
-            };
+            let journal_only_step =
+                |desired_state: &crate::act::desired_state::DesiredState| ObjectChange {
+                    object: desired_state.object.clone(),
+                    state: desired_state.state.clone(),
+                    must_write: false,
+                };
             let mut steps: Vec<ObjectChange> = pending_states.map(journal_only_step).collect();
-            steps.push(object_write(JournalObject::File { path: path.clone() }, ObjectState::Text(to.to_string())));
+            steps.push(object_write(
+                JournalObject::File { path: path.clone() },
+                ObjectState::Text(to.to_string()),
+            ));
             steps
         }
         ChangeKind::CreateClass { class, masks } => {
             let ways = require_ways()?;
-            let mut steps =
-                vec![object_write(JournalObject::Directory { path: ways.group_path(*class) }, ObjectState::Present)];
+            let mut steps = vec![object_write(
+                JournalObject::Directory {
+                    path: ways.group_path(*class),
+                },
+                ObjectState::Present,
+            )];
             if !masks.is_empty() {
                 steps.push(object_write(
                     ways.schemata_object(*class),
@@ -82,25 +106,37 @@ pub(super) fn object_changes(
         }
         ChangeKind::Schemata { class, to, .. } => {
             let ways = require_ways()?;
-            vec![object_write(ways.schemata_object(*class), ways.schemata_state(kernel, snapshot, *class, to)?)]
+            vec![object_write(
+                ways.schemata_object(*class),
+                ways.schemata_state(kernel, snapshot, *class, to)?,
+            )]
         }
         ChangeKind::Member { task, to, .. } => {
             let (ways, thread) = (require_ways()?, find_thread(*task)?);
             let object = ways.membership_object(thread.pid, thread.key);
             let state = match to {
                 Some(class) => ways.group_state(*class),
-                None => snapshot.originals.get(&object).cloned().unwrap_or_else(|| ObjectState::Group("/".into())),
+                None => snapshot
+                    .originals
+                    .get(&object)
+                    .cloned()
+                    .unwrap_or_else(|| ObjectState::Group("/".into())),
             };
             vec![object_write(object, state)]
         }
         ChangeKind::RemoveClass { class, .. } => {
             vec![object_write(
-                JournalObject::Directory { path: require_ways()?.group_path(*class) },
+                JournalObject::Directory {
+                    path: require_ways()?.group_path(*class),
+                },
                 ObjectState::Absent,
             )]
         }
         ChangeKind::Colors { process, to, .. } => {
-            let path = snapshot.color_files.get(process).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            let path = snapshot
+                .color_files
+                .get(process)
+                .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             vec![object_write(
                 JournalObject::File { path: path.clone() },
                 ObjectState::Text(target_file_text(to.as_ref())?),
@@ -108,13 +144,21 @@ pub(super) fn object_changes(
         }
         ChangeKind::StopGangs { .. } => Vec::new(),
         ChangeKind::StartGangs { schedule } => {
-            let members = schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task));
+            let members = schedule
+                .gangs
+                .iter()
+                .flat_map(|gang| gang.members.iter().map(|(task, _)| *task));
             let member_threads = members.filter_map(|task| snapshot.threads.get(&task));
             let mut steps = Vec::new();
             for thread in member_threads {
                 // A thread that has exited gets no turn; the rest of its gang continues.
-                let Some(scheduling) = none_if_missing(kernel.scheduling(thread.key.tid))? else { continue };
-                let object = JournalObject::Policy { pid: thread.pid, thread: thread.key };
+                let Some(scheduling) = none_if_missing(kernel.scheduling(thread.key.tid))? else {
+                    continue;
+                };
+                let object = JournalObject::Policy {
+                    pid: thread.pid,
+                    thread: thread.key,
+                };
                 if snapshot.has_gang_scheduler {
                     steps.push(ObjectChange {
                         object: object.clone(),
@@ -122,7 +166,11 @@ pub(super) fn object_changes(
                         must_write: false,
                     });
                 }
-                steps.push(ObjectChange { object, state: scheduling.to_waiting().into(), must_write: false });
+                steps.push(ObjectChange {
+                    object,
+                    state: scheduling.to_waiting().into(),
+                    must_write: false,
+                });
             }
             steps.sort_by(|a, b| a.object.cmp(&b.object));
             steps.dedup();
@@ -135,7 +183,11 @@ pub(super) fn object_changes(
 fn target_file_text(colors: Option<&ColorAssignment>) -> io::Result<String> {
     let colors = colors.ok_or_else(|| invalid_input("no colors to restore".to_string()))?;
     let mask = color_mask(&colors.allowed);
-    let mask =
-        mask.ok_or_else(|| invalid_input(format!("colors {}: none, or more than a mask holds", colors.allowed)))?;
+    let mask = mask.ok_or_else(|| {
+        invalid_input(format!(
+            "colors {}: none, or more than a mask holds",
+            colors.allowed
+        ))
+    })?;
     Ok(target_text(mask, colors.migration != PageMigration::Never))
 }

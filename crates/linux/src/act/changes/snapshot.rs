@@ -5,9 +5,9 @@ use std::io;
 use std::path::PathBuf;
 
 use cachemate_core::{
-    ActuationLimits, ColorAssignment, CpuSet, CpusetGroup, GangSchedule, IndexSet, MachineState, PageMigration, Plan,
-    PlanItem, ProcessId, RefusedItem, ServiceClass, ServiceClassId, ShareMember, TaskId, TaskState, TrackedObject,
-    Units,
+    ActuationLimits, ColorAssignment, CpuSet, CpusetGroup, GangSchedule, IndexSet, MachineState,
+    PageMigration, Plan, PlanItem, ProcessId, RefusedItem, ServiceClass, ServiceClassId,
+    ShareMember, TaskId, TaskState, TrackedObject, Units,
 };
 
 use crate::act::actuator::Actuator;
@@ -74,10 +74,18 @@ impl HostSnapshot {
         groups: CpusetGroups,
         history: &AppliedHistory<'_>,
     ) -> Self {
-        let limits =
-            ActuationLimits { seats_are_affinities: true, no_lazy_moving: true, no_hot_first: true, max_classes: None };
+        let limits = ActuationLimits {
+            seats_are_affinities: true,
+            no_lazy_moving: true,
+            no_hot_first: true,
+            max_classes: None,
+        };
         let mut snapshot = HostSnapshot {
-            state: MachineState { groups: groups.cpus, limits, ..MachineState::default() },
+            state: MachineState {
+                groups: groups.cpus,
+                limits,
+                ..MachineState::default()
+            },
             confined_groups: groups.confined_groups,
             group_files: groups.files,
             pending_states: groups.pending_states,
@@ -97,13 +105,20 @@ impl HostSnapshot {
         let gang_members: BTreeSet<TaskId> = plan
             .gangs
             .iter()
-            .flat_map(|schedule| schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task)))
+            .flat_map(|schedule| {
+                schedule
+                    .gangs
+                    .iter()
+                    .flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
+            })
             .collect();
         for task in tasks.iter().filter(|task| !task.has_exited) {
-            let is_placed = plan.affinity.contains_key(&task.task) || gang_members.contains(&task.task);
+            let is_placed =
+                plan.affinity.contains_key(&task.task) || gang_members.contains(&task.task);
             let group = groups.threads.get(&task.thread.tid).cloned();
             let affinity = snapshot.read_affinity(kernel, task, is_placed, history);
-            let weight = snapshot.read_weight(kernel, task, plan.weights.contains_key(&task.task), history);
+            let weight =
+                snapshot.read_weight(kernel, task, plan.weights.contains_key(&task.task), history);
             snapshot.state.tasks.push(TaskState {
                 task: task.task,
                 process: task.process,
@@ -114,7 +129,10 @@ impl HostSnapshot {
                 weight,
                 class: None,
                 class_owner: None,
-                no_idle_turns: gang_members.contains(&task.task).then(|| snapshot.wait_refusal(kernel, task)).flatten(),
+                no_idle_turns: gang_members
+                    .contains(&task.task)
+                    .then(|| snapshot.wait_refusal(kernel, task))
+                    .flatten(),
             });
         }
         let mut gangs = history.gangs.clone();
@@ -134,11 +152,13 @@ impl HostSnapshot {
     ) -> Option<ObjectState> {
         match read_result {
             Ok(current_state) => {
-                self.objects.insert(object.clone(), (item, current_state.clone()));
+                self.objects
+                    .insert(object.clone(), (item, current_state.clone()));
                 Some(current_state)
             }
             Err(error) => {
-                self.refused_items.push(refusal(kernel, &item, object, &error));
+                self.refused_items
+                    .push(refusal(kernel, &item, object, &error));
                 None
             }
         }
@@ -152,19 +172,44 @@ impl HostSnapshot {
         is_requested: bool,
         history: &AppliedHistory<'_>,
     ) -> Option<TrackedObject<CpuSet>> {
-        let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
-        let target = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.initial_nice };
+        let object = JournalObject::Affinity {
+            pid: task.pid,
+            thread: task.thread,
+        };
+        let target = ThreadTarget {
+            pid: task.pid,
+            key: task.thread,
+            original_nice: task.initial_nice,
+        };
         self.threads.insert(task.task, target);
-        let original = self.originals.get(&object).and_then(ObjectState::cpus).cloned();
+        let original = self
+            .originals
+            .get(&object)
+            .and_then(ObjectState::cpus)
+            .cloned();
         if task.is_fixed || !(is_requested || original.is_some()) {
             return None;
         }
         // The cheaper read, if the affinity is still as it was left.
         let is_kept = |last: &&CpuSet| kernel.has_affinity(task.thread.tid, last).unwrap_or(false);
-        let last_cpus = history.actuator.last_state(&object).and_then(ObjectState::cpus).filter(is_kept).cloned();
-        let read_result = last_cpus.map_or_else(|| read_state(kernel, &object), |last| Ok(ObjectState::Cpus(last)));
-        let current = self.record(kernel, PlanItem::Affinity(task.task), &object, read_result)?.cpus()?.clone();
-        Some(TrackedObject { original: original.unwrap_or_else(|| current.clone()), current })
+        let last_cpus = history
+            .actuator
+            .last_state(&object)
+            .and_then(ObjectState::cpus)
+            .filter(is_kept)
+            .cloned();
+        let read_result = last_cpus.map_or_else(
+            || read_state(kernel, &object),
+            |last| Ok(ObjectState::Cpus(last)),
+        );
+        let current = self
+            .record(kernel, PlanItem::Affinity(task.task), &object, read_result)?
+            .cpus()?
+            .clone();
+        Some(TrackedObject {
+            original: original.unwrap_or_else(|| current.clone()),
+            current,
+        })
     }
 
     fn read_weight(
@@ -174,7 +219,10 @@ impl HostSnapshot {
         is_requested: bool,
         history: &AppliedHistory<'_>,
     ) -> Option<TrackedObject<f64>> {
-        let object = JournalObject::Nice { pid: task.pid, thread: task.thread };
+        let object = JournalObject::Nice {
+            pid: task.pid,
+            thread: task.thread,
+        };
         let original = match self.originals.get(&object) {
             Some(ObjectState::Nice(original)) => Some(*original),
             _ => None,
@@ -183,7 +231,8 @@ impl HostSnapshot {
             return None;
         }
         let read_result = read_state(kernel, &object);
-        let Some(ObjectState::Nice(nice)) = self.record(kernel, PlanItem::Weight(task.task), &object, read_result)
+        let Some(ObjectState::Nice(nice)) =
+            self.record(kernel, PlanItem::Weight(task.task), &object, read_result)
         else {
             return None;
         };
@@ -195,17 +244,26 @@ impl HostSnapshot {
             Some((weight, set_nice)) if *set_nice == nice => *weight,
             _ => 1.25f64.powi(original - nice),
         };
-        Some(TrackedObject { current: current_weight, original: 1.0 })
+        Some(TrackedObject {
+            current: current_weight,
+            original: 1.0,
+        })
     }
 
     /// Reads the colors of processes that have an agent: those that the plan mentions, and those that were recolored
     /// before.
     fn read_colors(&mut self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread]) {
         let mut items_by_process: BTreeMap<ProcessId, PlanItem> = BTreeMap::new();
-        for share in plan.shares.iter().filter(|share| matches!(share.units, Units::Colors { .. })) {
+        for share in plan
+            .shares
+            .iter()
+            .filter(|share| matches!(share.units, Units::Colors { .. }))
+        {
             for member in &share.members {
                 if let ShareMember::Process(process) = member {
-                    items_by_process.entry(*process).or_insert(PlanItem::Share(share.group, share.cache));
+                    items_by_process
+                        .entry(*process)
+                        .or_insert(PlanItem::Share(share.group, share.cache));
                 }
             }
         }
@@ -215,7 +273,9 @@ impl HostSnapshot {
                 continue;
             }
             let changed_file = self.originals.keys().find_map(|object| match object {
-                JournalObject::File { path } if pid_of_color_file(path) == Some(task.pid) => Some(path.clone()),
+                JournalObject::File { path } if pid_of_color_file(path) == Some(task.pid) => {
+                    Some(path.clone())
+                }
                 _ => None,
             });
             let item = items_by_process.get(&task.process).cloned();
@@ -228,13 +288,23 @@ impl HostSnapshot {
                 (None, None) => continue,
             };
             let object = JournalObject::File { path: file.clone() };
-            let Ok(current_state) = read_state(kernel, &object) else { continue };
+            let Ok(current_state) = read_state(kernel, &object) else {
+                continue;
+            };
             let original = parse_colors(self.originals.get(&object).unwrap_or(&current_state));
-            let (Some(current_colors), Some(original)) = (parse_colors(&current_state), original) else { continue };
-            self.objects.insert(object, (item.unwrap_or(PlanItem::Plan), current_state));
-            self.state
-                .colors
-                .insert(task.process, TrackedObject { current: Some(current_colors), original: Some(original) });
+            let (Some(current_colors), Some(original)) = (parse_colors(&current_state), original)
+            else {
+                continue;
+            };
+            self.objects
+                .insert(object, (item.unwrap_or(PlanItem::Plan), current_state));
+            self.state.colors.insert(
+                task.process,
+                TrackedObject {
+                    current: Some(current_colors),
+                    original: Some(original),
+                },
+            );
             self.color_files.insert(task.process, file);
         }
     }
@@ -242,16 +312,27 @@ impl HostSnapshot {
     /// The reason why a task cannot take turns; `None` if it can, or if it has exited, which the change itself detects. A
     /// task that the gang scheduler already runs for this daemon can take turns as before.
     fn wait_refusal(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
-        let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
-        let original = || self.originals.get(&object).and_then(ObjectState::scheduling);
+        let object = JournalObject::Policy {
+            pid: task.pid,
+            thread: task.thread,
+        };
+        let original = || {
+            self.originals
+                .get(&object)
+                .and_then(ObjectState::scheduling)
+        };
         let current_scheduling = kernel.scheduling(task.thread.tid).ok()?;
         let scheduling = if current_scheduling.policy == EXT {
             original().unwrap_or(current_scheduling)
         } else {
             current_scheduling
         };
-        let subject = format!("task {} ({}, thread {})", task.task.0, task.name, task.thread.tid);
-        (!scheduling.can_wait()).then(|| format!("{subject}: {scheduling}: it cannot wait for turns as an idle task"))
+        let subject = format!(
+            "task {} ({}, thread {})",
+            task.task.0, task.name, task.thread.tid
+        );
+        (!scheduling.can_wait())
+            .then(|| format!("{subject}: {scheduling}: it cannot wait for turns as an idle task"))
     }
 
     /// Adds a service class that cachemate created to the state.
@@ -269,8 +350,12 @@ impl HostSnapshot {
         let is_overridden = |(object, (_, now)): &(&JournalObject, &(PlanItem, ObjectState))| {
             actuator.last_state(object).is_some_and(|last| last != now)
         };
-        let mut items: Vec<PlanItem> =
-            self.objects.iter().filter(is_overridden).map(|(_, (item, _))| item.clone()).collect();
+        let mut items: Vec<PlanItem> = self
+            .objects
+            .iter()
+            .filter(is_overridden)
+            .map(|(_, (item, _))| item.clone())
+            .collect();
         items.dedup();
         items
     }
@@ -278,24 +363,37 @@ impl HostSnapshot {
 
 /// A line of the plan that a class is for.
 pub(crate) fn plan_item(class: &ServiceClass) -> PlanItem {
-    class.shares.first().map_or(PlanItem::Plan, |&(group, cache)| PlanItem::Share(group, cache))
+    class
+        .shares
+        .first()
+        .map_or(PlanItem::Plan, |&(group, cache)| {
+            PlanItem::Share(group, cache)
+        })
 }
 
 /// The process whose colors this control file sets.
 pub(crate) fn pid_of_color_file(path: &std::path::Path) -> Option<i32> {
-    let relative_path = path.strip_prefix(crate::act::colors::reference_set::BASE).ok()?;
+    let relative_path = path
+        .strip_prefix(crate::act::colors::reference_set::BASE)
+        .ok()?;
     (relative_path.file_name()? == "wanted").then_some(())?;
     relative_path.parent()?.file_name()?.to_str()?.parse().ok()
 }
 
 /// The colors that a `wanted` file requests.
 fn parse_colors(text: &ObjectState) -> Option<ColorAssignment> {
-    let ObjectState::Text(text) = text else { return None };
+    let ObjectState::Text(text) = text else {
+        return None;
+    };
     let (mask, must_move_all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
     let allowed_colors: IndexSet = (0..64).filter(|color| mask >> color & 1 == 1).collect();
     Some(ColorAssignment {
         allowed: allowed_colors,
-        migration: if must_move_all { PageMigration::All } else { PageMigration::Never },
+        migration: if must_move_all {
+            PageMigration::All
+        } else {
+            PageMigration::Never
+        },
     })
 }
 
@@ -306,7 +404,10 @@ mod tests {
     /// Does a weight of two mean about three nice steps, either way, from whatever the host had?
     #[test]
     fn weights_become_nice_steps() {
-        assert_eq!([1.0, 2.0, 0.5, 1e9].map(|weight| nice_value(weight, 0)), [0, -3, 3, -20]);
+        assert_eq!(
+            [1.0, 2.0, 0.5, 1e9].map(|weight| nice_value(weight, 0)),
+            [0, -3, 3, -20]
+        );
         assert_eq!(nice_value(2.0, 5), 2);
     }
 }

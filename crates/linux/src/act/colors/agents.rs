@@ -28,7 +28,12 @@ fn session_dir(base: &Path, launcher: u32, session: u32) -> PathBuf {
 ///
 /// # Errors
 /// The errors of the file system.
-pub fn create_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
+pub fn create_session(
+    base: &Path,
+    launcher: u32,
+    session: u32,
+    library: &[u8],
+) -> Result<PathBuf, ColorError> {
     let dir = session_dir(base, launcher, session);
     let create_files = || {
         // The library is preloaded by its path, so no other user may be able to change any part of the path.
@@ -41,7 +46,9 @@ pub fn create_session(base: &Path, launcher: u32, session: u32, library: &[u8]) 
         for name in ["reference-set", "ledger"] {
             base_dir.link_into(name, &session, name)?;
         }
-        session.open_file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
+        session
+            .open_file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?
+            .write_all(library)
     };
     create_files().map_err(|source| ColorError::io_error(&dir, source))?;
     Ok(dir)
@@ -53,7 +60,9 @@ pub const LIBRARY: &str = "libcachemate_color.so";
 /// Removes the directories of sessions without a live process.
 pub fn remove_dead_sessions(kernel: &dyn Kernel, base: &Path) {
     for name in kernel.list(base).unwrap_or_default() {
-        let launcher = name.strip_prefix('s').and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
+        let launcher = name
+            .strip_prefix('s')
+            .and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         let Some(launcher) = launcher else { continue };
         let dir = base.join(&name);
         let is_alive = |pid: i32| kernel.stat(pid).is_ok();
@@ -66,8 +75,12 @@ pub fn remove_dead_sessions(kernel: &dyn Kernel, base: &Path) {
 
 /// All processes that have had an agent in this session.
 pub fn list_processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
-    let mut pids: Vec<i32> =
-        kernel.list(session).unwrap_or_default().iter().filter_map(|name| name.parse().ok()).collect();
+    let mut pids: Vec<i32> = kernel
+        .list(session)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .collect();
     pids.sort_unstable();
     pids
 }
@@ -75,26 +88,42 @@ pub fn list_processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
 /// The directory of a process that runs colored now.
 pub fn agent_dir(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
     let base = Path::new(BASE);
-    let sessions = kernel.list(base).unwrap_or_default().into_iter().filter(|name| name.starts_with('s'));
+    let sessions = kernel
+        .list(base)
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|name| name.starts_with('s'));
     let pid_name = pid.to_string();
     let mut dirs = sessions
         .map(|session| base.join(session))
-        .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&pid_name)));
+        .filter(|session| {
+            kernel
+                .list(session)
+                .is_ok_and(|names| names.contains(&pid_name))
+        });
     let dir = dirs.next()?.join(&pid_name);
     // The process id may have been reused.
-    AgentReport::read(kernel, &dir).ok()?.account.is_ok().then_some(dir)
+    AgentReport::read(kernel, &dir)
+        .ok()?
+        .account
+        .is_ok()
+        .then_some(dir)
 }
 
 /// The mask of a set of colors; `None` if the set is empty, or a color does not fit into a mask.
 pub fn color_mask(colors: &IndexSet) -> Option<u64> {
     let fits = colors.iter().all(|color| color < MAX_COLORS);
-    let mask = colors.iter().fold(0u64, |mask, color| mask | 1 << (color % MAX_COLORS));
+    let mask = colors
+        .iter()
+        .fold(0u64, |mask, color| mask | 1 << (color % MAX_COLORS));
     (fits && mask != 0).then_some(mask)
 }
 
 /// The content of a `wanted` file, without its newline.
 pub fn target_text(mask: u64, must_move_all: bool) -> String {
-    String::from_utf8_lossy(&format_target(mask, must_move_all)).trim_end().to_string()
+    String::from_utf8_lossy(&format_target(mask, must_move_all))
+        .trim_end()
+        .to_string()
 }
 
 /// An agent's report on its own work.
@@ -117,14 +146,19 @@ impl AgentReport {
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: no whole status", path.display())))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{}: no whole status", path.display()),
+        ))
     }
 
     /// Parses a report. `None` if it is torn or forged, that is, if the turns in its first and last line differ, or a
     /// figure occurs twice.
     fn parse(text: &str) -> Option<Self> {
         if let Some(reason) = text.strip_prefix("refused ") {
-            return Some(AgentReport { account: Err(reason.trim_end().to_string()) });
+            return Some(AgentReport {
+                account: Err(reason.trim_end().to_string()),
+            });
         }
         // A last line without its end may be the beginning of a longer number.
         let mut lines: Vec<(&str, u64)> = Vec::new();
@@ -132,20 +166,33 @@ impl AgentReport {
             let (name, number) = line.split_once(' ')?;
             lines.push((name, number.parse().ok()?));
         }
-        let (last_line, figures) = lines.split_last().filter(|(_, figures)| !figures.is_empty())?;
-        let counters: BTreeMap<String, u64> =
-            figures.iter().map(|(name, number)| (name.to_string(), *number)).collect();
-        let is_whole = last_line.0 == "turn" && figures[0] == *last_line && counters.len() == figures.len();
-        is_whole.then_some(AgentReport { account: Ok(counters) })
+        let (last_line, figures) = lines
+            .split_last()
+            .filter(|(_, figures)| !figures.is_empty())?;
+        let counters: BTreeMap<String, u64> = figures
+            .iter()
+            .map(|(name, number)| (name.to_string(), *number))
+            .collect();
+        let is_whole =
+            last_line.0 == "turn" && figures[0] == *last_line && counters.len() == figures.len();
+        is_whole.then_some(AgentReport {
+            account: Ok(counters),
+        })
     }
 
     /// Addresses of the agent's own memory, in whole pages. The program can write any number into the report.
     fn own_addresses(&self) -> Range<usize> {
-        let counter_as_usize =
-            |name: &str| self.counter(name).and_then(|figure| usize::try_from(figure).ok()).unwrap_or(0);
+        let counter_as_usize = |name: &str| {
+            self.counter(name)
+                .and_then(|figure| usize::try_from(figure).ok())
+                .unwrap_or(0)
+        };
         let start = counter_as_usize("own_start") / PAGE_BYTES * PAGE_BYTES;
         let bytes = counter_as_usize("own_bytes").checked_next_multiple_of(PAGE_BYTES);
-        start..bytes.and_then(|bytes| start.checked_add(bytes)).unwrap_or(start)
+        start
+            ..bytes
+                .and_then(|bytes| start.checked_add(bytes))
+                .unwrap_or(start)
     }
 
     /// A figure; 0 only if the agent counted zero.
@@ -232,17 +279,34 @@ pub fn resident_pages(
     mask: u64,
     agent: Option<&AgentReport>,
 ) -> io::Result<ResidentPages> {
-    let maps = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/maps")), MAX_MAPS_BYTES)?;
+    let maps = cachemate_files::read_text_limited(
+        Path::new(&format!("/proc/{pid}/maps")),
+        MAX_MAPS_BYTES,
+    )?;
     let program = cachemate_files::link_target(Path::new(&format!("/proc/{pid}/exe")))?;
-    let pagemap = Ok(cachemate_files::open_plain(Path::new(&format!("/proc/{pid}/pagemap")))?);
+    let pagemap = Ok(cachemate_files::open_plain(Path::new(&format!(
+        "/proc/{pid}/pagemap"
+    )))?);
     let own_addresses = agent.map_or(0..0, AgentReport::own_addresses);
-    let (mut resident_pages, mut mapping_filter) = (ResidentPages::default(), MappingFilter::default());
-    resident_pages.held_pages = agent.and_then(|agent| agent.counter("held_frames")).unwrap_or(0);
+    let (mut resident_pages, mut mapping_filter) =
+        (ResidentPages::default(), MappingFilter::default());
+    resident_pages.held_pages = agent
+        .and_then(|agent| agent.counter("held_frames"))
+        .unwrap_or(0);
     for line in maps.lines() {
-        let is_colored = mapping_filter.pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
+        let is_colored = mapping_filter
+            .pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes())
+            .is_some();
         let mut words = line.split_ascii_whitespace();
-        let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else { continue };
-        let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
+        let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else {
+            continue;
+        };
+        let (Ok(start), Ok(end)) = (
+            usize::from_str_radix(start, 16),
+            usize::from_str_radix(end, 16),
+        ) else {
+            continue;
+        };
         let is_anonymous = words.nth(3).is_some_and(|inode| inode == "0");
         let is_kernel_mapping = words.next().is_some_and(|name| name.starts_with("[v"));
         let mut address = start;
@@ -251,9 +315,16 @@ pub fn resident_pages(
                 address = own_addresses.end; // the agent's address space spans gigabytes, which are slow to scan
                 continue;
             }
-            let range_end = if address < own_addresses.start { end.min(own_addresses.start) } else { end };
+            let range_end = if address < own_addresses.start {
+                end.min(own_addresses.start)
+            } else {
+                end
+            };
             let pages = ((range_end - address) / PAGE_BYTES).min(1 << 16);
-            for page in read_present_pages(&pagemap, address, pages).into_iter().flatten() {
+            for page in read_present_pages(&pagemap, address, pages)
+                .into_iter()
+                .flatten()
+            {
                 let count = match ledger.color(page.frame) {
                     _ if page.is_file_page => &mut resident_pages.file_pages,
                     _ if !is_anonymous => &mut resident_pages.copied_pages,
@@ -277,14 +348,23 @@ mod tests {
     /// Is a torn status rejected, a refusal read with its reason, and a whole status with its figures?
     #[test]
     fn a_torn_status_is_rejected() {
-        let report = "turn 00000000000000000007\nallowed_pages 30\nother_pages 9\nunknown_pages 1\nturn 7\n";
+        let report =
+            "turn 00000000000000000007\nallowed_pages 30\nother_pages 9\nunknown_pages 1\nturn 7\n";
         let agent = AgentReport::parse(report).unwrap();
-        assert_eq!((agent.counter("other_pages"), agent.counter("faults")), (Some(9), None));
+        assert_eq!(
+            (agent.counter("other_pages"), agent.counter("faults")),
+            (Some(9), None)
+        );
         assert_eq!(agent.allowed_share(), Some(0.75));
-        assert_eq!(AgentReport::parse(&report.replace("turn 7", "turn 8")), None);
+        assert_eq!(
+            AgentReport::parse(&report.replace("turn 7", "turn 8")),
+            None
+        );
         assert_eq!(AgentReport::parse(&report[..40]), None);
         assert_eq!(
-            AgentReport::parse("refused no reference set\n").unwrap().account,
+            AgentReport::parse("refused no reference set\n")
+                .unwrap()
+                .account,
             Err("no reference set".to_string())
         );
     }
@@ -303,12 +383,25 @@ mod tests {
         for swapped in [[0, 1], [1, 4], [3, 4]] {
             let mut lines = lines.clone();
             lines.swap(swapped[0], swapped[1]);
-            assert_eq!(AgentReport::parse(&format!("{}\n", lines.join("\n"))), None, "{swapped:?}");
+            assert_eq!(
+                AgentReport::parse(&format!("{}\n", lines.join("\n"))),
+                None,
+                "{swapped:?}"
+            );
         }
         let twice = report.replace("other_pages 9\n", "other_pages 9\nother_pages 0\n");
         assert_eq!(AgentReport::parse(&twice), None);
-        for forged in ["allowed_pages -1", "allowed_pages 99999999999999999999", "allowed_pages NaN", "allowed_pages"] {
-            assert_eq!(AgentReport::parse(&report.replace("allowed_pages 30", forged)), None, "{forged}");
+        for forged in [
+            "allowed_pages -1",
+            "allowed_pages 99999999999999999999",
+            "allowed_pages NaN",
+            "allowed_pages",
+        ] {
+            assert_eq!(
+                AgentReport::parse(&report.replace("allowed_pages 30", forged)),
+                None,
+                "{forged}"
+            );
         }
     }
 
@@ -317,14 +410,25 @@ mod tests {
     #[test]
     fn forged_figures_neither_overflow_nor_block_the_count() {
         let largest = u64::MAX;
-        let text = format!("turn 1\nallowed_pages {largest}\nother_pages {largest}\nunknown_pages {largest}\nturn 1\n");
-        assert_eq!(AgentReport::parse(&text).unwrap().allowed_share(), Some(1.0 / 3.0));
+        let text = format!(
+            "turn 1\nallowed_pages {largest}\nother_pages {largest}\nunknown_pages {largest}\nturn 1\n"
+        );
+        assert_eq!(
+            AgentReport::parse(&text).unwrap().allowed_share(),
+            Some(1.0 / 3.0)
+        );
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("colors");
         TrustedDir::create_anchored(&base).unwrap();
         let ledger = FrameLedger::open(&base).unwrap();
         let here = &text as *const String as u64;
-        for (start, bytes) in [(here + 1, 5), (here, 0), (largest, largest), (largest - 4095, 4096), (1, largest)] {
+        for (start, bytes) in [
+            (here + 1, 5),
+            (here, 0),
+            (largest, largest),
+            (largest - 4095, 4096),
+            (1, largest),
+        ] {
             let text = format!("turn 1\nown_start {start}\nown_bytes {bytes}\nturn 1\n");
             let agent = AgentReport::parse(&text).unwrap();
             let own_ranges = agent.own_addresses();
@@ -336,7 +440,10 @@ mod tests {
             );
             let pid = std::process::id() as i32;
             let Ok(pages) = resident_pages(pid, &ledger, 1, Some(&agent)) else {
-                crate::skip_test::report_unchecked("pages of a process", "its page map cannot be read");
+                crate::skip_test::report_unchecked(
+                    "pages of a process",
+                    "its page map cannot be read",
+                );
                 return;
             };
             assert!(pages.anonymous_pages() > 0);

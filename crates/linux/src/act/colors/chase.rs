@@ -22,7 +22,9 @@ pub unsafe fn load_ns(pages: &[*mut u8], rng: &mut SplitMix64) -> f64 {
     let mut lines: Vec<*mut u8> = Vec::with_capacity(pages.len() * PAGE_BYTES / LINE_BYTES);
     for &page in pages {
         // SAFETY: inside the page.
-        lines.extend((0..PAGE_BYTES / LINE_BYTES).map(|line| unsafe { page.add(line * LINE_BYTES) }));
+        lines.extend(
+            (0..PAGE_BYTES / LINE_BYTES).map(|line| unsafe { page.add(line * LINE_BYTES) }),
+        );
     }
     if lines.is_empty() {
         return 0.0;
@@ -30,7 +32,10 @@ pub unsafe fn load_ns(pages: &[*mut u8], rng: &mut SplitMix64) -> f64 {
     rng.shuffle(&mut lines);
     for (index, &line) in lines.iter().enumerate() {
         // SAFETY: lines begin at multiples of 64 bytes in pages that the caller owns.
-        unsafe { line.cast::<*mut u8>().write(lines[(index + 1) % lines.len()]) };
+        unsafe {
+            line.cast::<*mut u8>()
+                .write(lines[(index + 1) % lines.len()])
+        };
     }
     let steps = lines.len().max(MIN_STEPS);
     // SAFETY: the cycle just written.
@@ -73,15 +78,19 @@ const MIN_SLOWDOWN: f64 = 1.3;
 /// ascend; one outlier in the middle does not make a knee.
 pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
     let is_slower = |point: &ChaseComparison| point.colored_ns > MIN_SLOWDOWN * point.ordinary_ns;
-    let knee =
-        (0..curve.len()).find(|&index| is_slower(&curve[index]) && curve.get(index + 1).is_none_or(is_slower))?;
+    let knee = (0..curve.len())
+        .find(|&index| is_slower(&curve[index]) && curve.get(index + 1).is_none_or(is_slower))?;
     Some(curve[knee].size_bytes)
 }
 
 /// Are frames for `share_bytes` of a cache as fast as ordinary ones below half of that share, and slower beyond it?
 pub fn is_share_confined(curve: &[ChaseComparison], share_bytes: u64) -> bool {
-    let fitting_points = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
-    let is_fast_within_half = fitting_points.clone().all(|point| point.colored_ns <= MIN_SLOWDOWN * point.ordinary_ns);
+    let fitting_points = curve
+        .iter()
+        .filter(|point| 2 * point.size_bytes <= share_bytes);
+    let is_fast_within_half = fitting_points
+        .clone()
+        .all(|point| point.colored_ns <= MIN_SLOWDOWN * point.ordinary_ns);
     is_fast_within_half && knee_bytes(curve).is_some_and(|knee| knee <= 2 * share_bytes)
 }
 
@@ -90,17 +99,31 @@ mod tests {
     use super::*;
 
     fn curve(points: &[(u64, f64, f64)]) -> Vec<ChaseComparison> {
-        let point = |&(size_bytes, colored_ns, ordinary_ns)| ChaseComparison { size_bytes, colored_ns, ordinary_ns };
+        let point = |&(size_bytes, colored_ns, ordinary_ns)| ChaseComparison {
+            size_bytes,
+            colored_ns,
+            ordinary_ns,
+        };
         points.iter().map(point).collect()
     }
 
     /// Is there a knee if only colored frames become slow, and none if ordinary ones do as well?
     #[test]
     fn a_knee_exists_only_if_colored_frames_alone_become_slow() {
-        let real = curve(&[(32, 5.0, 5.0), (64, 6.0, 5.0), (128, 20.0, 5.0), (256, 22.0, 5.5)]);
+        let real = curve(&[
+            (32, 5.0, 5.0),
+            (64, 6.0, 5.0),
+            (128, 20.0, 5.0),
+            (256, 22.0, 5.5),
+        ]);
         assert_eq!(knee_bytes(&real), Some(128));
         assert!(is_share_confined(&real, 64));
-        let sham = curve(&[(32, 5.0, 5.0), (64, 5.0, 5.0), (128, 5.1, 5.0), (256, 21.0, 20.0)]);
+        let sham = curve(&[
+            (32, 5.0, 5.0),
+            (64, 5.0, 5.0),
+            (128, 5.1, 5.0),
+            (256, 21.0, 20.0),
+        ]);
         assert_eq!(knee_bytes(&sham), None);
         assert!(!is_share_confined(&sham, 64));
     }
@@ -108,9 +131,19 @@ mod tests {
     /// Is one slow sample in the middle not taken for a knee, and slowness below the share not for confinement?
     #[test]
     fn one_slow_sample_is_not_taken_for_a_knee() {
-        let spike = curve(&[(32, 5.0, 5.0), (64, 50.0, 5.0), (128, 5.0, 5.0), (256, 5.0, 5.0)]);
+        let spike = curve(&[
+            (32, 5.0, 5.0),
+            (64, 50.0, 5.0),
+            (128, 5.0, 5.0),
+            (256, 5.0, 5.0),
+        ]);
         assert_eq!(knee_bytes(&spike), None);
-        let slow_everywhere = curve(&[(16, 20.0, 5.0), (32, 20.0, 5.0), (64, 20.0, 5.0), (128, 20.0, 5.0)]);
+        let slow_everywhere = curve(&[
+            (16, 20.0, 5.0),
+            (32, 20.0, 5.0),
+            (64, 20.0, 5.0),
+            (128, 20.0, 5.0),
+        ]);
         assert!(!is_share_confined(&slow_everywhere, 64));
     }
 
@@ -121,7 +154,9 @@ mod tests {
         let start = memory.as_mut_ptr().cast::<u8>();
         let first = start.align_offset(PAGE_BYTES);
         // SAFETY: eight whole pages inside the vector.
-        let pages: Vec<*mut u8> = (0..8).map(|page| unsafe { start.add(first + page * PAGE_BYTES) }).collect();
+        let pages: Vec<*mut u8> = (0..8)
+            .map(|page| unsafe { start.add(first + page * PAGE_BYTES) })
+            .collect();
         // SAFETY: pages of a vector that is ours.
         assert!(unsafe { load_ns(&pages, &mut SplitMix64::new(1)) } > 0.0);
         // SAFETY: no page at all.

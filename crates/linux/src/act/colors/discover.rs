@@ -74,20 +74,32 @@ pub struct TargetCache {
 /// There is no such cache, or it has only one color, or more than a mask can hold.
 pub fn find_target_cache(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError> {
     let serves_cpu = |cache: &&Cache| cache.cpus.contains(cpu.0);
-    let second_level = topology.caches.iter().filter(serves_cpu).find(|cache| cache.level == CacheLevel::L2);
+    let second_level = topology
+        .caches
+        .iter()
+        .filter(serves_cpu)
+        .find(|cache| cache.level == CacheLevel::L2);
     let no_colors = |reason: &str| ColorError::NoColors(reason.to_string());
-    let cache = second_level.ok_or_else(|| no_colors("the kernel describes no second-level cache"))?;
-    let (Some(size_bytes), Some(ways)) = (cache.size_bytes, cache.ways.filter(|ways| *ways > 1)) else {
-        return Err(no_colors("the kernel does not say how large the second-level cache is, or how many ways it has"));
+    let cache =
+        second_level.ok_or_else(|| no_colors("the kernel describes no second-level cache"))?;
+    let (Some(size_bytes), Some(ways)) = (cache.size_bytes, cache.ways.filter(|ways| *ways > 1))
+    else {
+        return Err(no_colors(
+            "the kernel does not say how large the second-level cache is, or how many ways it has",
+        ));
     };
-    let colors = u32::try_from(size_bytes / u64::from(ways) / PAGE_BYTES as u64).unwrap_or(u32::MAX);
+    let colors =
+        u32::try_from(size_bytes / u64::from(ways) / PAGE_BYTES as u64).unwrap_or(u32::MAX);
     if !(2..=MAX_COLORS).contains(&colors) {
         return Err(no_colors(&format!(
             "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {MAX_COLORS} are supported"
         )));
     }
-    let last_level =
-        topology.caches.iter().filter(serves_cpu).find(|cache| cache.last_level && cache.level != CacheLevel::L2);
+    let last_level = topology
+        .caches
+        .iter()
+        .filter(serves_cpu)
+        .find(|cache| cache.last_level && cache.level != CacheLevel::L2);
     Ok(TargetCache {
         level: cache.level,
         size_bytes,
@@ -101,9 +113,15 @@ pub fn find_target_cache(topology: &Topology, cpu: CpuId) -> Result<TargetCache,
 ///
 /// # Errors
 /// The host's cache has no colors, timing is unusable, or every try was too noisy; the reasons are included.
-pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<'_>) -> Result<ColorMap, ColorError> {
+pub fn discover(
+    topology: &Topology,
+    cpu: CpuId,
+    options: &mut DiscoveryOptions<'_>,
+) -> Result<ColorMap, ColorError> {
     if !IS_SUPPORTED {
-        return Err(ColorError::NoColors("loads can be timed on x86-64 only".to_string()));
+        return Err(ColorError::NoColors(
+            "loads can be timed on x86-64 only".to_string(),
+        ));
     }
     let target = find_target_cache(topology, cpu)?;
     let start = Instant::now();
@@ -117,7 +135,11 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
                 map.seconds = start.elapsed().as_secs_f64();
                 map.failed_attempts = reasons;
                 reference_set::accept_new(options.base)?;
-                reference_set::replace_file(options.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
+                reference_set::replace_file(
+                    options.base,
+                    ColorMap::FILE_NAME,
+                    map.to_text().as_bytes(),
+                )?;
                 return Ok(map);
             }
             Err(ColorError::Noisy(reason)) => {
@@ -127,15 +149,33 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
             Err(other) => return Err(other),
         }
     }
-    Err(ColorError::Noisy(describe_refusal(&reasons, start.elapsed())))
+    Err(ColorError::Noisy(describe_refusal(
+        &reasons,
+        start.elapsed(),
+    )))
 }
 
 /// All tries in one sentence: their number, and the last reasons.
 fn describe_refusal(reasons: &[String], spent: Duration) -> String {
     const MAX_REASONS: usize = 3;
-    let last_reasons = reasons.iter().rev().take(MAX_REASONS).rev().cloned().collect::<Vec<_>>().join("; ");
-    let prefix = if reasons.len() > MAX_REASONS { "the last of them: " } else { "" };
-    format!("{} tries in {:.0} s, all refused: {prefix}{last_reasons}", reasons.len(), spent.as_secs_f64())
+    let last_reasons = reasons
+        .iter()
+        .rev()
+        .take(MAX_REASONS)
+        .rev()
+        .cloned()
+        .collect::<Vec<_>>()
+        .join("; ");
+    let prefix = if reasons.len() > MAX_REASONS {
+        "the last of them: "
+    } else {
+        ""
+    };
+    format!(
+        "{} tries in {:.0} s, all refused: {prefix}{last_reasons}",
+        reasons.len(),
+        spent.as_secs_f64()
+    )
 }
 
 fn discover_once(
@@ -160,12 +200,21 @@ fn discover_once(
     rng.shuffle(&mut items);
     let page_at = |index: usize| seed_pool.page_address(index).cast_const();
     let deadline = start + options.max_time;
-    let mut oracle = TimingOracle { page_address: &page_at, threshold_cycles, line_index: 0, deadline };
+    let mut oracle = TimingOracle {
+        page_address: &page_at,
+        threshold_cycles,
+        line_index: 0,
+        deadline,
+    };
     let per_class = frames_per_color(ways);
     let groups = group_items(
         &mut oracle,
         &items,
-        &GroupingParameters { ways, max_classes: 2 * colors, representatives_per_class: per_class },
+        &GroupingParameters {
+            ways,
+            max_classes: 2 * colors,
+            representatives_per_class: per_class,
+        },
     );
     if oracle.is_exhausted() {
         let (found_classes, classes) = (groups.classes.len(), colors);
@@ -184,7 +233,13 @@ fn discover_once(
     }
     (options.progress)("keeping frames of each color", 0, 1);
     let set_id = rng.next_u64();
-    let mut classes = ColorClasses { page: &page_at, threshold_cycles, classes: &groups.classes, per_class, deadline };
+    let mut classes = ColorClasses {
+        page: &page_at,
+        threshold_cycles,
+        classes: &groups.classes,
+        per_class,
+        deadline,
+    };
     reference_set::create(options.base, ways, set_id, &mut classes)?;
     drop(seed_pool);
     let reference_set = reference_set::open_new(options.base)?;
@@ -204,13 +259,22 @@ fn calibrate(pool: &PagePool, rng: &mut SplitMix64) -> Calibration {
                     .map(|index| pool.page_address(index).cast_const())
                     .collect();
                 // SAFETY: pages of the pool.
-                unsafe { reload_cycles(pool.page_address(target_page), other_pages.iter().copied(), line) }
+                unsafe {
+                    reload_cycles(
+                        pool.page_address(target_page),
+                        other_pages.iter().copied(),
+                        line,
+                    )
+                }
             })
             .collect();
         reload_times.sort_unstable();
         reload_times[reload_times.len() / 2]
     };
-    Calibration { hit_cycles: median_cycles(HIT_PAGES, rng), miss_cycles: median_cycles(pool.page_count(), rng) }
+    Calibration {
+        hit_cycles: median_cycles(HIT_PAGES, rng),
+        miss_cycles: median_cycles(pool.page_count(), rng),
+    }
 }
 
 /// Classifies the pages of a pool against the reference set, and returns the map of the caches that the colors cover.
@@ -222,7 +286,8 @@ fn classify_pages(
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let pool_error = |source| ColorError::io_error(Path::new("memory for frames"), source);
-    let pool = PagePool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(pool_error)?;
+    let pool =
+        PagePool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(pool_error)?;
     let ledger = FrameLedger::open(options.base)?;
     let frames = pool.read_frames();
     let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
@@ -230,12 +295,17 @@ fn classify_pages(
     let classify_start = Instant::now();
     for (chunk_index, frames) in frames.chunks(BATCH_FRAMES).enumerate() {
         let first_page = chunk_index * BATCH_FRAMES;
-        (options.progress)("classifying frames", first_page as u64, pool.page_count() as u64);
+        (options.progress)(
+            "classifying frames",
+            first_page as u64,
+            pool.page_count() as u64,
+        );
         if start.elapsed() > options.max_time || (options.should_stop)() {
             break;
         }
-        let pages: Vec<*const u8> =
-            (first_page..first_page + frames.len()).map(|index| pool.page_address(index).cast_const()).collect();
+        let pages: Vec<*const u8> = (first_page..first_page + frames.len())
+            .map(|index| pool.page_address(index).cast_const())
+            .collect();
         let mut colors = vec![None; pages.len()];
         // SAFETY: pages of the pool.
         unsafe { reference_set.frames.classify_all(&pages, &mut colors) };
@@ -251,8 +321,13 @@ fn classify_pages(
     }
     let uncolored_pages = page_colors.iter().filter(|color| color.is_none()).count();
     let classify_ns = classify_start.elapsed().as_nanos() as f64 / page_colors.len().max(1) as f64;
-    if page_colors.is_empty() || uncolored_pages as f64 > MAX_UNCOLORED_SHARE * page_colors.len() as f64 {
-        return Err(ColorError::Noisy(format!("{uncolored_pages} of {} pages fit no color", page_colors.len())));
+    if page_colors.is_empty()
+        || uncolored_pages as f64 > MAX_UNCOLORED_SHARE * page_colors.len() as f64
+    {
+        return Err(ColorError::Noisy(format!(
+            "{uncolored_pages} of {} pages fit no color",
+            page_colors.len()
+        )));
     }
     (options.progress)("chasing over one color's frames", 0, 1);
     let share_bytes = target.size_bytes / u64::from(target.colors);
@@ -260,7 +335,13 @@ fn classify_pages(
         &pool,
         &by_color,
         rng,
-        &[share_bytes / 2, share_bytes, 2 * share_bytes, 4 * share_bytes, 8 * share_bytes],
+        &[
+            share_bytes / 2,
+            share_bytes,
+            2 * share_bytes,
+            4 * share_bytes,
+            8 * share_bytes,
+        ],
         None,
     );
     if !is_share_confined(&private_curve, share_bytes) {
@@ -270,8 +351,9 @@ fn classify_pages(
             2 * share_bytes
         )));
     }
-    let last_level =
-        target.last_level_bytes.map(|bytes| measure_last_level(target, bytes, &pool, &by_color, rng, &private_curve));
+    let last_level = target
+        .last_level_bytes
+        .map(|bytes| measure_last_level(target, bytes, &pool, &by_color, rng, &private_curve));
     Ok(ColorMap {
         format: ColorMap::FORMAT,
         boot_id: super::boot_id(),
@@ -308,25 +390,39 @@ fn compare_chases(
     let mut points = Vec::new();
     for &size_bytes in sizes {
         let count = (size_bytes / PAGE_BYTES as u64) as usize;
-        let Some(class) = largest_class.filter(|class| class.len() >= count && count > 0) else { break };
-        let colored_pages: Vec<*mut u8> = class[..count].iter().map(|&index| pool.page_address(index)).collect();
+        let Some(class) = largest_class.filter(|class| class.len() >= count && count > 0) else {
+            break;
+        };
+        let colored_pages: Vec<*mut u8> = class[..count]
+            .iter()
+            .map(|&index| pool.page_address(index))
+            .collect();
         // Equally many frames of each color: a random choice would fill some colors twice as much as others.
         let mut ordinary_pages = Vec::with_capacity(count);
         for round in 0.. {
             let round_pages = by_color.iter().filter_map(|class| class.get(round));
             let previous_len = ordinary_pages.len();
-            ordinary_pages.extend(round_pages.take(count - previous_len).map(|&index| pool.page_address(index)));
+            ordinary_pages.extend(
+                round_pages
+                    .take(count - previous_len)
+                    .map(|&index| pool.page_address(index)),
+            );
             if ordinary_pages.len() == count || ordinary_pages.len() == previous_len {
                 break;
             }
         }
         // SAFETY: pages of the pool, which the two chases use one after the other.
-        let (colored_ns, mut ordinary_ns) = unsafe { (load_ns(&colored_pages, rng), load_ns(&ordinary_pages, rng)) };
+        let (colored_ns, mut ordinary_ns) =
+            unsafe { (load_ns(&colored_pages, rng), load_ns(&ordinary_pages, rng)) };
         if let Some((cache_bytes, hit_ns)) = subtracted_hits {
             let hit_share = (cache_bytes as f64 / size_bytes as f64).min(0.9);
             ordinary_ns = (ordinary_ns - hit_share * hit_ns) / (1.0 - hit_share);
         }
-        points.push(ChaseComparison { size_bytes, colored_ns, ordinary_ns });
+        points.push(ChaseComparison {
+            size_bytes,
+            colored_ns,
+            ordinary_ns,
+        });
     }
     points
 }
@@ -344,25 +440,48 @@ fn measure_last_level(
     let share_bytes = last_level_bytes / u64::from(target.colors);
     let sizes: Vec<u64> = (1..=5).map(|power| target.size_bytes << power).collect();
     let hit_ns = private_curve.first().map_or(0.0, |point| point.ordinary_ns);
-    let curve = compare_chases(pool, by_color, rng, &sizes, Some((target.size_bytes, hit_ns)));
+    let curve = compare_chases(
+        pool,
+        by_color,
+        rng,
+        &sizes,
+        Some((target.size_bytes, hit_ns)),
+    );
     // Load time from the last level, by the chase that was too large for its color of the private cache.
-    let last_level_ns = private_curve.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
+    let last_level_ns = private_curve
+        .iter()
+        .map(|point| point.colored_ns)
+        .fold(0.0, f64::max);
     let (is_partitioned, knee_bytes) = last_level_verdict(&curve, last_level_ns);
-    ColorCoverage { share_bytes, is_partitioned, knee_bytes, curve }
+    ColorCoverage {
+        share_bytes,
+        is_partitioned,
+        knee_bytes,
+        curve,
+    }
 }
 
 /// Whether colors partition the last level as well, and the smallest size that shows it; `None` if the last level held
 /// the frames of no size.
-fn last_level_verdict(curve: &[ChaseComparison], last_level_ns: f64) -> (Option<bool>, Option<u64>) {
+fn last_level_verdict(
+    curve: &[ChaseComparison],
+    last_level_ns: f64,
+) -> (Option<bool>, Option<u64>) {
     const MAX_LAST_LEVEL_RATIO: f64 = 2.0;
-    let fast_points = curve.iter().filter(|point| point.ordinary_ns <= MAX_LAST_LEVEL_RATIO * last_level_ns);
+    let fast_points = curve
+        .iter()
+        .filter(|point| point.ordinary_ns <= MAX_LAST_LEVEL_RATIO * last_level_ns);
     let fast_points: Vec<ChaseComparison> = fast_points.copied().collect();
     let knee = knee_bytes(&fast_points);
     ((!fast_points.is_empty()).then_some(knee.is_some()), knee)
 }
 
 /// Do the low bits of the frame number give the color? On bare metal and on huge host pages they do.
-fn judge_frame_numbers(frames: &[Option<u64>], page_colors: &[Option<u32>], colors: u32) -> &'static str {
+fn judge_frame_numbers(
+    frames: &[Option<u64>],
+    page_colors: &[Option<u32>],
+    colors: u32,
+) -> &'static str {
     let mut joint_counts = vec![vec![0u32; colors as usize]; colors as usize];
     let mut known_frames = 0;
     for (frame, color) in frames.iter().zip(page_colors) {
@@ -395,9 +514,18 @@ mod tests {
             };
             (0..3).map(point).collect::<Vec<_>>()
         };
-        assert_eq!(last_level_verdict(&curve([30.0; 3], [90.0; 3]), 32.0), (Some(true), Some(4 << 20)));
-        assert_eq!(last_level_verdict(&curve([30.0; 3], [31.0; 3]), 32.0), (Some(false), None));
-        assert_eq!(last_level_verdict(&curve([400.0; 3], [420.0; 3]), 32.0), (None, None));
+        assert_eq!(
+            last_level_verdict(&curve([30.0; 3], [90.0; 3]), 32.0),
+            (Some(true), Some(4 << 20))
+        );
+        assert_eq!(
+            last_level_verdict(&curve([30.0; 3], [31.0; 3]), 32.0),
+            (Some(false), None)
+        );
+        assert_eq!(
+            last_level_verdict(&curve([400.0; 3], [420.0; 3]), 32.0),
+            (None, None)
+        );
     }
 
     /// Does a refusal report the number and duration of all tries, and only the last reasons?
@@ -405,8 +533,14 @@ mod tests {
     fn a_refusal_reports_all_tries_and_the_last_reasons() {
         let reasons: Vec<String> = (0..9).map(|index| format!("reason {index}")).collect();
         let message = describe_refusal(&reasons, Duration::from_secs(60));
-        assert_eq!(message, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
-        assert_eq!(describe_refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");
+        assert_eq!(
+            message,
+            "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8"
+        );
+        assert_eq!(
+            describe_refusal(&reasons[..1], Duration::from_secs(5)),
+            "1 tries in 5 s, all refused: reason 0"
+        );
     }
 
     /// Are frame numbers used only if they predict the color of nine pages of ten?
@@ -416,8 +550,15 @@ mod tests {
         let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
         assert_eq!(judge_frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
         let mut draw = SplitMix64::new(1);
-        let unrelated_colors: Vec<Option<u32>> = (0..320).map(|_| Some(draw.draw_below(32) as u32)).collect();
-        assert_eq!(judge_frame_numbers(&frames, &unrelated_colors, 32), PFN_BITS_ARE_VIRTUAL);
-        assert_eq!(judge_frame_numbers(&vec![None; 320], &unrelated_colors, 32), PFN_UNKNOWN);
+        let unrelated_colors: Vec<Option<u32>> =
+            (0..320).map(|_| Some(draw.draw_below(32) as u32)).collect();
+        assert_eq!(
+            judge_frame_numbers(&frames, &unrelated_colors, 32),
+            PFN_BITS_ARE_VIRTUAL
+        );
+        assert_eq!(
+            judge_frame_numbers(&vec![None; 320], &unrelated_colors, 32),
+            PFN_UNKNOWN
+        );
     }
 }

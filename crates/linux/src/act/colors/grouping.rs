@@ -82,7 +82,9 @@ pub fn group_items(
         let class = evicted_items(oracle, &ungrouped_items, &class_seed);
         if class.len() > parameters.ways {
             ungrouped_items.retain(|item| !class.contains(item));
-            grouping.classes.push(class.into_iter().chain([target]).collect());
+            grouping
+                .classes
+                .push(class.into_iter().chain([target]).collect());
             fruitless_targets = 0;
         } else {
             grouping.unclassified_items.push(target);
@@ -93,7 +95,10 @@ pub fn group_items(
     group_remaining(oracle, &mut grouping, parameters);
     split_mixed_classes(oracle, &mut grouping, parameters);
     merge_classes(oracle, &mut grouping, parameters);
-    grouping.classes.iter_mut().for_each(|class| class.sort_unstable());
+    grouping
+        .classes
+        .iter_mut()
+        .for_each(|class| class.sort_unstable());
     grouping.unclassified_items.sort_unstable();
     grouping
 }
@@ -101,10 +106,20 @@ pub fn group_items(
 /// Groups the remaining pages into a class. If replacement is far from LRU, no small set evicts a class's lines
 /// reliably, so the last class is what remains after all others are grouped. If the remaining pages have one color,
 /// they evict each other; if they have several, [`split_mixed_classes`] separates them.
-fn group_remaining(oracle: &mut impl EvictionOracle, grouping: &mut EvictionClasses, parameters: &GroupingParameters) {
-    let class = evicted_items(oracle, &grouping.unclassified_items, &grouping.unclassified_items);
+fn group_remaining(
+    oracle: &mut impl EvictionOracle,
+    grouping: &mut EvictionClasses,
+    parameters: &GroupingParameters,
+) {
+    let class = evicted_items(
+        oracle,
+        &grouping.unclassified_items,
+        &grouping.unclassified_items,
+    );
     if class.len() > parameters.ways + 1 && !oracle.is_exhausted() {
-        grouping.unclassified_items.retain(|item| !class.contains(item));
+        grouping
+            .unclassified_items
+            .retain(|item| !class.contains(item));
         grouping.classes.push(class);
     }
 }
@@ -116,7 +131,11 @@ fn reduce_to_minimal(
     start_set: &[usize],
     ways: usize,
 ) -> Option<Vec<usize>> {
-    let mut set: Vec<usize> = start_set.iter().copied().filter(|&item| item != target).collect();
+    let mut set: Vec<usize> = start_set
+        .iter()
+        .copied()
+        .filter(|&item| item != target)
+        .collect();
     if !oracle.evicts(target, &set) {
         return None;
     }
@@ -127,12 +146,19 @@ fn reduce_to_minimal(
         let group_len = (set.len() / (ways + 1)).max(1);
         let set_without_group = |index: usize| {
             let end = (index + group_len).min(set.len());
-            set[..index].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
+            set[..index]
+                .iter()
+                .chain(&set[end..])
+                .copied()
+                .collect::<Vec<_>>()
         };
         // One wrong answer here would spoil the whole class.
-        let mut still_evicts = |reduced_set: &Vec<usize>| oracle.evicts_reliably(target, reduced_set);
-        let smaller_set =
-            (0..set.len()).step_by(group_len).map(set_without_group).find(|reduced_set| still_evicts(reduced_set));
+        let mut still_evicts =
+            |reduced_set: &Vec<usize>| oracle.evicts_reliably(target, reduced_set);
+        let smaller_set = (0..set.len())
+            .step_by(group_len)
+            .map(set_without_group)
+            .find(|reduced_set| still_evicts(reduced_set));
         match smaller_set {
             Some(reduced_set) => set = reduced_set,
             None => break, // every group is needed, so the set cannot be reduced further
@@ -151,7 +177,11 @@ fn evicted_items(oracle: &mut impl EvictionOracle, items: &[usize], set: &[usize
         // later.
         oracle.evicts(item, &other_items) && oracle.evicts(item, &other_items)
     };
-    items.iter().copied().filter(|&item| is_evicted(item)).collect()
+    items
+        .iter()
+        .copied()
+        .filter(|&item| is_evicted(item))
+        .collect()
 }
 
 /// Splits classes that are 1.5 times as large as the median, and so probably mix several colors. A part with enough
@@ -163,16 +193,25 @@ fn split_mixed_classes(
 ) {
     let mut sizes: Vec<usize> = grouping.classes.iter().map(Vec::len).collect();
     sizes.sort_unstable();
-    let Some(&median_size) = sizes.get(sizes.len() / 2) else { return };
+    let Some(&median_size) = sizes.get(sizes.len() / 2) else {
+        return;
+    };
     let mut index = 0;
     while index < grouping.classes.len() {
-        let is_large =
-            2 * grouping.classes[index].len() > 3 * median_size && grouping.classes.len() < parameters.max_classes;
-        match is_large.then(|| split_class(oracle, &grouping.classes[index], parameters)).flatten() {
+        let is_large = 2 * grouping.classes[index].len() > 3 * median_size
+            && grouping.classes.len() < parameters.max_classes;
+        match is_large
+            .then(|| split_class(oracle, &grouping.classes[index], parameters))
+            .flatten()
+        {
             Some((first_part, second_part)) => {
                 let mixed_class = std::mem::replace(&mut grouping.classes[index], first_part);
-                let is_classified = |item: &usize| grouping.classes[index].contains(item) || second_part.contains(item);
-                grouping.unclassified_items.extend(mixed_class.into_iter().filter(|item| !is_classified(item)));
+                let is_classified = |item: &usize| {
+                    grouping.classes[index].contains(item) || second_part.contains(item)
+                };
+                grouping
+                    .unclassified_items
+                    .extend(mixed_class.into_iter().filter(|item| !is_classified(item)));
                 grouping.classes.push(second_part); // both parts are examined again, because each may still be a mixture
             }
             None => index += 1,
@@ -193,28 +232,50 @@ fn split_class(
             return None;
         }
         let size = parameters.ways + parameters.ways / 2 + index % 8 * parameters.ways / 2;
-        let subset: Vec<usize> = class.iter().copied().cycle().skip(index * size).take(size.min(class.len())).collect();
+        let subset: Vec<usize> = class
+            .iter()
+            .copied()
+            .cycle()
+            .skip(index * size)
+            .take(size.min(class.len()))
+            .collect();
         let evicted_members = evicted_items(oracle, class, &subset);
-        let unevicted_members: Vec<usize> =
-            class.iter().copied().filter(|item| !evicted_members.contains(item)).collect();
-        if evicted_members.len() <= parameters.ways + 1 || unevicted_members.len() <= parameters.ways + 1 {
+        let unevicted_members: Vec<usize> = class
+            .iter()
+            .copied()
+            .filter(|item| !evicted_members.contains(item))
+            .collect();
+        if evicted_members.len() <= parameters.ways + 1
+            || unevicted_members.len() <= parameters.ways + 1
+        {
             continue;
         }
-        let take_core =
-            |items: &[usize]| items.iter().copied().take(2 * parameters.representatives_per_class).collect::<Vec<_>>();
-        let (evicted_core, unevicted_core) = (take_core(&evicted_members), take_core(&unevicted_members));
-        let mut evicts_most =
-            |items: &[usize], evictors: &[usize]| 4 * evicted_items(oracle, items, evictors).len() >= 3 * items.len();
+        let take_core = |items: &[usize]| {
+            items
+                .iter()
+                .copied()
+                .take(2 * parameters.representatives_per_class)
+                .collect::<Vec<_>>()
+        };
+        let (evicted_core, unevicted_core) =
+            (take_core(&evicted_members), take_core(&unevicted_members));
+        let mut evicts_most = |items: &[usize], evictors: &[usize]| {
+            4 * evicted_items(oracle, items, evictors).len() >= 3 * items.len()
+        };
         let take_few = |items: &[usize]| items.iter().copied().take(12).collect::<Vec<_>>();
-        let (evicted_sample, unevicted_sample) = (take_few(&evicted_members), take_few(&unevicted_members));
-        let is_separate =
-            evicts_most(&evicted_sample, &evicted_core) && evicts_most(&unevicted_sample, &unevicted_core);
+        let (evicted_sample, unevicted_sample) =
+            (take_few(&evicted_members), take_few(&unevicted_members));
+        let is_separate = evicts_most(&evicted_sample, &evicted_core)
+            && evicts_most(&unevicted_sample, &unevicted_core);
         let cross_evictions = evicted_items(oracle, &unevicted_sample, &evicted_core).len()
             + evicted_items(oracle, &evicted_sample, &unevicted_core).len();
         if is_separate && cross_evictions <= 3 {
             let first_class = evicted_items(oracle, class, &evicted_core);
-            let remaining_items: Vec<usize> =
-                class.iter().copied().filter(|item| !first_class.contains(item)).collect();
+            let remaining_items: Vec<usize> = class
+                .iter()
+                .copied()
+                .filter(|item| !first_class.contains(item))
+                .collect();
             let second_class = evicted_items(oracle, &remaining_items, &unevicted_core);
             if first_class.len() > parameters.ways && second_class.len() > parameters.ways {
                 return Some((first_class, second_class));
@@ -225,19 +286,32 @@ fn split_class(
 }
 
 /// Merges classes that evict each other's members.
-fn merge_classes(oracle: &mut impl EvictionOracle, grouping: &mut EvictionClasses, parameters: &GroupingParameters) {
+fn merge_classes(
+    oracle: &mut impl EvictionOracle,
+    grouping: &mut EvictionClasses,
+    parameters: &GroupingParameters,
+) {
     let mut index = 0;
     while index < grouping.classes.len() {
         let mut other_index = index + 1;
         while other_index < grouping.classes.len() {
-            let sample_items =
-                |class: &[usize]| class.iter().copied().take(parameters.representatives_per_class).collect::<Vec<_>>();
-            let (first_items, second_items) =
-                (sample_items(&grouping.classes[index]), sample_items(&grouping.classes[other_index]));
+            let sample_items = |class: &[usize]| {
+                class
+                    .iter()
+                    .copied()
+                    .take(parameters.representatives_per_class)
+                    .collect::<Vec<_>>()
+            };
+            let (first_items, second_items) = (
+                sample_items(&grouping.classes[index]),
+                sample_items(&grouping.classes[other_index]),
+            );
             let mut cross_evictions = 0;
             for attempt in 0..3 {
-                let first_evicts = oracle.evicts(second_items[attempt % second_items.len()], &first_items);
-                let second_evicts = oracle.evicts(first_items[attempt % first_items.len()], &second_items);
+                let first_evicts =
+                    oracle.evicts(second_items[attempt % second_items.len()], &first_items);
+                let second_evicts =
+                    oracle.evicts(first_items[attempt % first_items.len()], &second_items);
                 cross_evictions += usize::from(first_evicts && second_evicts);
             }
             if cross_evictions >= 2 {
@@ -271,19 +345,41 @@ mod tests {
         fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
             self.asked += 1;
 
-            let truth = set.iter().filter(|&&item| self.color_of[item] == self.color_of[target]).count() >= self.ways;
+            let truth = set
+                .iter()
+                .filter(|&&item| self.color_of[item] == self.color_of[target])
+                .count()
+                >= self.ways;
             truth != (self.lies_one_in > 0 && self.draw.draw_below(self.lies_one_in) == 0)
         }
     }
 
-    fn fake_cache(colors: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> FakeCache {
+    fn fake_cache(
+        colors: usize,
+        ways: usize,
+        items: usize,
+        lies_one_in: u64,
+        seed: u64,
+    ) -> FakeCache {
         let mut draw = SplitMix64::new(seed);
-        let color_of = (0..items).map(|_| draw.draw_below(colors as u64) as usize).collect();
-        FakeCache { color_of, ways, lies_one_in, draw, asked: 0 }
+        let color_of = (0..items)
+            .map(|_| draw.draw_below(colors as u64) as usize)
+            .collect();
+        FakeCache {
+            color_of,
+            ways,
+            lies_one_in,
+            draw,
+            asked: 0,
+        }
     }
 
     fn search(colors: usize, ways: usize) -> GroupingParameters {
-        GroupingParameters { ways, max_classes: 2 * colors, representatives_per_class: ways + ways / 2 }
+        GroupingParameters {
+            ways,
+            max_classes: 2 * colors,
+            representatives_per_class: ways + ways / 2,
+        }
     }
 
     proptest! {
@@ -311,15 +407,24 @@ mod tests {
         for seed in 1..6 {
             let mut cache = fake_cache(8, 16, 8 * 120, 0, seed);
             let items_in = |colors: &[usize], cache: &FakeCache| -> Vec<usize> {
-                (0..cache.color_of.len()).filter(|&item| colors.contains(&cache.color_of[item])).collect()
+                (0..cache.color_of.len())
+                    .filter(|&item| colors.contains(&cache.color_of[item]))
+                    .collect()
             };
             let mut classes = vec![items_in(&[0, 1, 2], &cache), items_in(&[3, 4], &cache)];
             classes.extend((5..8).map(|color| items_in(&[color], &cache)));
-            let mut grouped = EvictionClasses { classes, ..EvictionClasses::default() };
+            let mut grouped = EvictionClasses {
+                classes,
+                ..EvictionClasses::default()
+            };
             split_mixed_classes(&mut cache, &mut grouped, &search(8, 16));
             assert_eq!(grouped.classes.len(), 8, "seed {seed}");
             for class in &grouped.classes {
-                assert!(class.iter().all(|&item| cache.color_of[item] == cache.color_of[class[0]]));
+                assert!(
+                    class
+                        .iter()
+                        .all(|&item| cache.color_of[item] == cache.color_of[class[0]])
+                );
             }
         }
     }
@@ -333,7 +438,12 @@ mod tests {
             let grouping = group_items(&mut cache, &items, &search(32, 16));
             assert_eq!(grouping.classes.len(), 32, "seed {seed}");
             let stray = |class: &Vec<usize>| {
-                let count_of_color = |color| class.iter().filter(|&&item| cache.color_of[item] == color).count();
+                let count_of_color = |color| {
+                    class
+                        .iter()
+                        .filter(|&&item| cache.color_of[item] == color)
+                        .count()
+                };
                 class.len() - (0..32).map(count_of_color).max().unwrap()
             };
             let strays: usize = grouping.classes.iter().map(stray).sum();
@@ -346,6 +456,10 @@ mod tests {
     fn random_answers_yield_no_colors_in_bounded_time() {
         let mut cache = fake_cache(32, 16, 2048, 2, 3);
         let grouping = group_items(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
-        assert!(grouping.classes.len() < 32 && cache.asked < 200_000, "{} classes", grouping.classes.len());
+        assert!(
+            grouping.classes.len() < 32 && cache.asked < 200_000,
+            "{} classes",
+            grouping.classes.len()
+        );
     }
 }

@@ -16,8 +16,7 @@ const MAX_MAP_BYTES: u64 = 64 << 20;
 /// [`ColorMap::frame_numbers`] if the numbers of 9 of 10 frames of known color predict it.
 pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the color";
 /// [`ColorMap::frame_numbers`] if they do not predict it.
-pub const PFN_BITS_ARE_VIRTUAL: &str =
-    "the low bits of the frame number do not give the color (the host backs this machine with scattered pages)";
+pub const PFN_BITS_ARE_VIRTUAL: &str = "the low bits of the frame number do not give the color (the host backs this machine with scattered pages)";
 /// [`ColorMap::frame_numbers`] if frame numbers are not visible.
 pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
 
@@ -40,7 +39,12 @@ impl ColorCoverage {
     /// Coverage of a cache with this share per color, by a curve that extends beyond the share.
     pub fn from_share(share_bytes: u64, curve: &[ChaseComparison]) -> Self {
         let is_partitioned = Some(is_share_confined(curve, share_bytes));
-        ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
+        ColorCoverage {
+            share_bytes,
+            is_partitioned,
+            knee_bytes: knee_bytes(curve),
+            curve: curve.to_vec(),
+        }
     }
 }
 
@@ -107,19 +111,28 @@ impl ColorMap {
 
     /// Runs of neighboring frames, ascending; frames without a number are left out.
     pub fn frame_runs(frames: &[Option<u64>], colors: &[Option<u32>]) -> Vec<FrameRun> {
-        let mut known_frames: Vec<(u64, Option<u32>)> =
-            frames.iter().zip(colors).filter_map(|(frame, color)| Some(((*frame)?, *color))).collect();
+        let mut known_frames: Vec<(u64, Option<u32>)> = frames
+            .iter()
+            .zip(colors)
+            .filter_map(|(frame, color)| Some(((*frame)?, *color)))
+            .collect();
         known_frames.sort_unstable();
         known_frames.dedup_by_key(|(frame, _)| *frame);
         let mut runs: Vec<FrameRun> = Vec::new();
         let mut next_frame = 0;
         for (frame, color) in known_frames {
             if runs.is_empty() || frame != next_frame {
-                runs.push(FrameRun { first_frame: frame, colors: String::new() });
+                runs.push(FrameRun {
+                    first_frame: frame,
+                    colors: String::new(),
+                });
             }
             next_frame = frame + 1;
             let digits = color.map_or("--".to_string(), |color| format!("{color:02x}"));
-            runs.last_mut().expect("pushed just now, or there before").colors.push_str(&digits);
+            runs.last_mut()
+                .expect("pushed just now, or there before")
+                .colors
+                .push_str(&digits);
         }
         runs
     }
@@ -130,15 +143,18 @@ impl ColorMap {
             let pairs = run.colors.as_bytes().chunks_exact(2).enumerate();
             pairs.filter_map(|(index, digits)| {
                 let digits = std::str::from_utf8(digits).ok()?;
-                Some((run.first_frame.checked_add(index as u64)?, u32::from_str_radix(digits, 16).ok()?))
+                Some((
+                    run.first_frame.checked_add(index as u64)?,
+                    u32::from_str_radix(digits, 16).ok()?,
+                ))
             })
         })
     }
 
     /// The map in the format that [`ColorMap::parse`] reads.
     pub fn to_text(&self) -> String {
-        let mut text =
-            serde_json::to_string_pretty(self).expect("a map has only string keys, and no serializer that fails");
+        let mut text = serde_json::to_string_pretty(self)
+            .expect("a map has only string keys, and no serializer that fails");
         text.push('\n');
         text
     }
@@ -175,14 +191,18 @@ impl ColorMap {
         struct MapVersion {
             format: u32,
         }
-        let MapVersion { format } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let MapVersion { format } =
+            serde_json::from_str(text).map_err(|error| error.to_string())?;
         if format != Self::FORMAT {
             return Err(format!("found format {format}, expected {}", Self::FORMAT));
         }
         let map: ColorMap = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let max_colors = cachemate_agent::layout::MAX_COLORS;
         if !(2..=max_colors).contains(&map.colors) {
-            return Err(format!("colors: found {}, expected 2 to {max_colors}", map.colors));
+            return Err(format!(
+                "colors: found {}, expected 2 to {max_colors}",
+                map.colors
+            ));
         }
         for (index, run) in map.frames.iter().enumerate() {
             let color_error = |found: &str| {
@@ -197,7 +217,9 @@ impl ColorMap {
             for digits in run.colors.as_bytes().chunks_exact(2) {
                 let digits = std::str::from_utf8(digits).unwrap_or_default();
                 let is_hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-                let color = u32::from_str_radix(digits, 16).ok().filter(|color| is_hexadecimal && *color < map.colors);
+                let color = u32::from_str_radix(digits, 16)
+                    .ok()
+                    .filter(|color| is_hexadecimal && *color < map.colors);
                 if digits != "--" && color.is_none() {
                     return Err(color_error(digits));
                 }
@@ -213,7 +235,11 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     pub(crate) fn color_map(frames: Vec<FrameRun>) -> ColorMap {
-        let curve = vec![ChaseComparison { size_bytes: 65536, colored_ns: 5.25, ordinary_ns: 5.0 }];
+        let curve = vec![ChaseComparison {
+            size_bytes: 65536,
+            colored_ns: 5.25,
+            ordinary_ns: 5.0,
+        }];
         ColorMap {
             format: ColorMap::FORMAT,
             boot_id: "boot".into(),
@@ -258,14 +284,24 @@ pub(crate) mod tests {
     /// Is a damaged file refused with the place, and never read as something else?
     #[test]
     fn damaged_maps_are_refused_with_the_place() {
-        let good = color_map(vec![FrameRun { first_frame: 7, colors: "001f--".into() }]).to_text();
+        let good = color_map(vec![FrameRun {
+            first_frame: 7,
+            colors: "001f--".into(),
+        }])
+        .to_text();
         assert!(ColorMap::parse(&good).is_ok());
         let message = |from: &str, to: &str| ColorMap::parse(&good.replace(from, to)).unwrap_err();
-        assert_eq!(message("\"format\": 1", "\"format\": 2"), "found format 2, expected 1");
+        assert_eq!(
+            message("\"format\": 1", "\"format\": 2"),
+            "found format 2, expected 1"
+        );
         assert!(message("001f--", "0020--").starts_with("frames[0].colors: found '20'"));
         assert!(message("001f--", "001f-").starts_with("frames[0].colors"));
         assert!(message("001f--", "00+f--").starts_with("frames[0].colors"));
-        assert_eq!(message("\"colors\": 32", "\"colors\": 65"), "colors: found 65, expected 2 to 64");
+        assert_eq!(
+            message("\"colors\": 32", "\"colors\": 65"),
+            "colors: found 65, expected 2 to 64"
+        );
         assert!(ColorMap::parse("").is_err());
     }
 }

@@ -22,7 +22,10 @@ pub struct MigrationUnavailable {
 
 impl MigrationUnavailable {
     pub(super) fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
-        MigrationUnavailable { reason: reason.into(), remedy: remedy.into() }
+        MigrationUnavailable {
+            reason: reason.into(),
+            remedy: remedy.into(),
+        }
     }
     fn without_memory(error: io::Error) -> Self {
         Self::new(format!("memory: {error}"), "more memory")
@@ -41,7 +44,10 @@ fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, Mig
 pub fn measure_page_move_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     let pool = PagePool::new(1).map_err(MigrationUnavailable::without_memory)?;
     if pool.read_frames()[0].is_none() {
-        return refuse_migration("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
+        return refuse_migration(
+            "frame numbers are hidden from this user",
+            "root, or CAP_SYS_ADMIN",
+        );
     }
     measure_page_move_ns()
 }
@@ -55,32 +61,60 @@ pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
     if !cfg!(target_arch = "x86_64") {
         return refuse_migration("pages are colored on x86-64 only", "an x86-64 host");
     }
-    let program_pool = PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
+    let program_pool =
+        PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
     let fresh_pool = PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
     let parking_pool = PagePool::new(1).map_err(MigrationUnavailable::without_memory)?;
     // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults in kernel mode are handled as well, because a
     // program's read(2) into fresh memory would fail otherwise.
     let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
     if fault_fd < 0 {
-        let reason = format!("userfaultfd: {}", io::Error::from_raw_os_error(-fault_fd as i32));
-        return refuse_migration(reason, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
+        let reason = format!(
+            "userfaultfd: {}",
+            io::Error::from_raw_os_error(-fault_fd as i32)
+        );
+        return refuse_migration(
+            reason,
+            "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1",
+        );
     }
     // SAFETY: a descriptor of our own, closed at the end of this function.
-    let _fd_owner = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fault_fd as i32) };
+    let _fd_owner =
+        unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fault_fd as i32) };
     if fault::enable_features(fault_fd, fault::MOVE_PAGES) < 0 {
-        return refuse_migration("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
+        return refuse_migration(
+            "this kernel cannot move pages between frames (UFFDIO_MOVE)",
+            "Linux 6.8 or newer",
+        );
     }
     let bytes = (MEASURED_PAGES * PAGE_BYTES) as u64;
-    let is_registered = fault::register_range(fault_fd, program_pool.page_address(0) as u64, bytes) >= 0
-        && fault::register_range(fault_fd, parking_pool.page_address(0) as u64, PAGE_BYTES as u64) >= 0;
+    let is_registered = fault::register_range(fault_fd, program_pool.page_address(0) as u64, bytes)
+        >= 0
+        && fault::register_range(
+            fault_fd,
+            parking_pool.page_address(0) as u64,
+            PAGE_BYTES as u64,
+        ) >= 0;
     // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
-    unsafe { libc::madvise(parking_pool.page_address(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+    unsafe {
+        libc::madvise(
+            parking_pool.page_address(0).cast(),
+            PAGE_BYTES,
+            libc::MADV_DONTNEED,
+        )
+    };
     if !is_registered {
-        return refuse_migration("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
+        return refuse_migration(
+            "memory cannot be registered with userfaultfd",
+            "a kernel with CONFIG_USERFAULTFD",
+        );
     }
     let mut move_times_ns: Vec<u64> = Vec::with_capacity(MEASURED_PAGES);
     for index in 0..MEASURED_PAGES {
-        let (page, fresh_page) = (program_pool.page_address(index), fresh_pool.page_address(index));
+        let (page, fresh_page) = (
+            program_pool.page_address(index),
+            fresh_pool.page_address(index),
+        );
         let start = Instant::now();
         if fault::move_page(fault_fd, page as u64, parking_pool.page_address(0) as u64) < 0 {
             continue;
@@ -90,10 +124,19 @@ pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
         let move_result = fault::move_page(fault_fd, fresh_page as u64, page as u64);
         move_times_ns.push(start.elapsed().as_nanos() as u64);
         if move_result < 0 {
-            return refuse_migration(format!("a page could not be moved in: error {move_result}"), "another kernel");
+            return refuse_migration(
+                format!("a page could not be moved in: error {move_result}"),
+                "another kernel",
+            );
         }
         // SAFETY: as above. The frame that was taken out is returned to the kernel.
-        unsafe { libc::madvise(parking_pool.page_address(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+        unsafe {
+            libc::madvise(
+                parking_pool.page_address(0).cast(),
+                PAGE_BYTES,
+                libc::MADV_DONTNEED,
+            )
+        };
     }
     move_times_ns.sort_unstable();
     match move_times_ns.get(move_times_ns.len() / 2) {
@@ -123,8 +166,13 @@ mod tests {
     #[test]
     fn the_units_rights_are_enough_to_move_pages() {
         let unit = include_str!("../../../../../packaging/cachemate.service");
-        let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
-        let names = line.split_ascii_whitespace().map(|name| format!(",+{}", name[4..].to_lowercase()));
+        let line = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+            .unwrap();
+        let names = line
+            .split_ascii_whitespace()
+            .map(|name| format!(",+{}", name[4..].to_lowercase()));
         let bounds = format!("-all{}", names.collect::<String>());
         if !rustix::process::geteuid().is_root() || measure_page_move_ns().is_err() {
             crate::skip_test::report_unchecked(
@@ -134,7 +182,11 @@ mod tests {
             return;
         }
         let mut command = std::process::Command::new("setpriv");
-        command.args(["--inh-caps=-all", &format!("--bounding-set={bounds}"), "--no-new-privs"]);
+        command.args([
+            "--inh-caps=-all",
+            &format!("--bounding-set={bounds}"),
+            "--no-new-privs",
+        ]);
         command.arg(std::env::current_exe().unwrap());
         command.args([
             "--exact",
@@ -143,7 +195,10 @@ mod tests {
         ]);
         let out = command.output().unwrap();
         let message = String::from_utf8_lossy(&out.stdout);
-        assert!(out.status.success() && message.contains("1 passed"), "{message}");
+        assert!(
+            out.status.success() && message.contains("1 passed"),
+            "{message}"
+        );
         assert!(!message.contains("not shown here"), "{message}");
     }
 }

@@ -55,7 +55,10 @@ pub enum ColorError {
 
 impl ColorError {
     fn io_error(path: &Path, source: io::Error) -> Self {
-        ColorError::Io { path: path.to_path_buf(), source }
+        ColorError::Io {
+            path: path.to_path_buf(),
+            source,
+        }
     }
 }
 
@@ -72,21 +75,33 @@ pub fn boot_id() -> String {
 ///
 /// # Errors
 /// The reason, with its remedy.
-pub fn survey_partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, MigrationUnavailable> {
+pub fn survey_partitions(
+    topology: &Topology,
+) -> Result<Vec<(CacheId, PartitionSupport)>, MigrationUnavailable> {
     let discover_command = "cachemate page-color discover";
     let map = match map::ColorMap::open_for_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Err(MigrationUnavailable::new("no colors are known on this host yet", discover_command));
+            return Err(MigrationUnavailable::new(
+                "no colors are known on this host yet",
+                discover_command,
+            ));
         }
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            let remedy =
-                format!("root; where {} is another user's: remove it, then {discover_command}", reference_set::BASE);
+            let remedy = format!(
+                "root; where {} is another user's: remove it, then {discover_command}",
+                reference_set::BASE
+            );
             return Err(MigrationUnavailable::new(source.to_string(), remedy));
         }
-        other => other.map_err(|error| MigrationUnavailable::new(error.to_string(), discover_command))?,
+        other => {
+            other.map_err(|error| MigrationUnavailable::new(error.to_string(), discover_command))?
+        }
     };
     if map.boot_id != boot_id() {
-        return Err(MigrationUnavailable::new("colors were discovered before the last boot", discover_command));
+        return Err(MigrationUnavailable::new(
+            "colors were discovered before the last boot",
+            discover_command,
+        ));
     }
     let move_page_ns = migration::measure_page_move_ns()?;
     let is_divided = |cache: &Cache| match &map.last_level {
@@ -97,14 +112,27 @@ pub fn survey_partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionS
     let (colors, page_bytes) = (map.colors, u64::from(map.page_bytes));
     let divided_caches = topology.caches.iter().filter(|cache| is_divided(cache));
     Ok(divided_caches
-        .map(|cache| (cache.id, PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns }))
+        .map(|cache| {
+            (
+                cache.id,
+                PartitionSupport::Colors {
+                    colors,
+                    page_bytes,
+                    page_migration_ns: move_page_ns,
+                },
+            )
+        })
         .collect())
 }
 
 /// The result of [`survey_partitions`] as a sentence.
 pub fn describe_partitions(partitions: &[(CacheId, PartitionSupport)]) -> String {
     let colors_and_move_ns = |(_, partition): &(CacheId, PartitionSupport)| match partition {
-        PartitionSupport::Colors { colors, page_migration_ns: move_page_ns, .. } => Some((*colors, *move_page_ns)),
+        PartitionSupport::Colors {
+            colors,
+            page_migration_ns: move_page_ns,
+            ..
+        } => Some((*colors, *move_page_ns)),
         _ => None,
     };
     match partitions.iter().find_map(colors_and_move_ns) {

@@ -24,7 +24,9 @@ impl PagePool {
     /// The kernel cannot map the memory.
     pub fn new(pages: usize) -> io::Result<Self> {
         // One frame of 2 MiB would cover 512 pages of all colors.
-        let pool = PagePool { map: MemoryMap::of_small_pages(pages * PAGE_BYTES)? };
+        let pool = PagePool {
+            map: MemoryMap::of_small_pages(pages * PAGE_BYTES)?,
+        };
         for page in 0..pages {
             // SAFETY: inside the mapping. Written, not read, because all pages that were only read share one frame of
             // zeros.
@@ -43,7 +45,11 @@ impl PagePool {
     /// # Panics
     /// There is no page `index`.
     pub fn page_address(&self, index: usize) -> *mut u8 {
-        assert!(index < self.page_count(), "page {index} of {}", self.page_count());
+        assert!(
+            index < self.page_count(),
+            "page {index} of {}",
+            self.page_count()
+        );
         // SAFETY: inside the mapping, as just asserted.
         unsafe { self.map.start().add(index * PAGE_BYTES) }
     }
@@ -66,15 +72,24 @@ pub struct PresentPage {
 }
 
 /// The pages in memory among `pages` pages from `address` on; without CAP_SYS_ADMIN none.
-pub fn read_present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
+pub fn read_present_pages(
+    pagemap: &io::Result<File>,
+    address: usize,
+    pages: usize,
+) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
-    let read_bytes =
-        pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
+    let read_bytes = pagemap.as_ref().map_or(0, |file| {
+        file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64)
+            .unwrap_or(0)
+    });
     let present_page = |index: usize| {
         let word = u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?);
         // Bit 63 = present, 61 = of a file or shared, 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
         let (frame, is_file_page) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
-        (index * 8 < read_bytes && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, is_file_page })
+        (index * 8 < read_bytes && word >> 63 == 1 && frame != 0).then_some(PresentPage {
+            frame,
+            is_file_page,
+        })
     };
     (0..pages).map(present_page).collect()
 }
@@ -96,7 +111,10 @@ impl TimingOracle<'_> {
         self.line_index += 13;
         let pages = set.iter().map(|&item| (self.page_address)(item));
         // SAFETY: `page` gives pages of a pool or of a mapped file, which outlive the borrow.
-        unsafe { reload_cycles((self.page_address)(target), pages, self.line_index) > self.threshold_cycles }
+        unsafe {
+            reload_cycles((self.page_address)(target), pages, self.line_index)
+                > self.threshold_cycles
+        }
     }
 }
 

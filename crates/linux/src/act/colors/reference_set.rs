@@ -70,7 +70,8 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// # Errors
 /// The errors of the file system.
 pub fn accept_new(base: &Path) -> Result<(), ColorError> {
-    let rename_result = open_base(base).and_then(|dir| dir.rename(NEW_REFERENCE_SET_FILE, REFERENCE_SET_FILE));
+    let rename_result =
+        open_base(base).and_then(|dir| dir.rename(NEW_REFERENCE_SET_FILE, REFERENCE_SET_FILE));
     rename_result.map_err(|source| ColorError::io_error(&base.join(NEW_REFERENCE_SET_FILE), source))
 }
 
@@ -87,7 +88,8 @@ const NEW_REFERENCE_SET_FILE: &str = "reference-set.new";
 
 fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let mut loaded_set = load(base, name)?;
-    loaded_set.calibration = verification::verify_reference_set(&mut loaded_set.frames, &base.join(name))?;
+    loaded_set.calibration =
+        verification::verify_reference_set(&mut loaded_set.frames, &base.join(name))?;
     Ok(loaded_set)
 }
 
@@ -111,7 +113,12 @@ fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     };
     reference_set.map_frames();
     let calibration = reference_set.calibrate();
-    Ok(LoadedReferenceSet { frames: reference_set, id, calibration, _mapping: mapping })
+    Ok(LoadedReferenceSet {
+        frames: reference_set,
+        id,
+        calibration,
+        _mapping: mapping,
+    })
 }
 
 /// The discovery that made the reference set in `base`; the frames are not verified.
@@ -128,7 +135,9 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MemoryMap, u64), ColorE
     let set_error = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
     let dir = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
     let file = match dir.and_then(|dir| dir.open_file(Path::new(name), OFlags::RDONLY)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoReferenceSet(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(ColorError::NoReferenceSet(path));
+        }
         other => other.map_err(io_error)?,
     };
     let bytes = file.metadata().map_err(io_error)?.len() as usize;
@@ -140,7 +149,8 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MemoryMap, u64), ColorE
     }
     let mapping = MemoryMap::of_file(&file, bytes, false).map_err(io_error)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
-    let header_bytes = unsafe { std::slice::from_raw_parts(mapping.start(), ReferenceSetHeader::BYTES) };
+    let header_bytes =
+        unsafe { std::slice::from_raw_parts(mapping.start(), ReferenceSetHeader::BYTES) };
     let header = ReferenceSetHeader::from_bytes(header_bytes)
         .ok_or_else(|| set_error("no reference set of this version".to_string()))?;
     Ok((mapping, header.id))
@@ -151,15 +161,24 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MemoryMap, u64), ColorE
 ///
 /// # Errors
 /// No room in memory, or too few pages of some class.
-pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>) -> Result<(), ColorError> {
-    let dir = TrustedDir::create_anchored(base).map_err(|source| ColorError::io_error(base, source))?;
+pub fn create(
+    base: &Path,
+    ways: usize,
+    id: u64,
+    classes: &mut ColorClasses<'_>,
+) -> Result<(), ColorError> {
+    let dir =
+        TrustedDir::create_anchored(base).map_err(|source| ColorError::io_error(base, source))?;
     let path = base.join(NEW_REFERENCE_SET_FILE);
     let io_error = |source| ColorError::io_error(&path, source);
     let (colors, per_color) = (classes.classes.len(), frames_per_color(ways));
-    let file = dir.open_file(Path::new(NEW_REFERENCE_SET_FILE), READ_WRITE).map_err(io_error)?;
+    let file = dir
+        .open_file(Path::new(NEW_REFERENCE_SET_FILE), READ_WRITE)
+        .map_err(io_error)?;
     file.set_len(0).map_err(io_error)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
-    file.set_len((pages * PAGE_BYTES) as u64).map_err(io_error)?;
+    file.set_len((pages * PAGE_BYTES) as u64)
+        .map_err(io_error)?;
     let mapping = MemoryMap::of_file(&file, pages * PAGE_BYTES, true).map_err(io_error)?;
     let mut pages_by_color = vec![Vec::new(); colors];
     let mut unused_pages = Vec::new();
@@ -169,9 +188,14 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
         // SAFETY: as above.
         unsafe { page.write_volatile(1) };
         if Instant::now() > classes.deadline {
-            return Err(ColorError::Noisy("the time was over before every color had its frames".to_string()));
+            return Err(ColorError::Noisy(
+                "the time was over before every color had its frames".to_string(),
+            ));
         }
-        match classes.find_sole_class(page).filter(|&color| pages_by_color[color].len() < per_color + SPARE_FRAMES) {
+        match classes
+            .find_sole_class(page)
+            .filter(|&color| pages_by_color[color].len() < per_color + SPARE_FRAMES)
+        {
             Some(color) => pages_by_color[color].push(index as u32),
             None => unused_pages.push(index),
         }
@@ -184,50 +208,96 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
         deadline: classes.deadline,
     };
     unused_pages.extend(keep_best(&mut oracle, &mut pages_by_color, per_color));
-    if let Some(short_class) = pages_by_color.iter().find(|members| members.len() < per_color) {
+    if let Some(short_class) = pages_by_color
+        .iter()
+        .find(|members| members.len() < per_color)
+    {
         return Err(ColorError::Noisy(format!(
             "{} frames of one color for the reference set, {per_color} needed",
             short_class.len()
         )));
     }
     for index in unused_pages {
-        let (offset, length) = ((index * PAGE_BYTES) as libc::off_t, PAGE_BYTES as libc::off_t);
+        let (offset, length) = (
+            (index * PAGE_BYTES) as libc::off_t,
+            PAGE_BYTES as libc::off_t,
+        );
         // SAFETY: no memory is passed; a hole gives the frame back.
         unsafe {
-            libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
+            libc::fallocate(
+                file.as_raw_fd(),
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                offset,
+                length,
+            )
         };
     }
-    let header = ReferenceSetHeader { colors: colors as u32, frames_per_color: per_color as u32, id };
+    let header = ReferenceSetHeader {
+        colors: colors as u32,
+        frames_per_color: per_color as u32,
+        id,
+    };
     let mut header_and_table = header.to_bytes().to_vec();
-    header_and_table.extend(pages_by_color.iter().flatten().flat_map(|page| page.to_le_bytes()));
+    header_and_table.extend(
+        pages_by_color
+            .iter()
+            .flatten()
+            .flat_map(|page| page.to_le_bytes()),
+    );
     file.write_all_at(&header_and_table, 0).map_err(io_error)
 }
 
 /// Tests the reference frames against each other: each must be evicted by those of its color and not by those of the
 /// next. Keeps the `per_color` frames of each color that passed most often, unless they failed more than one round;
 /// returns the removed frames.
-fn keep_best(oracle: &mut impl EvictionOracle, pages_by_color: &mut [Vec<u32>], per_color: usize) -> Vec<usize> {
+fn keep_best(
+    oracle: &mut impl EvictionOracle,
+    pages_by_color: &mut [Vec<u32>],
+    per_color: usize,
+) -> Vec<usize> {
     const ROUNDS: usize = 4;
     let sets: Vec<Vec<usize>> = pages_by_color
         .iter()
-        .map(|members| members.iter().take(per_color).map(|&member| member as usize).collect())
+        .map(|members| {
+            members
+                .iter()
+                .take(per_color)
+                .map(|&member| member as usize)
+                .collect()
+        })
         .collect();
     let mut removed_indices = Vec::new();
     for (color, members) in pages_by_color.iter_mut().enumerate() {
         let next_set = &sets[(color + 1) % sets.len()];
         let mut scored_members: Vec<(usize, u32)> = Vec::with_capacity(members.len());
         for &index in members.iter() {
-            let own_set: Vec<usize> = sets[color].iter().copied().filter(|&other| other != index as usize).collect();
-            let is_confirmed =
-                |_: &usize| oracle.evicts(index as usize, &own_set) && !oracle.evicts(index as usize, next_set);
+            let own_set: Vec<usize> = sets[color]
+                .iter()
+                .copied()
+                .filter(|&other| other != index as usize)
+                .collect();
+            let is_confirmed = |_: &usize| {
+                oracle.evicts(index as usize, &own_set) && !oracle.evicts(index as usize, next_set)
+            };
             scored_members.push(((0..ROUNDS).filter(is_confirmed).count(), index));
         }
         // A stable sort keeps the first among equals.
         scored_members.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));
-        let confirmed_count = scored_members.iter().take(per_color).filter(|(rounds, _)| rounds + 1 >= ROUNDS).count();
-        removed_indices
-            .extend(scored_members.split_off(confirmed_count).into_iter().map(|(_, member)| member as usize));
-        *members = scored_members.into_iter().map(|(_, member)| member).collect();
+        let confirmed_count = scored_members
+            .iter()
+            .take(per_color)
+            .filter(|(rounds, _)| rounds + 1 >= ROUNDS)
+            .count();
+        removed_indices.extend(
+            scored_members
+                .split_off(confirmed_count)
+                .into_iter()
+                .map(|(_, member)| member as usize),
+        );
+        *members = scored_members
+            .into_iter()
+            .map(|(_, member)| member)
+            .collect();
     }
     removed_indices
 }
@@ -249,7 +319,13 @@ pub struct ColorClasses<'a> {
 impl ColorClasses<'_> {
     /// The only class that evicts the page; `None` if no class or several evict it.
     fn find_sole_class(&mut self, page: *const u8) -> Option<usize> {
-        let page_of = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
+        let page_of = |item: usize| {
+            if item == usize::MAX {
+                page
+            } else {
+                (self.page)(item)
+            }
+        };
         let mut oracle = TimingOracle {
             page_address: &page_of,
             threshold_cycles: self.threshold_cycles,
@@ -285,38 +361,49 @@ impl FrameLedger {
     pub fn open(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(LEDGER);
         let io_error = |source| ColorError::io_error(&path, source);
-        let frame_count =
-            read_end_frame().map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
-        let file = open_base(base).and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE)).map_err(io_error)?;
+        let frame_count = read_end_frame()
+            .map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
+        let file = open_base(base)
+            .and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE))
+            .map_err(io_error)?;
         if (file.metadata().map_err(io_error)?.len() as usize) < frame_count {
             file.set_len(frame_count as u64).map_err(io_error)?; // a hole: memory is taken only where frames are known
         }
-        Ok(FrameLedger { mapping: MemoryMap::of_file(&file, frame_count, true).map_err(io_error)? })
+        Ok(FrameLedger {
+            mapping: MemoryMap::of_file(&file, frame_count, true).map_err(io_error)?,
+        })
     }
 
     fn entry(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
         // SAFETY: inside the mapping, which is shared between processes: only ever accessed atomically.
-        ((frame as usize) < self.mapping.bytes())
-            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapping.start().add(frame as usize)) })
+        ((frame as usize) < self.mapping.bytes()).then(|| unsafe {
+            std::sync::atomic::AtomicU8::from_ptr(self.mapping.start().add(frame as usize))
+        })
     }
 
     /// Color of a frame, if it was ever classified.
     pub fn color(&self, frame: u64) -> Option<u32> {
-        let byte = self.entry(frame)?.load(std::sync::atomic::Ordering::Relaxed);
+        let byte = self
+            .entry(frame)?
+            .load(std::sync::atomic::Ordering::Relaxed);
         byte.checked_sub(1).map(u32::from)
     }
 
     /// Records the color of a frame; `None` erases an earlier entry, because the frame fits no color.
     pub fn record(&self, frame: u64, color: Option<u32>) {
         if let Some(byte) = self.entry(frame) {
-            byte.store(color.map_or(0, |color| color as u8 + 1), std::sync::atomic::Ordering::Relaxed);
+            byte.store(
+                color.map_or(0, |color| color as u8 + 1),
+                std::sync::atomic::Ordering::Relaxed,
+            );
         }
     }
 }
 
 /// Frame number at the end of the last zone of memory.
 fn read_end_frame() -> io::Result<usize> {
-    let zoneinfo = cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
+    let zoneinfo =
+        cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
     let mut spanned_frames = 0;
     let mut end_frame = 0;
     for line in zoneinfo.lines() {
@@ -329,7 +416,14 @@ fn read_end_frame() -> io::Result<usize> {
             _ => {}
         }
     }
-    if end_frame == 0 { Err(io::Error::new(io::ErrorKind::InvalidData, "no zone with frames")) } else { Ok(end_frame) }
+    if end_frame == 0 {
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "no zone with frames",
+        ))
+    } else {
+        Ok(end_frame)
+    }
 }
 
 /// Replaces a file of the directory atomically, by a rename.
@@ -357,7 +451,10 @@ mod tests {
 
     impl EvictionOracle for TrueColors {
         fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
-            set.iter().filter(|&&at| (self.0)(at) == (self.0)(target)).count() >= 4
+            set.iter()
+                .filter(|&&at| (self.0)(at) == (self.0)(target))
+                .count()
+                >= 4
         }
     }
 
@@ -365,8 +462,10 @@ mod tests {
     #[test]
     fn a_frame_of_another_color_is_replaced_in_the_reference_set() {
         // Colors by remainder; frame 9 is listed under color 0 and has color 1.
-        let mut table =
-            vec![vec![0, 4, 8, 9, 12, 16, 20, 24], (0..8).map(|at| 4 * at + 1).filter(|at| *at != 9).collect()];
+        let mut table = vec![
+            vec![0, 4, 8, 9, 12, 16, 20, 24],
+            (0..8).map(|at| 4 * at + 1).filter(|at| *at != 9).collect(),
+        ];
         let gone = keep_best(&mut TrueColors(|at| at % 4), &mut table, 6);
         assert_eq!(table[0], [0, 4, 8, 12, 16, 20]);
         assert_eq!(table[1], [1, 5, 13, 17, 21, 25]);

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_core::{ActiveShare, CacheShare, IndexSet, PendingItem, PlanItem, ShareMember, Units};
+use cachemate_core::{
+    ActiveShare, CacheShare, IndexSet, PendingItem, PlanItem, ShareMember, Units,
+};
 
 use super::agents::{AgentReport, agent_dir, color_mask};
 use crate::kernel::Kernel;
@@ -31,12 +33,24 @@ fn requested_colors(share: &CacheShare) -> Option<&IndexSet> {
     }
 }
 
-fn find_member_agents(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) -> Vec<PathBuf> {
+fn find_member_agents(
+    kernel: &dyn Kernel,
+    share: &CacheShare,
+    tasks: &[&ManagedThread],
+) -> Vec<PathBuf> {
     let pid_of = |member: &ShareMember| match member {
-        ShareMember::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
+        ShareMember::Process(process) => tasks
+            .iter()
+            .find(|task| task.process == *process)
+            .map(|task| task.pid),
         ShareMember::Task(_) => None, // refused by the check of every plan
     };
-    share.members.iter().filter_map(pid_of).filter_map(|pid| agent_dir(kernel, pid)).collect()
+    share
+        .members
+        .iter()
+        .filter_map(pid_of)
+        .filter_map(|pid| agent_dir(kernel, pid))
+        .collect()
 }
 
 impl ColorShares {
@@ -49,21 +63,34 @@ impl ColorShares {
     ) -> (Vec<ActiveShare>, Vec<PendingItem>) {
         let (mut active_shares, mut pending_items) = (Vec::new(), Vec::new());
         for share in shares {
-            let Some(mask) = requested_colors(share).and_then(color_mask) else { continue };
-            let (mut allowed_pages, mut counted_pages, mut new_fallbacks, mut done_pages, mut total_pages) =
-                (0, 0, 0, 0, 0);
+            let Some(mask) = requested_colors(share).and_then(color_mask) else {
+                continue;
+            };
+            let (
+                mut allowed_pages,
+                mut counted_pages,
+                mut new_fallbacks,
+                mut done_pages,
+                mut total_pages,
+            ) = (0, 0, 0, 0, 0);
             let (mut agent_count, mut is_mask_applied) = (0, true);
             for dir in find_member_agents(kernel, share, tasks) {
-                let Ok(report) = AgentReport::read(kernel, &dir) else { continue };
+                let Ok(report) = AgentReport::read(kernel, &dir) else {
+                    continue;
+                };
                 let counter = |name: &str| report.counter(name).unwrap_or(0);
                 agent_count += 1;
                 is_mask_applied &= counter("mask") == mask;
                 allowed_pages += counter("allowed_pages");
-                counted_pages += counter("allowed_pages") + counter("other_pages") + counter("unknown_pages");
+                counted_pages +=
+                    counter("allowed_pages") + counter("other_pages") + counter("unknown_pages");
                 done_pages += counter("recolor_done");
                 total_pages += counter("recolor_total").max(counter("recolor_done"));
                 let agent_fallbacks = counter("fallback_frames") + counter("kernel_frames");
-                let baseline = self.initial_fallbacks.entry(dir).or_insert((mask, agent_fallbacks));
+                let baseline = self
+                    .initial_fallbacks
+                    .entry(dir)
+                    .or_insert((mask, agent_fallbacks));
                 if baseline.0 != mask {
                     *baseline = (mask, agent_fallbacks); // a new share begins, so its fallbacks are counted from zero
                 }
@@ -72,11 +99,18 @@ impl ColorShares {
             if agent_count == 0 {
                 continue;
             }
-            let allowed_share = (counted_pages > 0).then(|| allowed_pages as f64 / counted_pages as f64);
-            if !is_mask_applied || allowed_share.is_some_and(|share| share < 1.0 - MAX_PENDING_SHARE) {
+            let allowed_share =
+                (counted_pages > 0).then(|| allowed_pages as f64 / counted_pages as f64);
+            if !is_mask_applied
+                || allowed_share.is_some_and(|share| share < 1.0 - MAX_PENDING_SHARE)
+            {
                 let item = PlanItem::Share(share.group, share.cache);
                 let total = (is_mask_applied && total_pages > 0).then_some(total_pages);
-                pending_items.push(PendingItem { item, done: if is_mask_applied { done_pages } else { 0 }, total });
+                pending_items.push(PendingItem {
+                    item,
+                    done: if is_mask_applied { done_pages } else { 0 },
+                    total,
+                });
             }
             let (share, fallback_pages) = (share.clone(), Some(new_fallbacks));
             active_shares.push(ActiveShare {
@@ -101,7 +135,8 @@ mod tests {
     use crate::kernel::LinuxHost;
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{
-        CacheId, Capabilities, GroupId, PageMigration, PartitionSupport, Plan, ProcessId, WindowLength,
+        CacheId, Capabilities, GroupId, PageMigration, PartitionSupport, Plan, ProcessId,
+        WindowLength,
     };
 
     /// A host, in its own root directory, with one managed process, 5, that has an agent.
@@ -119,16 +154,33 @@ mod tests {
         let fake = FakeHost::default();
         fake.add_thread(5, 5, 1, "0-3");
         let mut tasks = TaskTable::default();
-        tasks.refresh(&fake, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0).unwrap();
+        tasks
+            .refresh(
+                &fake,
+                &[ManageRule {
+                    action: ManageAction::Manage(None),
+                    ..ManageRule::default()
+                }],
+                0,
+            )
+            .unwrap();
         let host = LinuxHost::new(root.path());
         (root, host, tasks)
     }
 
     fn color_plan(colors: &str, moving: PageMigration) -> Plan {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-        let units = Units::Colors { allowed: colors.parse().unwrap(), migration: moving };
+        let units = Units::Colors {
+            allowed: colors.parse().unwrap(),
+            migration: moving,
+        };
         let members = vec![ShareMember::Process(ProcessId(0))];
-        plan.shares.push(CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
+        plan.shares.push(CacheShare {
+            group: GroupId(0),
+            members,
+            cache: CacheId(0),
+            units,
+        });
         plan
     }
 
@@ -148,14 +200,29 @@ mod tests {
         std::fs::write(boot_id, "boot\n").unwrap();
         let state = tempfile::tempdir().unwrap();
         let mut actuator = Actuator::new(state.path(), waiting_guardian());
-        let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 1.0 };
-        let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..fixture::sample_capabilities() };
+        let colors = PartitionSupport::Colors {
+            colors: 16,
+            page_bytes: 4096,
+            page_migration_ns: 1.0,
+        };
+        let capabilities = Capabilities {
+            partitions: vec![(CacheId(0), colors)],
+            ..fixture::sample_capabilities()
+        };
         let mut carry_out = |plan: &Plan| {
             let (actuator, groups) = (&mut actuator, [].as_slice());
-            let bench =
-                ApplyFixture { host: &host, actuator, ways: None, tasks: &tasks, capabilities: &capabilities, groups };
+            let bench = ApplyFixture {
+                host: &host,
+                actuator,
+                ways: None,
+                tasks: &tasks,
+                capabilities: &capabilities,
+                groups,
+            };
             let (applied, derived) = bench.apply(plan);
-            let wanted = std::fs::read_to_string(root.path().join(format!("{}/s1-0/5/wanted", &BASE[1..]))).unwrap();
+            let wanted =
+                std::fs::read_to_string(root.path().join(format!("{}/s1-0/5/wanted", &BASE[1..])))
+                    .unwrap();
             let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
             (applied.write_calls, lines.join("\n"), wanted)
         };
@@ -179,16 +246,32 @@ mod tests {
         let (all, plan) = (tasks.tasks(), color_plan("8-15", PageMigration::All));
         let mut colors = ColorShares::default();
         let mut look = |text: String| {
-            std::fs::write(root.path().join(format!("{}/s1-0/5/status", &BASE[1..])), text).unwrap();
+            std::fs::write(
+                root.path().join(format!("{}/s1-0/5/status", &BASE[1..])),
+                text,
+            )
+            .unwrap();
             colors.read_back(&host, &plan.shares, &all)
         };
         let (_, pending) = look(status_text(0xff, 100, 0, 0));
-        assert_eq!((pending[0].done, pending[0].total), (0, None), "not taken up yet");
+        assert_eq!(
+            (pending[0].done, pending[0].total),
+            (0, None),
+            "not taken up yet"
+        );
         let (held, pending) = look(status_text(0xff00, 40, 60, 40));
         assert_eq!((pending[0].done, pending[0].total), (40, Some(100)));
-        assert_eq!((held[0].pages_in_share, held[0].fallback_pages), (Some(0.4), Some(0)));
-        let (held, pending) = look(status_text(0xff00, 100, 0, 100).replace("fallback_frames 2", "fallback_frames 5"));
+        assert_eq!(
+            (held[0].pages_in_share, held[0].fallback_pages),
+            (Some(0.4), Some(0))
+        );
+        let (held, pending) = look(
+            status_text(0xff00, 100, 0, 100).replace("fallback_frames 2", "fallback_frames 5"),
+        );
         assert!(pending.is_empty());
-        assert_eq!((held[0].pages_in_share, held[0].fallback_pages), (Some(1.0), Some(3)));
+        assert_eq!(
+            (held[0].pages_in_share, held[0].fallback_pages),
+            (Some(1.0), Some(3))
+        );
     }
 }

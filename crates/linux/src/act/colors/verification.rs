@@ -38,10 +38,17 @@ pub enum ProofResult {
 ///
 /// # Safety
 /// The page must belong to the reference set.
-unsafe fn verify_frame(reference_set: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
+unsafe fn verify_frame(
+    reference_set: &mut ReferenceSet,
+    page: *const u8,
+    color: u32,
+) -> ProofResult {
     // SAFETY: the caller's promise.
     let (is_evicted_by_own, is_evicted_by_next) = unsafe {
-        (reference_set.has_color(page, color), reference_set.has_color(page, (color + 1) % reference_set.colors()))
+        (
+            reference_set.has_color(page, color),
+            reference_set.has_color(page, (color + 1) % reference_set.colors()),
+        )
     };
     match (is_evicted_by_own, is_evicted_by_next) {
         (true, false) => ProofResult::Confirmed,
@@ -73,14 +80,22 @@ impl ColorProof {
 /// # Errors
 /// Hits and misses cannot be distinguished, or not every color could be verified in time because of noise; or frames
 /// have moved.
-pub(super) fn verify_reference_set(reference_set: &mut ReferenceSet, path: &Path) -> Result<Calibration, ColorError> {
+pub(super) fn verify_reference_set(
+    reference_set: &mut ReferenceSet,
+    path: &Path,
+) -> Result<Calibration, ColorError> {
     let start = Instant::now();
     let mut color_proofs = vec![ColorProof::default(); reference_set.colors() as usize];
     let mut calibration = reference_set.calibrate();
     for round in 0.. {
         if calibration.threshold_cycles().is_some() {
-            for (index, color) in color_proofs.iter_mut().enumerate().filter(|(_, color)| !color.is_settled()) {
-                let (confirmed_frames, moved_frames) = test_round(reference_set, index as u32, round);
+            for (index, color) in color_proofs
+                .iter_mut()
+                .enumerate()
+                .filter(|(_, color)| !color.is_settled())
+            {
+                let (confirmed_frames, moved_frames) =
+                    test_round(reference_set, index as u32, round);
                 color.add_round(confirmed_frames, moved_frames);
             }
         }
@@ -90,8 +105,14 @@ pub(super) fn verify_reference_set(reference_set: &mut ReferenceSet, path: &Path
         std::thread::sleep(ROUND_PAUSE);
         calibration = reference_set.calibrate();
     }
-    let unsettled_colors = color_proofs.iter().filter(|proof| !proof.is_settled()).count();
-    let moved_colors = color_proofs.iter().filter(|proof| !proof.is_confirmed && proof.is_settled()).count();
+    let unsettled_colors = color_proofs
+        .iter()
+        .filter(|proof| !proof.is_settled())
+        .count();
+    let moved_colors = color_proofs
+        .iter()
+        .filter(|proof| !proof.is_confirmed && proof.is_settled())
+        .count();
     if unsettled_colors == 0 && moved_colors == 0 {
         return Ok(calibration);
     }
@@ -162,7 +183,12 @@ pub fn observe_colors(
 ) -> Vec<ColorVerification> {
     let start = Instant::now();
     let pages: Vec<(u32, *const u8)> = (0..reference_set.colors())
-        .flat_map(|color| reference_set.frames_of_color(color).map(move |page| (color, page)).collect::<Vec<_>>())
+        .flat_map(|color| {
+            reference_set
+                .frames_of_color(color)
+                .map(move |page| (color, page))
+                .collect::<Vec<_>>()
+        })
         .collect();
     // Counts by frame: confirmed, moved, disturbed.
     let mut result_counts = vec![[0u64; 3]; pages.len()];
@@ -178,7 +204,9 @@ pub fn observe_colors(
         std::thread::sleep(ROUND_PAUSE);
     }
     let mut verifications = vec![ColorVerification::default(); reference_set.colors() as usize];
-    for ((color, _), [confirmed_count, moved_count, disturbed_count]) in pages.iter().zip(result_counts) {
+    for ((color, _), [confirmed_count, moved_count, disturbed_count]) in
+        pages.iter().zip(result_counts)
+    {
         let verification = &mut verifications[*color as usize];
         verification.frames += 1;
         verification.frames_hold += u64::from(confirmed_count > moved_count);
@@ -206,7 +234,11 @@ mod tests {
         assert!(actual_color.is_settled() && actual_color.is_confirmed);
         color.add_round(0, MIN_AGREEING_FRAMES);
         assert!(color.is_settled() && !color.is_confirmed);
-        let watched = |frames_hold| ColorVerification { frames: 32, frames_hold, ..ColorVerification::default() };
+        let watched = |frames_hold| ColorVerification {
+            frames: 32,
+            frames_hold,
+            ..ColorVerification::default()
+        };
         assert!(watched(20).is_usable() && !watched(19).is_usable());
     }
 }

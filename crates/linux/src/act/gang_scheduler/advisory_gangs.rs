@@ -27,10 +27,19 @@ pub(crate) fn build_advisory_gangs(
     if gang_count < 2 || penalties.values().all(|penalty| *penalty <= 0.0) {
         return None;
     }
-    let penalty_between =
-        |a: ThreadKey, b: ThreadKey| penalties.get(&(a, b)).or_else(|| penalties.get(&(b, a))).copied().unwrap_or(0.0);
-    let total_penalty =
-        |gang_member: &GangMember| members.iter().map(|other| penalty_between(gang_member.0, other.0)).sum::<f64>();
+    let penalty_between = |a: ThreadKey, b: ThreadKey| {
+        penalties
+            .get(&(a, b))
+            .or_else(|| penalties.get(&(b, a)))
+            .copied()
+            .unwrap_or(0.0)
+    };
+    let total_penalty = |gang_member: &GangMember| {
+        members
+            .iter()
+            .map(|other| penalty_between(gang_member.0, other.0))
+            .sum::<f64>()
+    };
     let mut unassigned_tasks: Vec<UnassignedTask> = members
         .iter()
         .map(|gang_member| UnassignedTask {
@@ -42,7 +51,9 @@ pub(crate) fn build_advisory_gangs(
     let max_gang_len = members.len().div_ceil(gang_count);
     let mut gangs: Vec<Vec<GangMember>> = vec![Vec::new(); gang_count];
     while !unassigned_tasks.is_empty() {
-        let open_gangs: Vec<usize> = (0..gang_count).filter(|gang| gangs[*gang].len() < max_gang_len).collect();
+        let open_gangs: Vec<usize> = (0..gang_count)
+            .filter(|gang| gangs[*gang].len() < max_gang_len)
+            .collect();
         let compare_urgency = |a: &UnassignedTask, b: &UnassignedTask| {
             let regret = a.regret(&open_gangs).total_cmp(&b.regret(&open_gangs));
             regret.then(a.total_penalty.total_cmp(&b.total_penalty))
@@ -58,12 +69,16 @@ pub(crate) fn build_advisory_gangs(
             .copied()
             .min_by(|a, b| next_task.gang_penalties[*a].total_cmp(&next_task.gang_penalties[*b]));
         let gang = cheapest_gang.expect("all gangs together have a place for every member");
-        unassigned_tasks
-            .iter_mut()
-            .for_each(|other| other.gang_penalties[gang] += penalty_between(next_task.member.0, other.member.0));
+        unassigned_tasks.iter_mut().for_each(|other| {
+            other.gang_penalties[gang] += penalty_between(next_task.member.0, other.member.0)
+        });
         gangs[gang].push(next_task.member);
     }
-    Some(AdvisoryGangs { turn_us: ADVISORY_TURN_US, caches: caches.iter().map(|cache| cache.number).collect(), gangs })
+    Some(AdvisoryGangs {
+        turn_us: ADVISORY_TURN_US,
+        caches: caches.iter().map(|cache| cache.number).collect(),
+        gangs,
+    })
 }
 
 /// A task without a gang yet.
@@ -78,8 +93,15 @@ struct UnassignedTask {
 impl UnassignedTask {
     /// Cost of the second-best gang over the best.
     fn regret(&self, open_gangs: &[usize]) -> f64 {
-        let mut costs: Vec<f64> = open_gangs.iter().map(|gang| self.gang_penalties[*gang]).collect();
+        let mut costs: Vec<f64> = open_gangs
+            .iter()
+            .map(|gang| self.gang_penalties[*gang])
+            .collect();
         costs.sort_by(f64::total_cmp);
-        if let [best, second, ..] = costs[..] { second - best } else { 0.0 }
+        if let [best, second, ..] = costs[..] {
+            second - best
+        } else {
+            0.0
+        }
     }
 }

@@ -40,7 +40,10 @@ impl FakeScheduler {
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let (inside, stop) = (Arc::new(Mutex::new(FakeState::default())), Arc::new(AtomicBool::new(false)));
+        let (inside, stop) = (
+            Arc::new(Mutex::new(FakeState::default())),
+            Arc::new(AtomicBool::new(false)),
+        );
         let (there, ends) = (inside.clone(), stop.clone());
         let serve = move || {
             while !ends.load(Ordering::Relaxed) {
@@ -53,12 +56,18 @@ impl FakeScheduler {
                 BufReader::new(&client).read_line(&mut line).unwrap();
                 let answer = match serde_json::from_str(&line).unwrap() {
                     SchedulerRequest::Plan(plan) => there.lock().unwrap().take_in(plan, &host),
-                    SchedulerRequest::State {} => serde_json::to_value(there.lock().unwrap().state(&host)).unwrap(),
+                    SchedulerRequest::State {} => {
+                        serde_json::to_value(there.lock().unwrap().state(&host)).unwrap()
+                    }
                 };
                 let _ = (&client).write_all(format!("{answer}\n").as_bytes());
             }
         };
-        FakeScheduler { inside, stop, thread: Some(std::thread::spawn(serve)) }
+        FakeScheduler {
+            inside,
+            stop,
+            thread: Some(std::thread::spawn(serve)),
+        }
     }
 }
 
@@ -112,16 +121,29 @@ impl FakeState {
         let host = host.lock().unwrap();
         let threads = host.threads.borrow();
         let is_held = |tid: &&i32| threads.get(tid).is_some_and(|thread| thread.policy == EXT);
-        let turns = self.plans.last().map(SchedulerPlan::turns_by_cache).unwrap_or_default();
+        let turns = self
+            .plans
+            .last()
+            .map(SchedulerPlan::turns_by_cache)
+            .unwrap_or_default();
         let turns = self.other_turns.clone().unwrap_or(turns);
         let cache = |(number, cpus): (u32, &str)| CacheTurns {
             cpus: cpus.to_string(),
-            turns: turns.iter().filter(|turn| turn.cache == number).cloned().collect(),
+            turns: turns
+                .iter()
+                .filter(|turn| turn.cache == number)
+                .cloned()
+                .collect(),
             ..CacheTurns::default()
         };
         SchedulerState {
             generation: self.generation(),
-            kernel: if self.guarded.is_none() { "enabled" } else { "disabled" }.to_string(),
+            kernel: if self.guarded.is_none() {
+                "enabled"
+            } else {
+                "disabled"
+            }
+            .to_string(),
             guarded: self.guarded.clone(),
             places: self.plans.last().map_or(0, |plan| plan.tasks.len() as u64),
             held: self.held.keys().filter(is_held).count() as u64,

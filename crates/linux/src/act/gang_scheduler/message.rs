@@ -155,14 +155,22 @@ impl SchedulerState {
     pub fn caches(&self) -> Result<Vec<NumberedCache>, String> {
         let parse_cache = |(number, state): (usize, &CacheTurns)| {
             let cpus: Result<CpuSet, _> = state.cpus.parse();
-            let cpus = cpus.map_err(|error| format!("caches[{number}].cpus: found '{}': {error}", state.cpus))?;
-            Ok(NumberedCache { number: number as u32, cpus })
+            let cpus = cpus.map_err(|error| {
+                format!("caches[{number}].cpus: found '{}': {error}", state.cpus)
+            })?;
+            Ok(NumberedCache {
+                number: number as u32,
+                cpus,
+            })
         };
         self.caches.iter().enumerate().map(parse_cache).collect()
     }
 
     /// All turns in force, cache by cache.
     pub fn turns(&self) -> Vec<ScheduledTurn> {
-        self.caches.iter().flat_map(|cache| cache.turns.iter().cloned()).collect()
+        self.caches
+            .iter()
+            .flat_map(|cache| cache.turns.iter().cloned())
+            .collect()
     }
 }

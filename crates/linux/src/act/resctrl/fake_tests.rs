@@ -40,9 +40,19 @@ pub(crate) struct FakeCat {
 
 pub(crate) fn topology() -> HostTopology {
     let mut topology = last_level_caches(2, 2, CacheLevel::L3, 8 << 20);
-    topology.cpus.iter_mut().for_each(|cpu| cpu.package = cpu.id.0 / 2);
-    topology.caches.iter_mut().for_each(|cache| cache.ways = Some(8));
-    HostTopology { topology, kernel_cache_ids: vec![Some(0), Some(8)], warnings: Vec::new() }
+    topology
+        .cpus
+        .iter_mut()
+        .for_each(|cpu| cpu.package = cpu.id.0 / 2);
+    topology
+        .caches
+        .iter_mut()
+        .for_each(|cache| cache.ways = Some(8));
+    HostTopology {
+        topology,
+        kernel_cache_ids: vec![Some(0), Some(8)],
+        warnings: Vec::new(),
+    }
 }
 
 fn os_error(number: i32) -> io::Error {
@@ -53,7 +63,10 @@ impl FakeCat {
     /// A host with four classes of service and the threads 5 to 8, each a separate process.
     pub fn new() -> Self {
         let host = FakeHost::default();
-        host.set_file("/proc/self/mountinfo", &format!("28 26 0:24 / {MOUNT} rw,relatime - resctrl resctrl rw\n"));
+        host.set_file(
+            "/proc/self/mountinfo",
+            &format!("28 26 0:24 / {MOUNT} rw,relatime - resctrl resctrl rw\n"),
+        );
         for (name, text) in [
             ("cbm_mask", "ff"),
             ("min_cbm_bits", "2"),
@@ -64,7 +77,10 @@ impl FakeCat {
         ] {
             host.set_file(&format!("{MOUNT}/info/L3/{name}"), &format!("{text}\n"));
         }
-        host.set_file(&format!("{MOUNT}/info/L3_MON/mon_features"), "llc_occupancy\nmbm_total_bytes\n");
+        host.set_file(
+            &format!("{MOUNT}/info/L3_MON/mon_features"),
+            "llc_occupancy\nmbm_total_bytes\n",
+        );
         for tid in 5..9 {
             host.add_thread(tid, tid, 1, "0-3");
         }
@@ -82,7 +98,11 @@ impl FakeCat {
     pub fn groups_by_thread(&self) -> BTreeMap<i32, String> {
         let groups = self.groups.borrow();
         let members = |(name, group): (&String, &FakeGroup)| {
-            group.tasks.iter().map(|&tid| (tid, name.clone())).collect::<Vec<_>>()
+            group
+                .tasks
+                .iter()
+                .map(|&tid| (tid, name.clone()))
+                .collect::<Vec<_>>()
         };
         groups.iter().flat_map(members).collect()
     }
@@ -91,18 +111,29 @@ impl FakeCat {
     pub fn mask_texts(&self) -> Vec<String> {
         let groups = self.groups.borrow();
         let text = |group: &FakeGroup| {
-            let masks: Vec<String> =
-                group.masks.iter().map(|(id, mask)| format!("{id}={}", format_mask(mask))).collect();
+            let masks: Vec<String> = group
+                .masks
+                .iter()
+                .map(|(id, mask)| format!("{id}={}", format_mask(mask)))
+                .collect();
             masks.join(",")
         };
-        self.groups_by_thread().iter().map(|(tid, name)| format!("{tid}:{}", text(&groups[name]))).collect()
+        self.groups_by_thread()
+            .iter()
+            .map(|(tid, name)| format!("{tid}:{}", text(&groups[name])))
+            .collect()
     }
 
     /// Creates a child in the group of its parent.
     pub fn fork_child(&self, parent: i32, tid: i32) {
         self.host.add_thread(tid, tid, parent, "0-3");
         if let Some(name) = self.groups_by_thread().get(&parent) {
-            self.groups.borrow_mut().get_mut(name).unwrap().tasks.insert(tid);
+            self.groups
+                .borrow_mut()
+                .get_mut(name)
+                .unwrap()
+                .tasks
+                .insert(tid);
         }
     }
 
@@ -129,14 +160,21 @@ impl FakeCat {
         let mut groups = self.groups.borrow_mut();
         let group = groups.get_mut(name).ok_or_else(|| os_error(libc::ENOENT))?;
         let mut masks = group.masks.clone();
-        for part in text.trim().strip_prefix("L3:").ok_or_else(|| os_error(libc::EINVAL))?.split(';') {
+        for part in text
+            .trim()
+            .strip_prefix("L3:")
+            .ok_or_else(|| os_error(libc::EINVAL))?
+            .split(';')
+        {
             let (domain, mask) = part.split_once('=').ok_or_else(|| os_error(libc::EINVAL))?;
             let mask = parse_mask(mask).ok_or_else(|| os_error(libc::EINVAL))?;
             let (first, last) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
             if last > 7 || last - first + 1 != mask.count() || mask.count() < 2 {
                 return self.fail_with(libc::EINVAL, "The mask has less than 2 bits or a gap");
             }
-            *masks.get_mut(&domain.parse().unwrap()).ok_or_else(|| os_error(libc::EINVAL))? = mask;
+            *masks
+                .get_mut(&domain.parse().unwrap())
+                .ok_or_else(|| os_error(libc::EINVAL))? = mask;
         }
         group.masks = masks;
         Ok(())
@@ -148,13 +186,29 @@ impl Kernel for FakeCat {
         if path == Path::new(MOUNT).join("info/last_cmd_status") {
             return Ok(format!("{}\n", self.status.borrow()));
         }
-        if path.file_name().is_some_and(|name| name == "cpu_resctrl_groups") {
-            let tid: i32 = path.iter().nth(2).unwrap().to_str().unwrap().parse().unwrap();
+        if path
+            .file_name()
+            .is_some_and(|name| name == "cpu_resctrl_groups")
+        {
+            let tid: i32 = path
+                .iter()
+                .nth(2)
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .parse()
+                .unwrap();
             self.host.stat(tid)?;
-            let group = self.groups_by_thread().get(&tid).cloned().unwrap_or_else(|| "/".to_string());
+            let group = self
+                .groups_by_thread()
+                .get(&tid)
+                .cloned()
+                .unwrap_or_else(|| "/".to_string());
             return Ok(format!("res:{group}\nmon:\n"));
         }
-        let Some((name, file)) = self.split_group_path(path) else { return self.host.read(path) };
+        let Some((name, file)) = self.split_group_path(path) else {
+            return self.host.read(path);
+        };
         let groups = self.groups.borrow();
         let all: IndexSet = (0..8).collect();
         let root = FakeGroup {
@@ -168,17 +222,36 @@ impl Kernel for FakeCat {
                 .filter(|t| !self.groups_by_thread().contains_key(t))
                 .collect(),
         };
-        let group = if name.is_empty() { &root } else { groups.get(&name).ok_or_else(|| os_error(libc::ENOENT))? };
+        let group = if name.is_empty() {
+            &root
+        } else {
+            groups.get(&name).ok_or_else(|| os_error(libc::ENOENT))?
+        };
         match file {
             "tasks" => Ok(group.tasks.iter().map(|tid| format!("{tid}\n")).collect()),
             "schemata" => {
-                let masks: Vec<String> =
-                    group.masks.iter().map(|(d, m)| format!("{d}={:0>2}", format_mask(m))).collect();
+                let masks: Vec<String> = group
+                    .masks
+                    .iter()
+                    .map(|(d, m)| format!("{d}={:0>2}", format_mask(m)))
+                    .collect();
                 Ok(format!("    L3:{}\n", masks.join(";")))
             }
             "mon_data" => {
-                let domain = path.iter().rev().nth(1).unwrap().to_str().unwrap().strip_prefix("mon_L3_").unwrap();
-                let counted = self.counted.borrow().get(&(name, domain.parse().unwrap())).copied();
+                let domain = path
+                    .iter()
+                    .rev()
+                    .nth(1)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .strip_prefix("mon_L3_")
+                    .unwrap();
+                let counted = self
+                    .counted
+                    .borrow()
+                    .get(&(name, domain.parse().unwrap()))
+                    .copied();
                 let (occupancy, traffic) = counted.ok_or_else(|| os_error(libc::ENOENT))?;
                 let occupied = path.ends_with("llc_occupancy");
                 Ok(format!("{}\n", if occupied { occupancy } else { traffic }))
@@ -187,7 +260,9 @@ impl Kernel for FakeCat {
         }
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        let Some((name, file)) = self.split_group_path(path) else { return self.host.write(path, text) };
+        let Some((name, file)) = self.split_group_path(path) else {
+            return self.host.write(path, text);
+        };
         if let Err(error) = self.host.begin_change().and_then(|outcome| outcome) {
             *self.status.borrow_mut() = "a seeded fault".to_string();
             return Err(error);
@@ -204,7 +279,9 @@ impl Kernel for FakeCat {
         if !name.is_empty() && !groups.contains_key(&name) {
             return Err(os_error(libc::ENOENT));
         }
-        groups.values_mut().for_each(|group| group.tasks.retain(|other| *other != tid));
+        groups
+            .values_mut()
+            .for_each(|group| group.tasks.retain(|other| *other != tid));
         if let Some(group) = groups.get_mut(&name) {
             group.tasks.insert(tid);
         }
@@ -212,37 +289,61 @@ impl Kernel for FakeCat {
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         self.host.begin_change()??;
-        let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap().to_string();
+        let name = path
+            .strip_prefix(MOUNT)
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_string();
         if self.groups.borrow().len() + 1 >= self.classes.get() {
             return self.fail_with(libc::ENOSPC, "Out of CLOSIDs");
         }
         *self.status.borrow_mut() = "ok".to_string();
         let all: IndexSet = (0..8).collect();
-        let group = FakeGroup { masks: BTreeMap::from([(0, all.clone()), (8, all)]), tasks: BTreeSet::new() };
+        let group = FakeGroup {
+            masks: BTreeMap::from([(0, all.clone()), (8, all)]),
+            tasks: BTreeSet::new(),
+        };
         self.groups.borrow_mut().insert(name, group);
         Ok(())
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         self.host.begin_change()??;
         let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap();
-        self.groups.borrow_mut().remove(name).map(drop).ok_or_else(|| os_error(libc::ENOENT))
+        self.groups
+            .borrow_mut()
+            .remove(name)
+            .map(drop)
+            .ok_or_else(|| os_error(libc::ENOENT))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         match self.split_group_path(path) {
             Some((name, "")) if name.is_empty() => {
-                let fixed = ["info", "mon_data", "mon_groups", "schemata", "tasks"].map(str::to_string);
-                Ok(fixed.into_iter().chain(self.groups.borrow().keys().cloned()).collect())
+                let fixed =
+                    ["info", "mon_data", "mon_groups", "schemata", "tasks"].map(str::to_string);
+                Ok(fixed
+                    .into_iter()
+                    .chain(self.groups.borrow().keys().cloned())
+                    .collect())
             }
             Some((name, "")) => {
                 let is_there = self.groups.borrow().contains_key(&name);
-                if is_there { Ok(vec!["schemata".into(), "tasks".into()]) } else { Err(os_error(libc::ENOENT)) }
+                if is_there {
+                    Ok(vec!["schemata".into(), "tasks".into()])
+                } else {
+                    Err(os_error(libc::ENOENT))
+                }
             }
             Some((_, "mon_data")) => Ok(vec!["mon_L3_00".into(), "mon_L3_08".into()]),
             _ => self.host.list(path),
         }
     }
     fn lock_dir(&self, path: &Path, _: Duration) -> io::Result<DirLock> {
-        if self.locked.borrow().contains(path) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(DirLock::default()) }
+        if self.locked.borrow().contains(path) {
+            Err(io::ErrorKind::WouldBlock.into())
+        } else {
+            Ok(DirLock::default())
+        }
     }
     fn set_fence(&self, fence: Option<std::sync::Arc<crate::safety::fence::Fence>>) {
         self.host.set_fence(fence);

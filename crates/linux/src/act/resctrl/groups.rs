@@ -31,7 +31,8 @@ pub fn own_prefix(owner: ThreadKey) -> String {
 pub fn list_groups(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>> {
     let mut names = kernel.list(mount)?;
     names.retain(|name| {
-        !NON_GROUP_DIRS.contains(&name.as_str()) && kernel.read(&mount.join(name).join("schemata")).is_ok()
+        !NON_GROUP_DIRS.contains(&name.as_str())
+            && kernel.read(&mount.join(name).join("schemata")).is_ok()
     });
     Ok(names)
 }
@@ -42,7 +43,10 @@ pub fn list_groups(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>>
 /// The group does not exist or cannot be read.
 pub fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let text = kernel.read(&group.join("tasks"))?;
-    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+    Ok(text
+        .lines()
+        .filter_map(|line| line.trim().parse().ok())
+        .collect())
 }
 
 /// The group of a thread by `/proc/TID/cpu_resctrl_groups` (Linux 5.6): `/` is the root group; groups that only monitor
@@ -59,12 +63,21 @@ pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Resul
         kernel.stat(tid)?; // distinguishes an exited thread from an old kernel
         return Ok(None);
     };
-    let field_value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let (Some(control), monitor) = (field_value("res:"), field_value("mon:").unwrap_or_default()) else {
+    let field_value = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .map(str::trim)
+    };
+    let (Some(control), monitor) = (field_value("res:"), field_value("mon:").unwrap_or_default())
+    else {
         return Ok(None);
     };
     let control = Path::new("/").join(control.trim_start_matches('/'));
-    Ok(Some(if monitor.is_empty() { control } else { control.join("mon_groups").join(monitor) }))
+    Ok(Some(if monitor.is_empty() {
+        control
+    } else {
+        control.join("mon_groups").join(monitor)
+    }))
 }
 
 /// The message of resctrl about the last command, if the command failed.
@@ -88,7 +101,10 @@ impl std::fmt::Display for OrphanGroup {
         let path = self.path.display();
         match &self.error {
             None => write!(out, "{path}: an orphan of an earlier run, removed"),
-            Some(error) => write!(out, "{path}: an orphan of an earlier run, not removed: {error}"),
+            Some(error) => write!(
+                out,
+                "{path}: an orphan of an earlier run, not removed: {error}"
+            ),
         }
     }
 }
@@ -99,13 +115,22 @@ const MAX_ORPHAN_LOCK_WAIT: Duration = Duration::from_millis(200);
 /// The same as [`remove_orphans`], wherever resctrl is mounted, under its lock. If the lock is unavailable, no orphan
 /// is removed.
 pub fn remove_orphans_if_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
-    let Ok(mount) = mount_point(kernel) else { return Vec::new() };
+    let Ok(mount) = mount_point(kernel) else {
+        return Vec::new();
+    };
     match kernel.lock_dir(&mount, Duration::from_secs(2)) {
         Ok(_lock) => remove_orphans(kernel, &mount, NO_OWN_PREFIX),
         Err(error) => {
             let error = Some(format!("resctrl itself is locked: {error}"));
-            let orphans = find_orphans(kernel, &mount, NO_OWN_PREFIX).into_iter().filter(|(_, has_owner)| *has_owner);
-            orphans.map(|(path, _)| OrphanGroup { path, error: error.clone() }).collect()
+            let orphans = find_orphans(kernel, &mount, NO_OWN_PREFIX)
+                .into_iter()
+                .filter(|(_, has_owner)| *has_owner);
+            orphans
+                .map(|(path, _)| OrphanGroup {
+                    path,
+                    error: error.clone(),
+                })
+                .collect()
         }
     }
 }
@@ -119,7 +144,9 @@ pub fn remove_orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Ve
     let mut orphans = Vec::new();
     for (path, has_owner) in find_orphans(kernel, mount, own_prefix) {
         let error = match kernel.lock_dir(&path, MAX_ORPHAN_LOCK_WAIT) {
-            Ok(_lock) => remove_group(kernel, &path).err().map(|error| error.to_string()),
+            Ok(_lock) => remove_group(kernel, &path)
+                .err()
+                .map(|error| error.to_string()),
             // The name has no owner, so the holder of the lock may be the owner.
             Err(_) if !has_owner => continue,
             Err(error) => Some(format!("its owner has ended, but {error}")),
@@ -132,7 +159,8 @@ pub fn remove_orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Ve
 /// Our groups except those of live owners, and whether their names contain an owner.
 fn find_orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<(PathBuf, bool)> {
     let names = list_groups(kernel, mount).unwrap_or_default().into_iter();
-    let candidates = names.filter(|name| name.starts_with(GROUP_PREFIX) && !name.starts_with(own_prefix));
+    let candidates =
+        names.filter(|name| name.starts_with(GROUP_PREFIX) && !name.starts_with(own_prefix));
     let orphan_entry = |name: String| match parse_owner(&name) {
         Some(owner) if kernel.is_alive(owner).unwrap_or(true) => None,
         owner => Some((mount.join(name), owner.is_some())),

@@ -78,21 +78,39 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     let mut caches = Vec::new();
     let mut min_class_count = None;
     let root_text = read_file(kernel, &mount.join("schemata"))?;
-    let root_schemata =
-        Schemata::parse(&root_text).map_err(|problem| unavailable(format!("{}/{problem}", mount.display()), None))?;
+    let root_schemata = Schemata::parse(&root_text)
+        .map_err(|problem| unavailable(format!("{}/{problem}", mount.display()), None))?;
     for (resource, domains) in &root_schemata.0 {
         let dir = mount.join("info").join(resource);
-        let Some(level) = resource_level(resource) else { continue };
+        let Some(level) = resource_level(resource) else {
+            continue;
+        };
         let (constraints, class_count) = read_constraints(kernel, &dir)?;
-        min_class_count = Some(min_class_count.map_or(class_count, |smallest: u32| smallest.min(class_count)));
+        min_class_count =
+            Some(min_class_count.map_or(class_count, |smallest: u32| smallest.min(class_count)));
         let shared_with_io = read_mask(kernel, &dir.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
-            let Some(cache) = find_cache(host, level, domain) else { continue };
-            if caches.iter().any(|other: &ResctrlCache| other.cache == cache) {
+            let Some(cache) = find_cache(host, level, domain) else {
+                continue;
+            };
+            if caches
+                .iter()
+                .any(|other: &ResctrlCache| other.cache == cache)
+            {
                 continue; // with separate masks for code and data, two resources belong to one cache
             }
-            let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
-            let MaskConstraints { ways, min_ways: at_least, must_be_contiguous: contiguous, .. } = constraints;
+            let size_bytes = host
+                .topology
+                .caches
+                .iter()
+                .find(|c| c.id == cache)
+                .and_then(|c| c.size_bytes);
+            let MaskConstraints {
+                ways,
+                min_ways: at_least,
+                must_be_contiguous: contiguous,
+                ..
+            } = constraints;
             let shared_with_io = shared_with_io.clone();
             caches.push(ResctrlCache {
                 cache,
@@ -109,24 +127,45 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     caches.sort_by_key(|divided| divided.cache);
     // Bandwidth limits use up the same classes.
     let bandwidth_class_count = read_number(kernel, &mount.join("info/MB/num_closids"));
-    let class_count =
-        min_class_count.map_or(0, |classes| bandwidth_class_count.map_or(classes, |number| number.min(classes)));
+    let class_count = min_class_count.map_or(0, |classes| {
+        bandwidth_class_count.map_or(classes, |number| number.min(classes))
+    });
     let group_names = groups::list_groups(kernel, &mount)
         .map_err(|error| unavailable(format!("{}: {error}", mount.display()), None))?;
-    let other_group_count = group_names.iter().filter(|name| !name.starts_with(groups::GROUP_PREFIX)).count() as u32;
+    let other_group_count = group_names
+        .iter()
+        .filter(|name| !name.starts_with(groups::GROUP_PREFIX))
+        .count() as u32;
     let counted_events = monitored_events(kernel, &mount);
     let monitored_caches = monitored_domains(kernel, &mount, host);
-    Ok(Resctrl { mount, caches, class_count, other_group_count, counted_events, monitored_caches })
+    Ok(Resctrl {
+        mount,
+        caches,
+        class_count,
+        other_group_count,
+        counted_events,
+        monitored_caches,
+    })
 }
 
-fn read_constraints(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
+fn read_constraints(
+    kernel: &dyn Kernel,
+    dir: &Path,
+) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
     let info_path = |name: &str| dir.join(name);
     let mask = read_mask(kernel, &info_path("cbm_mask"));
-    let missing_file =
-        |name: &str, expected: &str| unavailable(format!("{}: expected {expected}", info_path(name).display()), None);
-    let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
-    let require_number =
-        |name: &str| read_number(kernel, &info_path(name)).ok_or_else(|| missing_file(name, "a whole number"));
+    let missing_file = |name: &str, expected: &str| {
+        unavailable(
+            format!("{}: expected {expected}", info_path(name).display()),
+            None,
+        )
+    };
+    let mask = mask
+        .filter(|mask| !mask.is_empty())
+        .ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
+    let require_number = |name: &str| {
+        read_number(kernel, &info_path(name)).ok_or_else(|| missing_file(name, "a whole number"))
+    };
     let ways = mask.iter().last().map_or(0, |last| last + 1);
     // Before Linux 6.6, the kernel does not report whether it accepts gaps; contiguous masks are accepted everywhere.
     let must_be_contiguous = read_number(kernel, &info_path("sparse_masks")) != Some(1);
@@ -140,7 +179,9 @@ fn read_constraints(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints,
 }
 
 fn monitored_events(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
-    let features = kernel.read(&mount.join("info/L3_MON/mon_features")).unwrap_or_default();
+    let features = kernel
+        .read(&mount.join("info/L3_MON/mon_features"))
+        .unwrap_or_default();
     let has_feature = |name: &str| features.lines().any(|line| line.trim() == name);
     MonitoredEvents {
         has_occupancy: has_feature("llc_occupancy"),
@@ -150,22 +191,40 @@ fn monitored_events(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
 }
 
 /// Domains that the root group's monitors report.
-fn monitored_domains(kernel: &dyn Kernel, mount: &Path, host: &HostTopology) -> BTreeMap<u32, CacheId> {
+fn monitored_domains(
+    kernel: &dyn Kernel,
+    mount: &Path,
+    host: &HostTopology,
+) -> BTreeMap<u32, CacheId> {
     let names = kernel.list(&mount.join("mon_data")).unwrap_or_default();
-    let domains = names.iter().filter_map(|name| name.strip_prefix("mon_L3_")?.parse().ok());
-    domains.filter_map(|domain: u32| Some((domain, find_cache(host, CacheLevel::L3, domain)?))).collect()
+    let domains = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("mon_L3_")?.parse().ok());
+    domains
+        .filter_map(|domain: u32| Some((domain, find_cache(host, CacheLevel::L3, domain)?)))
+        .collect()
 }
 
 fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
     let is_match = |cache: &&cachemate_core::Cache| {
-        let id = host.kernel_cache_ids.get(cache.id.0 as usize).copied().flatten();
+        let id = host
+            .kernel_cache_ids
+            .get(cache.id.0 as usize)
+            .copied()
+            .flatten();
         cache.level == level && id == Some(domain)
     };
-    host.topology.caches.iter().find(is_match).map(|cache| cache.id)
+    host.topology
+        .caches
+        .iter()
+        .find(is_match)
+        .map(|cache| cache.id)
 }
 
 fn read_file(kernel: &dyn Kernel, path: &Path) -> Result<String, ResctrlUnavailable> {
-    kernel.read(path).map_err(|error| unavailable(format!("{}: {error}", path.display()), None))
+    kernel
+        .read(path)
+        .map_err(|error| unavailable(format!("{}: {error}", path.display()), None))
 }
 
 fn read_number(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
@@ -181,15 +240,35 @@ impl Resctrl {
     pub fn partitions(&self) -> Vec<(CacheId, PartitionSupport)> {
         let max_groups = self.class_count.saturating_sub(self.other_group_count);
         let partition_entry = |resctrl_cache: &ResctrlCache| {
-            let ResctrlCache { cache, ways, min_ways, must_be_contiguous: contiguous, .. } = *resctrl_cache;
-            (cache, PartitionSupport::Ways { ways, min_ways, contiguous, max_groups })
+            let ResctrlCache {
+                cache,
+                ways,
+                min_ways,
+                must_be_contiguous: contiguous,
+                ..
+            } = *resctrl_cache;
+            (
+                cache,
+                PartitionSupport::Ways {
+                    ways,
+                    min_ways,
+                    contiguous,
+                    max_groups,
+                },
+            )
         };
-        if max_groups > 1 { self.caches.iter().map(partition_entry).collect() } else { Vec::new() }
+        if max_groups > 1 {
+            self.caches.iter().map(partition_entry).collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// The entry of a cache that can be divided.
     pub fn cache(&self, cache: CacheId) -> Option<&ResctrlCache> {
-        self.caches.iter().find(|resctrl_cache| resctrl_cache.cache == cache)
+        self.caches
+            .iter()
+            .find(|resctrl_cache| resctrl_cache.cache == cache)
     }
 
     /// The caches that can be partitioned, as a sentence.
@@ -199,16 +278,32 @@ impl Resctrl {
     pub fn describe_ways(&self) -> Result<String, ResctrlUnavailable> {
         let Some(first_cache) = self.caches.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
-            return Err(unavailable(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
+            return Err(unavailable(
+                format!("{}: no cache can be divided", self.mount.display()),
+                Some(remedy),
+            ));
         };
-        let ResctrlCache { ways, min_ways, must_be_contiguous, .. } = first_cache;
+        let ResctrlCache {
+            ways,
+            min_ways,
+            must_be_contiguous,
+            ..
+        } = first_cache;
         let (cache_count, mount) = (self.caches.len(), self.mount.display());
-        let contiguity = if *must_be_contiguous { " in one piece" } else { "" };
+        let contiguity = if *must_be_contiguous {
+            " in one piece"
+        } else {
+            ""
+        };
         let (classes, other_groups) = (self.class_count, self.other_group_count);
         if classes.saturating_sub(other_groups) < 2 {
-            let reason =
-                format!("{mount}: {classes} classes of service, others hold {other_groups}, the root group has one");
-            return Err(unavailable(reason, Some("remove others' groups, or a processor with more classes")));
+            let reason = format!(
+                "{mount}: {classes} classes of service, others hold {other_groups}, the root group has one"
+            );
+            return Err(unavailable(
+                reason,
+                Some("remove others' groups, or a processor with more classes"),
+            ));
         }
         Ok(format!(
             "at {mount}: {cache_count} caches of {ways} ways, {min_ways} or more{contiguity} a group, {} groups",

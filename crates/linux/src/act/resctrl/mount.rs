@@ -6,18 +6,26 @@ use crate::kernel::Kernel;
 
 /// The mount point of the whole file system (a bind mount may show one group only); writable mounts are preferred.
 pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
-    let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+    let mounts = kernel
+        .read(Path::new("/proc/self/mountinfo"))
+        .unwrap_or_default();
     let mut mounts: Vec<(bool, PathBuf)> = mounts.lines().filter_map(parse_mount_line).collect();
     mounts.sort_by_key(|(read_only, _)| *read_only);
     match mounts.into_iter().next() {
         Some((false, mount)) => Ok(mount),
-        Some((true, mount)) => {
-            Err(unavailable(format!("{}: mounted read-only", mount.display()), Some("remount it rw")))
-        }
+        Some((true, mount)) => Err(unavailable(
+            format!("{}: mounted read-only", mount.display()),
+            Some("remount it rw"),
+        )),
         None => {
-            let is_supported = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
+            let is_supported = kernel
+                .read(Path::new("/proc/filesystems"))
+                .is_ok_and(|text| text.contains("resctrl"));
             Err(match is_supported {
-                true => unavailable("not mounted", Some("mount -t resctrl resctrl /sys/fs/resctrl")),
+                true => unavailable(
+                    "not mounted",
+                    Some("mount -t resctrl resctrl /sys/fs/resctrl"),
+                ),
                 false => unavailable(
                     "the kernel has no resctrl, or the processor no RDT/QoS",
                     Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
@@ -37,19 +45,31 @@ fn parse_mount_line(line: &str) -> Option<(bool, PathBuf)> {
         return None;
     }
     let has_read_only_option = |options: &str| options.split(',').any(|option| option == "ro");
-    let is_read_only =
-        has_read_only_option(mount_fields.get(5)?) || source_fields.nth(1).is_some_and(has_read_only_option);
+    let is_read_only = has_read_only_option(mount_fields.get(5)?)
+        || source_fields.nth(1).is_some_and(has_read_only_option);
     Some((is_read_only, PathBuf::from(unescape(mount_fields.get(4)?))))
 }
 
 /// Decodes a path, in which the kernel writes blanks, tabs, newlines and backslashes as `\ooo`.
 fn unescape(path: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(path.to_string(), |path, (escape, character)| path.replace(escape, character))
+    let escapes = [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ];
+    escapes
+        .iter()
+        .fold(path.to_string(), |path, (escape, character)| {
+            path.replace(escape, character)
+        })
 }
 
 pub(super) fn unavailable(reason: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
-    ResctrlUnavailable { reason: reason.into(), remedy: remedy.map(str::to_string) }
+    ResctrlUnavailable {
+        reason: reason.into(),
+        remedy: remedy.map(str::to_string),
+    }
 }
 
 /// The reason why resctrl is unavailable, and the remedy.

@@ -39,9 +39,18 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted_events: MonitoredEvents) -> Self {
+    pub fn read(
+        kernel: &dyn Kernel,
+        group: &Path,
+        domain: u32,
+        counted_events: MonitoredEvents,
+    ) -> Self {
         let read_if_monitored = |is_monitored, name| {
-            if is_monitored { read_counter(kernel, &monitor_path(group, domain, name)) } else { None }
+            if is_monitored {
+                read_counter(kernel, &monitor_path(group, domain, name))
+            } else {
+                None
+            }
         };
         Traffic {
             total_bytes: read_if_monitored(counted_events.has_total_bytes, "mbm_total_bytes"),
@@ -51,7 +60,8 @@ impl Traffic {
 
     /// The traffic since `earlier`; `None` for a counter that was reset between the two.
     pub fn difference(self, earlier: Traffic) -> Traffic {
-        let count_since = |now: Option<u64>, earlier_count: Option<u64>| now?.checked_sub(earlier_count?);
+        let count_since =
+            |now: Option<u64>, earlier_count: Option<u64>| now?.checked_sub(earlier_count?);
         Traffic {
             total_bytes: count_since(self.total_bytes, earlier.total_bytes),
             local_bytes: count_since(self.local_bytes, earlier.local_bytes),
@@ -68,23 +78,52 @@ impl Traffic {
     }
 
     pub fn counts(self) -> EventCounts {
-        let counts =
-            [(CounterEvent::MemoryBytes, self.total_bytes), (CounterEvent::LocalMemoryBytes, self.local_bytes)];
-        EventCounts::exact(counts.into_iter().filter_map(|(event, count)| Some((event, count?))))
+        let counts = [
+            (CounterEvent::MemoryBytes, self.total_bytes),
+            (CounterEvent::LocalMemoryBytes, self.local_bytes),
+        ];
+        EventCounts::exact(
+            counts
+                .into_iter()
+                .filter_map(|(event, count)| Some((event, count?))),
+        )
     }
 }
 
 /// Ways per domain that a group uses exclusively (`E`) or that are pseudo-locked (`P`), from `bit_usage`, which has one
 /// letter per way, the highest way first.
-pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> BTreeMap<u32, IndexSet> {
+pub fn exclusive_ways(
+    kernel: &dyn Kernel,
+    mount: &Path,
+    level: CacheLevel,
+) -> BTreeMap<u32, IndexSet> {
     let mut ways_by_domain: BTreeMap<u32, IndexSet> = BTreeMap::new();
-    let resources = if level == CacheLevel::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
+    let resources = if level == CacheLevel::L2 {
+        ["L2", "L2CODE", "L2DATA"]
+    } else {
+        ["L3", "L3CODE", "L3DATA"]
+    };
     for resource in resources {
-        let bit_usage = kernel.read(&mount.join("info").join(resource).join("bit_usage")).unwrap_or_default();
-        for (domain, way_usage) in bit_usage.trim().split(';').filter_map(|domain_text| domain_text.split_once('=')) {
-            let Ok(domain) = domain.trim().parse() else { continue };
-            let exclusive_letters = way_usage.chars().rev().zip(0..).filter(|(letter, _)| matches!(letter, 'E' | 'P'));
-            ways_by_domain.entry(domain).or_default().extend(exclusive_letters.map(|(_, way)| way));
+        let bit_usage = kernel
+            .read(&mount.join("info").join(resource).join("bit_usage"))
+            .unwrap_or_default();
+        for (domain, way_usage) in bit_usage
+            .trim()
+            .split(';')
+            .filter_map(|domain_text| domain_text.split_once('='))
+        {
+            let Ok(domain) = domain.trim().parse() else {
+                continue;
+            };
+            let exclusive_letters = way_usage
+                .chars()
+                .rev()
+                .zip(0..)
+                .filter(|(letter, _)| matches!(letter, 'E' | 'P'));
+            ways_by_domain
+                .entry(domain)
+                .or_default()
+                .extend(exclusive_letters.map(|(_, way)| way));
         }
     }
     ways_by_domain
@@ -100,11 +139,17 @@ pub fn explain_occupancy(
     resctrl_cache: &ResctrlCache,
     other_masks: &OtherGroupMasks,
 ) -> Vec<String> {
-    let Units::Ways { mask } = &share.units else { return Vec::new() };
+    let Units::Ways { mask } = &share.units else {
+        return Vec::new();
+    };
     let mut reasons = Vec::new();
-    let mask_bytes =
-        resctrl_cache.size_bytes.map(|size| size / u64::from(resctrl_cache.ways.max(1)) * u64::from(mask.count()));
-    if let Some((held_bytes, room)) = occupancy_bytes.zip(mask_bytes).filter(|(held_bytes, room)| held_bytes > room) {
+    let mask_bytes = resctrl_cache
+        .size_bytes
+        .map(|size| size / u64::from(resctrl_cache.ways.max(1)) * u64::from(mask.count()));
+    if let Some((held_bytes, room)) = occupancy_bytes
+        .zip(mask_bytes)
+        .filter(|(held_bytes, room)| held_bytes > room)
+    {
         reasons.push(format!(
             "holds {held_bytes} bytes where its ways have {room}: lines from before its mask stay until they are evicted"
         ));
@@ -116,7 +161,9 @@ pub fn explain_occupancy(
     for (name, other_mask) in other_masks {
         let shared_ways = mask.intersection(other_mask);
         if !shared_ways.is_empty() {
-            reasons.push(format!("ways {shared_ways} may also be filled by group {name}"));
+            reasons.push(format!(
+                "ways {shared_ways} may also be filled by group {name}"
+            ));
         }
     }
     reasons
@@ -136,14 +183,39 @@ mod tests {
         host.set_file("/r/g/mon_data/mon_L3_01/mbm_total_bytes", "500\n");
         host.set_file("/r/g/mon_data/mon_L3_01/mbm_local_bytes", "Error\n");
         let group = Path::new("/r/g");
-        let all = MonitoredEvents { has_occupancy: true, has_total_bytes: true, has_local_bytes: true };
+        let all = MonitoredEvents {
+            has_occupancy: true,
+            has_total_bytes: true,
+            has_local_bytes: true,
+        };
         assert_eq!(occupancy_bytes(&host, group, 1), None);
         let now = Traffic::read(&host, group, 1, all);
-        assert_eq!(now, Traffic { total_bytes: Some(500), local_bytes: None });
-        let then = Traffic { total_bytes: Some(200), local_bytes: Some(100) };
-        assert_eq!(now.difference(then).counts().get(CounterEvent::MemoryBytes), Some(300.0));
-        assert_eq!(now.difference(then).counts().get(CounterEvent::LocalMemoryBytes), None);
-        assert_eq!(then.difference(now), Traffic::default(), "a counter that began anew says nothing");
+        assert_eq!(
+            now,
+            Traffic {
+                total_bytes: Some(500),
+                local_bytes: None
+            }
+        );
+        let then = Traffic {
+            total_bytes: Some(200),
+            local_bytes: Some(100),
+        };
+        assert_eq!(
+            now.difference(then).counts().get(CounterEvent::MemoryBytes),
+            Some(300.0)
+        );
+        assert_eq!(
+            now.difference(then)
+                .counts()
+                .get(CounterEvent::LocalMemoryBytes),
+            None
+        );
+        assert_eq!(
+            then.difference(now),
+            Traffic::default(),
+            "a counter that began anew says nothing"
+        );
     }
 
     /// Are exclusive and locked ways found, in the kernel's order with the highest way first, also with separate code
@@ -154,7 +226,10 @@ mod tests {
         host.set_file("/r/info/L3CODE/bit_usage", "0=XXSSSSSE;1=HH0000PP\n");
         host.set_file("/r/info/L3DATA/bit_usage", "0=XXSSESSS;1=HH000000\n");
         let ways = exclusive_ways(&host, Path::new("/r"), CacheLevel::L3);
-        assert_eq!((ways[&0].to_string(), ways[&1].to_string()), ("0,3".into(), "0-1".into()));
+        assert_eq!(
+            (ways[&0].to_string(), ways[&1].to_string()),
+            ("0,3".into(), "0-1".into())
+        );
         assert!(super::exclusive_ways(&host, Path::new("/r"), CacheLevel::L2).is_empty());
     }
 
@@ -165,7 +240,9 @@ mod tests {
             group: GroupId(1),
             members: Vec::new(),
             cache: CacheId(0),
-            units: Units::Ways { mask: mask.parse().unwrap() },
+            units: Units::Ways {
+                mask: mask.parse().unwrap(),
+            },
         };
         let divided = ResctrlCache {
             cache: CacheId(0),
@@ -178,7 +255,10 @@ mod tests {
             size_bytes: Some(16 << 20),
         };
         let others = BTreeMap::from([("/".to_string(), "4-15".parse().unwrap())]);
-        assert_eq!(explain_occupancy(&share("0-3"), Some(4 << 20), &divided, &others), Vec::<String>::new());
+        assert_eq!(
+            explain_occupancy(&share("0-3"), Some(4 << 20), &divided, &others),
+            Vec::<String>::new()
+        );
         assert_eq!(
             explain_occupancy(&share("3-14"), Some(13 << 20), &divided, &others),
             [
@@ -187,6 +267,9 @@ mod tests {
                 "ways 4-14 may also be filled by group /",
             ]
         );
-        assert_eq!(explain_occupancy(&share("0-3"), None, &divided, &others), Vec::<String>::new());
+        assert_eq!(
+            explain_occupancy(&share("0-3"), None, &divided, &others),
+            Vec::<String>::new()
+        );
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, CounterEvent, CounterScope, GroupId, PartitionSupport, Plan, PlanItem,
-    ProcessId, RefusalReason, ShareMember, TaskId, Units, WindowLength,
+    CacheId, CacheShare, Capabilities, CounterEvent, CounterScope, GroupId, PartitionSupport, Plan,
+    PlanItem, ProcessId, RefusalReason, ShareMember, TaskId, Units, WindowLength,
 };
 
 use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
@@ -24,7 +24,12 @@ use crate::sense::topology::read_topology;
 /// Unpacks a recorded tree: one file for each `==> PATH <==`.
 fn unpack_tree(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     let dir = tempfile::tempdir().unwrap();
-    write_tree(dir.path(), tree.split("==> ").skip(1).map(|part| part.split_once(" <==\n").unwrap()));
+    write_tree(
+        dir.path(),
+        tree.split("==> ")
+            .skip(1)
+            .map(|part| part.split_once(" <==\n").unwrap()),
+    );
     let host = LinuxHost::new(dir.path());
     (dir, host)
 }
@@ -40,7 +45,10 @@ const GUEST_ONE_CLASS: &str = include_str!("trees/guest-1-class.txt");
 
 /// A tree as above of a machine with `cpus` CPUs per cache, whose kernel ids are `ids`.
 fn machine_tree(ids: &[u32], cpus: u32) -> String {
-    let mut tree = format!("==> /sys/devices/system/cpu/online <==\n0-{}\n", ids.len() as u32 * cpus - 1);
+    let mut tree = format!(
+        "==> /sys/devices/system/cpu/online <==\n0-{}\n",
+        ids.len() as u32 * cpus - 1
+    );
     for (index, id) in ids.iter().enumerate() {
         for cpu in index as u32 * cpus..(index as u32 + 1) * cpus {
             let shared = format!("{}-{}", index as u32 * cpus, (index as u32 + 1) * cpus - 1);
@@ -51,7 +59,9 @@ fn machine_tree(ids: &[u32], cpus: u32) -> String {
                 ("size", "32768K"),
                 ("shared_cpu_list", &shared),
             ] {
-                tree += &format!("==> /sys/devices/system/cpu/cpu{cpu}/cache/index3/{file} <==\n{text}\n");
+                tree += &format!(
+                    "==> /sys/devices/system/cpu/cpu{cpu}/cache/index3/{file} <==\n{text}\n"
+                );
             }
         }
     }
@@ -59,7 +69,9 @@ fn machine_tree(ids: &[u32], cpus: u32) -> String {
 }
 
 fn resctrl_files(of: &[(&str, &str)]) -> String {
-    of.iter().map(|(path, text)| format!("==> /sys/fs/resctrl/{path} <==\n{text}\n")).collect()
+    of.iter()
+        .map(|(path, text)| format!("==> /sys/fs/resctrl/{path} <==\n{text}\n"))
+        .collect()
 }
 
 /// Are the trees of the guest's kernel read correctly: another mount point, three ways per cache, eight classes, one
@@ -68,10 +80,25 @@ fn resctrl_files(of: &[(&str, &str)]) -> String {
 fn the_guests_trees_are_read() {
     let guest = find_resctrl(GUEST).unwrap();
     assert_eq!(guest.mount, Path::new("/mnt/rdt"));
-    let ways = PartitionSupport::Ways { ways: 3, min_ways: 1, contiguous: true, max_groups: 8 };
-    let caches: Vec<_> = guest.caches.iter().map(|divided| (divided.cache, divided.domain)).collect();
-    assert_eq!(guest.partitions(), [(caches[0].0, ways), (caches[1].0, ways)]);
-    assert_eq!(caches.iter().map(|(_, domain)| *domain).collect::<Vec<_>>(), [0, 1]);
+    let ways = PartitionSupport::Ways {
+        ways: 3,
+        min_ways: 1,
+        contiguous: true,
+        max_groups: 8,
+    };
+    let caches: Vec<_> = guest
+        .caches
+        .iter()
+        .map(|divided| (divided.cache, divided.domain))
+        .collect();
+    assert_eq!(
+        guest.partitions(),
+        [(caches[0].0, ways), (caches[1].0, ways)]
+    );
+    assert_eq!(
+        caches.iter().map(|(_, domain)| *domain).collect::<Vec<_>>(),
+        [0, 1]
+    );
     assert_eq!(guest.caches[0].shared_with_io.to_string(), "2");
     let words = "at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups";
     assert_eq!(guest.describe_ways().unwrap(), words);
@@ -80,10 +107,17 @@ fn the_guests_trees_are_read() {
     let owned = find_resctrl(GUEST_WITH_OWNER).unwrap();
     assert_eq!((owned.other_group_count, owned.class_count), (1, 8));
     let (_dir, host) = unpack_tree(GUEST_WITH_OWNER);
-    let exclusive = super::occupancy::exclusive_ways(&host, Path::new("/mnt/rdt"), cachemate_core::CacheLevel::L3);
+    let exclusive = super::occupancy::exclusive_ways(
+        &host,
+        Path::new("/mnt/rdt"),
+        cachemate_core::CacheLevel::L3,
+    );
     assert_eq!(exclusive[&1].to_string(), "0");
     let status = groups::last_status(&host, Path::new("/mnt/rdt"));
-    assert_eq!(status.as_deref(), Some("No task 999\nError while processing task 999"));
+    assert_eq!(
+        status.as_deref(),
+        Some("No task 999\nError while processing task 999")
+    );
 
     let survey = find_resctrl(GUEST_ONE_CLASS).unwrap();
     assert_eq!(survey.caches.len(), 4);
@@ -98,7 +132,8 @@ fn the_guests_trees_are_read() {
 #[test]
 fn an_intel_host_with_code_and_data_apart_is_read() {
     let control = |name: &str| {
-        let info = |file: &str, text: &str| resctrl_files(&[(&format!("info/{name}/{file}"), text)]);
+        let info =
+            |file: &str, text: &str| resctrl_files(&[(&format!("info/{name}/{file}"), text)]);
         info("cbm_mask", "7ff")
             + &info("min_cbm_bits", "2")
             + &info("num_closids", "8")
@@ -109,17 +144,31 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
         + &control("L3CODE")
         + &control("L3DATA")
         + &resctrl_files(&[
-            ("schemata", "    MB:0=  100;1=  100\nL3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff"),
+            (
+                "schemata",
+                "    MB:0=  100;1=  100\nL3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff",
+            ),
             ("info/MB/num_closids", "4"),
-            ("info/L3_MON/mon_features", "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes"),
+            (
+                "info/L3_MON/mon_features",
+                "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes",
+            ),
             ("mon_data/mon_L3_00/llc_occupancy", "4096"),
             ("mon_data/mon_L3_01/llc_occupancy", "4096"),
             ("mon_groups/perf/schemata-is-not-here", ""),
         ]);
     let intel = find_resctrl(&tree).unwrap();
-    let ways = PartitionSupport::Ways { ways: 11, min_ways: 2, contiguous: true, max_groups: 4 };
+    let ways = PartitionSupport::Ways {
+        ways: 11,
+        min_ways: 2,
+        contiguous: true,
+        max_groups: 4,
+    };
     assert_eq!(intel.partitions(), [(CacheId(0), ways), (CacheId(1), ways)]);
-    assert_eq!(intel.monitored_caches, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
+    assert_eq!(
+        intel.monitored_caches,
+        BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))])
+    );
     assert!(
         intel.counted_events.has_occupancy
             && intel.counted_events.has_total_bytes
@@ -132,7 +181,10 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
 fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
     let tree = machine_tree(&[0, 1, 8, 9], 2)
         + &resctrl_files(&[
-            ("schemata", "L3:0=ffff;1=ffff;8=ffff;9=ffff\n    MB:0=2048;1=2048;8=2048;9=2048"),
+            (
+                "schemata",
+                "L3:0=ffff;1=ffff;8=ffff;9=ffff\n    MB:0=2048;1=2048;8=2048;9=2048",
+            ),
             ("info/L3/cbm_mask", "ffff"),
             ("info/L3/min_cbm_bits", "1"),
             ("info/L3/num_closids", "16"),
@@ -143,7 +195,12 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
             ("kube.burst/schemata", "L3:0=ff;1=f;8=f;9=f"),
         ]);
     let epyc = find_resctrl(&tree).unwrap();
-    let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: false, max_groups: 14 };
+    let ways = PartitionSupport::Ways {
+        ways: 16,
+        min_ways: 1,
+        contiguous: false,
+        max_groups: 14,
+    };
     assert_eq!(epyc.partitions().len(), 4);
     assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
     assert_eq!(epyc.cache(CacheId(2)).unwrap().domain, 8);
@@ -157,16 +214,31 @@ fn unusable_mounts_and_files_are_reported_without_a_panic() {
     let bare = machine_tree(&[0], 2);
     let with = |mountinfo: &str, filesystems: &str| {
         let start = bare.find("==> /proc").unwrap();
-        let proc = format!("==> /proc/self/mountinfo <==\n{mountinfo}\n==> /proc/filesystems <==\n{filesystems}\n");
+        let proc = format!(
+            "==> /proc/self/mountinfo <==\n{mountinfo}\n==> /proc/filesystems <==\n{filesystems}\n"
+        );
         find_resctrl(&format!("{}{proc}", &bare[..start])).unwrap_err()
     };
-    assert_eq!(with("", "nodev\text4\n").reason, "the kernel has no resctrl, or the processor no RDT/QoS");
+    assert_eq!(
+        with("", "nodev\text4\n").reason,
+        "the kernel has no resctrl, or the processor no RDT/QoS"
+    );
     let not_mounted = with("1 2 0:3 / / rw - ext4 x rw", "nodev\tresctrl");
     assert_eq!(not_mounted.reason, "not mounted");
-    assert_eq!(not_mounted.remedy.as_deref(), Some("mount -t resctrl resctrl /sys/fs/resctrl"));
+    assert_eq!(
+        not_mounted.remedy.as_deref(),
+        Some("mount -t resctrl resctrl /sys/fs/resctrl")
+    );
     let bound = "36 35 0:30 /db /srv/db rw - resctrl resctrl rw";
-    assert_eq!(with(bound, "resctrl").reason, "not mounted", "a mount of one group is not the whole");
-    assert_eq!(with("3 4 0:3 / /a\\040b ro - resctrl r rw", "resctrl").reason, "/a b: mounted read-only");
+    assert_eq!(
+        with(bound, "resctrl").reason,
+        "not mounted",
+        "a mount of one group is not the whole"
+    );
+    assert_eq!(
+        with("3 4 0:3 / /a\\040b ro - resctrl r rw", "resctrl").reason,
+        "/a b: mounted read-only"
+    );
     let broken = bare + &resctrl_files(&[("schemata", "L3:0=ff"), ("info/L3/cbm_mask", "zz")]);
     assert_eq!(
         find_resctrl(&broken).unwrap_err().reason,
@@ -185,7 +257,10 @@ pub(super) struct ResctrlFixture {
     partitions: Vec<(CacheId, PartitionSupport)>,
 }
 
-const OWNER: ThreadKey = ThreadKey { tid: 77, start_ticks: 5 };
+const OWNER: ThreadKey = ThreadKey {
+    tid: 77,
+    start_ticks: 5,
+};
 
 impl ResctrlFixture {
     fn new() -> Self {
@@ -197,24 +272,44 @@ impl ResctrlFixture {
         let resctrl = find(&cat, &topology()).unwrap();
         let partitions = resctrl.partitions();
         let ways = WayController::new(resctrl, OWNER);
-        let mut bench = ResctrlFixture { cat, tasks: TaskTable::default(), actuator, ways, dir, partitions };
+        let mut bench = ResctrlFixture {
+            cat,
+            tasks: TaskTable::default(),
+            actuator,
+            ways,
+            dir,
+            partitions,
+        };
         bench.refresh_tasks();
         bench
     }
     fn refresh_tasks(&mut self) {
         self.tasks
-            .refresh(&self.cat, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0)
+            .refresh(
+                &self.cat,
+                &[ManageRule {
+                    action: ManageAction::Manage(None),
+                    ..ManageRule::default()
+                }],
+                0,
+            )
             .unwrap();
     }
     fn apply(&mut self, shares: &[CacheShare]) -> ApplyReport {
-        let plan = Plan { shares: shares.to_vec(), ..Plan::idle(WindowLength::Time { ns: 1 }) };
+        let plan = Plan {
+            shares: shares.to_vec(),
+            ..Plan::idle(WindowLength::Time { ns: 1 })
+        };
         let partitions = self.partitions.clone();
         let bench = changes::fixture::ApplyFixture {
             host: &self.cat,
             actuator: &mut self.actuator,
             ways: Some(&mut self.ways),
             tasks: &self.tasks,
-            capabilities: &Capabilities { partitions, ..changes::fixture::sample_capabilities() },
+            capabilities: &Capabilities {
+                partitions,
+                ..changes::fixture::sample_capabilities()
+            },
             groups: &[],
         };
         bench.apply(&plan).0
@@ -222,25 +317,50 @@ impl ResctrlFixture {
     fn active_shares(&self, shares: &[CacheShare]) -> Vec<String> {
         let held = self.ways.read_back(&self.cat, shares, &self.tasks.tasks());
         let text = |held: &cachemate_core::ActiveShare| {
-            let Units::Ways { mask } = &held.share.units else { panic!("not ways") };
+            let Units::Ways { mask } = &held.share.units else {
+                panic!("not ways")
+            };
             let share = &held.share;
-            format!("{}@{}={mask}x{}", share.group.0, share.cache.0, share.members.len())
+            format!(
+                "{}@{}={mask}x{}",
+                share.group.0,
+                share.cache.0,
+                share.members.len()
+            )
         };
         held.iter().map(text).collect()
     }
     fn restore(&mut self) {
         self.actuator.restore_all(&self.cat).unwrap();
         self.ways.forget();
-        assert!(self.cat.groups.borrow().keys().all(|name| !name.starts_with(groups::GROUP_PREFIX)));
-        assert!(self.cat.groups_by_thread().values().all(|name| !name.starts_with(groups::GROUP_PREFIX)));
+        assert!(
+            self.cat
+                .groups
+                .borrow()
+                .keys()
+                .all(|name| !name.starts_with(groups::GROUP_PREFIX))
+        );
+        assert!(
+            self.cat
+                .groups_by_thread()
+                .values()
+                .all(|name| !name.starts_with(groups::GROUP_PREFIX))
+        );
         assert!(!self.dir.path().join(Journal::FILE_NAME).exists());
     }
 }
 
 pub(super) fn share(group: u32, process: u32, cache: u32, mask: &str) -> CacheShare {
     let members = vec![ShareMember::Process(ProcessId(process))];
-    let units = Units::Ways { mask: mask.parse().unwrap() };
-    CacheShare { group: GroupId(group), members, cache: CacheId(cache), units }
+    let units = Units::Ways {
+        mask: mask.parse().unwrap(),
+    };
+    CacheShare {
+        group: GroupId(group),
+        members,
+        cache: CacheId(cache),
+        units,
+    }
 }
 
 /// Is a plan the whole state: are groups created, kept if only a mask changes, reused, and removed, and does a repeated
@@ -249,15 +369,33 @@ pub(super) fn share(group: u32, process: u32, cache: u32, mask: &str) -> CacheSh
 fn a_plan_is_the_whole_state_of_the_groups() {
     let mut bench = ResctrlFixture::new();
     assert_eq!(bench.apply(&[]).write_calls, 0);
-    assert!(!bench.dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing");
-    let first = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
+    assert!(
+        !bench.dir.path().join(Journal::FILE_NAME).exists(),
+        "starting changes nothing"
+    );
+    let first = [
+        share(1, 0, 0, "0-3"),
+        share(2, 1, 0, "4-7"),
+        share(2, 1, 1, "0-1"),
+    ];
     let applied = bench.apply(&first);
-    assert_eq!((applied.refused_items, applied.write_calls), (Vec::new(), 6), "two groups, two masks, two threads");
+    assert_eq!(
+        (applied.refused_items, applied.write_calls),
+        (Vec::new(), 6),
+        "two groups, two masks, two threads"
+    );
     assert_eq!(bench.cat.mask_texts(), ["5:0=f,8=ff", "6:0=f0,8=3"]);
-    assert_eq!(bench.active_shares(&first), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]);
+    assert_eq!(
+        bench.active_shares(&first),
+        ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]
+    );
     assert_eq!(bench.apply(&first).write_calls, 0, "again is no change");
     // Only a mask changes: one write, and no thread moves.
-    let narrower = [share(1, 0, 0, "0-1"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
+    let narrower = [
+        share(1, 0, 0, "0-1"),
+        share(2, 1, 0, "4-7"),
+        share(2, 1, 1, "0-1"),
+    ];
     assert_eq!(bench.apply(&narrower).write_calls, 1);
     assert_eq!(bench.cat.mask_texts(), ["5:0=3,8=ff", "6:0=f0,8=3"]);
     // Another process's share reuses the remaining group, whose second cache is unrestricted again.
@@ -266,7 +404,11 @@ fn a_plan_is_the_whole_state_of_the_groups() {
     assert_eq!(bench.cat.mask_texts(), ["5:0=3,8=ff", "7:0=fc,8=ff"]);
     assert_eq!(bench.cat.groups.borrow().len(), 2);
     bench.apply(&other[..1]);
-    assert_eq!(bench.cat.groups.borrow().len(), 1, "what is not needed is removed: classes are few");
+    assert_eq!(
+        bench.cat.groups.borrow().len(),
+        1,
+        "what is not needed is removed: classes are few"
+    );
     bench.restore();
 }
 
@@ -275,33 +417,74 @@ fn a_plan_is_the_whole_state_of_the_groups() {
 #[test]
 fn the_rest_of_a_plan_is_applied_if_classes_run_out() {
     let mut bench = ResctrlFixture::new();
-    bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [9].into() });
-    let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3"), share(3, 2, 0, "4-5"), share(3, 2, 1, "4-5")];
+    bench.cat.groups.borrow_mut().insert(
+        "db".into(),
+        FakeGroup {
+            masks: BTreeMap::new(),
+            tasks: [9].into(),
+        },
+    );
+    let plan = [
+        share(1, 0, 0, "0-1"),
+        share(2, 1, 0, "2-3"),
+        share(3, 2, 0, "4-5"),
+        share(3, 2, 1, "4-5"),
+    ];
     let applied = bench.apply(&plan);
     assert_eq!(bench.active_shares(&plan), ["1@0=0-1x1", "2@0=2-3x1"]);
-    let items: Vec<&PlanItem> = applied.refused_items.iter().map(|refused| &refused.item).collect();
-    assert_eq!(items, [&PlanItem::Share(GroupId(3), CacheId(0)), &PlanItem::Share(GroupId(3), CacheId(1))]);
-    assert!(applied.refused_items.iter().all(|refused| refused.reason == RefusalReason::NoCapacity));
+    let items: Vec<&PlanItem> = applied
+        .refused_items
+        .iter()
+        .map(|refused| &refused.item)
+        .collect();
+    assert_eq!(
+        items,
+        [
+            &PlanItem::Share(GroupId(3), CacheId(0)),
+            &PlanItem::Share(GroupId(3), CacheId(1))
+        ]
+    );
     assert!(
-        applied.refused_items[0].message.ends_with("resctrl says: Out of CLOSIDs"),
+        applied
+            .refused_items
+            .iter()
+            .all(|refused| refused.reason == RefusalReason::NoCapacity)
+    );
+    assert!(
+        applied.refused_items[0]
+            .message
+            .ends_with("resctrl says: Out of CLOSIDs"),
         "{}",
         applied.refused_items[0].message
     );
     assert!(!bench.cat.groups_by_thread().contains_key(&7));
     bench.restore();
-    assert!(bench.cat.groups.borrow().contains_key("db"), "others' groups stay");
+    assert!(
+        bench.cat.groups.borrow().contains_key("db"),
+        "others' groups stay"
+    );
 }
 
 /// Is a mask that the hardware rejects replaced by one that it accepts, or refused, and is the mask in force reported?
 #[test]
 fn masks_the_hardware_rejects_are_replaced_or_refused() {
     let mut bench = ResctrlFixture::new();
-    let plan = [share(1, 0, 0, "3"), share(2, 1, 0, "0,5-6"), share(3, 2, 0, "9")];
+    let plan = [
+        share(1, 0, 0, "3"),
+        share(2, 1, 0, "0,5-6"),
+        share(3, 2, 0, "9"),
+    ];
     let applied = bench.apply(&plan);
     assert_eq!(bench.active_shares(&plan), ["1@0=3-4x1", "2@0=5-6x1"]);
-    let messages: Vec<&str> =
-        applied.refused_items.iter().map(|refused| refused.message.split(':').next().unwrap()).collect();
-    assert_eq!(messages, ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]);
+    let messages: Vec<&str> = applied
+        .refused_items
+        .iter()
+        .map(|refused| refused.message.split(':').next().unwrap())
+        .collect();
+    assert_eq!(
+        messages,
+        ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]
+    );
     bench.restore();
 }
 
@@ -309,15 +492,27 @@ fn masks_the_hardware_rejects_are_replaced_or_refused() {
 #[test]
 fn threads_in_others_groups_are_left_there() {
     let mut bench = ResctrlFixture::new();
-    bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [5].into() });
+    bench.cat.groups.borrow_mut().insert(
+        "db".into(),
+        FakeGroup {
+            masks: BTreeMap::new(),
+            tasks: [5].into(),
+        },
+    );
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3")];
     let applied = bench.apply(&plan);
     assert_eq!(bench.cat.groups_by_thread()[&5], "db");
     assert_eq!(bench.active_shares(&plan), ["2@0=2-3x1"]);
     assert_eq!(applied.refused_items[0].reason, RefusalReason::OwnedByOther);
-    assert_eq!(applied.refused_items[0].message, "thread 5 is in resctrl group /db, which belongs to another tool");
+    assert_eq!(
+        applied.refused_items[0].message,
+        "thread 5 is in resctrl group /db, which belongs to another tool"
+    );
     bench.restore();
-    assert_eq!(bench.cat.groups_by_thread(), BTreeMap::from([(5, "db".to_string())]));
+    assert_eq!(
+        bench.cat.groups_by_thread(),
+        BTreeMap::from([(5, "db".to_string())])
+    );
 }
 
 /// Do children born into a group move to the plan's group or back to the original one, managed or not, also at the end?
@@ -327,12 +522,34 @@ fn children_born_into_a_group_move_to_the_plans_or_original_one() {
     bench.apply(&[share(1, 0, 0, "0-1")]);
     bench.cat.fork_child(5, 20);
     bench.refresh_tasks();
-    bench.actuator.restore_inherited(&bench.cat, &bench.tasks.tasks(), &[]).unwrap();
+    bench
+        .actuator
+        .restore_inherited(&bench.cat, &bench.tasks.tasks(), &[])
+        .unwrap();
     bench.apply(&[share(1, 0, 0, "0-1")]);
-    assert_eq!(bench.cat.groups_by_thread().keys().copied().collect::<Vec<_>>(), [5]);
+    assert_eq!(
+        bench
+            .cat
+            .groups_by_thread()
+            .keys()
+            .copied()
+            .collect::<Vec<_>>(),
+        [5]
+    );
     bench.cat.fork_child(5, 21);
-    bench.actuator.restore_inherited(&bench.cat, &[], &[(21, 5)]).unwrap();
-    assert_eq!(bench.cat.groups_by_thread().keys().copied().collect::<Vec<_>>(), [5]);
+    bench
+        .actuator
+        .restore_inherited(&bench.cat, &[], &[(21, 5)])
+        .unwrap();
+    assert_eq!(
+        bench
+            .cat
+            .groups_by_thread()
+            .keys()
+            .copied()
+            .collect::<Vec<_>>(),
+        [5]
+    );
     bench.cat.fork_child(5, 22);
     bench.restore();
 }
@@ -346,7 +563,9 @@ fn changes_by_other_processes_are_reported_and_set_again() {
         |cat| drop(cat.write(&Path::new(MOUNT).join("tasks"), "5")),
         |cat| {
             let mut groups = cat.groups.borrow_mut();
-            groups.values_mut().for_each(|group| drop(group.masks.insert(0, (0..8).collect())));
+            groups
+                .values_mut()
+                .for_each(|group| drop(group.masks.insert(0, (0..8).collect())));
         },
         |cat| cat.groups.borrow_mut().clear(),
     ];
@@ -366,7 +585,10 @@ fn changes_by_other_processes_are_reported_and_set_again() {
 #[test]
 fn locks_are_respected_and_orphans_swept() {
     let mut bench = ResctrlFixture::new();
-    let empty = || FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
+    let empty = || FakeGroup {
+        masks: BTreeMap::new(),
+        tasks: [6].into(),
+    };
     bench.cat.host.add_thread(4, 4, 1, "0-3");
     for name in ["cachemate-3-9-0", "cachemate-4-40-0", "db"] {
         bench.cat.groups.borrow_mut().insert(name.into(), empty());
@@ -375,7 +597,10 @@ fn locks_are_respected_and_orphans_swept() {
     let living = Path::new(MOUNT).join("cachemate-4-40-0");
     bench.cat.locked.borrow_mut().extend([living, MOUNT.into()]);
     let applied = bench.apply(&[share(1, 0, 0, "0-1")]);
-    assert_eq!((applied.write_calls, applied.refused_items[0].reason.clone()), (0, RefusalReason::Busy));
+    assert_eq!(
+        (applied.write_calls, applied.refused_items[0].reason.clone()),
+        (0, RefusalReason::Busy)
+    );
     bench.cat.locked.borrow_mut().remove(Path::new(MOUNT));
     bench.apply(&[share(1, 0, 0, "0-1")]);
     let names: Vec<String> = bench.cat.groups.borrow().keys().cloned().collect();
@@ -384,7 +609,11 @@ fn locks_are_respected_and_orphans_swept() {
     let removed = groups::remove_orphans_if_mounted(&bench.cat);
     assert_eq!(removed, [], "the living one stays");
     bench.cat.locked.borrow_mut().clear();
-    assert_eq!(groups::remove_orphans_if_mounted(&bench.cat), [], "even if it does not hold its lock");
+    assert_eq!(
+        groups::remove_orphans_if_mounted(&bench.cat),
+        [],
+        "even if it does not hold its lock"
+    );
     bench.cat.host.threads.borrow_mut().remove(&4);
     assert_eq!(groups::remove_orphans_if_mounted(&bench.cat).len(), 1);
 }
@@ -395,17 +624,34 @@ fn locks_are_respected_and_orphans_swept() {
 fn a_foreign_lock_on_an_orphan_is_reported() {
     let bench = ResctrlFixture::new();
     let orphan = Path::new(MOUNT).join("cachemate-3-9-0");
-    let group = FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
-    bench.cat.groups.borrow_mut().insert("cachemate-3-9-0".into(), group);
+    let group = FakeGroup {
+        masks: BTreeMap::new(),
+        tasks: [6].into(),
+    };
+    bench
+        .cat
+        .groups
+        .borrow_mut()
+        .insert("cachemate-3-9-0".into(), group);
     for locked in [orphan.clone(), MOUNT.into()] {
         bench.cat.locked.borrow_mut().insert(locked);
         let swept = groups::remove_orphans_if_mounted(&bench.cat);
         assert_eq!((swept.len(), &swept[0].path), (1, &orphan));
-        assert!(swept[0].error.is_some() && swept[0].to_string().contains("not removed"), "{}", swept[0]);
+        assert!(
+            swept[0].error.is_some() && swept[0].to_string().contains("not removed"),
+            "{}",
+            swept[0]
+        );
         bench.cat.locked.borrow_mut().clear();
     }
     let swept = groups::remove_orphans_if_mounted(&bench.cat);
-    assert_eq!(swept, [groups::OrphanGroup { path: orphan, error: None }]);
+    assert_eq!(
+        swept,
+        [groups::OrphanGroup {
+            path: orphan,
+            error: None
+        }]
+    );
 }
 
 /// If a stranger holds a flock on a directory that only root may write: is the wait bounded, and does the refusal name the
@@ -416,19 +662,42 @@ fn the_holder_of_a_lock_is_named() {
     let dir = tempfile::tempdir().unwrap();
     crate::stranger_tests::open_to_all(dir.path());
     let mut holder = std::process::Command::new("flock");
-    holder.args(["--shared", dir.path().to_str().unwrap(), "sh", "-c", "echo held; read line"]);
-    holder.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    holder.args([
+        "--shared",
+        dir.path().to_str().unwrap(),
+        "sh",
+        "-c",
+        "echo held; read line",
+    ]);
+    holder
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped());
     if rustix::process::geteuid().is_root() {
         std::os::unix::process::CommandExt::uid(&mut holder, crate::stranger_tests::NOBODY);
     } else {
-        crate::skip_test::report_unchecked("a lock that another user holds", "needs root to become another user");
+        crate::skip_test::report_unchecked(
+            "a lock that another user holds",
+            "needs root to become another user",
+        );
     }
     let mut holder = holder.spawn().unwrap();
-    holder.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    holder
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut [0; 5])
+        .unwrap();
     let host = LinuxHost::new("/");
-    let error = host.lock_dir(dir.path(), Duration::from_millis(50)).unwrap_err();
+    let error = host
+        .lock_dir(dir.path(), Duration::from_millis(50))
+        .unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    assert!(error.to_string().contains(&format!("{} (flock)", holder.id())), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("{} (flock)", holder.id())),
+        "{error}"
+    );
     drop(holder.stdin.take());
     holder.wait().unwrap();
     assert!(host.lock_dir(dir.path(), Duration::from_secs(5)).is_ok());
@@ -440,29 +709,53 @@ fn occupancy_and_traffic_are_read() {
     let mut bench = ResctrlFixture::new();
     let plan = [share(1, 0, 0, "0-3")];
     let counted = |name: &str, domain: u32, occupancy: u64, traffic: u64, cat: &FakeCat| {
-        cat.counted.borrow_mut().insert((name.to_string(), domain), (occupancy, traffic));
+        cat.counted
+            .borrow_mut()
+            .insert((name.to_string(), domain), (occupancy, traffic));
     };
     for domain in [0, 8] {
         counted("", domain, 0, 1000, &bench.cat);
     }
-    assert!(bench.ways.traffic_counts(&bench.cat).is_empty(), "one reading is no difference");
+    assert!(
+        bench.ways.traffic_counts(&bench.cat).is_empty(),
+        "one reading is no difference"
+    );
     bench.apply(&plan);
     counted("", 0, 0, 1500, &bench.cat);
     counted("cachemate-77-5-0", 0, 4 << 20, 100, &bench.cat);
     let places = bench.ways.traffic_counts(&bench.cat);
-    assert_eq!(places.len(), 0, "{places:?}: the new group's share of the window is not known");
+    assert_eq!(
+        places.len(),
+        0,
+        "{places:?}: the new group's share of the window is not known"
+    );
     counted("", 0, 0, 1600, &bench.cat);
     counted("cachemate-77-5-0", 0, 5 << 20, 140, &bench.cat);
     let places = bench.ways.traffic_counts(&bench.cat);
     let group = CounterScope::Group(GroupId(1), CacheId(0));
-    let bytes =
-        |place: CounterScope| places.iter().find(|(at, _)| *at == place).unwrap().1.get(CounterEvent::MemoryBytes);
-    assert_eq!((bytes(group), bytes(CounterScope::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
-    let held = bench.ways.read_back(&bench.cat, &plan, &bench.tasks.tasks());
+    let bytes = |place: CounterScope| {
+        places
+            .iter()
+            .find(|(at, _)| *at == place)
+            .unwrap()
+            .1
+            .get(CounterEvent::MemoryBytes)
+    };
+    assert_eq!(
+        (bytes(group), bytes(CounterScope::Cache(CacheId(0)))),
+        (Some(40.0), Some(140.0))
+    );
+    let held = bench
+        .ways
+        .read_back(&bench.cat, &plan, &bench.tasks.tasks());
     assert_eq!(held[0].occupancy_bytes, Some(5 << 20));
     counted("", 0, 1 << 20, 1600, &bench.cat);
     let all_groups = bench.ways.cache_use(&bench.cat);
-    assert_eq!(all_groups[0].occupancy_bytes, Some(6 << 20), "the root's lines and the group's");
+    assert_eq!(
+        all_groups[0].occupancy_bytes,
+        Some(6 << 20),
+        "the root's lines and the group's"
+    );
     let why = bench.ways.explain(&bench.cat, &held[0]);
     assert_eq!(
         why,
@@ -478,17 +771,34 @@ fn occupancy_and_traffic_are_read() {
 /// restored, and does the same plan succeed when it is tried again?
 #[test]
 fn a_failed_write_at_any_step_is_reported_and_restored() {
-    let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
-    for error in [libc::EPERM, libc::ENOSPC, libc::EINVAL, libc::EIO, libc::EBUSY] {
+    let plan = [
+        share(1, 0, 0, "0-3"),
+        share(2, 1, 0, "4-7"),
+        share(2, 1, 1, "0-1"),
+    ];
+    for error in [
+        libc::EPERM,
+        libc::ENOSPC,
+        libc::EINVAL,
+        libc::EIO,
+        libc::EBUSY,
+    ] {
         for nth in 0..6 {
             let mut bench = ResctrlFixture::new();
             bench.cat.host.fault.set(Some((nth, error)));
             let applied = bench.apply(&plan);
             assert!(!applied.refused_items.is_empty(), "{error} at {nth}");
             let at_first = bench.active_shares(&plan);
-            assert!(at_first.len() < plan.len(), "{error} at {nth}: {at_first:?}");
+            assert!(
+                at_first.len() < plan.len(),
+                "{error} at {nth}: {at_first:?}"
+            );
             assert!(bench.apply(&plan).refused_items.is_empty());
-            assert_eq!(bench.active_shares(&plan), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"], "{error} at {nth}");
+            assert_eq!(
+                bench.active_shares(&plan),
+                ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"],
+                "{error} at {nth}"
+            );
             // A fault during removal is reported, and the next try completes the removal.
             bench.cat.host.fault.set(Some((nth % 3, error)));
             bench.apply(&plan[..1]);
@@ -503,10 +813,20 @@ fn a_failed_write_at_any_step_is_reported_and_restored() {
 /// Killed after any write, with only the journal left: is everything restored?
 #[test]
 fn the_journal_alone_restores_everything_after_a_kill() {
-    let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
+    let plan = [
+        share(1, 0, 0, "0-3"),
+        share(2, 1, 0, "4-7"),
+        share(2, 1, 1, "0-1"),
+    ];
     for killed_after in 0..7 {
         let cat = FakeCat::new();
-        cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [8].into() });
+        cat.groups.borrow_mut().insert(
+            "db".into(),
+            FakeGroup {
+                masks: BTreeMap::new(),
+                tasks: [8].into(),
+            },
+        );
         let groups_before = cat.groups.borrow().clone();
         let mut bench = ResctrlFixture::with_cat(cat);
         // Every later write fails, as if the process had been killed.
@@ -515,7 +835,11 @@ fn the_journal_alone_restores_everything_after_a_kill() {
         bench.cat.host.broken_from.set(None);
         let ResctrlFixture { cat, dir, .. } = bench;
         crate::safety::guardian::restore_left_behind(&cat, dir.path()).unwrap();
-        assert_eq!(*cat.groups.borrow(), groups_before, "killed after {killed_after} writes");
+        assert_eq!(
+            *cat.groups.borrow(),
+            groups_before,
+            "killed after {killed_after} writes"
+        );
         assert!(!dir.path().join(Journal::FILE_NAME).exists());
     }
 }
@@ -524,7 +848,10 @@ fn the_journal_alone_restores_everything_after_a_kill() {
 #[test]
 fn a_share_of_an_unknown_task_has_no_effect() {
     let mut bench = ResctrlFixture::new();
-    let unknown_member = CacheShare { members: vec![ShareMember::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
+    let unknown_member = CacheShare {
+        members: vec![ShareMember::Task(TaskId(99))],
+        ..share(1, 0, 0, "0-1")
+    };
     assert_eq!(bench.apply(&[unknown_member]).write_calls, 0);
     bench.restore();
 }

@@ -6,14 +6,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::{
-    ActiveShare, CacheId, CacheShare, CounterScope, EventCounts, IndexSet, Plan, PlanItem, RefusalReason, RefusedItem,
-    ServiceClass, ServiceClassId, ShareKey, ShareMember, Units, WayMasks,
+    ActiveShare, CacheId, CacheShare, CounterScope, EventCounts, IndexSet, Plan, PlanItem,
+    RefusalReason, RefusedItem, ServiceClass, ServiceClassId, ShareKey, ShareMember, Units,
+    WayMasks,
 };
 
 use super::groups;
 use super::info::{Resctrl, ResctrlCache};
 use super::masks::Schemata;
-use super::occupancy::{OtherGroupMasks, Traffic, exclusive_ways, explain_occupancy, occupancy_bytes};
+use super::occupancy::{
+    OtherGroupMasks, Traffic, exclusive_ways, explain_occupancy, occupancy_bytes,
+};
 use crate::act::changes::{HostSnapshot, plan_item};
 use crate::act::desired_state::refusal;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
@@ -84,23 +87,38 @@ impl WayController {
         if !plan.shares.iter().any(is_way_share) && self.groups.is_empty() {
             return None;
         }
-        let lock = match may_act.then(|| kernel.lock_dir(&self.resctrl.mount, MAX_LOCK_WAIT)).transpose() {
+        let lock = match may_act
+            .then(|| kernel.lock_dir(&self.resctrl.mount, MAX_LOCK_WAIT))
+            .transpose()
+        {
             Ok(lock) => lock,
             Err(error) => {
                 let message = format!("{}: {error}", self.resctrl.mount.display());
                 let items = plan.shares.iter().filter(|share| is_way_share(share));
                 let items = items.map(|share| PlanItem::Share(share.group, share.cache));
-                snapshot.refused_items.extend(refuse_all(items, &RefusalReason::Busy, &message));
+                snapshot
+                    .refused_items
+                    .extend(refuse_all(items, &RefusalReason::Busy, &message));
                 plan.shares.retain(|share| !is_way_share(share));
                 return None;
             }
         };
         if may_act && !self.has_removed_orphans {
             self.has_removed_orphans = true;
-            let refuse_orphan =
-                |orphan: groups::OrphanGroup| refuse_all([PlanItem::Plan], &RefusalReason::Failed, &orphan.to_string());
-            let orphans = groups::remove_orphans(kernel, &self.resctrl.mount, &self.prefix).into_iter();
-            snapshot.refused_items.extend(orphans.filter(|orphan| orphan.error.is_some()).flat_map(refuse_orphan));
+            let refuse_orphan = |orphan: groups::OrphanGroup| {
+                refuse_all(
+                    [PlanItem::Plan],
+                    &RefusalReason::Failed,
+                    &orphan.to_string(),
+                )
+            };
+            let orphans =
+                groups::remove_orphans(kernel, &self.resctrl.mount, &self.prefix).into_iter();
+            snapshot.refused_items.extend(
+                orphans
+                    .filter(|orphan| orphan.error.is_some())
+                    .flat_map(refuse_orphan),
+            );
         }
         self.read_reserved_ways(kernel, snapshot);
         self.read_classes(kernel, snapshot);
@@ -110,9 +128,16 @@ impl WayController {
 
     fn read_reserved_ways(&self, kernel: &dyn Kernel, snapshot: &mut HostSnapshot) {
         let mut reserved_by_level = BTreeMap::new();
-        for ResctrlCache { cache, level, domain, .. } in &self.resctrl.caches {
-            let reserved_by_domain =
-                reserved_by_level.entry(*level).or_insert_with(|| exclusive_ways(kernel, &self.resctrl.mount, *level));
+        for ResctrlCache {
+            cache,
+            level,
+            domain,
+            ..
+        } in &self.resctrl.caches
+        {
+            let reserved_by_domain = reserved_by_level
+                .entry(*level)
+                .or_insert_with(|| exclusive_ways(kernel, &self.resctrl.mount, *level));
             let reserved: IndexSet = reserved_by_domain.get(domain).cloned().unwrap_or_default();
             snapshot.state.reserved_ways.insert(*cache, reserved);
         }
@@ -123,32 +148,49 @@ impl WayController {
         let mut missing_groups = Vec::new();
         for (&id, group) in &self.groups {
             let item = plan_item(&group.class);
-            let directory = JournalObject::Directory { path: group.path.clone() };
+            let directory = JournalObject::Directory {
+                path: group.path.clone(),
+            };
             let dir_state = read_state(kernel, &directory);
             if matches!(dir_state, Ok(ObjectState::Absent)) {
                 missing_groups.push(id);
             }
             let Ok(dir_state) = dir_state else { continue };
-            snapshot.objects.insert(directory, (item.clone(), dir_state));
+            snapshot
+                .objects
+                .insert(directory, (item.clone(), dir_state));
             let object = self.schemata_object(id);
             let Ok(ObjectState::Text(current_text)) = read_state(kernel, &object) else {
                 snapshot.add_class(id, WayMasks::new());
                 continue;
             };
             let original_schemata = match snapshot.originals.get(&object) {
-                Some(ObjectState::Text(original_text)) => Schemata::parse(original_text).unwrap_or_default(),
+                Some(ObjectState::Text(original_text)) => {
+                    Schemata::parse(original_text).unwrap_or_default()
+                }
                 _ => Schemata::default(),
             };
             let current_schemata = Schemata::parse(&current_text).unwrap_or_default();
             let mut masks = WayMasks::new();
-            for ResctrlCache { cache, level, domain, .. } in &self.resctrl.caches {
-                let (current_mask, original_mask) =
-                    (current_schemata.mask_of(*level, *domain), original_schemata.mask_of(*level, *domain));
+            for ResctrlCache {
+                cache,
+                level,
+                domain,
+                ..
+            } in &self.resctrl.caches
+            {
+                let (current_mask, original_mask) = (
+                    current_schemata.mask_of(*level, *domain),
+                    original_schemata.mask_of(*level, *domain),
+                );
                 let is_ours = group.class.masks.contains_key(cache)
-                    || original_mask.is_some_and(|original_mask| current_mask != Some(original_mask));
+                    || original_mask
+                        .is_some_and(|original_mask| current_mask != Some(original_mask));
                 masks.extend(current_mask.filter(|_| is_ours).map(|now| (*cache, now)));
             }
-            snapshot.objects.insert(object, (item, ObjectState::Text(current_text)));
+            snapshot
+                .objects
+                .insert(object, (item, ObjectState::Text(current_text)));
             snapshot.add_class(id, masks);
         }
         for id in missing_groups {
@@ -158,8 +200,17 @@ impl WayController {
     }
 
     /// The groups of the threads that the plan names or that we have moved.
-    fn read_members(&self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread], snapshot: &mut HostSnapshot) {
-        for task in tasks.iter().filter(|task| !task.has_exited && !task.is_fixed) {
+    fn read_members(
+        &self,
+        kernel: &dyn Kernel,
+        plan: &Plan,
+        tasks: &[&ManagedThread],
+        snapshot: &mut HostSnapshot,
+    ) {
+        for task in tasks
+            .iter()
+            .filter(|task| !task.has_exited && !task.is_fixed)
+        {
             let has_task = |share: &&CacheShare| {
                 matches!(share.units, Units::Ways { .. })
                     && (share.members.contains(&ShareMember::Task(task.task))
@@ -170,25 +221,36 @@ impl WayController {
             if requested_share.is_none() && !snapshot.originals.contains_key(&object) {
                 continue;
             }
-            let item = requested_share.map_or(PlanItem::Plan, |share| PlanItem::Share(share.group, share.cache));
+            let item = requested_share.map_or(PlanItem::Plan, |share| {
+                PlanItem::Share(share.group, share.cache)
+            });
             let group = match read_state(kernel, &object) {
                 Ok(ObjectState::Group(group)) => group,
                 Ok(_) => continue,
                 Err(error) => {
-                    snapshot.refused_items.push(refusal(kernel, &item, &object, &error));
+                    snapshot
+                        .refused_items
+                        .push(refusal(kernel, &item, &object, &error));
                     continue;
                 }
             };
-            let class = self.groups.iter().find(|(_, own_group)| Path::new("/").join(own_group.name()) == group);
+            let class = self
+                .groups
+                .iter()
+                .find(|(_, own_group)| Path::new("/").join(own_group.name()) == group);
             let (class, is_ours) = (class.map(|(id, _)| *id), self.may_move(&group));
             if let Some(state) = snapshot.task_mut(task.task) {
                 state.class = class;
                 state.class_owner = (!is_ours).then(|| {
                     let (tid, group) = (task.thread.tid, group.display());
-                    format!("thread {tid} is in resctrl group {group}, which belongs to another tool")
+                    format!(
+                        "thread {tid} is in resctrl group {group}, which belongs to another tool"
+                    )
                 });
             }
-            snapshot.objects.insert(object, (item, ObjectState::Group(group)));
+            snapshot
+                .objects
+                .insert(object, (item, ObjectState::Group(group)));
         }
     }
 
@@ -204,15 +266,23 @@ impl WayController {
     }
 
     pub(crate) fn group_path(&self, class: ServiceClassId) -> PathBuf {
-        self.resctrl.mount.join(format!("{}{}", self.prefix, class.0))
+        self.resctrl
+            .mount
+            .join(format!("{}{}", self.prefix, class.0))
     }
 
     pub(crate) fn schemata_object(&self, class: ServiceClassId) -> JournalObject {
-        JournalObject::Schemata { path: self.group_path(class).join("schemata") }
+        JournalObject::Schemata {
+            path: self.group_path(class).join("schemata"),
+        }
     }
 
     pub(crate) fn membership_object(&self, pid: i32, thread: ThreadKey) -> JournalObject {
-        JournalObject::Membership { hierarchy: self.resctrl.mount.clone(), pid, thread }
+        JournalObject::Membership {
+            hierarchy: self.resctrl.mount.clone(),
+            pid,
+            thread,
+        }
     }
 
     /// The group of a class, in the form of a thread's membership.
@@ -235,9 +305,11 @@ impl WayController {
         let object = self.schemata_object(class);
         let original_state = snapshot.originals.get(&object).cloned();
         let original_state = original_state.map_or_else(|| read_state(kernel, &object), Ok)?;
-        let ObjectState::Text(original_text) = original_state else { return Err(io::ErrorKind::InvalidData.into()) };
-        let mut schemata =
-            Schemata::parse(&original_text).map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem))?;
+        let ObjectState::Text(original_text) = original_state else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let mut schemata = Schemata::parse(&original_text)
+            .map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem))?;
         for (cache, mask) in masks {
             if let Some(resctrl_cache) = self.resctrl.cache(*cache) {
                 schemata.set(resctrl_cache.level, resctrl_cache.domain, mask);
@@ -251,13 +323,25 @@ impl WayController {
         let path = self.group_path(class);
         // No other process can have locked a directory that was just created under resctrl's lock.
         let liveness_lock = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
-        self.groups.insert(class, OwnGroup { path, class: ServiceClass::default(), _liveness_lock: liveness_lock });
+        self.groups.insert(
+            class,
+            OwnGroup {
+                path,
+                class: ServiceClass::default(),
+                _liveness_lock: liveness_lock,
+            },
+        );
     }
 
     /// Forgets a removed group; returns the objects that the journal can drop.
     pub(crate) fn forget_removed(&mut self, class: ServiceClassId) -> [JournalObject; 2] {
         self.groups.remove(&class);
-        [JournalObject::Directory { path: self.group_path(class) }, self.schemata_object(class)]
+        [
+            JournalObject::Directory {
+                path: self.group_path(class),
+            },
+            self.schemata_object(class),
+        ]
     }
 
     /// Sets the class of each group from now on; a group without a class has none.
@@ -268,24 +352,52 @@ impl WayController {
     }
 
     /// The shares in force, read from the groups: masks, members, occupancy.
-    pub fn read_back(&self, kernel: &dyn Kernel, shares: &[CacheShare], tasks: &[&ManagedThread]) -> Vec<ActiveShare> {
+    pub fn read_back(
+        &self,
+        kernel: &dyn Kernel,
+        shares: &[CacheShare],
+        tasks: &[&ManagedThread],
+    ) -> Vec<ActiveShare> {
         let mut active_shares = Vec::new();
-        for group in self.groups.values().filter(|group| !group.class.shares.is_empty()) {
-            let Ok(text) = kernel.read(&group.path.join("schemata")) else { continue };
-            let Ok(schemata) = Schemata::parse(&text) else { continue };
-            let group_threads: BTreeSet<i32> =
-                groups::read_members(kernel, &group.path).unwrap_or_default().into_iter().collect();
-            for share in shares.iter().filter(|share| group.class.shares.contains(&(share.group, share.cache))) {
-                let Some(resctrl_cache) = self.resctrl.cache(share.cache) else { continue };
-                let Some(mask) = schemata.mask_of(resctrl_cache.level, resctrl_cache.domain) else { continue };
+        for group in self
+            .groups
+            .values()
+            .filter(|group| !group.class.shares.is_empty())
+        {
+            let Ok(text) = kernel.read(&group.path.join("schemata")) else {
+                continue;
+            };
+            let Ok(schemata) = Schemata::parse(&text) else {
+                continue;
+            };
+            let group_threads: BTreeSet<i32> = groups::read_members(kernel, &group.path)
+                .unwrap_or_default()
+                .into_iter()
+                .collect();
+            for share in shares
+                .iter()
+                .filter(|share| group.class.shares.contains(&(share.group, share.cache)))
+            {
+                let Some(resctrl_cache) = self.resctrl.cache(share.cache) else {
+                    continue;
+                };
+                let Some(mask) = schemata.mask_of(resctrl_cache.level, resctrl_cache.domain) else {
+                    continue;
+                };
                 let members = members_in_group(share, &group.class, tasks, &group_threads);
                 if members.is_empty() {
                     continue;
                 }
+                let occupancy = self
+                    .occupancy_domain(resctrl_cache)
+                    .filter(|_| group.class.group_of(share.cache).is_some());
                 let occupancy =
-                    self.occupancy_domain(resctrl_cache).filter(|_| group.class.group_of(share.cache).is_some());
-                let occupancy = occupancy.and_then(|domain| occupancy_bytes(kernel, &group.path, domain));
-                let share = CacheShare { members, units: Units::Ways { mask }, ..share.clone() };
+                    occupancy.and_then(|domain| occupancy_bytes(kernel, &group.path, domain));
+                let share = CacheShare {
+                    members,
+                    units: Units::Ways { mask },
+                    ..share.clone()
+                };
                 active_shares.push(ActiveShare {
                     share,
                     pages_in_share: None,
@@ -294,40 +406,68 @@ impl WayController {
                 });
             }
         }
-        active_shares.sort_by_key(|active_share| (active_share.share.cache, active_share.share.group));
+        active_shares
+            .sort_by_key(|active_share| (active_share.share.cache, active_share.share.group));
         active_shares
     }
 
     fn occupancy_domain(&self, resctrl_cache: &ResctrlCache) -> Option<u32> {
         let is_counted = self.resctrl.counted_events.has_occupancy
-            && self.resctrl.monitored_caches.contains_key(&resctrl_cache.domain);
-        (is_counted && resctrl_cache.level == cachemate_core::CacheLevel::L3).then_some(resctrl_cache.domain)
+            && self
+                .resctrl
+                .monitored_caches
+                .contains_key(&resctrl_cache.domain);
+        (is_counted && resctrl_cache.level == cachemate_core::CacheLevel::L3)
+            .then_some(resctrl_cache.domain)
     }
 
     /// The reasons why a share's lines differ from its mask.
     pub fn explain(&self, kernel: &dyn Kernel, active_share: &ActiveShare) -> Vec<String> {
-        let Some(resctrl_cache) = self.resctrl.cache(active_share.share.cache) else { return Vec::new() };
+        let Some(resctrl_cache) = self.resctrl.cache(active_share.share.cache) else {
+            return Vec::new();
+        };
         let key: ShareKey = (active_share.share.group, active_share.share.cache);
-        let own_group = self.groups.values().find(|group| group.class.shares.contains(&key));
+        let own_group = self
+            .groups
+            .values()
+            .find(|group| group.class.shares.contains(&key));
         let mut other_masks = OtherGroupMasks::new();
         let group_names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
         for name in std::iter::once("").chain(group_names.iter().map(String::as_str)) {
-            let path = if name.is_empty() { self.resctrl.mount.clone() } else { self.resctrl.mount.join(name) };
+            let path = if name.is_empty() {
+                self.resctrl.mount.clone()
+            } else {
+                self.resctrl.mount.join(name)
+            };
             if own_group.is_some_and(|own_group| own_group.path == path) {
                 continue;
             }
-            let masks = kernel.read(&path.join("schemata")).ok().and_then(|text| Schemata::parse(&text).ok());
-            let mask = masks.and_then(|masks| masks.mask_of(resctrl_cache.level, resctrl_cache.domain));
+            let masks = kernel
+                .read(&path.join("schemata"))
+                .ok()
+                .and_then(|text| Schemata::parse(&text).ok());
+            let mask =
+                masks.and_then(|masks| masks.mask_of(resctrl_cache.level, resctrl_cache.domain));
             other_masks.extend(mask.map(|mask| (format!("/{name}"), mask)));
         }
-        explain_occupancy(&active_share.share, active_share.occupancy_bytes, resctrl_cache, &other_masks)
+        explain_occupancy(
+            &active_share.share,
+            active_share.occupancy_bytes,
+            resctrl_cache,
+            &other_masks,
+        )
     }
 
     /// Current occupancy and free classes of every last-level cache. Read-only.
     pub fn cache_use(&self, kernel: &dyn Kernel) -> Vec<CacheUse> {
-        let Ok(names) = groups::list_groups(kernel, &self.resctrl.mount) else { return Vec::new() };
+        let Ok(names) = groups::list_groups(kernel, &self.resctrl.mount) else {
+            return Vec::new();
+        };
         // The root group has a class, too.
-        let free_classes = self.resctrl.class_count.saturating_sub(1 + names.len() as u32);
+        let free_classes = self
+            .resctrl
+            .class_count
+            .saturating_sub(1 + names.len() as u32);
         let occupancy_of_groups = |domain: u32| {
             let root_and_groups = std::iter::once("").chain(names.iter().map(String::as_str));
             root_and_groups
@@ -336,18 +476,36 @@ impl WayController {
         };
         let use_of = |(&domain, &cache): (&u32, &CacheId)| CacheUse {
             cache,
-            occupancy_bytes: self.resctrl.counted_events.has_occupancy.then(|| occupancy_of_groups(domain)).flatten(),
+            occupancy_bytes: self
+                .resctrl
+                .counted_events
+                .has_occupancy
+                .then(|| occupancy_of_groups(domain))
+                .flatten(),
             free_classes: self.resctrl.cache(cache).map(|_| free_classes),
         };
-        let unmonitored =
-            |divided: &&ResctrlCache| !self.resctrl.monitored_caches.values().any(|cache| *cache == divided.cache);
+        let unmonitored = |divided: &&ResctrlCache| {
+            !self
+                .resctrl
+                .monitored_caches
+                .values()
+                .any(|cache| *cache == divided.cache)
+        };
         let of_unmonitored = |divided: &ResctrlCache| CacheUse {
             cache: divided.cache,
             occupancy_bytes: None,
             free_classes: Some(free_classes),
         };
         let monitored = self.resctrl.monitored_caches.iter().map(use_of);
-        monitored.chain(self.resctrl.caches.iter().filter(unmonitored).map(of_unmonitored)).collect()
+        monitored
+            .chain(
+                self.resctrl
+                    .caches
+                    .iter()
+                    .filter(unmonitored)
+                    .map(of_unmonitored),
+            )
+            .collect()
     }
 
     /// Memory traffic since the last window: of our groups, and of every monitored cache as the sum of all groups.
@@ -364,18 +522,30 @@ impl WayController {
             let mut cache_traffic: Option<Traffic> = None;
             for name in std::iter::once("").chain(group_names.iter().map(String::as_str)) {
                 let key = (name.to_string(), domain);
-                let traffic = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted_events);
+                let traffic = Traffic::read(
+                    kernel,
+                    &self.resctrl.mount.join(name),
+                    domain,
+                    counted_events,
+                );
                 // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
-                let new_traffic =
-                    self.last_traffic.get(&key).map_or(Traffic::default(), |&earlier| traffic.difference(earlier));
+                let new_traffic = self
+                    .last_traffic
+                    .get(&key)
+                    .map_or(Traffic::default(), |&earlier| traffic.difference(earlier));
                 current_traffic.insert(key, traffic);
                 cache_traffic = Some(cache_traffic.map_or(new_traffic, |sum| sum.sum(new_traffic)));
-                let own_group = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());
-                if let Some(group) = own_group.and_then(|own_group| own_group.class.group_of(cache)) {
+                let own_group = self
+                    .groups
+                    .values()
+                    .find(|group| group.path.ends_with(name) && !name.is_empty());
+                if let Some(group) = own_group.and_then(|own_group| own_group.class.group_of(cache))
+                {
                     counts_by_scope.push((CounterScope::Group(group, cache), new_traffic.counts()));
                 }
             }
-            counts_by_scope.extend(cache_traffic.map(|sum| (CounterScope::Cache(cache), sum.counts())));
+            counts_by_scope
+                .extend(cache_traffic.map(|sum| (CounterScope::Cache(cache), sum.counts())));
         }
         self.last_traffic = current_traffic;
         counts_by_scope.retain(|(_, counts)| !counts.0.is_empty());
@@ -402,20 +572,40 @@ fn members_in_group(
     tasks: &[&ManagedThread],
     group_threads: &BTreeSet<i32>,
 ) -> Vec<ShareMember> {
-    let is_task_in_group =
-        |task: &&&ManagedThread| group_threads.contains(&task.thread.tid) && class.members.contains(&task.task);
-    let live_tasks = || tasks.iter().filter(|task| !task.has_exited && !task.is_fixed);
+    let is_task_in_group = |task: &&&ManagedThread| {
+        group_threads.contains(&task.thread.tid) && class.members.contains(&task.task)
+    };
+    let live_tasks = || {
+        tasks
+            .iter()
+            .filter(|task| !task.has_exited && !task.is_fixed)
+    };
     let is_member_in_group = |member: &&ShareMember| match member {
-        ShareMember::Task(id) => live_tasks().filter(|task| task.task == *id).any(|task| is_task_in_group(&task)),
+        ShareMember::Task(id) => live_tasks()
+            .filter(|task| task.task == *id)
+            .any(|task| is_task_in_group(&task)),
         ShareMember::Process(id) => {
             let mut threads = live_tasks().filter(|task| task.process == *id).peekable();
             threads.peek().is_some() && threads.all(|task| is_task_in_group(&task))
         }
     };
-    share.members.iter().filter(is_member_in_group).copied().collect()
+    share
+        .members
+        .iter()
+        .filter(is_member_in_group)
+        .copied()
+        .collect()
 }
 
-fn refuse_all(items: impl IntoIterator<Item = PlanItem>, reason: &RefusalReason, message: &str) -> Vec<RefusedItem> {
-    let refuse = |item| RefusedItem { item, reason: reason.clone(), message: message.to_string() };
+fn refuse_all(
+    items: impl IntoIterator<Item = PlanItem>,
+    reason: &RefusalReason,
+    message: &str,
+) -> Vec<RefusedItem> {
+    let refuse = |item| RefusedItem {
+        item,
+        reason: reason.clone(),
+        message: message.to_string(),
+    };
     items.into_iter().map(refuse).collect()
 }

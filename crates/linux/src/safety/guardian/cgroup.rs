@@ -49,16 +49,29 @@ impl GuardianCgroup {
     /// There is no cgroup v2, or no right to change it; this process stays where it was.
     pub fn enter(kernel: &dyn Kernel) -> io::Result<Option<Self>> {
         let (root, original_group) = locate_cgroup(kernel, "self")?;
-        if original_group.strip_prefix(&root).is_ok_and(|relative_path| relative_path.as_os_str().is_empty()) {
+        if original_group
+            .strip_prefix(&root)
+            .is_ok_and(|relative_path| relative_path.as_os_str().is_empty())
+        {
             return Ok(None);
         }
         let sibling_parent = original_group.parent().unwrap_or(&root);
         // Groups left by killed guardians. A live guardian may not have moved in yet.
         let is_dead = |name: &String| {
-            let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
-            pid.is_some_and(|pid| kernel.read(Path::new(&format!("/proc/{pid}/stat"))).is_err())
+            let pid = name
+                .strip_prefix(PREFIX)
+                .and_then(|pid| pid.parse::<u32>().ok());
+            pid.is_some_and(|pid| {
+                kernel
+                    .read(Path::new(&format!("/proc/{pid}/stat")))
+                    .is_err()
+            })
         };
-        let dead_groups = kernel.list(sibling_parent).unwrap_or_default().into_iter().filter(is_dead);
+        let dead_groups = kernel
+            .list(sibling_parent)
+            .unwrap_or_default()
+            .into_iter()
+            .filter(is_dead);
         dead_groups.for_each(|name| drop(kernel.remove_dir(&sibling_parent.join(name))));
         let group = sibling_parent.join(format!("{PREFIX}{}", std::process::id()));
         kernel.make_dir(&group)?;
@@ -67,7 +80,11 @@ impl GuardianCgroup {
             let _ = kernel.remove_dir(&group);
             return Err(error);
         }
-        Ok(Some(GuardianCgroup { root, original_group, group }))
+        Ok(Some(GuardianCgroup {
+            root,
+            original_group,
+            group,
+        }))
     }
 
     /// Moves the process to its former group and removes its own. Called at the very end: if the former group is

@@ -1,18 +1,32 @@
 use super::*;
 
 fn affinity(tid: i32) -> JournalObject {
-    JournalObject::Affinity { pid: tid, thread: ThreadKey { tid, start_ticks: 7 } }
+    JournalObject::Affinity {
+        pid: tid,
+        thread: ThreadKey {
+            tid,
+            start_ticks: 7,
+        },
+    }
 }
 fn cpus(cpu: u32) -> ObjectState {
     ObjectState::Cpus([cpu].into_iter().collect())
 }
 fn change(tid: i32, now: u32, wanted: u32) -> IntendedChange {
-    IntendedChange { object: affinity(tid), current: cpus(now), target: cpus(wanted), follows_cpuset: false }
+    IntendedChange {
+        object: affinity(tid),
+        current: cpus(now),
+        target: cpus(wanted),
+        follows_cpuset: false,
+    }
 }
 
 /// The entry of an object that was on CPU 0, after these changes.
 fn entry_with(applied_cpus: [u32; 2]) -> JournalEntry {
-    JournalEntry { applied_states: applied_cpus.map(cpus).to_vec(), ..crate::fake_tests::journal_entry(cpus(0)) }
+    JournalEntry {
+        applied_states: applied_cpus.map(cpus).to_vec(),
+        ..crate::fake_tests::journal_entry(cpus(0))
+    }
 }
 
 fn new_journal() -> (tempfile::TempDir, Journal) {
@@ -38,13 +52,21 @@ fn read_back(dir: &tempfile::TempDir) -> RecoveredJournal {
 #[test]
 fn the_original_is_kept_and_never_an_intermediate_state() {
     let (dir, mut journal) = new_journal();
-    journal.journal_changes(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
+    journal
+        .journal_changes(&[change(1, 0, 1), change(2, 0, 2)])
+        .unwrap();
     journal.journal_changes(&[change(1, 1, 3)]).unwrap();
     let recovered = read_back(&dir);
     assert_eq!(recovered.entries[&affinity(1)], entry_with([1, 3]));
     assert_eq!(&recovered.entries, journal.entries());
-    assert_eq!((recovered.boot_id.as_deref(), recovered.is_torn), (Some("boot"), false));
-    assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
+    assert_eq!(
+        (recovered.boot_id.as_deref(), recovered.is_torn),
+        (Some("boot"), false)
+    );
+    assert!(
+        Journal::create(dir.path(), "boot", 70).is_err(),
+        "a journal left behind must not be overwritten"
+    );
     journal.remove().unwrap();
     assert_eq!(read_left_behind(dir.path()).unwrap(), None);
 }
@@ -58,11 +80,19 @@ fn a_journal_of_the_previous_version_is_read() {
         r#"{"first":{"object":{"affinity":{"pid":1,"thread":{"tid":1,"start_ticks":7}}},"original":{"cpus":"0"},"ours":[{"cpus":"1"}]}}"#,
         r#"{"again":{"object":{"affinity":{"pid":1,"thread":{"tid":1,"start_ticks":7}}},"ours":{"cpus":"3"}}}"#,
     ];
-    let sum = |line: &str| format!("{:016x} {line}\n", xxhash_rust::xxh3::xxh3_64(line.as_bytes()));
+    let sum = |line: &str| {
+        format!(
+            "{:016x} {line}\n",
+            xxhash_rust::xxh3::xxh3_64(line.as_bytes())
+        )
+    };
     fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
     let recovered = read_back(&dir);
     let entries = BTreeMap::from([(affinity(1), entry_with([1, 3]))]);
-    assert_eq!((recovered.entries, recovered.damaged_lines), (entries, Vec::new()));
+    assert_eq!(
+        (recovered.entries, recovered.damaged_lines),
+        (entries, Vec::new())
+    );
 }
 
 /// If a crash cuts the file at any byte: is everything before the torn line read?
@@ -74,7 +104,11 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
         let recovered = read_back(&dir);
         // A line that lacks only its newline is complete.
         let complete_lines = (0..=cut).filter(|&index| bytes[index] == b'\n').count();
-        assert_eq!(recovered.entries.len(), complete_lines.saturating_sub(1), "cut at {cut}");
+        assert_eq!(
+            recovered.entries.len(),
+            complete_lines.saturating_sub(1),
+            "cut at {cut}"
+        );
         assert!(recovered.damaged_lines.is_empty());
     }
 }
@@ -87,7 +121,10 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
     bytes[second] ^= 1;
     fs::write(&path, bytes).unwrap();
     let recovered = read_back(&dir);
-    assert_eq!((recovered.damaged_lines, recovered.entries.len()), (vec![2], 2));
+    assert_eq!(
+        (recovered.damaged_lines, recovered.entries.len()),
+        (vec![2], 2)
+    );
 }
 
 /// If any single bit of a journal flips: is every line but the one with the bit read, and that one reported?
@@ -98,12 +135,20 @@ fn every_flipped_bit_costs_one_line_and_is_reported() {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
         fs::write(&path, &bytes).unwrap();
-        let Ok(recovered) = read_left_behind(dir.path()) else { continue };
+        let Ok(recovered) = read_left_behind(dir.path()) else {
+            continue;
+        };
         let recovered = recovered.unwrap();
         let is_complete = recovered.boot_id.is_some() && &recovered.entries == journal.entries();
-        assert!(is_complete || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
+        assert!(
+            is_complete || !recovered.damaged_lines.is_empty(),
+            "bit {bit}: {recovered:?}"
+        );
         // A damaged newline also costs the next line.
-        assert!(recovered.entries.len() + 2 >= journal.entries().len(), "bit {bit}");
+        assert!(
+            recovered.entries.len() + 2 >= journal.entries().len(),
+            "bit {bit}"
+        );
     }
 }
 
@@ -113,11 +158,18 @@ fn short_lived_threads_do_not_make_the_file_grow() {
     let (dir, mut journal) = new_journal();
     journal.journal_changes(&[change(1, 0, 1)]).unwrap();
     for batch in 0..100 {
-        let changes: Vec<IntendedChange> = (0..100).map(|index| change(1_000 + batch * 100 + index, 0, 1)).collect();
+        let changes: Vec<IntendedChange> = (0..100)
+            .map(|index| change(1_000 + batch * 100 + index, 0, 1))
+            .collect();
         journal.journal_changes(&changes).unwrap();
         journal.retain(|object| *object == affinity(1)).unwrap();
     }
-    assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
+    assert!(
+        fs::metadata(dir.path().join(Journal::FILE_NAME))
+            .unwrap()
+            .len()
+            < 2 * COMPACT_FROM_BYTES
+    );
     journal.compact().unwrap();
     journal.journal_changes(&[change(1, 1, 2)]).unwrap();
     let recovered = read_back(&dir);
@@ -147,14 +199,24 @@ thread_local! {
 fn a_journal_begins_once_a_full_disk_has_room() {
     for room in [0, 1, 40] {
         let dir = tempfile::tempdir().unwrap();
-        NEXT.set(Fails { room_bytes: Some(room), ..Fails::default() });
+        NEXT.set(Fails {
+            room_bytes: Some(room),
+            ..Fails::default()
+        });
         assert!(Journal::create(dir.path(), "boot", 70).is_err());
         let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
         journal.journal_changes(&[change(1, 0, 1)]).unwrap();
         drop(journal);
-        assert!(Journal::create(dir.path(), "boot", 70).is_err(), "it holds something");
+        assert!(
+            Journal::create(dir.path(), "boot", 70).is_err(),
+            "it holds something"
+        );
         // Even the remaining fragment could not be removed.
-        fs::write(dir.path().join(Journal::FILE_NAME), &b"0123456789abcdef {\"header\":{"[..room.min(27)]).unwrap();
+        fs::write(
+            dir.path().join(Journal::FILE_NAME),
+            &b"0123456789abcdef {\"header\":{"[..room.min(27)],
+        )
+        .unwrap();
         Journal::create(dir.path(), "boot", 70).unwrap();
     }
 }
@@ -165,7 +227,10 @@ fn lines_after_a_compaction_are_found() {
     for sync in [false, true] {
         let (dir, mut journal) = new_journal();
         journal.journal_changes(&[change(1, 0, 1)]).unwrap();
-        NEXT.set(Fails { sync, ..Fails::default() });
+        NEXT.set(Fails {
+            sync,
+            ..Fails::default()
+        });
         assert_eq!(journal.compact().is_err(), sync);
         NEXT.set(Fails::default());
         journal.journal_changes(&[change(2, 0, 1)]).unwrap();
@@ -179,8 +244,22 @@ fn lines_after_a_compaction_are_found() {
 fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
     let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
     let mut text = Vec::new();
-    for IntendedChange { object, current: now, target: wanted, follows_cpuset: follows } in batch.clone() {
-        append_line(&mut text, &JournalRecord::Original { object, original: now, ours: vec![wanted], follows });
+    for IntendedChange {
+        object,
+        current: now,
+        target: wanted,
+        follows_cpuset: follows,
+    } in batch.clone()
+    {
+        append_line(
+            &mut text,
+            &JournalRecord::Original {
+                object,
+                original: now,
+                ours: vec![wanted],
+                follows,
+            },
+        );
     }
     for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {
         for cut in [false, true] {
@@ -188,23 +267,47 @@ fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
             journal.journal_changes(&[change(1, 0, 1)]).unwrap();
             let entries_before = journal.entries().clone();
             let room_bytes = (room <= text.len()).then_some(room);
-            journal.file.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
-            assert!(journal.journal_changes(&batch).is_err(), "{room} bytes taken");
-            assert_eq!(journal.entries(), &entries_before, "{room} bytes taken, cut {cut}");
+            journal.file.fails = Fails {
+                room_bytes,
+                sync: room_bytes.is_none(),
+                cut,
+            };
+            assert!(
+                journal.journal_changes(&batch).is_err(),
+                "{room} bytes taken"
+            );
+            assert_eq!(
+                journal.entries(),
+                &entries_before,
+                "{room} bytes taken, cut {cut}"
+            );
             // Another process changes the object that we could not change: its new state is now the original.
-            journal.journal_changes(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
+            journal
+                .journal_changes(&[change(2, 5, 1), change(4, 0, 1)])
+                .unwrap();
             journal.file.fails = Fails::default();
             journal.journal_changes(&[change(1, 1, 2)]).unwrap();
             let recovered = read_back(&dir);
             for (object, entry) in journal.entries() {
-                assert_eq!(recovered.entries[object].original, entry.original, "{room} bytes taken, cut fails: {cut}");
+                assert_eq!(
+                    recovered.entries[object].original, entry.original,
+                    "{room} bytes taken, cut fails: {cut}"
+                );
                 assert!(
-                    entry.applied_states.iter().all(|state| recovered.entries[object].applied_states.contains(state))
+                    entry
+                        .applied_states
+                        .iter()
+                        .all(|state| recovered.entries[object].applied_states.contains(state))
                 );
             }
             // An object of the failed batch may be in it, in its original state: restoring that changes nothing.
-            let extra = recovered.entries.keys().filter(|object| !journal.entries().contains_key(object));
-            assert!(extra.clone().count() <= usize::from(cut) && recovered.damaged_lines.is_empty());
+            let extra = recovered
+                .entries
+                .keys()
+                .filter(|object| !journal.entries().contains_key(object));
+            assert!(
+                extra.clone().count() <= usize::from(cut) && recovered.damaged_lines.is_empty()
+            );
             assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
         }
     }
@@ -215,7 +318,10 @@ fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
 fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
     let (dir, mut journal) = new_journal();
     journal.journal_changes(&[change(1, 0, 1)]).unwrap();
-    let good = std::mem::replace(&mut journal.file.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let good = std::mem::replace(
+        &mut journal.file.file,
+        OpenOptions::new().write(true).open("/dev/full").unwrap(),
+    );
     for _ in 0..3 {
         assert!(journal.journal_changes(&[change(2, 0, 1)]).is_err());
         assert!(!journal.entries().contains_key(&affinity(2)));

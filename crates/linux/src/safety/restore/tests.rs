@@ -14,14 +14,25 @@ fn apply_change(
     wanted: ObjectState,
 ) {
     let now = read_state(host, &object).unwrap();
-    let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == ObjectState::Cpus(cpuset));
-    let change = IntendedChange { current: now, object, target: wanted, follows_cpuset: follows };
-    let entry = entries.entry(change.object.clone()).or_insert(JournalEntry {
-        original: change.current,
-        applied_states: Vec::new(),
-        since_ticks: 65,
-        follows_cpuset: change.follows_cpuset,
-    });
+    let follows = host
+        .cpuset
+        .borrow()
+        .clone()
+        .is_some_and(|cpuset| now == ObjectState::Cpus(cpuset));
+    let change = IntendedChange {
+        current: now,
+        object,
+        target: wanted,
+        follows_cpuset: follows,
+    };
+    let entry = entries
+        .entry(change.object.clone())
+        .or_insert(JournalEntry {
+            original: change.current,
+            applied_states: Vec::new(),
+            since_ticks: 65,
+            follows_cpuset: change.follows_cpuset,
+        });
     entry.applied_states.push(change.target.clone());
     write_state(host, &change.object, &change.target).unwrap();
 }
@@ -53,31 +64,78 @@ fn every_kind_of_object_is_restored() {
     host.set_file("/cg/cpuset.cpus", "0-3");
     host.set_file("/cg/freezer.state", "THAWED");
     let mut entries = BTreeMap::new();
-    let group = JournalObject::Directory { path: "/cg/ours".into() };
+    let group = JournalObject::Directory {
+        path: "/cg/ours".into(),
+    };
     apply_change(&host, &mut entries, group, ObjectState::Present);
-    let membership = JournalObject::Membership { hierarchy: "/cg".into(), pid: 5, thread };
-    apply_change(&host, &mut entries, membership, ObjectState::Group("/ours".into()));
+    let membership = JournalObject::Membership {
+        hierarchy: "/cg".into(),
+        pid: 5,
+        thread,
+    };
+    apply_change(
+        &host,
+        &mut entries,
+        membership,
+        ObjectState::Group("/ours".into()),
+    );
     apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1"));
-    apply_change(&host, &mut entries, JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7));
-    apply_change(&host, &mut entries, JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5));
-    apply_change(&host, &mut entries, file("/cg/cpuset.cpus"), ObjectState::Text("1".into()));
-    apply_change(&host, &mut entries, file("/cg/freezer.state"), ObjectState::Text("FROZEN".into()));
+    apply_change(
+        &host,
+        &mut entries,
+        JournalObject::Nice { pid: 5, thread },
+        ObjectState::Nice(7),
+    );
+    apply_change(
+        &host,
+        &mut entries,
+        JournalObject::Policy { pid: 5, thread },
+        ObjectState::Policy(5),
+    );
+    apply_change(
+        &host,
+        &mut entries,
+        file("/cg/cpuset.cpus"),
+        ObjectState::Text("1".into()),
+    );
+    apply_change(
+        &host,
+        &mut entries,
+        file("/cg/freezer.state"),
+        ObjectState::Text("FROZEN".into()),
+    );
     host.set_file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
 
     let account = restore(&host, &entries);
     assert_eq!(account.len(), 7);
-    assert!(account.iter().all(|restored| restored.outcome == RestoreOutcome::Restored), "{account:#?}");
+    assert!(
+        account
+            .iter()
+            .all(|restored| restored.outcome == RestoreOutcome::Restored),
+        "{account:#?}"
+    );
     assert_eq!(account[0].object, file("/cg/freezer.state"), "thaw first");
-    assert_eq!((host.mask_of(5), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
+    assert_eq!(
+        (host.mask_of(5), host.threads.borrow()[&5].nice),
+        ("0-3".into(), 0)
+    );
     assert_eq!(host.threads.borrow()[&5].policy, 0);
     assert_eq!(host.file_text("/cg/tasks"), "9\n5\n6\n");
     assert_eq!(
-        (host.file_text("/cg/cpuset.cpus").trim(), host.file_text("/cg/freezer.state").trim()),
+        (
+            host.file_text("/cg/cpuset.cpus").trim(),
+            host.file_text("/cg/freezer.state").trim()
+        ),
         ("0-3", "THAWED")
     );
     assert!(!host.files.borrow().contains_key(Path::new("/cg/ours")));
     let second_account = restore(&host, &entries);
-    assert!(second_account.iter().all(|restored| restored.outcome == RestoreOutcome::Unchanged), "{second_account:#?}");
+    assert!(
+        second_account
+            .iter()
+            .all(|restored| restored.outcome == RestoreOutcome::Unchanged),
+        "{second_account:#?}"
+    );
 }
 
 /// Is another process's later change kept, a thread with a reused id left unchanged, and an exit not a failure?
@@ -87,7 +145,10 @@ fn later_changes_and_reused_ids_are_left_unchanged() {
     host.change_thread(5, |thread| thread.cpus = "2-3".parse().unwrap());
     host.change_thread(6, |thread| thread.start_ticks += 1);
     host.threads.borrow_mut().remove(&7);
-    let outcomes: Vec<RestoreOutcome> = restore(&host, &entries).into_iter().map(|restored| restored.outcome).collect();
+    let outcomes: Vec<RestoreOutcome> = restore(&host, &entries)
+        .into_iter()
+        .map(|restored| restored.outcome)
+        .collect();
     assert!(matches!(outcomes[0], RestoreOutcome::ChangedByOther(_)));
     assert_eq!(outcomes[1..], [RestoreOutcome::Gone, RestoreOutcome::Gone]);
     assert_eq!(host.mask_of(6), "1");
@@ -116,7 +177,10 @@ fn one_failed_change_is_reported_and_the_rest_restored() {
         for nth in 0..3 {
             let (host, entries) = moved_threads(5..8);
             host.fault.set(Some((nth, errno)));
-            let failed = restore(&host, &entries).iter().filter(|r| r.has_failed()).count();
+            let failed = restore(&host, &entries)
+                .iter()
+                .filter(|r| r.has_failed())
+                .count();
             assert_eq!(failed, 1);
             let confined_count = host.masks().iter().filter(|mask| *mask == "1").count();
             assert_eq!(confined_count, 1);
@@ -130,7 +194,10 @@ fn one_failed_change_is_reported_and_the_rest_restored() {
 /// reported if the error persists?
 #[test]
 fn an_existing_thread_is_never_taken_for_exited() {
-    for (errno_for, outcome) in [(2, RestoreOutcome::Restored), (u32::MAX, RestoreOutcome::Failed(String::new()))] {
+    for (errno_for, outcome) in [
+        (2, RestoreOutcome::Restored),
+        (u32::MAX, RestoreOutcome::Failed(String::new())),
+    ] {
         let (host, entries) = moved_threads(5..6);
         host.no_such_process_for.set(errno_for);
         let account = restore(&host, &entries);
@@ -152,13 +219,21 @@ fn a_cpuset_that_cannot_be_emptied_gets_its_parents_cpus() {
         host.set_file("/cg/cpuset.cpus.effective", "0-7\n");
         host.set_file("/cg/batch/cpuset.cpus", "\n");
         let mut entries = BTreeMap::new();
-        apply_change(&host, &mut entries, file("/cg/batch/cpuset.cpus"), ObjectState::Text("4-5".into()));
+        apply_change(
+            &host,
+            &mut entries,
+            file("/cg/batch/cpuset.cpus"),
+            ObjectState::Text("4-5".into()),
+        );
         if populated {
             host.fault.set(Some((0, libc::ENOSPC)));
         }
         let account = restore(&host, &entries);
         assert_eq!(account[0].outcome, RestoreOutcome::Restored, "{account:?}");
-        assert_eq!(host.file_text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
+        assert_eq!(
+            host.file_text("/cg/batch/cpuset.cpus").trim(),
+            if populated { "0-7" } else { "" }
+        );
     }
 }
 
@@ -166,12 +241,22 @@ fn a_cpuset_that_cannot_be_emptied_gets_its_parents_cpus() {
 /// and is everything restored once they are available again?
 #[test]
 fn a_thread_that_cannot_be_checked_is_not_taken_for_exited() {
-    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
+    for errno in [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOMEM,
+        libc::EIO,
+        libc::EPERM,
+        libc::EINTR,
+    ] {
         let (host, entries) = moved_threads(5..6);
         host.add_thread(7, 7, 5, "1"); // an inheritor
         host.reads_fail.set(Some(errno));
         let account = restore(&host, &entries);
-        assert!(!account.is_empty() && account.iter().all(|line| line.has_failed()), "{account:?}");
+        assert!(
+            !account.is_empty() && account.iter().all(|line| line.has_failed()),
+            "{account:?}"
+        );
         host.reads_fail.set(None);
         restore(&host, &entries);
         assert!(host.masks().iter().all(|mask| mask == "0-3"));
@@ -182,9 +267,10 @@ fn a_thread_that_cannot_be_checked_is_not_taken_for_exited() {
 /// not count as such a change?
 #[test]
 fn a_mask_narrowed_by_another_process_is_kept() {
-    for (by_cpuset, outcome) in
-        [(false, RestoreOutcome::ChangedByOther(String::new())), (true, RestoreOutcome::Restored)]
-    {
+    for (by_cpuset, outcome) in [
+        (false, RestoreOutcome::ChangedByOther(String::new())),
+        (true, RestoreOutcome::Restored),
+    ] {
         let host = FakeHost::default();
         let thread = host.add_thread(5, 5, 1, "0-3");
         host.set_cpuset("0-3");
@@ -196,7 +282,11 @@ fn a_mask_narrowed_by_another_process_is_kept() {
         }
         assert_eq!(host.mask_of(5), "1");
         let account = restore(&host, &entries);
-        assert_eq!(std::mem::discriminant(&account[0].outcome), std::mem::discriminant(&outcome), "{account:?}");
+        assert_eq!(
+            std::mem::discriminant(&account[0].outcome),
+            std::mem::discriminant(&outcome),
+            "{account:?}"
+        );
         let now = host.mask_of(5);
         assert_eq!(now, if by_cpuset { "0-1,3" } else { "1" });
     }
@@ -207,7 +297,10 @@ fn a_mask_narrowed_by_another_process_is_kept() {
 #[test]
 fn a_mask_as_wide_as_its_cpuset_follows_it_again() {
     let host = FakeHost::default();
-    let (wide, narrow) = (host.add_thread(5, 5, 1, "0-3"), host.add_thread(6, 6, 1, "2"));
+    let (wide, narrow) = (
+        host.add_thread(5, 5, 1, "0-3"),
+        host.add_thread(6, 6, 1, "2"),
+    );
     host.change_thread(6, |thread| thread.asked = Some("2".parse().unwrap()));
     host.set_cpuset("0-3");
     let mut entries = BTreeMap::new();
@@ -229,12 +322,17 @@ fn a_group_that_became_a_partition_is_left_to_its_owner() {
         let host = FakeHost::default();
         host.set_file("/cg/cpuset.cpus", "0-3");
         let mut entries = BTreeMap::new();
-        apply_change(&host, &mut entries, file("/cg/cpuset.cpus"), ObjectState::Text("1".into()));
+        apply_change(
+            &host,
+            &mut entries,
+            file("/cg/cpuset.cpus"),
+            ObjectState::Text("1".into()),
+        );
         host.set_file("/cg/cpuset.cpus.partition", kind);
         let account = restore(&host, &entries);
         assert_eq!(host.file_text("/cg/cpuset.cpus").trim(), expected, "{kind}");
-        let is_left =
-            account[0].outcome == RestoreOutcome::ChangedByOther(format!("a cpuset partition ({})", kind.trim()));
+        let is_left = account[0].outcome
+            == RestoreOutcome::ChangedByOther(format!("a cpuset partition ({})", kind.trim()));
         assert_eq!(is_left, expected == "1", "{account:?}");
     }
 }

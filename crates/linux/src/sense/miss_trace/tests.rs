@@ -13,7 +13,10 @@ const PAGE: usize = 4096;
 
 fn fault_tracer() -> MissTracer {
     use perf::bindings::{PERF_COUNT_SW_PAGE_FAULTS, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_SOFTWARE};
-    let code = |config: u32| EventCode { kind: PERF_TYPE_SOFTWARE, config: config.into() };
+    let code = |config: u32| EventCode {
+        kind: PERF_TYPE_SOFTWARE,
+        config: config.into(),
+    };
     MissTracer {
         name: "page faults",
         misses: code(PERF_COUNT_SW_PAGE_FAULTS),
@@ -46,7 +49,11 @@ impl FreshPages {
     /// The addresses of a log that lie in these pages.
     fn touches_in(&self, log: &MissTraceLog) -> Vec<u64> {
         let range = self.0.start() as u64..self.0.start() as u64 + self.0.bytes() as u64;
-        log.addresses.iter().copied().filter(|address| range.contains(address)).collect()
+        log.addresses
+            .iter()
+            .copied()
+            .filter(|address| range.contains(address))
+            .collect()
     }
 }
 
@@ -85,8 +92,17 @@ fn accesses_without_room_are_counted_as_lost() {
     let log = trace.finish().unwrap();
     let recorded = pages.touches_in(&log);
     assert_eq!(recorded, touched[..recorded.len()], "the first ones");
-    assert!(recorded.len() > 2_000 && recorded.len() < 2_731, "{}", recorded.len());
-    assert!(log.lost_misses.unwrap() >= 4_000 - recorded.len() as u64, "{:?} of {}", log.lost_misses, recorded.len());
+    assert!(
+        recorded.len() > 2_000 && recorded.len() < 2_731,
+        "{}",
+        recorded.len()
+    );
+    assert!(
+        log.lost_misses.unwrap() >= 4_000 - recorded.len() as u64,
+        "{:?} of {}",
+        log.lost_misses,
+        recorded.len()
+    );
 }
 
 /// Does a log end at its number of entries, at the limit of time, and when its thread exits?
@@ -110,7 +126,9 @@ fn a_log_ends_by_entries_time_or_exit() {
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     // This thread sleeps while it records itself, so the time ends the log.
-    let log = tracer.record(own_tid(), u32::MAX, Duration::from_millis(5)).unwrap();
+    let log = tracer
+        .record(own_tid(), u32::MAX, Duration::from_millis(5))
+        .unwrap();
     assert!(log.addresses.len() < 10_000 && log.elapsed_ns >= 5_000_000);
     let thread = std::thread::spawn(move || {
         tid_sender.send(own_tid()).unwrap();
@@ -119,7 +137,10 @@ fn a_log_ends_by_entries_time_or_exit() {
     let exiting = tid_receiver.recv().unwrap();
     let start = Instant::now();
     drop(tracer.record(exiting, u32::MAX, Duration::from_secs(600)));
-    assert!(start.elapsed() < Duration::from_secs(300), "the thread has exited");
+    assert!(
+        start.elapsed() < Duration::from_secs(300),
+        "the thread has exited"
+    );
     thread.join().unwrap();
 }
 
@@ -134,15 +155,41 @@ fn a_traces_missing_prerequisite_is_named() {
         absence_reason: absent_because,
     };
     let misses = CounterEvent::Misses(CacheLevel::L3);
-    let counting = [survey(CounterEvent::Instructions, None), survey(misses, None)];
-    assert!(find_tracer(&host, &counting).unwrap_err().contains("no event is known"));
-    host.set_file("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n");
+    let counting = [
+        survey(CounterEvent::Instructions, None),
+        survey(misses, None),
+    ];
+    assert!(
+        find_tracer(&host, &counting)
+            .unwrap_err()
+            .contains("no event is known")
+    );
+    host.set_file(
+        "/proc/cpuinfo",
+        "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n",
+    );
     assert!(find_tracer(&host, &counting).unwrap_err().contains("IBS"));
-    host.set_file("/proc/cpuinfo", "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 85\n");
+    host.set_file(
+        "/proc/cpuinfo",
+        "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 85\n",
+    );
     let tracer = find_tracer(&host, &counting).unwrap();
-    assert_eq!((tracer.misses.config, tracer.last_level_misses.map(|(event, _)| event)), (0x10d1, Some(misses)));
-    let silent = [survey(CounterEvent::Instructions, Some(EventUnavailable::HardZero)), survey(misses, None)];
-    assert!(find_tracer(&host, &silent).unwrap_err().contains("instructions"));
+    assert_eq!(
+        (
+            tracer.misses.config,
+            tracer.last_level_misses.map(|(event, _)| event)
+        ),
+        (0x10d1, Some(misses))
+    );
+    let silent = [
+        survey(CounterEvent::Instructions, Some(EventUnavailable::HardZero)),
+        survey(misses, None),
+    ];
+    assert!(
+        find_tracer(&host, &silent)
+            .unwrap_err()
+            .contains("instructions")
+    );
     // Page faults are no misses: the must-miss loop faults a few hundred times and fetches 16 384 lines.
     let error = fault_tracer().check_usable().unwrap_err().to_string();
     assert!(error.contains("while 16384 were fetched"), "{error}");

@@ -83,7 +83,12 @@ impl PrimeProber {
         buffer.iter_mut().step_by(512).for_each(|word| *word = 1); // writes every page, so that each has its own frame
         let mut order: Vec<u32> = (0..lines as u32).collect();
         SplitMix64::new(seed).shuffle(&mut order);
-        let mut prober = PrimeProber { buffer, order, next_index: 0, min_miss_cycles: u64::MAX };
+        let mut prober = PrimeProber {
+            buffer,
+            order,
+            next_index: 0,
+            min_miss_cycles: u64::MAX,
+        };
         prober.min_miss_cycles = prober.calibrate()?;
         Ok(prober)
     }
@@ -100,8 +105,9 @@ impl PrimeProber {
             let mut prober = PrimeProber::new(bytes, seed)?;
             if start.elapsed() > MAX_FITTING_TIME {
                 let (seconds, mib) = (start.elapsed().as_secs_f64(), bytes >> 20);
-                let message =
-                    format!("calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on");
+                let message = format!(
+                    "calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on"
+                );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
             if bytes / 2 < MIN_BUFFER_BYTES || prober.is_buffer_retained() {
@@ -112,7 +118,8 @@ impl PrimeProber {
     }
 
     fn is_buffer_retained(&mut self) -> bool {
-        let mut missed_reloads: [u32; 5] = std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
+        let mut missed_reloads: [u32; 5] =
+            std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
         missed_reloads.sort_unstable();
         f64::from(missed_reloads[2]) <= MAX_EVICTED_SHARE * RELOADS as f64
     }
@@ -157,7 +164,11 @@ impl PrimeProber {
             std::hint::spin_loop();
         }
         let missed = self.count_missed_reloads() as u32;
-        ReloadSample { missed, reloads: RELOADS as u32, elapsed_ns: start.elapsed().as_nanos() as u64 }
+        ReloadSample {
+            missed,
+            reloads: RELOADS as u32,
+            elapsed_ns: start.elapsed().as_nanos() as u64,
+        }
     }
 
     /// Size of this prober's buffer.
@@ -168,7 +179,8 @@ impl PrimeProber {
     /// Cycles that separate a load served by the shared cache from one served by memory: the middle, on a logarithmic
     /// scale, between the typical load of a part just primed and the typical load after a flush.
     fn calibrate(&self) -> io::Result<u64> {
-        let calibrated_lines = (self.buffer.len() / WORDS_PER_LINE).min(CALIBRATED_BYTES / LINE_BYTES);
+        let calibrated_lines =
+            (self.buffer.len() / WORDS_PER_LINE).min(CALIBRATED_BYTES / LINE_BYTES);
         let lines: Vec<usize> = self
             .order
             .iter()
@@ -179,7 +191,10 @@ impl PrimeProber {
         for line in (0..calibrated_lines).chain(0..calibrated_lines) {
             self.measure_load_cycles(line);
         }
-        let hits: Vec<u64> = lines.iter().map(|&line| self.measure_load_cycles(line)).collect();
+        let hits: Vec<u64> = lines
+            .iter()
+            .map(|&line| self.measure_load_cycles(line))
+            .collect();
         let mut misses: Vec<u64> = Vec::with_capacity(lines.len());
         for &line in &lines {
             flush_line(&self.buffer[line * WORDS_PER_LINE]);
@@ -232,10 +247,16 @@ mod tests {
         match PrimeProber::new(2 << 20, 1) {
             Ok(mut prober) => {
                 let sample = prober.sample(Duration::from_millis(1));
-                assert!(sample.missed <= sample.reloads && sample.elapsed_ns >= 1_000_000, "{sample:?}");
+                assert!(
+                    sample.missed <= sample.reloads && sample.elapsed_ns >= 1_000_000,
+                    "{sample:?}"
+                );
             }
             // A host whose clock cannot tell hits from misses must say so instead of inventing a threshold.
-            Err(error) => assert!(error.to_string().contains("which is implausible"), "{error}"),
+            Err(error) => assert!(
+                error.to_string().contains("which is implausible"),
+                "{error}"
+            ),
         }
     }
 }

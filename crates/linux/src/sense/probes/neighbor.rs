@@ -26,16 +26,29 @@ impl NeighborLoad {
         let (bytes, is_chase) = match neighbor {
             Neighbor::Chase { footprint_bytes } => (footprint_bytes, true),
             Neighbor::Pirate { footprint_bytes } => (footprint_bytes, false),
-            Neighbor::Stream => (cache_bytes.unwrap_or(32 << 20).saturating_mul(2).max(64 << 20), false),
+            Neighbor::Stream => (
+                cache_bytes
+                    .unwrap_or(32 << 20)
+                    .saturating_mul(2)
+                    .max(64 << 20),
+                false,
+            ),
         };
         let lines = (bytes.clamp(4096, MAX_FOOTPRINT_BYTES) / 64) as usize;
         let mut memory = vec![0u64; lines * WORDS_PER_LINE];
         if is_chase {
             link_random_cycle(&mut memory, lines);
         } else {
-            memory.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = 1);
+            memory
+                .iter_mut()
+                .step_by(WORDS_PER_LINE)
+                .for_each(|word| *word = 1);
         }
-        NeighborLoad { memory, position: 0, is_chase }
+        NeighborLoad {
+            memory,
+            position: 0,
+            is_chase,
+        }
     }
 
     /// Runs for about `duration`, and returns the number of touched lines.
@@ -45,7 +58,11 @@ impl NeighborLoad {
         while start.elapsed() < duration {
             for _ in 0..LINES_PER_CLOCK_READ {
                 let word = std::hint::black_box(self.memory[self.position]);
-                self.position = if self.is_chase { word as usize } else { self.position + WORDS_PER_LINE };
+                self.position = if self.is_chase {
+                    word as usize
+                } else {
+                    self.position + WORDS_PER_LINE
+                };
                 if self.position >= self.memory.len() {
                     self.position = 0;
                 }
@@ -93,9 +110,14 @@ mod tests {
     #[test]
     fn neighbors_run_and_count() {
         let footprint_bytes = 1 << 20;
-        for neighbor in [Neighbor::Chase { footprint_bytes }, Neighbor::Pirate { footprint_bytes }, Neighbor::Stream] {
+        for neighbor in [
+            Neighbor::Chase { footprint_bytes },
+            Neighbor::Pirate { footprint_bytes },
+            Neighbor::Stream,
+        ] {
             assert!(
-                NeighborLoad::new(neighbor, Some(1 << 20)).run(Duration::from_millis(2)) >= LINES_PER_CLOCK_READ as u64
+                NeighborLoad::new(neighbor, Some(1 << 20)).run(Duration::from_millis(2))
+                    >= LINES_PER_CLOCK_READ as u64
             );
         }
     }

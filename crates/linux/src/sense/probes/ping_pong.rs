@@ -46,7 +46,11 @@ impl Default for RoundTripBounds {
     /// Bounds from measurements on current server processors: within one last-level cache 55-65 ns on small complexes
     /// of cores and 100-140 ns on large meshes, 310-360 ns between two caches.
     fn default() -> Self {
-        RoundTripBounds { shared_below_ns: 160.0, split_from_ns: 200.0, split_to_ns: 900.0 }
+        RoundTripBounds {
+            shared_below_ns: 160.0,
+            split_from_ns: 200.0,
+            split_to_ns: 900.0,
+        }
     }
 }
 
@@ -108,7 +112,10 @@ pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
         let pong_result = pong_thread.join().expect("the probe thread does not panic");
         let ((fastest, ping_cost), pong_cost) = (ping_result?, pong_result?);
         let round_trip_ns = fastest.as_nanos() as f64 / f64::from(TRIPS_PER_ROUND);
-        Ok(PingPong { round_trip_ns, cost_ns: ping_cost + pong_cost })
+        Ok(PingPong {
+            round_trip_ns,
+            cost_ns: ping_cost + pong_cost,
+        })
     })
 }
 
@@ -118,7 +125,10 @@ fn wait_for_value(line: &SharedLine, value: u32, deadline: Instant) -> io::Resul
         std::hint::spin_loop();
         spins += 1;
         if spins.is_multiple_of(1 << 12) && Instant::now() > deadline {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the partner CPU was not free"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the partner CPU was not free",
+            ));
         }
     }
     Ok(())
@@ -132,7 +142,13 @@ mod tests {
     #[test]
     fn the_probe_always_ends() {
         let start = Instant::now();
-        let cpu = CpuId(LinuxHost::new("/").affinity(tid()).unwrap().first().unwrap());
+        let cpu = CpuId(
+            LinuxHost::new("/")
+                .affinity(tid())
+                .unwrap()
+                .first()
+                .unwrap(),
+        );
         let same = round_trip((cpu, cpu));
         assert!(start.elapsed() < Duration::from_secs(20), "{same:?}");
     }
@@ -140,7 +156,12 @@ mod tests {
     /// Do two CPUs yield a plausible time, and does a missing CPU lead to an error and not a hang?
     #[test]
     fn two_cpus_yield_a_time_and_a_missing_cpu_is_an_error() {
-        let mut cpus = LinuxHost::new("/").affinity(tid()).unwrap().iter().map(CpuId).collect::<Vec<_>>();
+        let mut cpus = LinuxHost::new("/")
+            .affinity(tid())
+            .unwrap()
+            .iter()
+            .map(CpuId)
+            .collect::<Vec<_>>();
         assert!(round_trip((cpus[0], CpuId(100_000))).is_err());
         cpus.truncate(2);
         if let [a, b] = cpus[..] {
@@ -159,7 +180,12 @@ mod tests {
         let message = [60.0, 180.0, 330.0, 5_000.0].map(|ns| bounds.classify(ns));
         assert_eq!(
             message,
-            [SharingVerdict::Shared, SharingVerdict::Unclear, SharingVerdict::Split, SharingVerdict::Unclear]
+            [
+                SharingVerdict::Shared,
+                SharingVerdict::Unclear,
+                SharingVerdict::Split,
+                SharingVerdict::Unclear
+            ]
         );
     }
 

@@ -25,7 +25,11 @@ impl PinnedThread {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let previous_affinity = host.affinity(tid)?;
         host.set_affinity(tid, &[cpu.0].into_iter().collect())?;
-        Ok(PinnedThread { tid, previous_affinity, cpu_time_at_start_ns: thread_time_ns() })
+        Ok(PinnedThread {
+            tid,
+            previous_affinity,
+            cpu_time_at_start_ns: thread_time_ns(),
+        })
     }
 
     /// Processor time of this thread since it was pinned.

@@ -60,14 +60,17 @@ pub struct PageMap(io::Result<File>);
 impl PageMap {
     /// The page map of this process. If it may not be read, no page is known to be resident.
     pub fn open_pagemap(pid: i32) -> Self {
-        PageMap(cachemate_files::open_plain(std::path::Path::new(&format!("/proc/{pid}/pagemap"))))
+        PageMap(cachemate_files::open_plain(std::path::Path::new(&format!(
+            "/proc/{pid}/pagemap"
+        ))))
     }
 
     /// Is the page of this address in memory? `None` if the kernel does not report it.
     pub fn is_resident(&self, address: u64) -> Option<bool> {
         let mut entry = [0u8; 8];
         let file = self.0.as_ref().ok()?;
-        file.read_exact_at(&mut entry, address / PAGE_BYTES * 8).ok()?;
+        file.read_exact_at(&mut entry, address / PAGE_BYTES * 8)
+            .ok()?;
         Some(u64::from_le_bytes(entry) >> 63 == 1)
     }
 }
@@ -78,7 +81,9 @@ impl WatchCandidates {
     /// # Errors
     /// The process has exited, or has no writable memory of its own.
     pub fn refresh(&mut self, kernel: &dyn Kernel, pid: i32) -> io::Result<()> {
-        self.replace_mappings(writable_mappings(&kernel.read(Path::new(&format!("/proc/{pid}/maps")))?));
+        self.replace_mappings(writable_mappings(
+            &kernel.read(Path::new(&format!("/proc/{pid}/maps")))?,
+        ));
         if self.mappings.is_empty() {
             let message = format!("process {pid} has no writable memory of its own");
             return Err(io::Error::new(io::ErrorKind::NotFound, message));
@@ -87,13 +92,18 @@ impl WatchCandidates {
     }
 
     fn replace_mappings(&mut self, mappings: Vec<(u64, u64)>) {
-        self.mapping_stats.retain(|first, _| mappings.iter().any(|(other, _)| other == first));
+        self.mapping_stats
+            .retain(|first, _| mappings.iter().any(|(other, _)| other == first));
         self.mappings = mappings;
     }
 
     /// Draws the address of a resident word; `is_in_memory` returns whether the page of an address is in memory. `None`
     /// if no resident word was found.
-    pub fn draw(&mut self, generator: &mut SplitMix64, is_in_memory: impl Fn(u64) -> Option<bool>) -> Option<u64> {
+    pub fn draw(
+        &mut self,
+        generator: &mut SplitMix64,
+        is_in_memory: impl Fn(u64) -> Option<bool>,
+    ) -> Option<u64> {
         let mut remaining_draws = MAX_DRAWS;
         while remaining_draws > 0 {
             let (start, bytes) = self.draw_mapping(generator)?;
@@ -115,9 +125,16 @@ impl WatchCandidates {
     /// Draws one of the mappings, by their weights.
     fn draw_mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
         let mapping_weight = |&(first, bytes): &(u64, u64)| {
-            bytes as f64 * self.mapping_stats.get(&first).copied().unwrap_or_default().weight()
+            bytes as f64
+                * self
+                    .mapping_stats
+                    .get(&first)
+                    .copied()
+                    .unwrap_or_default()
+                    .weight()
         };
-        let mut remaining_weight = generator.draw_unit() * self.mappings.iter().map(mapping_weight).sum::<f64>();
+        let mut remaining_weight =
+            generator.draw_unit() * self.mappings.iter().map(mapping_weight).sum::<f64>();
         let drawn_mapping = self.mappings.iter().find(|mapping| {
             remaining_weight -= mapping_weight(mapping);
             remaining_weight < 0.0
@@ -127,7 +144,10 @@ impl WatchCandidates {
 
     /// Records whether the thread touched a watched word.
     pub fn record_watch(&mut self, address: u64, was_touched: bool) {
-        let mapping = self.mappings.iter().find(|(first, bytes)| (*first..first + bytes).contains(&address));
+        let mapping = self
+            .mappings
+            .iter()
+            .find(|(first, bytes)| (*first..first + bytes).contains(&address));
         let Some((first, _)) = mapping else { return };
         let stats = self.mapping_stats.entry(*first).or_default();
         stats.watched_words += 1;
@@ -140,8 +160,13 @@ fn writable_mappings(text: &str) -> Vec<(u64, u64)> {
     let parse_mapping = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
-        let (first, last) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-        fields.next().filter(|rights| rights.starts_with("rw") && rights.ends_with('p'))?;
+        let (first, last) = (
+            u64::from_str_radix(start, 16).ok()?,
+            u64::from_str_radix(end, 16).ok()?,
+        );
+        fields
+            .next()
+            .filter(|rights| rights.starts_with("rw") && rights.ends_with('p'))?;
         (last > first).then_some((first, last - first))
     };
     text.lines().filter_map(parse_mapping).collect()
@@ -182,7 +207,11 @@ mod tests {
         let mut words = candidates_for(&[(4096 * MEGA, 4096 * MEGA), (MEGA, 2 * MEGA)]);
         let addresses = draw_words(&mut words, 100, |address| address < 4096 * MEGA, |_| true);
         assert!(addresses.len() >= 99, "{}", addresses.len());
-        assert!(addresses.iter().all(|&address| (MEGA..3 * MEGA).contains(&address)));
+        assert!(
+            addresses
+                .iter()
+                .all(|&address| (MEGA..3 * MEGA).contains(&address))
+        );
     }
 
     /// Does sparse memory in a large mapping count as much as the same amount in a dense one?
@@ -193,7 +222,11 @@ mod tests {
         let mut words = candidates_for(&[thin, dense]);
         let has = |address: u64| address < 64 * MEGA || (address / PAGE_BYTES).is_multiple_of(16);
         let addresses = draw_words(&mut words, 4_000, has, |_| true);
-        let in_thin = addresses.iter().filter(|&&address| address >= 64 * MEGA).count() as f64 / addresses.len() as f64;
+        let in_thin = addresses
+            .iter()
+            .filter(|&&address| address >= 64 * MEGA)
+            .count() as f64
+            / addresses.len() as f64;
         assert!((in_thin - 0.5).abs() < 0.06, "{in_thin}");
     }
 
@@ -208,12 +241,21 @@ mod tests {
             |_| true,
             |address| address < 64 * MEGA && (address / PAGE_BYTES).is_multiple_of(4),
         );
-        let in_used = addresses.iter().filter(|&&address| address < 64 * MEGA).count();
+        let in_used = addresses
+            .iter()
+            .filter(|&&address| address < 64 * MEGA)
+            .count();
         assert!(in_used > 180, "{in_used} of {}", addresses.len());
         // Neither is idle: all words of both are touched and equally likely, 16 to 1.
         let mut words = candidates_for(&[idle, used]);
         let addresses = draw_words(&mut words, 400, |_| true, |_| true);
-        assert!(addresses.iter().filter(|&&address| address < 64 * MEGA).count() < 60);
+        assert!(
+            addresses
+                .iter()
+                .filter(|&&address| address < 64 * MEGA)
+                .count()
+                < 60
+        );
     }
 
     /// If the page map cannot be read, does every word count?
@@ -222,8 +264,15 @@ mod tests {
         let mut words = candidates_for(&[(MEGA, 4 * MEGA)]);
         let mut generator = SplitMix64::new(1);
         assert!(words.draw(&mut generator, |_| None).is_some());
-        assert_eq!(PageMap(Err(io::ErrorKind::PermissionDenied.into())).is_resident(0), None);
-        assert_eq!(words.draw(&mut generator, |_| Some(false)), None, "nothing is in memory");
+        assert_eq!(
+            PageMap(Err(io::ErrorKind::PermissionDenied.into())).is_resident(0),
+            None
+        );
+        assert_eq!(
+            words.draw(&mut generator, |_| Some(false)),
+            None,
+            "nothing is in memory"
+        );
     }
 
     /// Is a touched page of this process distinguished from an untouched one?
@@ -237,8 +286,12 @@ mod tests {
             assert_eq!(map.is_resident(middle), Some(false));
         }
         let mut words = WatchCandidates::default();
-        words.refresh(&LinuxHost::new("/"), std::process::id() as i32).unwrap();
-        let drawn_address = words.draw(&mut SplitMix64::new(3), |address| map.is_resident(address)).unwrap();
+        words
+            .refresh(&LinuxHost::new("/"), std::process::id() as i32)
+            .unwrap();
+        let drawn_address = words
+            .draw(&mut SplitMix64::new(3), |address| map.is_resident(address))
+            .unwrap();
         assert_ne!(map.is_resident(drawn_address), Some(false));
         assert!(words.refresh(&LinuxHost::new("/"), i32::MAX).is_err());
     }

@@ -67,7 +67,8 @@ impl Watchpoint {
     fn run_time_ns(&self) -> Option<u64> {
         let mut count_and_time = [0u8; 16];
         let read_bytes = (&self.file).read(&mut count_and_time).ok()?;
-        (read_bytes == 16).then(|| u64::from_ne_bytes(count_and_time[8..].try_into().expect("eight bytes")))
+        (read_bytes == 16)
+            .then(|| u64::from_ne_bytes(count_and_time[8..].try_into().expect("eight bytes")))
     }
 
     /// Times of its touches so far, in running time of the thread.
@@ -75,7 +76,10 @@ impl Watchpoint {
         // SAFETY: the first page is the kernel's control page, which lives as long as the mapping; the head is written
         // by the kernel and read once, with the fence that its documentation asks for.
         let head = unsafe {
-            let page = self.ring.start().cast::<perf::bindings::perf_event_mmap_page>();
+            let page = self
+                .ring
+                .start()
+                .cast::<perf::bindings::perf_event_mmap_page>();
             (*ptr::addr_of!((*page).data_head).cast::<AtomicU64>()).load(Ordering::Relaxed)
         };
         fence(Ordering::Acquire);
@@ -86,12 +90,18 @@ impl Watchpoint {
             let mut record = [0u8; RECORD_BYTES];
             // SAFETY: `offset + RECORD_BYTES` lies within the page of records that the kernel has finished up to `head`.
             unsafe {
-                ptr::copy_nonoverlapping(self.ring.start().add(PAGE_BYTES + offset), record.as_mut_ptr(), RECORD_BYTES)
+                ptr::copy_nonoverlapping(
+                    self.ring.start().add(PAGE_BYTES + offset),
+                    record.as_mut_ptr(),
+                    RECORD_BYTES,
+                )
             };
             let record_type = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
             let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
             if record_type == perf::bindings::PERF_RECORD_SAMPLE {
-                touch_times_ns.push(u64::from_ne_bytes(record[16..].try_into().expect("eight bytes")));
+                touch_times_ns.push(u64::from_ne_bytes(
+                    record[16..].try_into().expect("eight bytes"),
+                ));
             }
             offset += size.max(8);
         }
@@ -111,7 +121,9 @@ pub fn test_watchpoint() -> io::Result<String> {
         unsafe { ptr::read_volatile(word.as_ref()) };
     }
     match watch.touches_ns().len() {
-        2 => Ok(format!("{DEBUG_REGISTERS} at once; reuses under some 15 us are not resolved")),
+        2 => Ok(format!(
+            "{DEBUG_REGISTERS} at once; reuses under some 15 us are not resolved"
+        )),
         touch_count => Err(io::Error::other(format!(
             "a watched word was touched three times and {touch_count} touches of two came"
         ))),
@@ -142,8 +154,15 @@ pub struct WatchTarget<'a> {
 /// # Errors
 /// The process has exited, has no writable memory, or may not be watched.
 pub fn sample_reuses(kernel: &dyn Kernel, target: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
-    let WatchTarget { pid, tid, candidates: words, max_samples: locations, max_word_time: patience, deadline, seed } =
-        target;
+    let WatchTarget {
+        pid,
+        tid,
+        candidates: words,
+        max_samples: locations,
+        max_word_time: patience,
+        deadline,
+        seed,
+    } = target;
     words.refresh(kernel, pid)?;
     let pages = PageMap::open_pagemap(pid);
     let mut generator = SplitMix64::new(seed);
@@ -151,14 +170,21 @@ pub fn sample_reuses(kernel: &dyn Kernel, target: WatchTarget<'_>) -> io::Result
     while samples.len() < locations && Instant::now() < deadline {
         let mut watchpoints = Vec::new();
         for _ in 0..DEBUG_REGISTERS.min(locations - samples.len()) {
-            let Some(address) = words.draw(&mut generator, |address| pages.is_resident(address)) else { break };
+            let Some(address) = words.draw(&mut generator, |address| pages.is_resident(address))
+            else {
+                break;
+            };
             watchpoints.push((address, Watchpoint::arm(tid, address)?));
         }
         if watchpoints.is_empty() {
             break;
         }
         let wait_end = (Instant::now() + patience).min(deadline);
-        while Instant::now() < wait_end && watchpoints.iter().any(|(_, watch)| watch.touches_ns().len() < 2) {
+        while Instant::now() < wait_end
+            && watchpoints
+                .iter()
+                .any(|(_, watch)| watch.touches_ns().len() < 2)
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut has_touch = false;
@@ -182,7 +208,11 @@ fn reuse_sample(touches_ns: &[u64], ran_ns: Option<u64>) -> Option<ReuseSample> 
     let first_touch_ns = *touches_ns.first()?;
     let second_touch_ns = touches_ns.get(1).copied();
     let elapsed_ns = second_touch_ns.or(ran_ns)?.saturating_sub(first_touch_ns);
-    Some(ReuseSample { accesses: None, elapsed_ns, reused: second_touch_ns.is_some() })
+    Some(ReuseSample {
+        accesses: None,
+        elapsed_ns,
+        reused: second_touch_ns.is_some(),
+    })
 }
 
 #[cfg(test)]
@@ -223,18 +253,36 @@ mod tests {
         }
         let touches = watch.touches_ns();
         assert_eq!(touches.len(), 2);
-        assert!(touches[1] - touches[0] < asleep.as_nanos() as u64 / 2, "{touches:?}");
-        assert!(watch.run_time_ns().is_some_and(|ran_ns| ran_ns >= touches[1]));
+        assert!(
+            touches[1] - touches[0] < asleep.as_nanos() as u64 / 2,
+            "{touches:?}"
+        );
+        assert!(
+            watch
+                .run_time_ns()
+                .is_some_and(|ran_ns| ran_ns >= touches[1])
+        );
     }
 
     /// Is a word touched once censored, and one never touched no sample?
     #[test]
     fn a_word_touched_once_is_censored() {
         assert_eq!(reuse_sample(&[], Some(9)), None);
-        let once = ReuseSample { accesses: None, elapsed_ns: 5, reused: false };
+        let once = ReuseSample {
+            accesses: None,
+            elapsed_ns: 5,
+            reused: false,
+        };
         assert_eq!(reuse_sample(&[4], Some(9)), Some(once));
         assert_eq!(reuse_sample(&[4], None), None);
-        assert_eq!(reuse_sample(&[4, 6], None), Some(ReuseSample { elapsed_ns: 2, reused: true, ..once }));
+        assert_eq!(
+            reuse_sample(&[4, 6], None),
+            Some(ReuseSample {
+                elapsed_ns: 2,
+                reused: true,
+                ..once
+            })
+        );
     }
 
     /// Is an exited process an error, and does sampling end by its deadline?

@@ -75,13 +75,27 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
         });
     }
     for device in ["cpu", "cpu_core"] {
-        let Some(kind) = device_type(kernel, device)? else { continue };
-        let read_event_terms =
-            |name: &str| kernel.read(&Path::new(DEVICES_DIR).join(device).join("events").join(name)).ok();
-        let Some(terms) = read_event_terms("mem-loads") else { continue };
+        let Some(kind) = device_type(kernel, device)? else {
+            continue;
+        };
+        let read_event_terms = |name: &str| {
+            kernel
+                .read(
+                    &Path::new(DEVICES_DIR)
+                        .join(device)
+                        .join("events")
+                        .join(name),
+                )
+                .ok()
+        };
+        let Some(terms) = read_event_terms("mem-loads") else {
+            continue;
+        };
         let mut config = encode(kernel, device, &terms)?;
         config.set_if_present(kernel, device, "ldlat", MIN_LOAD_LATENCY_CYCLES)?;
-        let leader = read_event_terms("mem-loads-aux").map(|terms| encode(kernel, device, &terms)).transpose()?;
+        let leader = read_event_terms("mem-loads-aux")
+            .map(|terms| encode(kernel, device, &terms))
+            .transpose()?;
         return Ok(Facility {
             name: "Intel PEBS load latency",
             kind,
@@ -98,9 +112,17 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
 
 fn device_type(kernel: &dyn Kernel, device: &str) -> Result<Option<u32>, String> {
     let path = Path::new(DEVICES_DIR).join(device).join("type");
-    let Ok(text) = kernel.read(&path) else { return Ok(None) };
+    let Ok(text) = kernel.read(&path) else {
+        return Ok(None);
+    };
     let parse_result = text.trim().parse().map(Some);
-    parse_result.map_err(|_| format!("{}: found '{}', expected a number", path.display(), text.trim()))
+    parse_result.map_err(|_| {
+        format!(
+            "{}: found '{}', expected a number",
+            path.display(),
+            text.trim()
+        )
+    })
 }
 
 /// Encodes terms such as `event=0xcd,umask=0x1,ldlat=3` by the device's formats.
@@ -109,8 +131,12 @@ fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, Stri
     for term in terms.trim().split(',').filter(|term| !term.is_empty()) {
         let (name, value) = term.split_once('=').unwrap_or((term, "1"));
         let digits = value.trim().strip_prefix("0x");
-        let value = digits.map_or_else(|| value.trim().parse(), |digits| u64::from_str_radix(digits, 16));
-        let value = value.map_err(|_| format!("{device}: found '{term}', expected a name and a number"))?;
+        let value = digits.map_or_else(
+            || value.trim().parse(),
+            |digits| u64::from_str_radix(digits, 16),
+        );
+        let value =
+            value.map_err(|_| format!("{device}: found '{term}', expected a name and a number"))?;
         if !config.set_if_present(kernel, device, name, value)? {
             return Err(format!(
                 "{DEVICES_DIR}/{device}/format/{name}: not there, expected by the event '{}'",
@@ -124,25 +150,56 @@ fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, Stri
 impl Config {
     /// Writes a value into the bits that `format/NAME` names (`config1:0-15`); returns false if the device has no such
     /// field.
-    fn set_if_present(&mut self, kernel: &dyn Kernel, device: &str, name: &str, value: u64) -> Result<bool, String> {
-        let path: PathBuf = Path::new(DEVICES_DIR).join(device).join("format").join(name);
-        let Ok(format) = kernel.read(&path) else { return Ok(false) };
+    fn set_if_present(
+        &mut self,
+        kernel: &dyn Kernel,
+        device: &str,
+        name: &str,
+        value: u64,
+    ) -> Result<bool, String> {
+        let path: PathBuf = Path::new(DEVICES_DIR)
+            .join(device)
+            .join("format")
+            .join(name);
+        let Ok(format) = kernel.read(&path) else {
+            return Ok(false);
+        };
         let format = format.trim();
-        let format_error = || format!("{}: found '{format}', expected a place such as config1:0-15", path.display());
+        let format_error = || {
+            format!(
+                "{}: found '{format}', expected a place such as config1:0-15",
+                path.display()
+            )
+        };
         let (word_name, bit_ranges) = format.split_once(':').ok_or_else(format_error)?;
-        let word_index =
-            ["config", "config1", "config2"].iter().position(|known| *known == word_name).ok_or_else(format_error)?;
+        let word_index = ["config", "config1", "config2"]
+            .iter()
+            .position(|known| *known == word_name)
+            .ok_or_else(format_error)?;
         let mut remaining_bits = value;
         for bit_range in bit_ranges.split(',') {
             let (low, high) = bit_range.split_once('-').unwrap_or((bit_range, bit_range));
-            let (low, high): (u32, u32) = low.parse().ok().zip(high.parse().ok()).ok_or_else(format_error)?;
+            let (low, high): (u32, u32) = low
+                .parse()
+                .ok()
+                .zip(high.parse().ok())
+                .ok_or_else(format_error)?;
             if high < low || high > 63 {
                 return Err(format_error());
             }
             let width = high - low + 1;
-            let mask = if width == 64 { u64::MAX } else { (1 << width) - 1 };
-            self.0[word_index] = self.0[word_index] & !(mask << low) | (remaining_bits & mask) << low;
-            remaining_bits = if width == 64 { 0 } else { remaining_bits >> width };
+            let mask = if width == 64 {
+                u64::MAX
+            } else {
+                (1 << width) - 1
+            };
+            self.0[word_index] =
+                self.0[word_index] & !(mask << low) | (remaining_bits & mask) << low;
+            remaining_bits = if width == 64 {
+                0
+            } else {
+                remaining_bits >> width
+            };
         }
         Ok(true)
     }
@@ -189,12 +246,18 @@ impl PerfSampler {
     /// # Errors
     /// The kernel's error: `EINVAL` if the facility samples whole CPUs only, `EACCES` without the required right.
     pub fn open(facility: &Facility, target: SamplingTarget, period: u64) -> io::Result<Self> {
-        let leader =
-            facility.leader.map(|config| open_sampling_event(facility, config, None, target, None)).transpose()?;
+        let leader = facility
+            .leader
+            .map(|config| open_sampling_event(facility, config, None, target, None))
+            .transpose()?;
         let group_fd = leader.as_ref().map(AsRawFd::as_raw_fd);
         let file = open_sampling_event(facility, facility.config, Some(period), target, group_fd)?;
         let ring = SampleRing::map(&file, RING_BYTES)?;
-        Ok(PerfSampler { _leader: leader, file, ring })
+        Ok(PerfSampler {
+            _leader: leader,
+            file,
+            ring,
+        })
     }
 
     /// Adds the records since the last call to `contents`.
@@ -246,7 +309,9 @@ mod tests {
     use cachemate_core::DataSource;
 
     fn device(host: &FakeHost, name: &str, files: &[(&str, &str)]) {
-        files.iter().for_each(|(file, text)| host.set_file(&format!("{DEVICES_DIR}/{name}/{file}"), text));
+        files
+            .iter()
+            .for_each(|(file, text)| host.set_file(&format!("{DEVICES_DIR}/{name}/{file}"), text));
     }
 
     const INTEL_FORMATS: &[(&str, &str)] = &[
@@ -264,16 +329,41 @@ mod tests {
         assert!(find_facility(&host).unwrap_err().contains("neither"));
         device(&host, "cpu", INTEL_FORMATS);
         assert!(find_facility(&host).is_err(), "a PMU without the event");
-        device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
+        device(
+            &host,
+            "cpu",
+            &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")],
+        );
         let skylake = find_facility(&host).unwrap();
-        assert_eq!((skylake.kind, skylake.config, skylake.leader), (4, Config([0x1cd, 3, 0]), None));
+        assert_eq!(
+            (skylake.kind, skylake.config, skylake.leader),
+            (4, Config([0x1cd, 3, 0]), None)
+        );
         assert_eq!((skylake.precise_ip, skylake.samples_kernel), (2, false));
-        device(&host, "cpu", &[("events/mem-loads-aux", "event=0x03,umask=0x82\n")]);
-        assert_eq!(find_facility(&host).unwrap().leader, Some(Config([0x8203, 0, 0])), "Sapphire Rapids");
-        device(&host, "ibs_op", &[("type", "11\n"), ("format/cnt_ctl", "config:19\n")]);
+        device(
+            &host,
+            "cpu",
+            &[("events/mem-loads-aux", "event=0x03,umask=0x82\n")],
+        );
+        assert_eq!(
+            find_facility(&host).unwrap().leader,
+            Some(Config([0x8203, 0, 0])),
+            "Sapphire Rapids"
+        );
+        device(
+            &host,
+            "ibs_op",
+            &[("type", "11\n"), ("format/cnt_ctl", "config:19\n")],
+        );
         let zen = find_facility(&host).unwrap();
-        assert_eq!((zen.name, zen.kind, zen.config.0[0]), ("AMD IBS", 11, 1 << 19));
-        assert_eq!((zen.accepted_period(1_000), zen.accepted_period(3)), (992, 0x90));
+        assert_eq!(
+            (zen.name, zen.kind, zen.config.0[0]),
+            ("AMD IBS", 11, 1 << 19)
+        );
+        assert_eq!(
+            (zen.accepted_period(1_000), zen.accepted_period(3)),
+            (992, 0x90)
+        );
     }
 
     /// Is a description that is not understood an error with its file, never a wrong event?
@@ -289,7 +379,11 @@ mod tests {
         ] {
             let host = FakeHost::default();
             device(&host, "cpu", INTEL_FORMATS);
-            device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
+            device(
+                &host,
+                "cpu",
+                &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")],
+            );
             device(&host, "cpu", &[(file, text)]);
             let error = find_facility(&host).unwrap_err();
             assert!(error.contains("cpu"), "{file} {text}: {error}");
@@ -300,7 +394,14 @@ mod tests {
     #[test]
     fn values_are_put_into_split_and_shifted_fields() {
         let host = FakeHost::default();
-        device(&host, "x", &[("format/event", "config:0-7,32-35\n"), ("format/wide", "config2:0-63\n")]);
+        device(
+            &host,
+            "x",
+            &[
+                ("format/event", "config:0-7,32-35\n"),
+                ("format/wide", "config2:0-63\n"),
+            ],
+        );
         let config = encode(&host, "x", "event=0x1d6,wide=0xffffffffffffffff").unwrap();
         assert_eq!(config, Config([0x1_0000_00d6, 0, u64::MAX]));
     }
@@ -329,7 +430,12 @@ mod tests {
         sampler.stop();
         // The clock's samples carry no address: all of them are counted, none is used.
         assert!(read.samples.is_empty(), "{read:?}");
-        assert!(read.events >= 20 * period, "{} events by {} samples", read.events, read.unusable_count);
+        assert!(
+            read.events >= 20 * period,
+            "{} events by {} samples",
+            read.events,
+            read.unusable_count
+        );
         assert_eq!(records::decode_source(0x0508_0021), DataSource::Unknown);
         assert!(PerfSampler::open(&clock, SamplingTarget::Thread(i32::MAX), period).is_err());
     }

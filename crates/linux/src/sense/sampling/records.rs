@@ -73,8 +73,14 @@ pub fn parse_samples(bytes: &[u8], contents: &mut RingContents) {
     while let Some((record_type, misc, record)) = next_record(remaining_records) {
         remaining_records = &remaining_records[record.len()..];
         match record_type {
-            perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => record_sample(misc, record, contents),
-            _ => contents.lost_count = contents.lost_count.saturating_add(lost_records(record_type, record)),
+            perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => {
+                record_sample(misc, record, contents)
+            }
+            _ => {
+                contents.lost_count = contents
+                    .lost_count
+                    .saturating_add(lost_records(record_type, record))
+            }
         }
     }
 }
@@ -99,7 +105,9 @@ pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
     while let Some((record_type, misc, record)) = next_record(remaining_records) {
         remaining_records = &remaining_records[record.len()..];
         if record_type != perf::PERF_RECORD_SAMPLE {
-            contents.lost_count = contents.lost_count.saturating_add(lost_records(record_type, record));
+            contents.lost_count = contents
+                .lost_count
+                .saturating_add(lost_records(record_type, record));
             continue;
         }
         if record.len() < TRACE_RECORD_BYTES {
@@ -129,7 +137,9 @@ fn lost_records(record_type: u32, record: &[u8]) -> u64 {
 
 /// The thread in the field of process and thread ids.
 fn thread_id(field: u64) -> i32 {
-    field.to_ne_bytes()[4..].try_into().map_or(0, i32::from_ne_bytes)
+    field.to_ne_bytes()[4..]
+        .try_into()
+        .map_or(0, i32::from_ne_bytes)
 }
 
 /// Is the access one of a program? IBS samples all operations, and most of them touch no memory; the upper half
@@ -147,7 +157,11 @@ fn next_record(bytes: &[u8]) -> Option<(u32, u16, &[u8])> {
 }
 
 fn u64_at(record: &[u8], index: usize) -> u64 {
-    u64::from_ne_bytes(record[index..index + 8].try_into().expect("checked: the record is that long"))
+    u64::from_ne_bytes(
+        record[index..index + 8]
+            .try_into()
+            .expect("checked: the record is that long"),
+    )
 }
 
 fn record_sample(misc: u16, record: &[u8], contents: &mut RingContents) {
@@ -185,9 +199,16 @@ mod bits {
 /// (shared writes appear like this, TC 4.2); fill buffers, and unreported sources, are unknown.
 pub fn decode_source(data_source: u64) -> DataSource {
     let bit_field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
-    let (level, snoop, level_number, is_remote) =
-        (bit_field(5, 14), bit_field(19, 5), bit_field(33, 4), bit_field(37, 1) == 1);
-    if snoop & bits::SNOOP_HITM != 0 || bit_field(38, 2) & bits::SNOOP_PEER != 0 || level & bits::REMOTE_CACHE != 0 {
+    let (level, snoop, level_number, is_remote) = (
+        bit_field(5, 14),
+        bit_field(19, 5),
+        bit_field(33, 4),
+        bit_field(37, 1) == 1,
+    );
+    if snoop & bits::SNOOP_HITM != 0
+        || bit_field(38, 2) & bits::SNOOP_PEER != 0
+        || level & bits::REMOTE_CACHE != 0
+    {
         return DataSource::RemoteCache;
     }
     match level_number {
@@ -221,7 +242,9 @@ mod tests {
         let mut bytes = kind.to_ne_bytes().to_vec();
         bytes.extend(misc.to_ne_bytes());
         bytes.extend((8 + 8 * words.len() as u16).to_ne_bytes());
-        words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        words
+            .iter()
+            .for_each(|word| bytes.extend(word.to_ne_bytes()));
         bytes
     }
 
@@ -235,7 +258,11 @@ mod tests {
     /// A ring as filled by a load-latency event: two loads of a program, one of the kernel, lost records, throttling.
     fn ring() -> Vec<u8> {
         let sample = |misc, thread, address, latency, source| {
-            record(perf::PERF_RECORD_SAMPLE, misc, &[tid(40, thread), 1_000, address, 2_000, latency, source])
+            record(
+                perf::PERF_RECORD_SAMPLE,
+                misc,
+                &[tid(40, thread), 1_000, address, 2_000, latency, source],
+            )
         };
         [
             sample(MODE_USER, 41, 0x7f12_3456_7840, 230, 0x6810_1042),
@@ -264,7 +291,10 @@ mod tests {
         };
         assert_eq!(read.samples[0], expected);
         assert_eq!((read.samples.len(), read.samples[1].tid), (2, 42));
-        assert_eq!((read.lost_count, read.unusable_count, read.events), (17, 2, 8_000));
+        assert_eq!(
+            (read.lost_count, read.unusable_count, read.events),
+            (17, 2, 8_000)
+        );
     }
 
     /// Is a ring read the same wherever it wraps within a record, and do cut or invalid records cause no panic?
@@ -276,10 +306,16 @@ mod tests {
         let size = 512usize;
         for turn in (0..size).step_by(8) {
             let mut ring = vec![0xAAu8; size];
-            straight.iter().enumerate().for_each(|(index, byte)| ring[(turn + index) % size] = *byte);
+            straight
+                .iter()
+                .enumerate()
+                .for_each(|(index, byte)| ring[(turn + index) % size] = *byte);
             let tail = (3 * size + turn) as u64;
             let mut read = RingContents::default();
-            parse_samples(&unroll_ring(&ring, tail, tail + straight.len() as u64), &mut read);
+            parse_samples(
+                &unroll_ring(&ring, tail, tail + straight.len() as u64),
+                &mut read,
+            );
             assert_eq!(read, whole, "{turn}");
         }
         for end in 0..straight.len() {
@@ -295,7 +331,9 @@ mod tests {
     /// lost in the ring and in the processor, records of the kernel, of another thread, and without an address?
     #[test]
     fn a_trace_keeps_its_order_and_counts_its_faults() {
-        let access = |misc, thread, address| record(perf::PERF_RECORD_SAMPLE, misc, &[tid(40, thread), address]);
+        let access = |misc, thread, address| {
+            record(perf::PERF_RECORD_SAMPLE, misc, &[tid(40, thread), address])
+        };
         let parts = [
             access(MODE_USER, 41, 0x7000),
             access(MODE_USER, 41, 0x3000),
@@ -312,10 +350,20 @@ mod tests {
         let mut contents = TraceContents::default();
         parse_trace(&whole_bytes, 41, &mut contents);
         let addresses = vec![0x7000, 0x3000, 0x7000];
-        assert_eq!(contents, TraceContents { addresses, lost_count: 21, unusable_count: 4, is_cut: false });
+        assert_eq!(
+            contents,
+            TraceContents {
+                addresses,
+                lost_count: 21,
+                unusable_count: 4,
+                is_cut: false
+            }
+        );
         // If the ring is cut anywhere but between two records, the remainder is missing, and the trace reports this.
         let mut ends: Vec<usize> = Vec::new();
-        parts.iter().for_each(|part| ends.push(ends.last().copied().unwrap_or(0) + part.len()));
+        parts
+            .iter()
+            .for_each(|part| ends.push(ends.last().copied().unwrap_or(0) + part.len()));
         for end in 1..whole_bytes.len() {
             let mut cut = TraceContents::default();
             parse_trace(&whole_bytes[..end], 41, &mut cut);
@@ -324,7 +372,10 @@ mod tests {
         }
         let mut strange = TraceContents::default();
         parse_trace(&[0; 64], 41, &mut strange);
-        assert!(strange.is_cut && strange.addresses.is_empty(), "a record of no size");
+        assert!(
+            strange.is_cut && strange.addresses.is_empty(),
+            "a record of no size"
+        );
     }
 
     /// Do the kernel's encodings yield the source that `perf mem report` prints for them?

@@ -24,12 +24,17 @@ impl SampleRing {
     /// The kernel's error: `EPERM` if the user may not lock so much memory (`kernel.perf_event_mlock_kb`).
     pub(crate) fn map(event: &File, bytes: usize) -> io::Result<Self> {
         let data_bytes = bytes.max(PAGE_BYTES).next_power_of_two();
-        Ok(SampleRing { map: MemoryMap::of_file(event, PAGE_BYTES + data_bytes, true)? })
+        Ok(SampleRing {
+            map: MemoryMap::of_file(event, PAGE_BYTES + data_bytes, true)?,
+        })
     }
 
     /// The bytes that the kernel has written since the last call; their room is free again.
     pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
-        let control = self.map.start().cast::<perf::bindings::perf_event_mmap_page>();
+        let control = self
+            .map
+            .start()
+            .cast::<perf::bindings::perf_event_mmap_page>();
         // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
         // order, so that the records before it are whole; the tail is ours, and the kernel reads it.
         let (head, tail) = unsafe {
@@ -38,10 +43,15 @@ impl SampleRing {
                 &*ptr::addr_of!((*control).data_tail).cast::<AtomicU64>(),
             )
         };
-        let (tail_position, head_position) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
+        let (tail_position, head_position) =
+            (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
         // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
-        let ring_bytes =
-            unsafe { std::slice::from_raw_parts(self.map.start().add(PAGE_BYTES), self.map.bytes() - PAGE_BYTES) };
+        let ring_bytes = unsafe {
+            std::slice::from_raw_parts(
+                self.map.start().add(PAGE_BYTES),
+                self.map.bytes() - PAGE_BYTES,
+            )
+        };
         let bytes = unroll_ring(ring_bytes, tail_position, head_position);
         tail.store(head_position, Ordering::Release);
         bytes

@@ -67,7 +67,9 @@ impl IdleThreads {
     /// Removes a thread that becomes a task, and returns its totals; `None` if it was not idle, or another thread had
     /// its id.
     pub(super) fn wake(&mut self, pid: i32, thread: ThreadKey) -> Option<ThreadUsage> {
-        let idle_thread = self.remove(pid, thread.tid).filter(|idle| idle.thread == thread)?;
+        let idle_thread = self
+            .remove(pid, thread.tid)
+            .filter(|idle| idle.thread == thread)?;
         self.woken_threads.push((thread, idle_thread.usage));
         Some(idle_thread.usage)
     }
@@ -75,28 +77,48 @@ impl IdleThreads {
     /// Drops the threads of a process, and returns them.
     pub(super) fn remove_process(&mut self, pid: i32) -> Vec<ManagedThread> {
         self.ran_ns.remove(&pid);
-        let threads: Vec<ManagedThread> =
-            self.by_process.remove(&pid).into_iter().flat_map(BTreeMap::into_values).collect();
-        threads.iter().for_each(|thread| _ = self.idle_keys.remove(&thread.thread));
+        let threads: Vec<ManagedThread> = self
+            .by_process
+            .remove(&pid)
+            .into_iter()
+            .flat_map(BTreeMap::into_values)
+            .collect();
+        threads
+            .iter()
+            .for_each(|thread| _ = self.idle_keys.remove(&thread.thread));
         threads
     }
 
     /// Drops the threads of all other processes.
     pub(super) fn retain_processes(&mut self, is_retained: impl Fn(i32, ProcessId) -> bool) {
         let dropped_pid = |(pid, threads): (&i32, &BTreeMap<i32, ManagedThread>)| {
-            threads.values().next().is_none_or(|thread| !is_retained(*pid, thread.process)).then_some(*pid)
+            threads
+                .values()
+                .next()
+                .is_none_or(|thread| !is_retained(*pid, thread.process))
+                .then_some(*pid)
         };
         let dropped_pids: Vec<i32> = self.by_process.iter().filter_map(dropped_pid).collect();
-        dropped_pids.into_iter().for_each(|pid| _ = self.remove_process(pid));
+        dropped_pids
+            .into_iter()
+            .for_each(|pid| _ = self.remove_process(pid));
     }
 
     pub(super) fn threads_mut(&mut self, pid: i32) -> impl Iterator<Item = &mut ManagedThread> {
-        self.by_process.get_mut(&pid).into_iter().flat_map(BTreeMap::values_mut)
+        self.by_process
+            .get_mut(&pid)
+            .into_iter()
+            .flat_map(BTreeMap::values_mut)
     }
 
     /// The threads of a process, in ascending order.
     pub(super) fn tids(&self, pid: i32) -> Vec<i32> {
-        self.by_process.get(&pid).into_iter().flat_map(BTreeMap::keys).copied().collect()
+        self.by_process
+            .get(&pid)
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+            .copied()
+            .collect()
     }
 
     pub(super) fn thread_count(&self, pid: i32) -> usize {
@@ -123,11 +145,16 @@ impl TaskTable {
         for task in self.by_thread.values().filter(|task| !task.has_exited) {
             *active_counts.entry(task.pid).or_default() += 1;
         }
-        active_counts.retain(|pid, count| *count + self.idle_threads.thread_count(*pid) > MAX_LISTED_THREADS);
+        active_counts.retain(|pid, count| {
+            *count + self.idle_threads.thread_count(*pid) > MAX_LISTED_THREADS
+        });
         if active_counts.is_empty() {
             return;
         }
-        for task in self.by_thread.values_mut().filter(|task| !task.has_exited && active_counts.contains_key(&task.pid))
+        for task in self
+            .by_thread
+            .values_mut()
+            .filter(|task| !task.has_exited && active_counts.contains_key(&task.pid))
         {
             let is_idle = self.refresh_count.wrapping_sub(task.ran_in_refresh) >= IDLE_REFRESHES;
             if is_idle && task.cpu.is_none() && task.thread.tid != task.pid {
@@ -141,12 +168,17 @@ impl TaskTable {
     /// of cachemate.
     pub fn new_idle_threads(&self) -> Vec<&ManagedThread> {
         let arrivals = self.idle_threads.arrivals.iter();
-        arrivals.filter_map(|(pid, tid)| self.idle_threads.by_process.get(pid)?.get(tid)).collect()
+        arrivals
+            .filter_map(|(pid, tid)| self.idle_threads.by_process.get(pid)?.get(tid))
+            .collect()
     }
 
     /// All threads that are set aside.
     pub fn idle_threads(&self) -> impl Iterator<Item = &ManagedThread> {
-        self.idle_threads.by_process.values().flat_map(BTreeMap::values)
+        self.idle_threads
+            .by_process
+            .values()
+            .flat_map(BTreeMap::values)
     }
 
     /// Threads that have run again, with their totals from before.

@@ -47,10 +47,13 @@ pub struct FastPhaseAverages {
 impl FastPhaseAverages {
     /// Observes a window, and forgets exited tasks.
     pub fn observe(&mut self, window: u64, measured_profiles: &Profiles) {
-        self.histories.retain(|task, _| measured_profiles.contains_key(task));
+        self.histories
+            .retain(|task, _| measured_profiles.contains_key(task));
         for (&task, profile) in measured_profiles {
-            let new_history =
-                || PhaseHistory { phase_and_start: (profile.phase_number, window), ..PhaseHistory::default() };
+            let new_history = || PhaseHistory {
+                phase_and_start: (profile.phase_number, window),
+                ..PhaseHistory::default()
+            };
             let history = self.histories.entry(task).or_insert_with(new_history);
             history.observe_phase(profile.phase_number, window, profile.phase.kind.is_some());
             history.record_curves(&profile.locality.misses_per_kilo_instr);
@@ -60,8 +63,14 @@ impl FastPhaseAverages {
     /// Returns the constant phase number and the mean curves of a task whose phases are averaged; `None` if they are
     /// followed.
     pub fn average_curves(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
-        let history = self.histories.get(&task).filter(|history| history.is_averaged())?;
-        Some((history.averaged_phase_number?, mean_of_curves(&history.curves)?))
+        let history = self
+            .histories
+            .get(&task)
+            .filter(|history| history.is_averaged())?;
+        Some((
+            history.averaged_phase_number?,
+            mean_of_curves(&history.curves)?,
+        ))
     }
 }
 
@@ -84,18 +93,26 @@ impl PhaseHistory {
             self.averaged_phase_number = None;
         }
         let sum: u64 = self.phase_lengths_windows.iter().sum();
-        if self.phase_lengths_windows.len() == AVERAGED_PHASES && sum < MIN_FOLLOWED_WINDOWS * AVERAGED_PHASES as u64 {
+        if self.phase_lengths_windows.len() == AVERAGED_PHASES
+            && sum < MIN_FOLLOWED_WINDOWS * AVERAGED_PHASES as u64
+        {
             self.averaged_phase_number.get_or_insert(number);
         }
     }
 
     fn record_curves(&mut self, measured_curves: &LevelCurves) {
-        let Some(window) = newest_window(measured_curves) else { return };
+        let Some(window) = newest_window(measured_curves) else {
+            return;
+        };
         if self.curves.back().and_then(newest_window) == Some(window) {
             return;
         }
         // Curves at other sizes were measured on another cache, so the two have no common mean.
-        if self.curves.back().is_some_and(|last| !have_equal_sizes(last, measured_curves)) {
+        if self
+            .curves
+            .back()
+            .is_some_and(|last| !have_equal_sizes(last, measured_curves))
+        {
             self.curves.clear();
         }
         self.curves.push_back(measured_curves.clone());
@@ -120,12 +137,28 @@ fn have_equal_sizes(first_curves: &LevelCurves, second_curves: &LevelCurves) -> 
 fn mean_of_curves(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last_curves = curves.back()?;
     let mean_of_level = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
-        let level_curves: Vec<&SizeCurve> =
-            curves.iter().filter_map(|level_curves| level_curves.get(&level).map(|fact| &fact.value)).collect();
+        let level_curves: Vec<&SizeCurve> = curves
+            .iter()
+            .filter_map(|level_curves| level_curves.get(&level).map(|fact| &fact.value))
+            .collect();
         let point = |index: usize| {
-            (fact.value[index].0, mean_estimate(&level_curves.iter().map(|curve| curve[index].1).collect::<Vec<_>>()))
+            (
+                fact.value[index].0,
+                mean_estimate(
+                    &level_curves
+                        .iter()
+                        .map(|curve| curve[index].1)
+                        .collect::<Vec<_>>(),
+                ),
+            )
         };
-        (level, Fact { value: (0..fact.value.len()).map(point).collect(), ..fact.clone() })
+        (
+            level,
+            Fact {
+                value: (0..fact.value.len()).map(point).collect(),
+                ..fact.clone()
+            },
+        )
     };
     Some(last_curves.iter().map(mean_of_level).collect())
 }
@@ -134,14 +167,24 @@ fn mean_of_curves(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
 /// of the values, whichever is farther out.
 fn mean_estimate(estimates: &[Estimate]) -> Estimate {
     let count = estimates.len() as f64;
-    let mean_of = |value_of: &dyn Fn(&Estimate) -> f64| estimates.iter().map(value_of).sum::<f64>() / count;
+    let mean_of =
+        |value_of: &dyn Fn(&Estimate) -> f64| estimates.iter().map(value_of).sum::<f64>() / count;
     let value = mean_of(&|estimate| estimate.value);
-    let variance = estimates.iter().map(|estimate| (estimate.value - value) * (estimate.value - value)).sum::<f64>()
+    let variance = estimates
+        .iter()
+        .map(|estimate| (estimate.value - value) * (estimate.value - value))
+        .sum::<f64>()
         / (count - 1.0).max(1.0);
     let error = 2.0 * libm::sqrt(variance / count);
-    let (low, high) =
-        (mean_of(&|estimate| estimate.low).min(value - error), mean_of(&|fact| fact.high).max(value + error));
-    Estimate { value, low: low.max(0.0), high }
+    let (low, high) = (
+        mean_of(&|estimate| estimate.low).min(value - error),
+        mean_of(&|fact| fact.high).max(value + error),
+    );
+    Estimate {
+        value,
+        low: low.max(0.0),
+        high,
+    }
 }
 
 #[cfg(test)]
@@ -158,12 +201,22 @@ mod tests {
         (number, is_settled): (u32, bool),
         measured: Option<f64>,
     ) {
-        let mut profile = Profile { phase_number: number, ..Profile::default() };
+        let mut profile = Profile {
+            phase_number: number,
+            ..Profile::default()
+        };
         profile.phase.kind = is_settled.then(|| Fact::new(0, FactSource::PhaseDetector, window));
         if let Some(rate) = measured {
-            let curve = vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.0))];
+            let curve = vec![
+                (1 << 20, Estimate::exact(rate)),
+                (2 << 20, Estimate::exact(0.0)),
+            ];
             profile = profile.with_misses(CacheLevel::L3, curve, FactSource::Oracle);
-            profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
+            profile
+                .locality
+                .misses_per_kilo_instr
+                .values_mut()
+                .for_each(|fact| fact.window = window);
         }
         let profiles: Profiles = [(TASK, profile)].into();
         averages.observe(window, &profiles);
@@ -174,9 +227,19 @@ mod tests {
     fn first_whole(length: u64, phases: u64) -> Option<(u64, FastPhaseAverages)> {
         let mut averages = FastPhaseAverages::default();
         (0..length * phases).find_map(|window| {
-            let measured = window.is_multiple_of(length).then_some((window / length % 2 * 8) as f64);
-            observe(&mut averages, window, ((window / length) as u32, true), measured);
-            averages.average_curves(TASK).is_some().then(|| (window, averages.clone()))
+            let measured = window
+                .is_multiple_of(length)
+                .then_some((window / length % 2 * 8) as f64);
+            observe(
+                &mut averages,
+                window,
+                ((window / length) as u32, true),
+                measured,
+            );
+            averages
+                .average_curves(TASK)
+                .is_some()
+                .then(|| (window, averages.clone()))
         })
     }
 
@@ -192,7 +255,11 @@ mod tests {
         assert_eq!((number, point.value), (4, 3.2));
         assert!(point.low < 0.1 && point.high > 6.0, "{point:?}");
         observe(&mut averages, 20, (5, false), None);
-        assert_eq!(averages.average_curves(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
+        assert_eq!(
+            averages.average_curves(TASK).map(|(number, _)| number),
+            Some(4),
+            "the phase number is constant"
+        );
         // From here on, the detector reports no change.
         for window in 21..=60 {
             assert!(averages.average_curves(TASK).is_some(), "{window}");
@@ -207,10 +274,20 @@ mod tests {
     fn nothing_changes_until_enough_curves_are_known() {
         let mut averages = FastPhaseAverages::default();
         for window in 0..40 {
-            observe(&mut averages, window, ((window / 3) as u32, true), (window == 5 || window == 20).then_some(1.0));
+            observe(
+                &mut averages,
+                window,
+                ((window / 3) as u32, true),
+                (window == 5 || window == 20).then_some(1.0),
+            );
         }
         assert!(averages.average_curves(TASK).is_none());
         observe(&mut averages, 40, (14, true), Some(4.0));
-        assert_eq!(averages.average_curves(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
+        assert_eq!(
+            averages.average_curves(TASK).unwrap().1[&CacheLevel::L3].value[0]
+                .1
+                .value,
+            2.0
+        );
     }
 }

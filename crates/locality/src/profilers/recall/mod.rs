@@ -10,7 +10,9 @@ mod fast_phases;
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheLevel, Fact, FactSource, Observation, Profile, ProfileRecall, Profiles, SizeCurve, TaskId};
+use cachemate_core::{
+    CacheLevel, Fact, FactSource, Observation, Profile, ProfileRecall, Profiles, SizeCurve, TaskId,
+};
 
 use fast_phases::FastPhaseAverages;
 
@@ -39,34 +41,57 @@ fn profile_mut<'a>(
     measured_profiles: &Profiles,
     task: TaskId,
 ) -> Option<&'a mut Profile> {
-    recalled_profiles.get_or_insert_with(|| measured_profiles.clone()).get_mut(&task)
+    recalled_profiles
+        .get_or_insert_with(|| measured_profiles.clone())
+        .get_mut(&task)
 }
 
 impl PhaseCurveRecall {
     /// Builds the step with averaging of programs whose phases are too short to be followed.
     pub fn with_fast_phase_average() -> Self {
-        PhaseCurveRecall { averages: Some(FastPhaseAverages::default()), ..PhaseCurveRecall::default() }
+        PhaseCurveRecall {
+            averages: Some(FastPhaseAverages::default()),
+            ..PhaseCurveRecall::default()
+        }
     }
 }
 
 impl ProfileRecall for PhaseCurveRecall {
-    fn recall(&mut self, observation: &Observation, measured_profiles: &Profiles) -> Option<Profiles> {
+    fn recall(
+        &mut self,
+        observation: &Observation,
+        measured_profiles: &Profiles,
+    ) -> Option<Profiles> {
         let live_tasks = observation.live_tasks();
         self.curves.retain(|(task, _), _| live_tasks.contains(task));
         if let Some(averages) = &mut self.averages {
             averages.observe(observation.window, measured_profiles);
         }
         let mut recalled_profiles: Option<Profiles> = None;
-        for (&task, profile) in measured_profiles.iter().filter(|(task, _)| live_tasks.contains(task)) {
-            if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.average_curves(task)) {
-                if let Some(profile) = profile_mut(&mut recalled_profiles, measured_profiles, task) {
+        for (&task, profile) in measured_profiles
+            .iter()
+            .filter(|(task, _)| live_tasks.contains(task))
+        {
+            if let Some((number, curves)) = self
+                .averages
+                .as_ref()
+                .and_then(|averages| averages.average_curves(task))
+            {
+                if let Some(profile) = profile_mut(&mut recalled_profiles, measured_profiles, task)
+                {
                     profile.phase_number = number;
-                    profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, observation.window));
+                    profile.phase.kind = Some(Fact::new(
+                        AVERAGED,
+                        FactSource::PhaseDetector,
+                        observation.window,
+                    ));
                     profile.locality.misses_per_kilo_instr = curves;
                 }
                 continue;
             }
-            let Some(kind) = profile.phase.kind.as_ref().map(|fact| fact.value) else { continue };
+            let Some(kind) = profile.phase.kind.as_ref().map(|fact| fact.value) else {
+                continue;
+            };
             let curves = &profile.locality.misses_per_kilo_instr;
             let stored_curves = self.curves.get(&(task, kind));
             if !curves.is_empty() {
@@ -90,7 +115,12 @@ mod tests {
     use cachemate_core::test_support::observation_fixture;
 
     fn profile_fixture(kind: Option<u32>, misses: Option<f64>) -> Profile {
-        let curve = |rate: f64| vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.5 * rate))];
+        let curve = |rate: f64| {
+            vec![
+                (1 << 20, Estimate::exact(rate)),
+                (2 << 20, Estimate::exact(0.5 * rate)),
+            ]
+        };
         let mut profile = Profile::default();
         if let Some(rate) = misses {
             profile = profile.with_misses(CacheLevel::L3, curve(rate), FactSource::Oracle);
@@ -113,11 +143,27 @@ mod tests {
             let curve = profiles[&TaskId(0)].misses_per_kilo_instr()?;
             Some(curve[0].1.value)
         };
-        assert_eq!(recall_after(profile_fixture(Some(0), Some(8.0))), None, "it is measured");
-        assert_eq!(recall_after(profile_fixture(Some(1), None)), None, "another kind");
-        assert_eq!(recall_after(profile_fixture(None, None)), None, "its kind is unknown");
+        assert_eq!(
+            recall_after(profile_fixture(Some(0), Some(8.0))),
+            None,
+            "it is measured"
+        );
+        assert_eq!(
+            recall_after(profile_fixture(Some(1), None)),
+            None,
+            "another kind"
+        );
+        assert_eq!(
+            recall_after(profile_fixture(None, None)),
+            None,
+            "its kind is unknown"
+        );
         assert_eq!(recall_after(profile_fixture(Some(0), None)), Some(8.0));
         assert_eq!(recall_after(profile_fixture(Some(0), Some(3.0))), None);
-        assert_eq!(recall_after(profile_fixture(Some(0), None)), Some(3.0), "the last measured one");
+        assert_eq!(
+            recall_after(profile_fixture(Some(0), None)),
+            Some(3.0),
+            "the last measured one"
+        );
     }
 }

@@ -34,11 +34,19 @@ impl Gain {
     pub fn from_draws(forecast: f64, drawn_gains: &[f64], forecast_error: GainError) -> Self {
         let draw_count = drawn_gains.len() as f64;
         let mean = drawn_gains.iter().sum::<f64>() / draw_count;
-        let draw_variance =
-            drawn_gains.iter().map(|draw| (draw - mean) * (draw - mean)).sum::<f64>() / (draw_count - 1.0);
+        let draw_variance = drawn_gains
+            .iter()
+            .map(|draw| (draw - mean) * (draw - mean))
+            .sum::<f64>()
+            / (draw_count - 1.0);
         let gain_variance = RELATIVE_GAIN_ERROR * RELATIVE_GAIN_ERROR * forecast * forecast;
         let variance = draw_variance + forecast_error.variance + gain_variance;
-        Gain { forecast, mean, standard_error: libm::sqrt(variance).max(1e-6), bias: forecast_error.bias }
+        Gain {
+            forecast,
+            mean,
+            standard_error: libm::sqrt(variance).max(1e-6),
+            bias: forecast_error.bias,
+        }
     }
 
     fn expected(&self) -> f64 {
@@ -54,13 +62,19 @@ impl Gain {
     /// Returns whether the change can gain `min_gain`, by its forecast and one standard error, and is worth
     /// `measurement_time`, if its gain lasts for `remaining_time`. The expected gain assumes that the
     /// change is kept only if it gains.
-    pub fn is_worth_measuring(&self, min_gain: f64, measurement_time: f64, remaining_time: f64) -> bool {
+    pub fn is_worth_measuring(
+        &self,
+        min_gain: f64,
+        measurement_time: f64,
+        remaining_time: f64,
+    ) -> bool {
         let expected = self.expected();
         let margin = expected / self.standard_error;
         let density = libm::exp(-0.5 * margin * margin) / libm::sqrt(2.0 * std::f64::consts::PI);
         let expected_gain = density + margin * normal_probability(margin);
         let expected_loss = expected_gain - margin;
-        expected + self.standard_error >= min_gain && expected_gain * remaining_time >= expected_loss * measurement_time
+        expected + self.standard_error >= min_gain
+            && expected_gain * remaining_time >= expected_loss * measurement_time
     }
 }
 
@@ -114,11 +128,18 @@ impl<C> ForecastRecord<C> {
     /// and Winkler, Management Science 2006).
     pub fn forecast_error(&self) -> GainError {
         let prior = [-FORECAST_ERROR, FORECAST_ERROR].into_iter();
-        let error_of = |change: &MeasuredChange<C>| libm::expm1(change.measured_log_ratio) - change.forecast;
+        let error_of =
+            |change: &MeasuredChange<C>| libm::expm1(change.measured_log_ratio) - change.forecast;
         let errors: Vec<f64> = prior.chain(self.0.iter().map(error_of)).collect();
         let bias = errors.iter().sum::<f64>() / errors.len() as f64;
-        let squares = errors.iter().map(|error| (error - bias) * (error - bias)).sum::<f64>();
-        GainError { bias, variance: squares / errors.len() as f64 }
+        let squares = errors
+            .iter()
+            .map(|error| (error - bias) * (error - bias))
+            .sum::<f64>();
+        GainError {
+            bias,
+            variance: squares / errors.len() as f64,
+        }
     }
 }
 
@@ -153,7 +174,8 @@ pub enum CandidateVerdict {
 /// Chooses between the plan in force and the best candidate. Without time for a confirmation, only a likely plan is applied.
 pub fn decide(comparison: &CandidateComparison, min_gain: f64) -> CandidateVerdict {
     let is_likely = comparison.probability >= MIN_LIKELY_PROBABILITY;
-    let is_worth_trying = is_likely || comparison.is_worth_measuring && comparison.has_time_to_confirm;
+    let is_worth_trying =
+        is_likely || comparison.is_worth_measuring && comparison.has_time_to_confirm;
     let can_gain = comparison.gain >= min_gain && is_worth_trying;
     if comparison.is_in_force || !(comparison.meets_missed_goal || can_gain) {
         CandidateVerdict::Keep
@@ -173,7 +195,11 @@ mod tests {
 
     /// A change whose forecast was 5 %.
     fn measured(measured_log_ratio: f64) -> MeasuredChange<()> {
-        MeasuredChange { change: (), forecast: 0.05, measured_log_ratio }
+        MeasuredChange {
+            change: (),
+            forecast: 0.05,
+            measured_log_ratio,
+        }
     }
 
     const LIKELY_GAIN: CandidateComparison = CandidateComparison {
@@ -190,10 +216,27 @@ mod tests {
     fn every_condition_leads_to_its_choice() {
         let table = [
             (LIKELY_GAIN, CandidateVerdict::Confirm),
-            (CandidateComparison { is_in_force: true, meets_missed_goal: true, ..LIKELY_GAIN }, CandidateVerdict::Keep),
-            (CandidateComparison { probability: 0.49, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (
-                CandidateComparison { probability: 0.49, is_worth_measuring: true, ..LIKELY_GAIN },
+                CandidateComparison {
+                    is_in_force: true,
+                    meets_missed_goal: true,
+                    ..LIKELY_GAIN
+                },
+                CandidateVerdict::Keep,
+            ),
+            (
+                CandidateComparison {
+                    probability: 0.49,
+                    ..LIKELY_GAIN
+                },
+                CandidateVerdict::Keep,
+            ),
+            (
+                CandidateComparison {
+                    probability: 0.49,
+                    is_worth_measuring: true,
+                    ..LIKELY_GAIN
+                },
                 CandidateVerdict::Confirm,
             ),
             (
@@ -205,11 +248,34 @@ mod tests {
                 },
                 CandidateVerdict::Keep,
             ),
-            (CandidateComparison { gain: 0.009, ..LIKELY_GAIN }, CandidateVerdict::Keep),
-            (CandidateComparison { probability: 0.95, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
-            (CandidateComparison { has_time_to_confirm: false, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
             (
-                CandidateComparison { meets_missed_goal: true, gain: -0.1, probability: 0.0, ..LIKELY_GAIN },
+                CandidateComparison {
+                    gain: 0.009,
+                    ..LIKELY_GAIN
+                },
+                CandidateVerdict::Keep,
+            ),
+            (
+                CandidateComparison {
+                    probability: 0.95,
+                    ..LIKELY_GAIN
+                },
+                CandidateVerdict::Adopt,
+            ),
+            (
+                CandidateComparison {
+                    has_time_to_confirm: false,
+                    ..LIKELY_GAIN
+                },
+                CandidateVerdict::Adopt,
+            ),
+            (
+                CandidateComparison {
+                    meets_missed_goal: true,
+                    gain: -0.1,
+                    probability: 0.0,
+                    ..LIKELY_GAIN
+                },
                 CandidateVerdict::Adopt,
             ),
         ];
@@ -249,7 +315,12 @@ mod tests {
     /// Does the probability follow a normal distribution around the smaller of forecast and mean?
     #[test]
     fn the_probability_is_that_of_a_normal_distribution() {
-        let gain = |middle: f64, mean: f64| Gain { forecast: middle, mean, standard_error: 0.02, bias: 0.0 };
+        let gain = |middle: f64, mean: f64| Gain {
+            forecast: middle,
+            mean,
+            standard_error: 0.02,
+            bias: 0.0,
+        };
         assert_eq!(gain(0.01, 0.05).probability_of_gain(0.01), 0.5);
         assert!((gain(0.06, 0.05).probability_of_gain(0.01) - 0.977_249_868).abs() < 1e-8);
         assert!((gain(0.05, 0.06).probability_of_gain(0.01) - 0.977_249_868).abs() < 1e-8);
@@ -258,29 +329,56 @@ mod tests {
     /// Is a probable gain worth its measurement, and a probable loss only if it is uncertain and the gain would last?
     #[test]
     fn a_probable_loss_is_rarely_worth_a_measurement() {
-        let gain = |middle: f64| Gain { forecast: middle, mean: middle, standard_error: 0.02, bias: 0.0 };
-        let is_worth = |middle: f64, lasting: f64| gain(middle).is_worth_measuring(0.01, 20.0, lasting);
+        let gain = |middle: f64| Gain {
+            forecast: middle,
+            mean: middle,
+            standard_error: 0.02,
+            bias: 0.0,
+        };
+        let is_worth =
+            |middle: f64, lasting: f64| gain(middle).is_worth_measuring(0.01, 20.0, lasting);
         assert!(is_worth(0.001, 20.0) && !is_worth(-0.001, 20.0));
         assert!(is_worth(-0.008, 60.0) && !is_worth(-0.01, 60.0));
-        let sure = Gain { standard_error: 0.005, ..gain(0.004) };
-        assert!(!sure.is_worth_measuring(0.01, 20.0, 60.0), "it cannot gain enough");
+        let sure = Gain {
+            standard_error: 0.005,
+            ..gain(0.004)
+        };
+        assert!(
+            !sure.is_worth_measuring(0.01, 20.0, 60.0),
+            "it cannot gain enough"
+        );
     }
 
     /// Do wrong forecasts widen the error of the next gain, and right ones narrow it? Is a constant error subtracted?
     #[test]
     fn wrong_forecasts_widen_the_error() {
-        let gain = |record: &ForecastRecord<()>| Gain::from_draws(0.05, &[0.05, 0.05], record.forecast_error());
+        let gain = |record: &ForecastRecord<()>| {
+            Gain::from_draws(0.05, &[0.05, 0.05], record.forecast_error())
+        };
         let mut record = ForecastRecord::default();
         let fresh = gain(&record);
         assert!((fresh.standard_error - libm::sqrt(0.02 * 0.02 + 0.0125 * 0.0125)).abs() < 1e-12);
         (0..20).for_each(|_| record.record(measured(libm::log1p(0.05))));
         assert!(gain(&record).standard_error < fresh.standard_error);
-        (0..20).for_each(|index| record.record(measured(libm::log1p(if index % 2 == 0 { -0.05 } else { 0.15 }))));
+        (0..20).for_each(|index| {
+            record.record(measured(libm::log1p(if index % 2 == 0 {
+                -0.05
+            } else {
+                0.15
+            })))
+        });
         let wide = gain(&record).standard_error;
-        assert!(wide > 0.09, "the record holds the last {MAX_VERDICTS}: {wide}");
+        assert!(
+            wide > 0.09,
+            "the record holds the last {MAX_VERDICTS}: {wide}"
+        );
         assert!(gain(&record).probability_of_gain(0.01) > 0.5);
         (0..20).for_each(|_| record.record(measured(libm::log1p(-0.05))));
-        assert!(gain(&record).probability_of_gain(0.01) < 0.5, "{:?}", gain(&record));
+        assert!(
+            gain(&record).probability_of_gain(0.01) < 0.5,
+            "{:?}",
+            gain(&record)
+        );
     }
 
     /// Do errors of models that have been replaced stop counting, while those of changes that the present models do not
@@ -289,9 +387,14 @@ mod tests {
     fn errors_of_replaced_models_do_not_count() {
         let mut record = ForecastRecord::default();
         for change in ["same phases", "other phases"] {
-            record.record(MeasuredChange { change, forecast: 0.25, measured_log_ratio: libm::log1p(-0.05) });
+            record.record(MeasuredChange {
+                change,
+                forecast: 0.25,
+                measured_log_ratio: libm::log1p(-0.05),
+            });
         }
-        let bias = |record: &ForecastRecord<&str>| libm::round(1e4 * record.forecast_error().bias) / 1e4;
+        let bias =
+            |record: &ForecastRecord<&str>| libm::round(1e4 * record.forecast_error().bias) / 1e4;
         assert_eq!(bias(&record), -0.15);
         record.forecast_again(|change| (*change == "same phases").then_some(-0.05));
         assert_eq!(bias(&record), -0.075);

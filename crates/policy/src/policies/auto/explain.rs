@@ -54,14 +54,20 @@ impl ReportedForecasts {
             reported_placement == placement && (speed - relative_speed).abs() < MIN_REPORTED_CHANGE
         });
         if !is_unchanged {
-            self.reported_speeds.insert(task, (relative_speed, placement.to_string()));
+            self.reported_speeds
+                .insert(task, (relative_speed, placement.to_string()));
         }
         !is_unchanged
     }
 
     fn retain(&mut self, problem: &PlanningProblem) {
-        let problem_tasks: BTreeSet<TaskId> = problem.tasks.iter().map(|problem_task| problem_task.task).collect();
-        self.reported_speeds.retain(|task, _| problem_tasks.contains(task));
+        let problem_tasks: BTreeSet<TaskId> = problem
+            .tasks
+            .iter()
+            .map(|problem_task| problem_task.task)
+            .collect();
+        self.reported_speeds
+            .retain(|task, _| problem_tasks.contains(task));
     }
 }
 
@@ -69,19 +75,43 @@ impl SearchReport<'_> {
     fn score_reason(&self, probe_planner: &ProbePlanner, text: String) -> Reason {
         let score_of = |candidate: &CandidatePlan| {
             let name = candidate.label.replace(", ", "_").replace(' ', "_");
-            named_number(format!("score_of_{name}"), candidate.score.objective_value(self.judge.objective))
+            named_number(
+                format!("score_of_{name}"),
+                candidate.score.objective_value(self.judge.objective),
+            )
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
-        numbers.push(named_number("probability_percent", 100.0 * self.probability));
-        for MechanismGain { mechanism, gain, standard_error: error } in self.mechanism_gains {
-            numbers.push(named_number(format!("gain_of_{}_percent", mechanism.describe()), 100.0 * gain));
-            numbers.extend(
-                error.map(|error| named_number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)),
-            );
+        numbers.push(named_number(
+            "probability_percent",
+            100.0 * self.probability,
+        ));
+        for MechanismGain {
+            mechanism,
+            gain,
+            standard_error: error,
+        } in self.mechanism_gains
+        {
+            numbers.push(named_number(
+                format!("gain_of_{}_percent", mechanism.describe()),
+                100.0 * gain,
+            ));
+            numbers.extend(error.map(|error| {
+                named_number(
+                    format!("error_of_{}_percent", mechanism.describe()),
+                    100.0 * error,
+                )
+            }));
         }
-        numbers.push(named_number("probing_percent_of_processor_time", 100.0 * probe_planner.ledger.spent_share()));
-        let tasks: Vec<TaskId> = self.problem.known_tasks().map(|index| self.problem.tasks[index].task).collect();
+        numbers.push(named_number(
+            "probing_percent_of_processor_time",
+            100.0 * probe_planner.ledger.spent_share(),
+        ));
+        let tasks: Vec<TaskId> = self
+            .problem
+            .known_tasks()
+            .map(|index| self.problem.tasks[index].task)
+            .collect();
         Reason::new(tasks, text, numbers)
     }
 
@@ -105,16 +135,24 @@ impl SearchReport<'_> {
         let reason = self.score_reason(probe_planner, text);
         let unchanged_report = (reason.text.clone(), reason.tasks.clone());
         let mut new_reasons = Vec::new();
-        let current_speeds = forecast_speeds(self.problem, &self.reported_layout(), self.score_cache);
+        let current_speeds =
+            forecast_speeds(self.problem, &self.reported_layout(), self.score_cache);
         for index in self.problem.known_tasks() {
-            let Some(current_speed) = current_speeds[index] else { continue };
-            let (task, placement) =
-                (self.problem.tasks[index].task, self.describe_placement(self.current_layout, index));
-            if !reported_forecasts.record_if_changed(task, current_speed.relative_speed, &placement) {
+            let Some(current_speed) = current_speeds[index] else {
+                continue;
+            };
+            let (task, placement) = (
+                self.problem.tasks[index].task,
+                self.describe_placement(self.current_layout, index),
+            );
+            if !reported_forecasts.record_if_changed(task, current_speed.relative_speed, &placement)
+            {
                 continue;
             }
-            let text =
-                format!("{{0}} stays: {:.0} % of its solo speed{placement}", 100.0 * current_speed.relative_speed);
+            let text = format!(
+                "{{0}} stays: {:.0} % of its solo speed{placement}",
+                100.0 * current_speed.relative_speed
+            );
             let mut numbers = vec![
                 named_number("relative_speed", current_speed.relative_speed),
                 named_number("occupancy_bytes", current_speed.occupancy_bytes),
@@ -123,7 +161,9 @@ impl SearchReport<'_> {
             new_reasons.push(Reason::new(vec![task], text, numbers));
         }
         // The search is reported before the forecasts that follow from it, even if it has not changed.
-        if !new_reasons.is_empty() || reported_forecasts.last_unchanged.as_ref() != Some(&unchanged_report) {
+        if !new_reasons.is_empty()
+            || reported_forecasts.last_unchanged.as_ref() != Some(&unchanged_report)
+        {
             reported_forecasts.last_unchanged = Some(unchanged_report);
             reasons.push(reason);
             reasons.append(&mut new_reasons);
@@ -135,7 +175,10 @@ impl SearchReport<'_> {
     fn reported_layout(&self) -> SiteLayout {
         let mut layout = self.current_layout.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
-            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| layout.site_by_task[index]).collect();
+            let sites: BTreeSet<usize> = newcomers
+                .iter()
+                .filter_map(|&index| layout.site_by_task[index])
+                .collect();
             layout
                 .site_by_task
                 .iter_mut()
@@ -169,13 +212,19 @@ impl SearchReport<'_> {
         let [speeds_before, speeds_after] = [self.current_layout, &self.best_candidate.layout]
             .map(|layout| forecast_speeds(self.problem, layout, self.score_cache));
         for index in self.problem.known_tasks() {
-            if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index]) {
+            if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index])
+            {
                 reasons.push(self.task_reason(index, old_speed, new_speed));
             }
         }
     }
 
-    fn task_reason(&self, index: usize, old_speed: ForecastSpeed, new_speed: ForecastSpeed) -> Reason {
+    fn task_reason(
+        &self,
+        index: usize,
+        old_speed: ForecastSpeed,
+        new_speed: ForecastSpeed,
+    ) -> Reason {
         let mut text = format!(
             "{{0}}: {:.0} % of its solo speed, {:.0} % before",
             100.0 * new_speed.relative_speed,
@@ -195,9 +244,14 @@ impl SearchReport<'_> {
     /// Describes the best plan of every single mechanism.
     fn describe_mechanisms(&self) -> String {
         let describe_gain = |mechanism_gain: &MechanismGain| {
-            let error =
-                mechanism_gain.standard_error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
-            format!("; {} {:+.1}{error} %", mechanism_gain.mechanism.describe(), 100.0 * mechanism_gain.gain)
+            let error = mechanism_gain
+                .standard_error
+                .map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
+            format!(
+                "; {} {:+.1}{error} %",
+                mechanism_gain.mechanism.describe(),
+                100.0 * mechanism_gain.gain
+            )
         };
         self.mechanism_gains.iter().map(describe_gain).collect()
     }
@@ -212,12 +266,22 @@ impl SearchReport<'_> {
 
     /// Returns the quantities from which the task's speed is forecast.
     fn forecast_inputs(&self, index: usize) -> Vec<(String, f64)> {
-        let Some(program) = &self.problem.tasks[index].program else { return Vec::new() };
-        let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let Some(program) = &self.problem.tasks[index].program else {
+            return Vec::new();
+        };
+        let bytes = self
+            .problem
+            .sites
+            .iter()
+            .map(|site| site.bytes)
+            .fold(0.0, f64::max);
         let mpki_at_share = |share: f64| 1000.0 * program.misses_at(share * bytes);
-        let site = self.problem.tasks[index].last_site.map(|site| self.problem.sites[site].memory_node);
+        let site = self.problem.tasks[index]
+            .last_site
+            .map(|site| self.problem.sites[site].memory_node);
         let far_cycles = site.map_or(0.0, |node| program.far_cycles(node));
-        let farther = (far_cycles > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", far_cycles));
+        let farther =
+            (far_cycles > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", far_cycles));
         let mut numbers = vec![
             named_number("misses_per_kilo_instr_alone", mpki_at_share(1.0)),
             named_number("misses_per_kilo_instr_on_half", mpki_at_share(0.5)),
@@ -231,13 +295,20 @@ impl SearchReport<'_> {
     }
 
     fn describe_placement(&self, layout: &SiteLayout, index: usize) -> String {
-        let Some(site) = layout.site_by_task[index] else { return String::new() };
+        let Some(site) = layout.site_by_task[index] else {
+            return String::new();
+        };
         let mut text = String::new();
         if layout.is_pinned[index] {
             text += &format!(", on cache {}", self.problem.sites[site].cache.0);
         }
-        if let Some(partition) = layout.partitions[site].iter().find(|group| group.members.contains(&index)) {
-            let units = self.problem.sites[site].partition_units.map_or(0, |partition_units| partition_units.units());
+        if let Some(partition) = layout.partitions[site]
+            .iter()
+            .find(|group| group.members.contains(&index))
+        {
+            let units = self.problem.sites[site]
+                .partition_units
+                .map_or(0, |partition_units| partition_units.units());
             text += &format!(", with {} of its {units} units", partition.units);
             if partition.members.len() > 1 {
                 text += &format!(" shared with {} more", partition.members.len() - 1);
@@ -247,7 +318,10 @@ impl SearchReport<'_> {
             && let Some(gang) = rotation.gangs.iter().find(|gang| gang.contains(&index))
         {
             let ms = rotation.slice_ns / 1_000_000;
-            text += &format!(", ganged with {} more in time slices of {ms} ms", gang.len() - 1);
+            text += &format!(
+                ", ganged with {} more in time slices of {ms} ms",
+                gang.len() - 1
+            );
         }
         if self.problem.tasks[index].cluster.is_some() {
             text += ", beside tasks that share its data";
@@ -266,11 +340,18 @@ mod tests {
     use super::*;
 
     fn problem_fixture(parts: &[f64]) -> PlanningProblem {
-        let tasks = parts.iter().enumerate().map(|(id, &share)| task_fixture(id as u32, 0, share)).collect();
+        let tasks = parts
+            .iter()
+            .enumerate()
+            .map(|(id, &share)| task_fixture(id as u32, 0, share))
+            .collect();
         PlanningProblem::undisturbed_problem(vec![site_fixture(0, 4)], tasks)
     }
 
-    fn explain_unchanged(problem: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
+    fn explain_unchanged(
+        problem: &PlanningProblem,
+        reported: &mut ReportedForecasts,
+    ) -> Vec<Reason> {
         let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let best = CandidatePlan {
             label: "space",
@@ -278,8 +359,15 @@ mod tests {
             layout: current_layout.clone(),
             score: score(problem, &current_layout, &ScoreCache::default()),
         };
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        let singles = [MechanismGain { mechanism: Mechanism::Space, gain: 0.002, standard_error: Some(0.021) }];
+        let judge = PlanComparator {
+            objective: PlanObjective::WeightedSpeedup,
+            min_speed: 0.0,
+        };
+        let singles = [MechanismGain {
+            mechanism: Mechanism::Space,
+            gain: 0.002,
+            standard_error: Some(0.021),
+        }];
         let candidates = [best.clone()];
         let (best, current_layout, newcomers) = (&best, &current_layout, None);
         let (gain, probability, singles) = (0.002, 0.3, &singles);
@@ -308,19 +396,32 @@ mod tests {
         let reasons = explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4]), &mut reported);
         assert_eq!(reasons.len(), 4);
         assert!(
-            reasons[0].text.contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
+            reasons[0]
+                .text
+                .contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
             "{}",
             reasons[0].text
         );
-        assert!(reasons[1].text.starts_with("{0} stays: ") && reasons[1].tasks == [TaskId(0)], "{}", reasons[1].text);
+        assert!(
+            reasons[1].text.starts_with("{0} stays: ") && reasons[1].tasks == [TaskId(0)],
+            "{}",
+            reasons[1].text
+        );
         let has_number = |name: &str| reasons[1].numbers.iter().any(|(number, _)| number == name);
         assert!(
             has_number("relative_speed")
                 && has_number("cycles_per_miss")
                 && has_number("misses_per_kilo_instr_on_half")
         );
-        assert_eq!(explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
+        assert_eq!(
+            explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4]), &mut reported),
+            [],
+            "nothing is new"
+        );
         let reasons = explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
-        assert!(reasons.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is reported");
+        assert!(
+            reasons.iter().any(|reason| reason.tasks == [TaskId(3)]),
+            "a newcomer is reported"
+        );
     }
 }

@@ -55,7 +55,10 @@ pub struct Transition {
     pub event: LifecycleEvent,
     pub to_state: LifecycleState,
     /// The reason as text, as in the diagram of the page.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a test compares the page with it"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "a test compares the page with it")
+    )]
     pub reason: &'static str,
 }
 
@@ -65,11 +68,25 @@ const fn transition_row(
     to_state: LifecycleState,
     reason: &'static str,
 ) -> Transition {
-    Transition { from_states, event, to_state, reason }
+    Transition {
+        from_states,
+        event,
+        to_state,
+        reason,
+    }
 }
 
-const fn verdict_row(outcome: VerificationOutcome, to_state: LifecycleState, reason: &'static str) -> Transition {
-    transition_row(&[Proposed], LifecycleEvent::Verdict(outcome), to_state, reason)
+const fn verdict_row(
+    outcome: VerificationOutcome,
+    to_state: LifecycleState,
+    reason: &'static str,
+) -> Transition {
+    transition_row(
+        &[Proposed],
+        LifecycleEvent::Verdict(outcome),
+        to_state,
+        reason,
+    )
 }
 
 /// The states in which no change is being measured.
@@ -96,8 +113,13 @@ pub const TRANSITIONS: &[Transition] = &[
 ];
 
 /// Returns the row of an event in a state; `None` if the event cannot occur there.
-pub fn find_transition(state: LifecycleState, event: LifecycleEvent) -> Option<&'static Transition> {
-    TRANSITIONS.iter().find(|row| row.event == event && row.from_states.contains(&state))
+pub fn find_transition(
+    state: LifecycleState,
+    event: LifecycleEvent,
+) -> Option<&'static Transition> {
+    TRANSITIONS
+        .iter()
+        .find(|row| row.event == event && row.from_states.contains(&state))
 }
 
 /// The present state of the lifecycle, and the forecast of the plan for the next window.
@@ -137,7 +159,10 @@ impl MeasuredWindows {
     /// Starts again, because the plan, the tasks or a phase changes now. The first `settling_windows` windows do not
     /// count.
     pub fn restart(&mut self, settling_windows: u32) {
-        *self = MeasuredWindows { windows: 0, settling_windows };
+        *self = MeasuredWindows {
+            windows: 0,
+            settling_windows,
+        };
     }
 
     /// Adds an undisturbed window.
@@ -160,9 +185,18 @@ mod tests {
     use super::*;
     use LifecycleEvent as Event;
 
-    const EVENTS_OF_IDLE: &[Event] =
-        &[Event::EvidenceIncomplete, Event::EvidenceComplete, Event::Paused, Event::PhaseChanged];
-    const EVENTS_OF_SEARCH: &[Event] = &[Event::NoBetterPlan, Event::LikelyGain, Event::SureGain, Event::PossibleStep];
+    const EVENTS_OF_IDLE: &[Event] = &[
+        Event::EvidenceIncomplete,
+        Event::EvidenceComplete,
+        Event::Paused,
+        Event::PhaseChanged,
+    ];
+    const EVENTS_OF_SEARCH: &[Event] = &[
+        Event::NoBetterPlan,
+        Event::LikelyGain,
+        Event::SureGain,
+        Event::PossibleStep,
+    ];
     const EVENTS_OF_PROPOSED: &[Event] = &[
         Event::Undecided,
         Event::Verdict(VerificationOutcome::NotSlower),
@@ -170,8 +204,10 @@ mod tests {
         Event::Verdict(VerificationOutcome::Interrupted),
     ];
     /// Verdicts on decisions that `auto` did not propose.
-    const EVENTS_OF_ANY: &[Event] =
-        &[Event::Verdict(VerificationOutcome::Slower), Event::Verdict(VerificationOutcome::Refused)];
+    const EVENTS_OF_ANY: &[Event] = &[
+        Event::Verdict(VerificationOutcome::Slower),
+        Event::Verdict(VerificationOutcome::Refused),
+    ];
 
     /// Does every event that can occur in a state have exactly one row, and is there no other row?
     #[test]
@@ -184,8 +220,11 @@ mod tests {
             };
             let mut expected = [state_events.concat().as_slice(), EVENTS_OF_ANY].concat();
             expected.sort_unstable();
-            let mut rows: Vec<Event> =
-                TRANSITIONS.iter().filter(|row| row.from_states.contains(&state)).map(|row| row.event).collect();
+            let mut rows: Vec<Event> = TRANSITIONS
+                .iter()
+                .filter(|row| row.from_states.contains(&state))
+                .map(|row| row.event)
+                .collect();
             rows.sort_unstable();
             assert_eq!(rows, expected, "{state:?}");
         }
@@ -197,7 +236,8 @@ mod tests {
         let reach = |start: LifecycleState| {
             let mut reached = vec![start];
             while let Some(row) = TRANSITIONS.iter().find(|row| {
-                !reached.contains(&row.to_state) && row.from_states.iter().any(|from| reached.contains(from))
+                !reached.contains(&row.to_state)
+                    && row.from_states.iter().any(|from| reached.contains(from))
             }) {
                 reached.push(row.to_state);
             }
@@ -206,7 +246,9 @@ mod tests {
         };
         let mut all_states = ALL_STATES.to_vec();
         all_states.sort_unstable();
-        ALL_STATES.iter().for_each(|&state| assert_eq!(reach(state), all_states, "{state:?}"));
+        ALL_STATES
+            .iter()
+            .for_each(|&state| assert_eq!(reach(state), all_states, "{state:?}"));
     }
 
     /// Is every row followed, and does an event that cannot occur leave the state unchanged?
@@ -214,13 +256,19 @@ mod tests {
     fn every_row_is_followed_and_other_events_are_ignored() {
         for row in TRANSITIONS {
             for &state in row.from_states {
-                let mut lifecycle = Lifecycle { state, ..Lifecycle::default() };
+                let mut lifecycle = Lifecycle {
+                    state,
+                    ..Lifecycle::default()
+                };
                 lifecycle.advance(row.event);
                 assert_eq!(lifecycle.state, row.to_state, "{state:?} {:?}", row.event);
                 assert_eq!(lifecycle.is_idle(), row.to_state != Proposed);
             }
         }
-        let mut lifecycle = Lifecycle { state: Holding, ..Lifecycle::default() };
+        let mut lifecycle = Lifecycle {
+            state: Holding,
+            ..Lifecycle::default()
+        };
         lifecycle.advance(Event::Verdict(VerificationOutcome::NotSlower));
         assert_eq!(lifecycle.state, Holding);
     }
@@ -242,8 +290,14 @@ mod tests {
     /// Returns the table as a Mermaid diagram, without transitions from a state to itself.
     fn lifecycle_diagram() -> String {
         let mut edges: Vec<(LifecycleState, LifecycleState, Vec<&str>)> = Vec::new();
-        for Transition { from_states: from, to_state: to, reason, .. } in
-            TRANSITIONS.iter().filter(|row| row.from_states != ALL_STATES)
+        for Transition {
+            from_states: from,
+            to_state: to,
+            reason,
+            ..
+        } in TRANSITIONS
+            .iter()
+            .filter(|row| row.from_states != ALL_STATES)
         {
             for source in from.iter().filter(|source| *source != to) {
                 match edges.iter_mut().find(|(a, b, _)| (a, b) == (source, to)) {
@@ -256,7 +310,10 @@ mod tests {
             format!("    {source:?} --> {target:?}: {}\n", labels.join(", "))
         };
         let lines: String = edges.iter().map(line).collect();
-        format!("stateDiagram-v2\n    [*] --> {:?}\n{lines}", LifecycleState::default())
+        format!(
+            "stateDiagram-v2\n    [*] --> {:?}\n{lines}",
+            LifecycleState::default()
+        )
     }
 
     /// Does the diagram on the page match the table?
@@ -264,6 +321,9 @@ mod tests {
     fn the_pages_diagram_matches_the_table() {
         let page = include_str!("../../../../../docs/policies/auto.md");
         let expected = format!("```mermaid\n{}```\n", lifecycle_diagram());
-        assert!(page.contains(&expected), "docs/policies/auto.md has another diagram than:\n{expected}");
+        assert!(
+            page.contains(&expected),
+            "docs/policies/auto.md has another diagram than:\n{expected}"
+        );
     }
 }

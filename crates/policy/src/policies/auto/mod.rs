@@ -22,8 +22,8 @@ mod proposal;
 mod service_confinement;
 
 use cachemate_core::{
-    Ability, ChangeVerdict, Decision, Forecast, Policy, ProposedChange, Reason, SpeedObjective, Verification,
-    VerificationMethod, VerificationOutcome, View, WindowLength,
+    Ability, ChangeVerdict, Decision, Forecast, Policy, ProposedChange, Reason, SpeedObjective,
+    Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -36,7 +36,9 @@ use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
 use self::model::layout::SiteLayout;
 use self::model::problem::cache_sites;
-use self::model::problem_cache::{ProblemCache, ProblemOptions, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp};
+use self::model::problem_cache::{
+    ProblemCache, ProblemOptions, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
+};
 pub use self::model::score::PlanObjective;
 use self::proposal::{LayoutChange, PlanFinder, Proposal, SearchResult, forecast_gain_again};
 use self::service_confinement::ServiceConfinements;
@@ -119,8 +121,10 @@ impl Parameters {
             ("probe_budget_ns", parameters.probe_budget_ns as f64),
             ("max_evaluations", parameters.max_evaluations.into()),
         ])?;
-        ParameterRange::PositiveShare
-            .check([("min_gain", parameters.min_gain), ("probe_share", parameters.probe_share)])?;
+        ParameterRange::PositiveShare.check([
+            ("min_gain", parameters.min_gain),
+            ("probe_share", parameters.probe_share),
+        ])?;
         Ok(parameters)
     }
 
@@ -132,7 +136,9 @@ impl Parameters {
         let has_ability = |ability: Ability| view.capabilities.has_ability(ability);
         AllowedMechanisms::from_filter(|mechanism| {
             let is_possible = match mechanism {
-                Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => has_ability(Ability::Affinity),
+                Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => {
+                    has_ability(Ability::Affinity)
+                }
                 Mechanism::Space => has_ability(Ability::Ways) || has_ability(Ability::Colors),
                 Mechanism::Gangs => has_ability(Ability::Gangs),
             };
@@ -201,19 +207,27 @@ impl Explorations {
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let merged_profiles =
-            (!self.parameters.includes(PolicyPart::Phases)).then(|| phases::merge_phases(view.profiles));
-        let view = &View { profiles: merged_profiles.as_ref().unwrap_or(view.profiles), ..*view };
+        let merged_profiles = (!self.parameters.includes(PolicyPart::Phases))
+            .then(|| phases::merge_phases(view.profiles));
+        let view = &View {
+            profiles: merged_profiles.as_ref().unwrap_or(view.profiles),
+            ..*view
+        };
         self.evidence.curves.observe(view);
         let mut reasons = Vec::new();
         let restored_plan = self.record_verdict(view, &mut reasons);
         self.confinements.observe_verdict(view);
-        let can_confine = self.parameters.allowed_mechanisms(view).allows(Mechanism::Space);
+        let can_confine = self
+            .parameters
+            .allowed_mechanisms(view)
+            .allows(Mechanism::Space);
         if can_confine && self.lifecycle.is_idle() {
             let pause = self.evidence.probe_planner.reported_pause(view);
             self.confinements.observe(view, pause, &mut reasons);
         }
-        let plan_to_keep = restored_plan.as_ref().map_or(view.plan_to_keep(), |plan| &plan.0);
+        let plan_to_keep = restored_plan
+            .as_ref()
+            .map_or(view.plan_to_keep(), |plan| &plan.0);
         let mut next_plan = DecidedPlan::from_previous(plan_to_keep, view);
         let mut proposed_change = None;
         let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
@@ -221,15 +235,28 @@ impl Policy for Auto {
             proposed_change = self.continue_window(view, &mut next_plan, &mut reasons);
         }
         let mut plan = next_plan.0;
-        self.confinements.write_into_plan(view, &mut plan, !self.lifecycle.is_idle());
-        plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
+        self.confinements
+            .write_into_plan(view, &mut plan, !self.lifecycle.is_idle());
+        plan.window = WindowLength::Time {
+            ns: self
+                .parameters
+                .window_ns
+                .max(view.capabilities.min_window_ns),
+        };
         plan.penalties.clear();
         // No probe runs while a change is being measured.
         if is_counted && self.lifecycle.is_idle() && self.parameters.includes(PolicyPart::Probes) {
-            let (mut limits, allowed_mechanisms) =
-                (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
+            let (mut limits, allowed_mechanisms) = (
+                self.parameters.probe_limits(),
+                self.parameters.allowed_mechanisms(view),
+            );
             limits.may_pause_services &= !can_confine || self.confinements.has_speeds();
-            let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
+            let TaskEvidence {
+                probe_planner,
+                speeds,
+                curves,
+                ..
+            } = &mut self.evidence;
             plan.probes = probe_planner.plan_probes(
                 view,
                 &cache_sites(view),
@@ -244,7 +271,12 @@ impl Policy for Auto {
             None if self.lifecycle.is_idle() => Verification::BeforeAndAfter,
             None => Verification::Pending,
         };
-        Decision { plan, reasons, forecast, verification }
+        Decision {
+            plan,
+            reasons,
+            forecast,
+            verification,
+        }
     }
 }
 
@@ -266,33 +298,62 @@ impl Auto {
 
     /// Learns from the verifier's verdict, if there is one. Returns the plan to restore, if an unlikely gain can no longer be
     /// confirmed.
-    fn record_verdict(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> Option<DecidedPlan> {
-        let ChangeVerdict { outcome, forecast, forecast_gain, measured, .. } = view.verdicts.latest()?;
+    fn record_verdict(
+        &mut self,
+        view: &View<'_>,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<DecidedPlan> {
+        let ChangeVerdict {
+            outcome,
+            forecast,
+            forecast_gain,
+            measured,
+            ..
+        } = view.verdicts.latest()?;
         let open_change = self.open_change.take();
         let is_unconfirmed = *outcome == VerificationOutcome::Interrupted;
-        let restored_plan = open_change.as_ref().filter(|open| is_unconfirmed && !open.is_likely);
+        let restored_plan = open_change
+            .as_ref()
+            .filter(|open| is_unconfirmed && !open.is_likely);
         let restored_plan = restored_plan.map(|open| open.plan_before.clone());
         let change = open_change.map(|open| open.change);
         if std::mem::take(&mut self.partition_climb.is_open) {
             // A step is too small to say anything about forecasts of plans, and an exploration too uncertain.
             let explorations = &mut self.partition_climb.explorations;
             let is_exploration = std::mem::take(&mut explorations.is_open);
-            explorations.failed_count += u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
+            explorations.failed_count +=
+                u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
             if *outcome == VerificationOutcome::NotSlower {
                 explorations.kept_count += u32::from(is_exploration);
-                self.partition_climb.beaten_layouts.extend(change.map(|change| change.layout_before));
+                self.partition_climb
+                    .beaten_layouts
+                    .extend(change.map(|change| change.layout_before));
             }
-        } else if let (Some(change), Some(forecast), Some(measured)) = (change, *forecast_gain, *measured) {
-            self.forecast_record.record(MeasuredChange { change, forecast, measured_log_ratio: measured.log_ratio });
+        } else if let (Some(change), Some(forecast), Some(measured)) =
+            (change, *forecast_gain, *measured)
+        {
+            self.forecast_record.record(MeasuredChange {
+                change,
+                forecast,
+                measured_log_ratio: measured.log_ratio,
+            });
         }
         self.lifecycle.forecast.clone_from(forecast);
-        if !matches!(outcome, VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured) {
+        if !matches!(
+            outcome,
+            VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured
+        ) {
             self.lifecycle.measured_windows.restart(0);
         }
         self.lifecycle.advance(LifecycleEvent::Verdict(*outcome));
         if restored_plan.is_some() {
-            let text = "the plan before is in force again, because it is likely to be faster".to_string();
-            reasons.push(Reason::new(view.live_tasks().map(|sample| sample.task).collect(), text, Vec::new()));
+            let text =
+                "the plan before is in force again, because it is likely to be faster".to_string();
+            reasons.push(Reason::new(
+                view.live_tasks().map(|sample| sample.task).collect(),
+                text,
+                Vec::new(),
+            ));
         }
         restored_plan
     }
@@ -313,12 +374,20 @@ impl Auto {
             self.partition_climb.explorations = Explorations::default();
         }
         // Counts with partitions are recorded in all states, and before a verdict ends their plan.
-        let covers_live_tasks =
-            |search: &&ProblemCache| view.live_tasks().map(|task| task.task).eq(search.problem.task_ids());
-        let last_search = self.searches.last_results.as_ref().filter(|_| !view.previous_plan.shares.is_empty());
+        let covers_live_tasks = |search: &&ProblemCache| {
+            view.live_tasks()
+                .map(|task| task.task)
+                .eq(search.problem.task_ids())
+        };
+        let last_search = self
+            .searches
+            .last_results
+            .as_ref()
+            .filter(|_| !view.previous_plan.shares.is_empty());
         if let Some(last_search) = last_search.filter(covers_live_tasks) {
             let layout = SiteLayout::from_plan(view.previous_plan, &last_search.problem);
-            self.evidence.record_counts(view, &last_search.problem, &layout);
+            self.evidence
+                .record_counts(view, &last_search.problem, &layout);
         }
         if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
             self.lifecycle.measured_windows.add();
@@ -328,16 +397,25 @@ impl Auto {
         if event == LifecycleEvent::PhaseChanged {
             self.lifecycle.measured_windows.restart(0);
             self.lifecycle.forecast = None;
-            self.evidence.arrivals.record_change(view.observation.window);
+            self.evidence
+                .arrivals
+                .record_change(view.observation.window);
             self.partition_climb.beaten_layouts.clear();
             let window = view.observation.window;
-            let changed_tasks = self.searches.record_phases(view).into_iter().map(|task| (task, window));
+            let changed_tasks = self
+                .searches
+                .record_phases(view)
+                .into_iter()
+                .map(|task| (task, window));
             self.evidence.phase_changed_at.extend(changed_tasks);
         }
         if event != LifecycleEvent::EvidenceComplete {
             return None;
         }
-        let (stamp, window) = (task_stamp(view, &self.evidence.curves), view.observation.window);
+        let (stamp, window) = (
+            task_stamp(view, &self.evidence.curves),
+            view.observation.window,
+        );
         if !self.searches.is_outdated(&stamp, window) {
             let step_proposal = self.propose_step(view, next_plan, reasons)?;
             self.lifecycle.advance(LifecycleEvent::PossibleStep);
@@ -366,13 +444,19 @@ impl Auto {
 
     /// Returns whether enough is known about tasks, speeds and profiles for a search.
     fn is_known(&self, view: &View<'_>) -> bool {
-        let unchanged_windows = self.evidence.arrivals.unchanged_windows(view.observation.window);
+        let unchanged_windows = self
+            .evidence
+            .arrivals
+            .unchanged_windows(view.observation.window);
         unchanged_windows >= MIN_KNOWN_WINDOWS
             && (self.lifecycle.measured_windows.is_enough()
                 || self.searches.awaits_new_phase && phases::are_kinds_known(view))
             && (self.evidence.speeds.are_averages_current())
             && (!self.parameters.includes(PolicyPart::Probes)
-                || self.evidence.probe_planner.is_survey_complete(view, &self.evidence.curves)
+                || self
+                    .evidence
+                    .probe_planner
+                    .is_survey_complete(view, &self.evidence.curves)
                 || unchanged_windows >= PATIENCE_WINDOWS)
     }
 
@@ -389,19 +473,31 @@ impl Auto {
             uses_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
             uses_counts: self.parameters.includes(PolicyPart::Evidence),
         };
-        let Some(input) = self.searches.prepare(view, &plan.0, &mut self.evidence, options) else {
+        let Some(input) = self
+            .searches
+            .prepare(view, &plan.0, &mut self.evidence, options)
+        else {
             return no_better_plan;
         };
         let (tasks, objective) = (all_tasks(view, &input.problem), self.parameters.objective);
-        self.forecast_record.forecast_again(|change| forecast_gain_again(&input, objective, &tasks, change));
+        self.forecast_record
+            .forecast_again(|change| forecast_gain_again(&input, objective, &tasks, change));
         let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
         let finder = self.build_finder(view, plan);
-        let SearchResult { current_forecast, proposal } = finder.find(&input, &mut reported_forecasts, reasons);
+        let SearchResult {
+            current_forecast,
+            proposal,
+        } = finder.find(&input, &mut reported_forecasts, reasons);
         let can_explore = proposal.is_none()
             && self.has_time_to_confirm(view)
-            && self.parameters.allowed_mechanisms(view).allows(Mechanism::Space);
+            && self
+                .parameters
+                .allowed_mechanisms(view)
+                .allows(Mechanism::Space);
         let keep_probability = self.partition_climb.explorations.keep_probability();
-        let exploration = can_explore.then(|| finder.find_exploration(&input, keep_probability)).flatten();
+        let exploration = can_explore
+            .then(|| finder.find_exploration(&input, keep_probability))
+            .flatten();
         self.reported_forecasts = reported_forecasts;
         self.searches.store_results(input);
         self.lifecycle.forecast = Some(current_forecast.clone());
@@ -417,7 +513,9 @@ impl Auto {
             let proposed_change = self.propose(exploration, current_forecast, plan);
             return (LifecycleEvent::PossibleStep, Some(proposed_change));
         }
-        let Some(proposal) = proposal else { return no_better_plan };
+        let Some(proposal) = proposal else {
+            return no_better_plan;
+        };
         let event = match proposal.method {
             VerificationMethod::Monitoring => LifecycleEvent::SureGain,
             VerificationMethod::Confirmation => LifecycleEvent::LikelyGain,
@@ -426,7 +524,11 @@ impl Auto {
         (event, Some(self.propose(proposal, current_forecast, plan)))
     }
 
-    fn build_finder<'a, 'v>(&'a self, view: &'a View<'v>, current_plan: &'a DecidedPlan) -> PlanFinder<'a, 'v> {
+    fn build_finder<'a, 'v>(
+        &'a self,
+        view: &'a View<'v>,
+        current_plan: &'a DecidedPlan,
+    ) -> PlanFinder<'a, 'v> {
         PlanFinder {
             parameters: &self.parameters,
             seed: self.seed,
@@ -440,7 +542,9 @@ impl Auto {
 
     /// Returns whether tasks will probably not change before measurements can confirm a change.
     fn has_time_to_confirm(&self, view: &View<'_>) -> bool {
-        self.evidence.arrivals.has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
+        self.evidence
+            .arrivals
+            .has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
     }
 
     /// Proposes to move one unit between the partitions in force, if measuring that is worth its expected loss. Curves
@@ -460,7 +564,10 @@ impl Auto {
             &last_search.score_cache,
             &self.partition_climb.beaten_layouts,
         )?;
-        let text = format!("one unit is moved between partitions: {:+.1} % forecast", 100.0 * proposal.gain);
+        let text = format!(
+            "one unit is moved between partitions: {:+.1} % forecast",
+            100.0 * proposal.gain
+        );
         reasons.push(Reason::new(Vec::new(), text, Vec::new()));
         self.partition_climb.is_open = true;
         Some(self.propose(proposal, current_forecast, plan))
@@ -473,9 +580,25 @@ impl Auto {
         current_forecast: Forecast,
         plan: &mut DecidedPlan,
     ) -> Box<ProposedChange> {
-        let Proposal { method, new_plan, speeds, goal_processes, gain, forecast, change, is_likely, .. } = proposal;
-        self.open_change = Some(UnverifiedChange { change, plan_before: plan.clone(), is_likely });
-        self.lifecycle.measured_windows.restart(self.parameters.warmup_windows);
+        let Proposal {
+            method,
+            new_plan,
+            speeds,
+            goal_processes,
+            gain,
+            forecast,
+            change,
+            is_likely,
+            ..
+        } = proposal;
+        self.open_change = Some(UnverifiedChange {
+            change,
+            plan_before: plan.clone(),
+            is_likely,
+        });
+        self.lifecycle
+            .measured_windows
+            .restart(self.parameters.warmup_windows);
         self.lifecycle.forecast = Some(forecast.clone());
         *plan = new_plan;
         let objective = match self.parameters.objective {
@@ -502,27 +625,55 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
+    use cachemate_core::test_support::{
+        NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+    };
     use cachemate_core::{
-        CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId, IndexSet, Plan,
-        ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
+        CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId,
+        IndexSet, Plan, ProcessId, Profile, Profiles, ShareMember, TaskId, Units, Verdicts,
     };
 
     /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
-    fn decide_window(policy: &mut Auto, window: u64, previous_plan: &Plan, verdicts: &dyn Verdicts) -> Decision {
-        let (topology, can) =
-            (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[Ability::Ways]));
+    fn decide_window(
+        policy: &mut Auto,
+        window: u64,
+        previous_plan: &Plan,
+        verdicts: &dyn Verdicts,
+    ) -> Decision {
+        let (topology, can) = (
+            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+            capabilities_fixture(&[Ability::Ways]),
+        );
         let mut observation = observation_fixture(window, 2);
-        let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
+        let reading = |event| EventCount {
+            event,
+            count: 1_000_000,
+            enabled_share: 1.0,
+        };
         for task in &mut observation.tasks {
-            task.counts = EventCounts([CounterEvent::Instructions, CounterEvent::Cycles].map(reading).to_vec());
+            task.counts = EventCounts(
+                [CounterEvent::Instructions, CounterEvent::Cycles]
+                    .map(reading)
+                    .to_vec(),
+            );
             task.on_cpu_ns = vec![(CpuId(task.task.0), 1_000_000_000)];
         }
-        let profile = |id: u32| Profile { phase_number: 1 - id, ..Profile::default() };
+        let profile = |id: u32| Profile {
+            phase_number: 1 - id,
+            ..Profile::default()
+        };
         let profiles: Profiles = (0..2).map(|id| (TaskId(id), profile(id))).collect();
-        let (topology, capabilities, observation, profiles) = (&topology, &can, &observation, &profiles);
-        let view =
-            View { topology, capabilities, observation, profiles, previous_plan, predictor: &NullPredictor, verdicts };
+        let (topology, capabilities, observation, profiles) =
+            (&topology, &can, &observation, &profiles);
+        let view = View {
+            topology,
+            capabilities,
+            observation,
+            profiles,
+            previous_plan,
+            predictor: &NullPredictor,
+            verdicts,
+        };
         policy.decide(&view)
     }
 
@@ -532,9 +683,14 @@ mod tests {
             group: GroupId(id),
             cache: CacheId(0),
             members: vec![ShareMember::Process(ProcessId(id))],
-            units: Units::Ways { mask: IndexSet::default() },
+            units: Units::Ways {
+                mask: IndexSet::default(),
+            },
         };
-        Plan { shares: processes.iter().map(share).collect(), ..Plan::idle(WindowLength::Time { ns: 1 }) }
+        Plan {
+            shares: processes.iter().map(share).collect(),
+            ..Plan::idle(WindowLength::Time { ns: 1 })
+        }
     }
 
     /// Does a plan with partitions stay in force after a change of phase, until a search has another one?
@@ -542,9 +698,18 @@ mod tests {
     fn partitions_outlast_a_change_of_phase() {
         let plan = divided_plan(&[0, 1]);
         let mut policy = Auto::new(Parameters::default(), 1);
-        policy.searches.record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
-        assert_eq!(decide_window(&mut policy, 2, &plan, &()).plan.shares, plan.shares);
-        assert_eq!(policy.evidence.phase_changed_at, [(TaskId(0), 2)].into(), "the search waits for its new curve");
+        policy
+            .searches
+            .record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
+        assert_eq!(
+            decide_window(&mut policy, 2, &plan, &()).plan.shares,
+            plan.shares
+        );
+        assert_eq!(
+            policy.evidence.phase_changed_at,
+            [(TaskId(0), 2)].into(),
+            "the search waits for its new curve"
+        );
     }
 
     /// The verdict on a change that was not measured to its end.
@@ -570,9 +735,20 @@ mod tests {
         for (is_likely, expected) in [(true, &after), (false, &before)] {
             let mut policy = Auto::new(Parameters::default(), 1);
             let layout = SiteLayout::default();
-            let change = LayoutChange { tasks: Vec::new(), layout_before: layout.clone(), layout_after: layout };
-            policy.open_change = Some(UnverifiedChange { change, plan_before: DecidedPlan(before.clone()), is_likely });
-            assert_eq!(decide_window(&mut policy, 2, &after, &verdict).plan.shares, expected.shares);
+            let change = LayoutChange {
+                tasks: Vec::new(),
+                layout_before: layout.clone(),
+                layout_after: layout,
+            };
+            policy.open_change = Some(UnverifiedChange {
+                change,
+                plan_before: DecidedPlan(before.clone()),
+                is_likely,
+            });
+            assert_eq!(
+                decide_window(&mut policy, 2, &after, &verdict).plan.shares,
+                expected.shares
+            );
             assert!(policy.open_change.is_none());
         }
     }

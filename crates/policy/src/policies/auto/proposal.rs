@@ -4,13 +4,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, VerificationMethod,
-    View,
+    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units,
+    VerificationMethod, View,
 };
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
 use super::decision::{
-    CandidateComparison, CandidateVerdict, ForecastRecord, Gain, GainError, MIN_LIKELY_PROBABILITY, decide,
+    CandidateComparison, CandidateVerdict, ForecastRecord, Gain, GainError, MIN_LIKELY_PROBABILITY,
+    decide,
 };
 use super::evidence::measured_sizes::CoRunners;
 use super::evidence::{TaskEvidence, all_tasks};
@@ -20,7 +21,9 @@ use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::problem_cache::SearchInput;
-use super::model::score::{LayoutScore, LayoutScorer, PlanObjective, forecast_speeds, score, total_score};
+use super::model::score::{
+    LayoutScore, LayoutScorer, PlanObjective, forecast_speeds, score, total_score,
+};
 use super::model::score_cache::{ErrorDraw, ScoreCache};
 use super::model::unmet_goals;
 use super::{Parameters, PolicyPart};
@@ -101,8 +104,18 @@ impl PlanFinder<'_, '_> {
         }
     }
 
-    fn forecast(&self, problem: &PlanningProblem, score_cache: &ScoreCache, layout: &SiteLayout) -> Forecast {
-        let references_of = |task: TaskId| self.evidence.speeds.observed_speed(task)?.references_per_instr;
+    fn forecast(
+        &self,
+        problem: &PlanningProblem,
+        score_cache: &ScoreCache,
+        layout: &SiteLayout,
+    ) -> Forecast {
+        let references_of = |task: TaskId| {
+            self.evidence
+                .speeds
+                .observed_speed(task)?
+                .references_per_instr
+        };
         forecast(problem, layout, score_cache, references_of, self.seed)
     }
 
@@ -133,13 +146,22 @@ impl PlanFinder<'_, '_> {
             self.forecast_record.forecast_error(),
         );
         let probability = gain.probability_of_gain(self.parameters.min_gain);
-        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best_candidate.layout, score_cache, reasons);
+        unmet_goals::explain_unmet(
+            problem,
+            &candidates[0].layout,
+            &best_candidate.layout,
+            score_cache,
+            reasons,
+        );
         let new_plan = self.build_plan(problem, &best_candidate.layout);
-        let meets_missed_goal =
-            unmet_goals::is_improvement(current_score.unmet_goals, best_candidate.score.unmet_goals);
+        let meets_missed_goal = unmet_goals::is_improvement(
+            current_score.unmet_goals,
+            best_candidate.score.unmet_goals,
+        );
         let verdict = decide(
             &CandidateComparison {
-                is_in_force: best_candidate.layout == current_layout || new_plan.matches(&self.current_plan.0),
+                is_in_force: best_candidate.layout == current_layout
+                    || new_plan.matches(&self.current_plan.0),
                 meets_missed_goal,
                 gain: gain.forecast,
                 probability,
@@ -165,27 +187,52 @@ impl PlanFinder<'_, '_> {
             return None;
         }
         let goal_processes = if meets_missed_goal {
-            unmet_goals::improved_processes(problem, &current_layout, &best_candidate.layout, score_cache)
+            unmet_goals::improved_processes(
+                problem,
+                &current_layout,
+                &best_candidate.layout,
+                score_cache,
+            )
         } else {
             Vec::new()
         };
-        let proposal =
-            self.build_proposal((problem, score_cache), &current_layout, &best_candidate.layout, gain.forecast);
-        let method = if verdict == CandidateVerdict::Confirm || self.is_repartition(&proposal, &goal_processes) {
+        let proposal = self.build_proposal(
+            (problem, score_cache),
+            &current_layout,
+            &best_candidate.layout,
+            gain.forecast,
+        );
+        let method = if verdict == CandidateVerdict::Confirm
+            || self.is_repartition(&proposal, &goal_processes)
+        {
             VerificationMethod::Confirmation
         } else {
             VerificationMethod::Monitoring
         };
-        report.explain_change(method, &self.evidence.probe_planner, reported_forecasts, reasons);
+        report.explain_change(
+            method,
+            &self.evidence.probe_planner,
+            reported_forecasts,
+            reasons,
+        );
         let is_likely = meets_missed_goal || probability >= MIN_LIKELY_PROBABILITY;
-        Some(Proposal { method, goal_processes, is_likely, ..proposal })
+        Some(Proposal {
+            method,
+            goal_processes,
+            is_likely,
+            ..proposal
+        })
     }
 
     /// Returns whether the proposal only replaces partitions, without a goal, and can be confirmed by measurements.
     fn is_repartition(&self, proposal: &Proposal, goal_processes: &[ProcessId]) -> bool {
         let (old_plan, new_plan) = (&proposal.pinned_plan.0, &proposal.new_plan.0);
-        let has_same_placement = (&old_plan.affinity, &old_plan.gangs) == (&new_plan.affinity, &new_plan.gangs);
-        has_same_placement && !old_plan.shares.is_empty() && goal_processes.is_empty() && self.has_time_to_confirm
+        let has_same_placement =
+            (&old_plan.affinity, &old_plan.gangs) == (&new_plan.affinity, &new_plan.gangs);
+        has_same_placement
+            && !old_plan.shares.is_empty()
+            && goal_processes.is_empty()
+            && self.has_time_to_confirm
     }
 
     /// Builds the proposal of a confirmation of this layout.
@@ -206,7 +253,12 @@ impl PlanFinder<'_, '_> {
             method: VerificationMethod::Confirmation,
             new_plan: self.build_plan(problem, layout),
             pinned_plan: self.build_plan(problem, &pinned_layout),
-            speeds: weighted_speeds(problem, score_cache, current_layout, self.parameters.objective),
+            speeds: weighted_speeds(
+                problem,
+                score_cache,
+                current_layout,
+                self.parameters.objective,
+            ),
             goal_processes: Vec::new(),
             gain,
             forecast: self.forecast(problem, score_cache, layout),
@@ -226,8 +278,11 @@ impl PlanFinder<'_, '_> {
         let optimistic = input.optimistic.as_deref()?;
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let optimistic_cache = ScoreCache::default();
-        let mut search =
-            self.plan_search(optimistic, &optimistic_cache, self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR);
+        let mut search = self.plan_search(
+            optimistic,
+            &optimistic_cache,
+            self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR,
+        );
         search.set_min_speed(&self.evidence.default_sites, Some(&current_layout));
         let judge = search.judge;
         let layout = search.with_best_partitions(&current_layout);
@@ -236,7 +291,14 @@ impl PlanFinder<'_, '_> {
             && self.is_allowed(&layout, problem)
             && unmet_goals(&layout) <= unmet_goals(&current_layout);
         let gain_in = |problem: &PlanningProblem, score_cache: &ScoreCache| {
-            LayoutComparison::new(problem, score_cache, judge.objective, &current_layout, &layout).forecast_gain()
+            LayoutComparison::new(
+                problem,
+                score_cache,
+                judge.objective,
+                &current_layout,
+                &layout,
+            )
+            .forecast_gain()
         };
         let gain = is_possible.then(|| {
             keep_probability * gain_in(optimistic, &optimistic_cache)
@@ -265,16 +327,34 @@ impl PlanFinder<'_, '_> {
         };
         let mut steps: Vec<(f64, SiteLayout)> = unit_steps(problem, &current_layout)
             .into_iter()
-            .filter(|layout| !beaten_layouts.iter().any(|beaten| beaten.partitions == layout.partitions))
+            .filter(|layout| {
+                !beaten_layouts
+                    .iter()
+                    .any(|beaten| beaten.partitions == layout.partitions)
+            })
             .filter_map(keyed_step)
             .collect();
         steps.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let (_, layout) = steps.into_iter().find(|(_, layout)| self.is_allowed(layout, problem))?;
+        let (_, layout) = steps
+            .into_iter()
+            .find(|(_, layout)| self.is_allowed(layout, problem))?;
         // Earlier forecasts of plans erred by more than one unit can change.
-        let gain = self.estimate_gain(problem, score_cache, &judge, &current_layout, &layout, GainError::default());
+        let gain = self.estimate_gain(
+            problem,
+            score_cache,
+            &judge,
+            &current_layout,
+            &layout,
+            GainError::default(),
+        );
         self.is_worth_measuring(&gain).then(|| {
             (
-                self.build_proposal((problem, score_cache), &current_layout, &layout, gain.forecast),
+                self.build_proposal(
+                    (problem, score_cache),
+                    &current_layout,
+                    &layout,
+                    gain.forecast,
+                ),
                 self.forecast(problem, score_cache, &current_layout),
             )
         })
@@ -282,7 +362,11 @@ impl PlanFinder<'_, '_> {
 
     fn is_worth_measuring(&self, gain: &Gain) -> bool {
         let measured_ns = (MAX_CONFIRMATION_WINDOWS * self.parameters.window_ns) as f64;
-        gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64)
+        gain.is_worth_measuring(
+            self.parameters.min_gain,
+            measured_ns,
+            self.parameters.payback_ns as f64,
+        )
     }
 
     fn plan_search<'s>(
@@ -295,7 +379,10 @@ impl PlanFinder<'_, '_> {
             problem,
             score_cache,
             allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
-            judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
+            judge: PlanComparator {
+                objective: self.parameters.objective,
+                min_speed: 0.0,
+            },
             remaining_scores: Cell::new(max_scores as usize),
             generator: SplitMix64::new(self.seed ^ 0xa070),
         }
@@ -307,14 +394,22 @@ impl PlanFinder<'_, '_> {
         input: &SearchInput,
         current_layout: &SiteLayout,
     ) -> (Vec<CandidatePlan>, PlanComparator) {
-        let max_scores =
-            self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SEARCH_DIVISOR } else { 1 };
+        let max_scores = self.parameters.max_evaluations
+            / if input.newcomers.is_some() {
+                BRIEF_SEARCH_DIVISOR
+            } else {
+                1
+            };
         let mut search = self.plan_search(&input.problem, &input.score_cache, max_scores);
         let candidates = match &input.newcomers {
-            Some(newcomers) => {
-                search.build_newcomer_candidates(&self.evidence.default_sites, current_layout, newcomers)
+            Some(newcomers) => search.build_newcomer_candidates(
+                &self.evidence.default_sites,
+                current_layout,
+                newcomers,
+            ),
+            None => {
+                search.find_candidates(&self.evidence.default_sites, Some(current_layout.clone()))
             }
-            None => search.find_candidates(&self.evidence.default_sites, Some(current_layout.clone())),
         };
         (candidates, search.judge)
     }
@@ -329,9 +424,15 @@ impl PlanFinder<'_, '_> {
         let copying_cost = |candidate: &CandidatePlan| {
             self.page_copying_ns(problem, &candidate.layout) / self.parameters.payback_ns as f64
         };
-        let keyed_candidates =
-            candidates.iter().map(|candidate| (judge.score_key(candidate.score) - copying_cost(candidate), candidate));
-        keyed_candidates.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
+        let keyed_candidates = candidates.iter().map(|candidate| {
+            (
+                judge.score_key(candidate.score) - copying_cost(candidate),
+                candidate,
+            )
+        });
+        keyed_candidates
+            .reduce(|a, b| if b.0 > a.0 { b } else { a })
+            .map(|(_, best)| best)
     }
 
     /// Returns the gain over the plan in force, drawn within the errors of curves and costs.
@@ -344,10 +445,21 @@ impl PlanFinder<'_, '_> {
         best_layout: &SiteLayout,
         forecast_error: GainError,
     ) -> Gain {
-        let comparison = LayoutComparison::new(problem, score_cache, judge.objective, current_layout, best_layout);
-        let draw_count = (DRAWS_TIMES_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
+        let comparison = LayoutComparison::new(
+            problem,
+            score_cache,
+            judge.objective,
+            current_layout,
+            best_layout,
+        );
+        let draw_count =
+            (DRAWS_TIMES_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
         let drawn_gains = (0..draw_count).map(|draw| comparison.drawn_gain(self.seed ^ draw));
-        Gain::from_draws(comparison.forecast_gain(), &drawn_gains.collect::<Vec<f64>>(), forecast_error)
+        Gain::from_draws(
+            comparison.forecast_gain(),
+            &drawn_gains.collect::<Vec<f64>>(),
+            forecast_error,
+        )
     }
 
     /// Returns the best plan of every single mechanism. On large machines, their gains are not drawn.
@@ -358,12 +470,20 @@ impl PlanFinder<'_, '_> {
         current_layout: &SiteLayout,
         candidates: &[CandidatePlan],
     ) -> Vec<MechanismGain> {
-        let current_objective =
-            score(&input.problem, current_layout, &input.score_cache).objective_value(judge.objective).max(1e-9);
+        let current_objective = score(&input.problem, current_layout, &input.score_cache)
+            .objective_value(judge.objective)
+            .max(1e-9);
         let best_of_mechanism = |mechanism: Mechanism| {
-            let mechanism_candidates = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
-            let best = mechanism_candidates
-                .reduce(|a, b| if judge.score_key(b.score) > judge.score_key(a.score) { b } else { a })?;
+            let mechanism_candidates = candidates
+                .iter()
+                .filter(|candidate| candidate.mechanism == Some(mechanism));
+            let best = mechanism_candidates.reduce(|a, b| {
+                if judge.score_key(b.score) > judge.score_key(a.score) {
+                    b
+                } else {
+                    a
+                }
+            })?;
             let gain = best.score.objective_value(judge.objective) / current_objective - 1.0;
             let is_drawn = input.problem.tasks.len() <= MAX_DRAWN_TASKS;
             let error = is_drawn.then(|| {
@@ -377,14 +497,26 @@ impl PlanFinder<'_, '_> {
                 )
                 .standard_error
             });
-            Some(MechanismGain { mechanism, gain, standard_error: error })
+            Some(MechanismGain {
+                mechanism,
+                gain,
+                standard_error: error,
+            })
         };
-        Mechanism::ALL.into_iter().filter_map(best_of_mechanism).collect()
+        Mechanism::ALL
+            .into_iter()
+            .filter_map(best_of_mechanism)
+            .collect()
     }
 
     fn build_plan(&self, problem: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {
         let mut plan = Plan::idle(self.view.previous_plan.window);
-        layout.write_into_plan(problem, self.view.previous_plan, self.parameters.page_migration.into(), &mut plan);
+        layout.write_into_plan(
+            problem,
+            self.view.previous_plan,
+            self.parameters.page_migration.into(),
+            &mut plan,
+        );
         DecidedPlan(plan)
     }
 
@@ -395,7 +527,10 @@ impl PlanFinder<'_, '_> {
         }
         let plan = self.build_plan(problem, layout);
         layout.is_expressed_by(&plan.0, problem)
-            && !self.view.verdicts.excludes(&plan.0, &self.current_plan.0, self.view)
+            && !self
+                .view
+                .verdicts
+                .excludes(&plan.0, &self.current_plan.0, self.view)
     }
 
     /// Returns the processor time of copying pages to other colors.
@@ -406,17 +541,28 @@ impl PlanFinder<'_, '_> {
         let plan = self.build_plan(problem, layout).0;
         let mut copying_ns = 0.0;
         for share in &plan.shares {
-            let Units::Colors { allowed, .. } = &share.units else { continue };
+            let Units::Colors { allowed, .. } = &share.units else {
+                continue;
+            };
             let site = problem.sites.iter().find(|site| site.cache == share.cache);
-            let Some(PartitionSupport::Colors { page_migration_ns: move_page_ns, .. }) =
-                site.and_then(|site| site.partition_units)
+            let Some(PartitionSupport::Colors {
+                page_migration_ns: move_page_ns,
+                ..
+            }) = site.and_then(|site| site.partition_units)
             else {
                 continue;
             };
-            let members =
-                self.view.live_tasks().filter(|sample| share.members.contains(&ShareMember::Process(sample.process)));
-            let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
-            copying_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
+            let members = self.view.live_tasks().filter(|sample| {
+                share
+                    .members
+                    .contains(&ShareMember::Process(sample.process))
+            });
+            let pages = members
+                .filter_map(|seen| seen.pages_per_color.as_deref())
+                .next();
+            copying_ns += pages.map_or(0.0, |pages| {
+                pages_to_move(pages, allowed) as f64 * move_page_ns
+            });
         }
         copying_ns
     }
@@ -432,12 +578,29 @@ fn weighted_speeds(
 ) -> Vec<(ProcessId, f64)> {
     // The priority of each process, and the sum of its threads' speeds.
     let mut process_speeds: BTreeMap<ProcessId, (f64, f64)> = BTreeMap::new();
-    for (problem_task, speed) in problem.tasks.iter().zip(forecast_speeds(problem, layout, score_cache)) {
-        let (Some(program), Some(speed)) = (&problem_task.program, speed) else { continue };
-        let priority = if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
-        process_speeds.entry(problem_task.process).or_insert((priority, 0.0)).1 += speed.relative_speed;
+    for (problem_task, speed) in
+        problem
+            .tasks
+            .iter()
+            .zip(forecast_speeds(problem, layout, score_cache))
+    {
+        let (Some(program), Some(speed)) = (&problem_task.program, speed) else {
+            continue;
+        };
+        let priority = if objective == PlanObjective::WorstSlowdown {
+            1.0
+        } else {
+            program.goal.priority.max(0.0)
+        };
+        process_speeds
+            .entry(problem_task.process)
+            .or_insert((priority, 0.0))
+            .1 += speed.relative_speed;
     }
-    process_speeds.into_iter().map(|(process, (priority, speed_sum))| (process, priority * speed_sum)).collect()
+    process_speeds
+        .into_iter()
+        .map(|(process, (priority, speed_sum))| (process, priority * speed_sum))
+        .collect()
 }
 
 /// Returns the gain of a change by the models of this problem; `None` if they are those of other tasks or phases, or so
@@ -452,9 +615,20 @@ pub fn forecast_gain_again(
     let is_described = change.tasks == *tasks
         && tasks.len() <= MAX_DRAWN_TASKS
         && change.layout_before.partitions.len() == problem.sites.len();
-    let LayoutChange { layout_before, layout_after, .. } = change;
+    let LayoutChange {
+        layout_before,
+        layout_after,
+        ..
+    } = change;
     is_described.then(|| {
-        LayoutComparison::new(problem, &input.score_cache, objective, layout_before, layout_after).forecast_gain()
+        LayoutComparison::new(
+            problem,
+            &input.score_cache,
+            objective,
+            layout_before,
+            layout_after,
+        )
+        .forecast_gain()
     })
 }
 
@@ -477,7 +651,13 @@ impl<'a> LayoutComparison<'a> {
     ) -> Self {
         let layouts = [current_layout, best_layout];
         let scorers = layouts.map(|layout| LayoutScorer::new(problem, layout));
-        LayoutComparison { problem, score_cache, objective, layouts, scorers }
+        LayoutComparison {
+            problem,
+            score_cache,
+            objective,
+            layouts,
+            scorers,
+        }
     }
 
     /// Returns the gain of the second layout, as a fraction of the objective, with all curves as estimated.
@@ -507,10 +687,14 @@ impl<'a> LayoutComparison<'a> {
     /// Returns the gain without stored scores: if sites wait for one another, scores of single sites are not stored.
     fn rescored_gain(&self, problem: &PlanningProblem) -> f64 {
         let score_cache = ScoreCache::default();
-        self.relative_gain(self.layouts.map(|layout| score(problem, layout, &score_cache)))
+        self.relative_gain(
+            self.layouts
+                .map(|layout| score(problem, layout, &score_cache)),
+        )
     }
 
     fn relative_gain(&self, [current, best]: [LayoutScore; 2]) -> f64 {
-        best.objective_value(self.objective) / current.objective_value(self.objective).max(1e-9) - 1.0
+        best.objective_value(self.objective) / current.objective_value(self.objective).max(1e-9)
+            - 1.0
     }
 }

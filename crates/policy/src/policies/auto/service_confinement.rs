@@ -15,8 +15,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, PartitionSupport, Plan, ProcessId, Reason, RowInterval,
-    ServiceIdentity, ShareMember, TaskId, TaskSample, Units, VerificationOutcome, View,
+    CacheId, CacheShare, CounterEvent, EventCounts, GroupId, PartitionSupport, Plan, ProcessId,
+    Reason, RowInterval, ServiceIdentity, ShareMember, TaskId, TaskSample, Units,
+    VerificationOutcome, View,
 };
 
 use super::evidence::probe_planner::are_probes_harmless;
@@ -48,10 +49,12 @@ struct CountedWork {
 
 impl CountedWork {
     fn add(&mut self, counts: &EventCounts) {
-        if let Some((instructions, cycles)) =
-            counts.get(CounterEvent::Instructions).zip(counts.get(CounterEvent::Cycles))
+        if let Some((instructions, cycles)) = counts
+            .get(CounterEvent::Instructions)
+            .zip(counts.get(CounterEvent::Cycles))
         {
-            (self.instructions, self.cycles) = (self.instructions + instructions, self.cycles + cycles);
+            (self.instructions, self.cycles) =
+                (self.instructions + instructions, self.cycles + cycles);
         }
     }
 
@@ -103,27 +106,45 @@ impl WayConfinement {
         let confined_tasks = view.live_tasks().filter(|task| self.is_confined(task));
         let (unmovable, movable): (Vec<&TaskSample>, Vec<&TaskSample>) =
             confined_tasks.partition(|task| task.unmovable);
-        let mut members: BTreeSet<ProcessId> = movable.into_iter().map(|task| task.process).collect();
-        unmovable.into_iter().for_each(|task| _ = members.remove(&task.process));
+        let mut members: BTreeSet<ProcessId> =
+            movable.into_iter().map(|task| task.process).collect();
+        unmovable
+            .into_iter()
+            .for_each(|task| _ = members.remove(&task.process));
         CacheShare {
             group: group_of_cache(cache),
             members: members.into_iter().map(ShareMember::Process).collect(),
             cache,
-            units: Units::Ways { mask: (0..self.ways).collect() },
+            units: Units::Ways {
+                mask: (0..self.ways).collect(),
+            },
         }
     }
 
     fn explain(&self, text: &str, view: &View<'_>, numbers: Vec<(String, f64)>) -> Reason {
-        let is_protected = |task: &&TaskSample| *task.service_or_command() == self.effect.protected_service;
+        let is_protected =
+            |task: &&TaskSample| *task.service_or_command() == self.effect.protected_service;
         let protected_task = view.live_tasks().find(is_protected).map(|task| task.task);
-        let confined_tasks = view.live_tasks().filter(|task| self.is_confined(task)).map(|task| task.task);
-        let tasks: Vec<TaskId> = protected_task.into_iter().chain(confined_tasks.take(1)).collect();
-        let protected = if protected_task.is_some() { "{0}" } else { "a service" };
+        let confined_tasks = view
+            .live_tasks()
+            .filter(|task| self.is_confined(task))
+            .map(|task| task.task);
+        let tasks: Vec<TaskId> = protected_task
+            .into_iter()
+            .chain(confined_tasks.take(1))
+            .collect();
+        let protected = if protected_task.is_some() {
+            "{0}"
+        } else {
+            "a service"
+        };
         let confined = match tasks.len() - usize::from(protected_task.is_some()) {
             0 => "another service".to_string(),
             _ => format!("{{{}}} and its service", tasks.len() - 1),
         };
-        let text = text.replace("PROTECTED", protected).replace("CONFINED", &confined);
+        let text = text
+            .replace("PROTECTED", protected)
+            .replace("CONFINED", &confined);
         Reason::new(tasks, text, numbers)
     }
 }
@@ -156,18 +177,29 @@ impl ServiceConfinements {
     ) {
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
-        self.released.retain(|_, released_ns| now_ns.saturating_sub(*released_ns) < MAX_HOLD_NS);
+        self.released
+            .retain(|_, released_ns| now_ns.saturating_sub(*released_ns) < MAX_HOLD_NS);
         if are_probes_harmless(view) && span.start_ns >= self.changed_ns + SETTLE_NS {
             let decay = libm::exp(-(span.elapsed_ns as f64) / DECAY_NS);
             for work in self.work.values_mut() {
                 (work.instructions, work.cycles) = (decay * work.instructions, decay * work.cycles);
             }
-            for task in view.observation.tasks.iter().filter(|task| is_promised(task)) {
-                self.work.entry(task.service_or_command().into_owned()).or_default().add(&task.counts);
+            for task in view
+                .observation
+                .tasks
+                .iter()
+                .filter(|task| is_promised(task))
+            {
+                self.work
+                    .entry(task.service_or_command().into_owned())
+                    .or_default()
+                    .add(&task.counts);
             }
             self.measured_ns += span.elapsed_ns;
         }
-        if let Some((service, rows)) = pause.filter(|(service, _)| !self.released.contains_key(*service)) {
+        if let Some((service, rows)) =
+            pause.filter(|(service, _)| !self.released.contains_key(*service))
+        {
             self.confine(view, service, rows, reasons);
         }
         for (cache, mut confinement) in std::mem::take(&mut self.by_cache) {
@@ -176,9 +208,12 @@ impl ServiceConfinements {
                     *last_ns = now_ns;
                 }
             }
-            confinement.services.retain(|_, last_ns| now_ns.saturating_sub(*last_ns) < MAX_ABSENCE_NS);
+            confinement
+                .services
+                .retain(|_, last_ns| now_ns.saturating_sub(*last_ns) < MAX_ABSENCE_NS);
             let is_protected = |task: &TaskSample| {
-                is_promised(task) && *task.service_or_command() == confinement.effect.protected_service
+                is_promised(task)
+                    && *task.service_or_command() == confinement.effect.protected_service
             };
             let is_over = confinement.services.is_empty()
                 || now_ns.saturating_sub(confinement.start_ns) > MAX_HOLD_NS
@@ -192,31 +227,48 @@ impl ServiceConfinements {
     }
 
     /// Confines a paused service, if the pause sped a service with a promise up by more than the promise allows.
-    fn confine(&mut self, view: &View<'_>, service: &ServiceIdentity, rows: &[RowInterval], reasons: &mut Vec<Reason>) {
-        let Some((cache, effect)) = rows.first().map(|row| row.cache).zip(self.largest_effect(view, rows)) else {
+    fn confine(
+        &mut self,
+        view: &View<'_>,
+        service: &ServiceIdentity,
+        rows: &[RowInterval],
+        reasons: &mut Vec<Reason>,
+    ) {
+        let Some((cache, effect)) = rows
+            .first()
+            .map(|row| row.cache)
+            .zip(self.largest_effect(view, rows))
+        else {
             return;
         };
         let units = PartitionSupport::preferred(view.partitions_of(cache));
-        let Some(units) =
-            units.filter(|units| matches!(units, PartitionSupport::Ways { .. }) && units.max_shares() > 0)
-        else {
+        let Some(units) = units.filter(|units| {
+            matches!(units, PartitionSupport::Ways { .. }) && units.max_shares() > 0
+        }) else {
             return;
         };
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
-        let confinement = self.by_cache.entry(cache).or_insert_with(|| WayConfinement {
-            services: BTreeMap::new(),
-            ways: (units.units() / FIRST_DIVISOR).max(units.min_units()),
-            previous_step: (units.units(), effect.speed_before),
-            effect: effect.clone(),
-            start_ns: now_ns,
-            is_held: false,
-        });
+        let confinement = self
+            .by_cache
+            .entry(cache)
+            .or_insert_with(|| WayConfinement {
+                services: BTreeMap::new(),
+                ways: (units.units() / FIRST_DIVISOR).max(units.min_units()),
+                previous_step: (units.units(), effect.speed_before),
+                effect: effect.clone(),
+                start_ns: now_ns,
+                is_held: false,
+            });
         if !confinement.services.is_empty() {
             confinement.previous_step = (confinement.ways, effect.speed_before);
         }
         confinement.services.insert(service.clone(), now_ns);
-        (confinement.is_held, confinement.start_ns, confinement.effect) = (false, now_ns, effect);
+        (
+            confinement.is_held,
+            confinement.start_ns,
+            confinement.effect,
+        ) = (false, now_ns, effect);
         let text = format!(
             "PROTECTED ran {:.0} % slower than while CONFINED was paused, so the latter gets {} of {} ways",
             100.0 * confinement.effect.slowdown(confinement.effect.speed_before),
@@ -233,24 +285,43 @@ impl ServiceConfinements {
         let rows = ProbeRows::new(rows);
         let mut limits: BTreeMap<ServiceIdentity, (BTreeSet<TaskId>, f64)> = BTreeMap::new();
         for task in &view.observation.tasks {
-            let Some(max_slowdown) = task.goal.and_then(|goal| goal.max_slowdown) else { continue };
-            let (tasks, limit) =
-                limits.entry(task.service_or_command().into_owned()).or_insert((BTreeSet::new(), max_slowdown));
+            let Some(max_slowdown) = task.goal.and_then(|goal| goal.max_slowdown) else {
+                continue;
+            };
+            let (tasks, limit) = limits
+                .entry(task.service_or_command().into_owned())
+                .or_insert((BTreeSet::new(), max_slowdown));
             *limit = limit.min(max_slowdown);
             tasks.insert(task.task);
         }
         let speed_in = |rows: &[&RowInterval], tasks: &BTreeSet<TaskId>| {
             let (instructions, cycles) = counts_of_tasks(rows, tasks);
-            CountedWork { instructions, cycles }.instr_per_cycle()
+            CountedWork {
+                instructions,
+                cycles,
+            }
+            .instr_per_cycle()
         };
-        let effects = limits.into_iter().filter_map(|(protected_service, (tasks, max_slowdown))| {
-            let speed_before = self.work.get(&protected_service)?.instr_per_cycle()?;
-            let speed_ratio = speed_in(&rows.partial, &tasks)? / speed_in(&rows.complete, &tasks)?;
-            let speed_during = speed_before * speed_ratio;
-            Some(PauseEffect { protected_service, max_slowdown, speed_before, speed_during })
-        });
-        let excess = |effect: &PauseEffect| effect.slowdown(effect.speed_before) - effect.max_slowdown;
-        effects.filter(|effect| excess(effect) > 0.0).max_by(|a, b| excess(a).total_cmp(&excess(b)))
+        let effects =
+            limits
+                .into_iter()
+                .filter_map(|(protected_service, (tasks, max_slowdown))| {
+                    let speed_before = self.work.get(&protected_service)?.instr_per_cycle()?;
+                    let speed_ratio =
+                        speed_in(&rows.partial, &tasks)? / speed_in(&rows.complete, &tasks)?;
+                    let speed_during = speed_before * speed_ratio;
+                    Some(PauseEffect {
+                        protected_service,
+                        max_slowdown,
+                        speed_before,
+                        speed_during,
+                    })
+                });
+        let excess =
+            |effect: &PauseEffect| effect.slowdown(effect.speed_before) - effect.max_slowdown;
+        effects
+            .filter(|effect| excess(effect) > 0.0)
+            .max_by(|a, b| excess(a).total_cmp(&excess(b)))
     }
 
     /// Judges the number of ways once it is measured: halves it if the promise is not kept, or undoes the last step if
@@ -263,13 +334,21 @@ impl ServiceConfinements {
         reasons: &mut Vec<Reason>,
     ) -> bool {
         let effect = &confinement.effect;
-        let speed = self.work.get(&effect.protected_service).and_then(|work| work.instr_per_cycle());
-        let Some(speed) = speed.filter(|_| self.has_speeds() && !confinement.is_held) else { return true };
-        let Some(units) = PartitionSupport::preferred(view.partitions_of(cache)) else { return false };
+        let speed = self
+            .work
+            .get(&effect.protected_service)
+            .and_then(|work| work.instr_per_cycle());
+        let Some(speed) = speed.filter(|_| self.has_speeds() && !confinement.is_held) else {
+            return true;
+        };
+        let Some(units) = PartitionSupport::preferred(view.partitions_of(cache)) else {
+            return false;
+        };
         let slowdown = effect.slowdown(speed);
         let (ways, (previous_ways, previous_speed)) = (confinement.ways, confinement.previous_step);
         let has_gained = speed >= previous_speed * (1.0 + MIN_STEP_GAIN);
-        confinement.is_held = slowdown <= effect.max_slowdown || !has_gained || ways <= units.min_units();
+        confinement.is_held =
+            slowdown <= effect.max_slowdown || !has_gained || ways <= units.min_units();
         if slowdown > effect.max_slowdown {
             confinement.ways = match has_gained {
                 true => (ways / 2).max(units.min_units()),
@@ -288,14 +367,21 @@ impl ServiceConfinements {
         if !goes_on {
             self.release(confinement, view);
         } else if confinement.ways != ways {
-            self.restart_measurement(view.observation.span.start_ns + view.observation.span.elapsed_ns);
+            self.restart_measurement(
+                view.observation.span.start_ns + view.observation.span.elapsed_ns,
+            );
         }
         goes_on
     }
 
     fn release(&mut self, confinement: &WayConfinement, view: &View<'_>) {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        self.released.extend(confinement.services.keys().map(|service| (service.clone(), now_ns)));
+        self.released.extend(
+            confinement
+                .services
+                .keys()
+                .map(|service| (service.clone(), now_ns)),
+        );
         self.restart_measurement(now_ns);
     }
 
@@ -307,11 +393,17 @@ impl ServiceConfinements {
     /// Ends the confinements that the plan of a verdict leaves out. A service whose confinement was rolled back or
     /// refused is not confined again for some time.
     pub fn observe_verdict(&mut self, view: &View<'_>) {
-        let Some(verdict) = view.verdicts.latest() else { return };
-        let is_failed = matches!(verdict.outcome, VerificationOutcome::Slower | VerificationOutcome::Refused);
+        let Some(verdict) = view.verdicts.latest() else {
+            return;
+        };
+        let is_failed = matches!(
+            verdict.outcome,
+            VerificationOutcome::Slower | VerificationOutcome::Refused
+        );
         for (cache, confinement) in std::mem::take(&mut self.by_cache) {
             let share = confinement.share(cache, view);
-            let is_in_force = |other: &CacheShare| (other.cache, &other.units) == (cache, &share.units);
+            let is_in_force =
+                |other: &CacheShare| (other.cache, &other.units) == (cache, &share.units);
             if share.members.is_empty() || verdict.plan.shares.iter().any(is_in_force) {
                 self.by_cache.insert(cache, confinement);
             } else if is_failed {
@@ -324,24 +416,31 @@ impl ServiceConfinements {
     /// the plan divides in another way is left alone. `is_proposed` is set while the verifier measures the plan: only
     /// newcomers are added then.
     pub fn write_into_plan(&self, view: &View<'_>, plan: &mut Plan, is_proposed: bool) {
-        let is_current =
-            |share: &CacheShare| share.group != group_of_cache(share.cache) || self.by_cache.contains_key(&share.cache);
+        let is_current = |share: &CacheShare| {
+            share.group != group_of_cache(share.cache) || self.by_cache.contains_key(&share.cache)
+        };
         plan.shares.retain(|share| is_proposed || is_current(share));
         for (&cache, confinement) in &self.by_cache {
-            let tasks = view.observation.tasks.iter().filter(|task| confinement.is_confined(task));
+            let tasks = view
+                .observation
+                .tasks
+                .iter()
+                .filter(|task| confinement.is_confined(task));
             let processes: BTreeSet<ProcessId> = tasks.map(|task| task.process).collect();
-            let is_confined =
-                |member: &ShareMember| matches!(member, ShareMember::Process(process) if processes.contains(process));
+            let is_confined = |member: &ShareMember| matches!(member, ShareMember::Process(process) if processes.contains(process));
             let is_own = |share: &CacheShare| share.members.iter().all(is_confined);
             let share = confinement.share(cache, view);
             let mut shares = plan.shares.iter().filter(|share| share.cache == cache);
             let has_other_division = match is_proposed {
-                true => !shares.clone().any(|other| other.units == share.units) || !shares.all(is_own),
+                true => {
+                    !shares.clone().any(|other| other.units == share.units) || !shares.all(is_own)
+                }
                 false => !shares.all(is_own),
             };
             if !has_other_division {
                 plan.shares.retain(|share| share.cache != cache);
-                plan.shares.extend(Some(share).filter(|share| !share.members.is_empty()));
+                plan.shares
+                    .extend(Some(share).filter(|share| !share.members.is_empty()));
             }
         }
     }
@@ -355,13 +454,18 @@ fn group_of_cache(cache: CacheId) -> GroupId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, ViewFixture, capabilities_fixture, last_level_caches};
+    use cachemate_core::test_support::{
+        NullPredictor, ViewFixture, capabilities_fixture, last_level_caches,
+    };
     use cachemate_core::{Ability, CacheLevel, Goal, Plan, TimeSpan, WindowLength};
 
     const SECOND_NS: u64 = 1_000_000_000;
 
     fn work(instructions: u64) -> EventCounts {
-        EventCounts::exact([(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, 1_000)])
+        EventCounts::exact([
+            (CounterEvent::Instructions, instructions),
+            (CounterEvent::Cycles, 1_000),
+        ])
     }
 
     /// Runs windows of one second in which a loop of programs runs beside a task with a limit of 5 %: after three
@@ -369,28 +473,53 @@ mod tests {
     /// 1,300 instructions per 1,000 cycles in the pause. Otherwise, these follow from the ways of the loop's programs.
     /// Returns the ways after each window.
     fn ways_by_window(instructions_beside: fn(u32) -> u64) -> Vec<u32> {
-        let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 8 };
+        let ways = PartitionSupport::Ways {
+            ways: 16,
+            min_ways: 1,
+            contiguous: true,
+            max_groups: 8,
+        };
         let capabilities = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
-        let mut fixture = ViewFixture::new(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities, 2);
+        let mut fixture = ViewFixture::new(
+            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+            capabilities,
+            2,
+        );
         let tasks = &mut fixture.observation.tasks;
         (tasks[0].name, tasks[1].name) = ("store".to_string(), "loop".to_string());
-        tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
-        let service = fixture.observation.tasks[1].service_or_command().into_owned();
+        tasks[0].goal = Some(Goal {
+            max_slowdown: Some(0.05),
+            ..Goal::default()
+        });
+        let service = fixture.observation.tasks[1]
+            .service_or_command()
+            .into_owned();
         let row = |tasks: &[u32], instructions: u64| RowInterval {
             tasks: tasks.iter().map(|id| TaskId(*id)).collect(),
             cache: CacheId(0),
-            span: TimeSpan { start_ns: 0, elapsed_ns: SECOND_NS, elapsed_cycles: None },
+            span: TimeSpan {
+                start_ns: 0,
+                elapsed_ns: SECOND_NS,
+                elapsed_cycles: None,
+            },
             ended_by_task: None,
             cache_counts: EventCounts::default(),
             task_counts: tasks.iter().map(|_| work(instructions)).collect(),
         };
-        let (pause, reference) = (row(&[0], 1_300), row(&[0, 1], 13 * instructions_beside(16) / 10));
+        let (pause, reference) = (
+            row(&[0], 1_300),
+            row(&[0, 1], 13 * instructions_beside(16) / 10),
+        );
         let rows = [pause.clone(), pause, reference.clone(), reference];
         let mut confinements = ServiceConfinements::default();
         let (mut all_ways, mut current_ways) = (Vec::new(), 16);
         for window in 0..24 {
             let observation = &mut fixture.observation;
-            observation.span = TimeSpan { start_ns: window * SECOND_NS, elapsed_ns: SECOND_NS, elapsed_cycles: None };
+            observation.span = TimeSpan {
+                start_ns: window * SECOND_NS,
+                elapsed_ns: SECOND_NS,
+                elapsed_cycles: None,
+            };
             observation.tasks[0].counts = work(instructions_beside(current_ways));
             // Each program of the loop is another process.
             observation.tasks[1].process = ProcessId(10 + window as u32);
@@ -401,7 +530,10 @@ mod tests {
             let mut plan = Plan::idle(WindowLength::Time { ns: SECOND_NS });
             confinements.write_into_plan(&view, &mut plan, false);
             current_ways = plan.shares.first().map_or(16, |share| {
-                assert_eq!(share.members, [ShareMember::Process(ProcessId(10 + window as u32))]);
+                assert_eq!(
+                    share.members,
+                    [ShareMember::Process(ProcessId(10 + window as u32))]
+                );
                 share.units.set().count()
             });
             all_ways.push(current_ways);
@@ -423,7 +555,10 @@ mod tests {
         let ways = ways_by_window(|_| 800);
         assert_eq!((ways[3], ways[23]), (4, 16), "{ways:?}");
         let ways = ways_by_window(|ways| if ways <= 4 { 900 } else { 800 });
-        assert!(ways.contains(&2) && ways[23] == 4, "fewer ways do not help: {ways:?}");
+        assert!(
+            ways.contains(&2) && ways[23] == 4,
+            "fewer ways do not help: {ways:?}"
+        );
         assert_eq!(ways_by_window(|_| 960), [16; 24]);
     }
 }

@@ -92,7 +92,12 @@ impl SettlingPeriod {
     ///
     /// If misses are not counted, the minimum number of windows suffices. The period always ends within ten times as
     /// many windows (a hundred with a cache behind), because a program that rarely misses hardly needs the lines.
-    pub fn observe(&mut self, observation: &Observation, level: CacheLevel, lengths: AbTestLengths) {
+    pub fn observe(
+        &mut self,
+        observation: &Observation,
+        level: CacheLevel,
+        lengths: AbTestLengths,
+    ) {
         let minimum = lengths.warmup_windows;
         self.windows += 1;
         for task in observation.tasks.iter().filter(|task| !task.exited) {
@@ -100,9 +105,14 @@ impl SettlingPeriod {
                 *self.misses.entry(task.process).or_insert(0.0) += misses;
             }
         }
-        let lines_per_process = lengths.cache_lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
-        let is_full = self.misses.values().all(|&misses| misses >= lines_per_process);
-        let has_settled = self.windows >= minimum && (is_full || self.windows >= MAX_SETTLING_FACTOR * minimum.max(1));
+        let lines_per_process =
+            lengths.cache_lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
+        let is_full = self
+            .misses
+            .values()
+            .all(|&misses| misses >= lines_per_process);
+        let has_settled = self.windows >= minimum
+            && (is_full || self.windows >= MAX_SETTLING_FACTOR * minimum.max(1));
         let has_turned_over = lengths.next_cache_lines.is_none_or(|lines| {
             self.misses.is_empty()
                 || self.misses.values().sum::<f64>() >= lines as f64
@@ -114,10 +124,17 @@ impl SettlingPeriod {
 
 impl AbTestLengths {
     /// Returns the lengths for a cache and the largest cache behind it.
-    pub fn for_cache(domain: &PartitionedCache<'_>, warmup_windows: u32, measure_windows: u32) -> Self {
+    pub fn for_cache(
+        domain: &PartitionedCache<'_>,
+        warmup_windows: u32,
+        measure_windows: u32,
+    ) -> Self {
         let line_count = |cache: &Cache| {
             let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
-            cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
+            cache
+                .size_bytes
+                .zip(line_bytes)
+                .map(|(size, line)| size / u64::from(line))
         };
         AbTestLengths {
             warmup_windows,
@@ -129,7 +146,11 @@ impl AbTestLengths {
 
     /// Returns the number of windows after which the cache is assumed to have settled.
     fn settle_windows(&self) -> u32 {
-        let factor = if self.next_cache_lines.is_some() { MAX_NEXT_CACHE_SETTLING_FACTOR } else { MAX_SETTLING_FACTOR };
+        let factor = if self.next_cache_lines.is_some() {
+            MAX_NEXT_CACHE_SETTLING_FACTOR
+        } else {
+            MAX_SETTLING_FACTOR
+        };
         factor * self.warmup_windows.max(1)
     }
 }
@@ -164,15 +185,28 @@ impl AbTest {
 
     /// Returns the test with recent windows under the old shares included.
     pub fn with_baseline(self, baseline: &SpeedRecord) -> Self {
-        AbTest { speeds_before: baseline.latest_windows(MAX_SIDE_ARMS * self.lengths.measure_windows.max(1)), ..self }
+        AbTest {
+            speeds_before: baseline
+                .latest_windows(MAX_SIDE_ARMS * self.lengths.measure_windows.max(1)),
+            ..self
+        }
     }
 
     /// Returns the speeds under the old shares, over equally long times before and after the new ones, so that a drift
     /// cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
-        let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.speeds_under_new };
+        let later_speeds = if self.arm == AbArm::OldAgain {
+            &self.speeds_after
+        } else {
+            &self.speeds_under_new
+        };
         self.speeds_before
-            .latest_windows(later_speeds.windows.max(self.lengths.measure_windows).max(1))
+            .latest_windows(
+                later_speeds
+                    .windows
+                    .max(self.lengths.measure_windows)
+                    .max(1),
+            )
             .concatenated_with(&self.speeds_after)
     }
 
@@ -184,10 +218,19 @@ impl AbTest {
     }
 
     /// Adds a window under the present arm's shares.
-    pub fn observe(&mut self, observation: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
+    pub fn observe(
+        &mut self,
+        observation: &Observation,
+        level: CacheLevel,
+        probes: &[ProbeRequest],
+    ) -> AbTestStatus {
         self.windows += 1;
         if self.arm == AbArm::New
-            || (self.arm == AbArm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.is_over))
+            || (self.arm == AbArm::OldAgain
+                && self
+                    .settling
+                    .as_ref()
+                    .is_some_and(|settling| !settling.is_over))
         {
             self.disturbed_speeds.observe(observation, level);
         }
@@ -214,18 +257,29 @@ impl AbTest {
     fn judge(&mut self) -> AbTestStatus {
         let arm_length = self.lengths.measure_windows.max(1);
         // The last arm is no longer than the first; otherwise, a drift would not cancel.
-        let max_windows = if self.arm == AbArm::OldAgain { self.speeds_before.windows } else { u32::MAX };
+        let max_windows = if self.arm == AbArm::OldAgain {
+            self.speeds_before.windows
+        } else {
+            u32::MAX
+        };
         let is_waiting = self.arm_windows < max_windows.min(MAX_SIDE_ARMS * arm_length);
         // A test after every window would find differences by chance, so there are at most `MAX_EVALUATIONS` tests.
-        let is_test_due = !is_waiting || [1, 2, 4].iter().any(|times| self.arm_windows == times * arm_length);
+        let is_test_due = !is_waiting
+            || [1, 2, 4]
+                .iter()
+                .any(|times| self.arm_windows == times * arm_length);
         if self.arm != AbArm::Old && !is_test_due {
             return AbTestStatus::Running;
         }
         match self.arm {
-            AbArm::Old if self.speeds_before.windows >= 2 * arm_length => self.switch_to(AbArm::New),
+            AbArm::Old if self.speeds_before.windows >= 2 * arm_length => {
+                self.switch_to(AbArm::New)
+            }
             AbArm::New if self.arm_windows >= arm_length => {
                 let ratio = self.ratio();
-                if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEAR_LOSS && found.is_significant()) {
+                if let Some(slower) =
+                    ratio.filter(|found| found.ratio < 1.0 - CLEAR_LOSS && found.is_significant())
+                {
                     return AbTestStatus::Ratio(slower);
                 }
                 // If the windows do not cover enough of the other side's phases, or are too noisy, the arm continues,
@@ -237,7 +291,9 @@ impl AbTest {
                 }
             }
             AbArm::OldAgain if self.arm_windows >= arm_length => match self.ratio() {
-                Some(found) if !is_waiting || found.is_precise_enough() => return AbTestStatus::Ratio(found),
+                Some(found) if !is_waiting || found.is_precise_enough() => {
+                    return AbTestStatus::Ratio(found);
+                }
                 None if !is_waiting => return AbTestStatus::Inconclusive,
                 _ => {}
             },
@@ -250,13 +306,19 @@ impl AbTest {
     /// windows are compared as far as there are any.
     pub fn lost_windows(&self) -> f64 {
         let old_speeds = self.speeds_before.concatenated_with(&self.speeds_after);
-        let weighted_speed_ratio =
-            || self.disturbed_speeds.weighted_speed(&self.weights) / old_speeds.weighted_speed(&self.weights);
+        let weighted_speed_ratio = || {
+            self.disturbed_speeds.weighted_speed(&self.weights)
+                / old_speeds.weighted_speed(&self.weights)
+        };
         let ratio = self
             .disturbed_speeds
             .speed_over(&old_speeds, &self.weights)
             .map_or_else(weighted_speed_ratio, |found| found.ratio);
-        if ratio.is_finite() { (f64::from(self.disturbed_speeds.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
+        if ratio.is_finite() {
+            (f64::from(self.disturbed_speeds.windows) * (1.0 - ratio)).max(0.0)
+        } else {
+            0.0
+        }
     }
 
     fn switch_to(&mut self, arm: AbArm) {
@@ -268,7 +330,8 @@ impl AbTest {
     }
 
     fn ratio(&self) -> Option<Ratio> {
-        self.speeds_under_new.speed_over(&self.old_speeds(), &self.weights)
+        self.speeds_under_new
+            .speed_over(&self.old_speeds(), &self.weights)
     }
 }
 
@@ -277,8 +340,12 @@ mod tests {
     use super::*;
     use crate::partition::speed_history::tests::{observation_fixture, window_in_phase, window_of};
 
-    const LENGTHS: AbTestLengths =
-        AbTestLengths { warmup_windows: 1, measure_windows: 2, cache_lines: Some(25), next_cache_lines: None };
+    const LENGTHS: AbTestLengths = AbTestLengths {
+        warmup_windows: 1,
+        measure_windows: 2,
+        cache_lines: Some(25),
+        next_cache_lines: None,
+    };
 
     /// Runs a trial to its end, with 10 misses in each window and these cycles per 1000 instructions, by window and
     /// arm.
@@ -287,7 +354,11 @@ mod tests {
         let mut arms = Vec::new();
         for window in 0.. {
             arms.push(trial.arm());
-            let status = trial.observe(&window_of(1000, cycles(window, trial.arm()), 10), CacheLevel::L2, &[]);
+            let status = trial.observe(
+                &window_of(1000, cycles(window, trial.arm()), 10),
+                CacheLevel::L2,
+                &[],
+            );
             if status != AbTestStatus::Running {
                 return (status, arms);
             }
@@ -299,12 +370,17 @@ mod tests {
     #[test]
     fn a_drift_cancels() {
         let (status, arms) = run_trial(|window, _| 3_000 - 40 * u64::from(window));
-        let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else { panic!("{status:?}") };
+        let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else {
+            panic!("{status:?}")
+        };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let count = |arm| arms.iter().filter(|&&one| one == arm).count();
         // Three windows of ten misses fill twenty-five lines. Successive windows of a drift are similar, so nothing is
         // certain before the new arm has its maximum length.
-        assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(count), [4, 3 + 12, 3 + 4]);
+        assert_eq!(
+            [AbArm::Old, AbArm::New, AbArm::OldAgain].map(count),
+            [4, 3 + 12, 3 + 4]
+        );
     }
 
     /// Is a gain measured correctly in spite of a drift, and is a trial with a clear loss ended early?
@@ -312,7 +388,9 @@ mod tests {
     fn gains_are_measured_and_clear_losses_cut_short() {
         let faster = |window: u32, arm| if arm == AbArm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
         let (status, _) = run_trial(faster);
-        let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else { panic!("{status:?}") };
+        let AbTestStatus::Ratio(Ratio { ratio, .. }) = status else {
+            panic!("{status:?}")
+        };
         assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
         let (status, arms) = run_trial(|_, arm| if arm == AbArm::New { 2_200 } else { 2_000 });
         assert!(
@@ -331,14 +409,27 @@ mod tests {
             let verdict = (0..).find_map(|window| {
                 let slow = (window + offset) % 7 < 3;
                 let (cycles, l1_misses) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
-                let cycles = if trial.arm() == AbArm::New { cycles / faster } else { cycles };
-                match trial.observe(&window_in_phase(1_000, cycles as u64, l1_misses), CacheLevel::L2, &[]) {
+                let cycles = if trial.arm() == AbArm::New {
+                    cycles / faster
+                } else {
+                    cycles
+                };
+                match trial.observe(
+                    &window_in_phase(1_000, cycles as u64, l1_misses),
+                    CacheLevel::L2,
+                    &[],
+                ) {
                     AbTestStatus::Running => None,
                     status => Some(status),
                 }
             });
-            let Some(AbTestStatus::Ratio(Ratio { ratio, .. })) = verdict else { panic!("{verdict:?}") };
-            assert!((ratio - faster).abs() < 0.001, "{faster} measured as {ratio}");
+            let Some(AbTestStatus::Ratio(Ratio { ratio, .. })) = verdict else {
+                panic!("{verdict:?}")
+            };
+            assert!(
+                (ratio - faster).abs() < 0.001,
+                "{faster} measured as {ratio}"
+            );
         }
     }
 
@@ -347,16 +438,30 @@ mod tests {
     fn the_cost_of_a_trial_is_measured() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         for window in 0.. {
-            let (cycles, l1_misses) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
-            let cycles = if trial.arm() == AbArm::New { cycles * 5 / 4 } else { cycles };
-            if trial.observe(&window_in_phase(1000, cycles, l1_misses), CacheLevel::L2, &[]) != AbTestStatus::Running {
+            let (cycles, l1_misses) = if window % 7 < 2 {
+                (8_000, 60)
+            } else {
+                (2_000, 120)
+            };
+            let cycles = if trial.arm() == AbArm::New {
+                cycles * 5 / 4
+            } else {
+                cycles
+            };
+            if trial.observe(
+                &window_in_phase(1000, cycles, l1_misses),
+                CacheLevel::L2,
+                &[],
+            ) != AbTestStatus::Running
+            {
                 break;
             }
         }
         // Each window under the new shares costs a fifth; windows in which the cache is refilled cost nothing.
         let changed_windows = f64::from(trial.disturbed_speeds.windows);
         assert!(
-            changed_windows >= 6.0 && (0.1 * changed_windows..=0.2 * changed_windows).contains(&trial.lost_windows()),
+            changed_windows >= 6.0
+                && (0.1 * changed_windows..=0.2 * changed_windows).contains(&trial.lost_windows()),
             "{}",
             trial.lost_windows()
         );
@@ -383,11 +488,16 @@ mod tests {
                     }
                 });
                 let is_adopted = |ratio: &Ratio| ratio.ratio >= 1.0 && ratio.is_significant();
-                faster += u32::from(matches!(status, Some(AbTestStatus::Ratio(ratio)) if is_adopted(&ratio)));
+                faster += u32::from(
+                    matches!(status, Some(AbTestStatus::Ratio(ratio)) if is_adopted(&ratio)),
+                );
             }
             let share = f64::from(faster) / f64::from(trials);
             // With this number of trials, the sampling error is four in a thousand.
-            assert!(share <= 0.033, "{share} with autocorrelation {autocorrelation}");
+            assert!(
+                share <= 0.033,
+                "{share} with autocorrelation {autocorrelation}"
+            );
         }
     }
 
@@ -395,7 +505,10 @@ mod tests {
     #[test]
     fn no_window_counts_before_the_next_cache_has_turned_over() {
         let settled_after = |lines_behind: Option<u64>, misses: u64| {
-            let lengths = AbTestLengths { next_cache_lines: lines_behind, ..LENGTHS };
+            let lengths = AbTestLengths {
+                next_cache_lines: lines_behind,
+                ..LENGTHS
+            };
             let mut settling = SettlingPeriod::default();
             (1..).find(|_| {
                 settling.observe(&window_of(1000, 2000, misses), CacheLevel::L2, lengths);
@@ -404,7 +517,11 @@ mod tests {
         };
         assert_eq!(settled_after(None, 10), Some(3), "25 lines");
         assert_eq!(settled_after(Some(200), 10), Some(20));
-        assert_eq!(settled_after(Some(20), 10), Some(3), "less behind than before");
+        assert_eq!(
+            settled_after(Some(20), 10),
+            Some(3),
+            "less behind than before"
+        );
         assert_eq!(settled_after(None, 1), Some(10));
         assert_eq!(settled_after(Some(200), 1), Some(100));
     }

@@ -48,7 +48,9 @@ pub struct Claimant {
 
 impl Claimant {
     fn min_required_units(&self) -> u32 {
-        self.max_slowdown.map_or(1, |limit| self.demand.min_units_within(limit).max(self.min_units))
+        self.max_slowdown.map_or(1, |limit| {
+            self.demand.min_units_within(limit).max(self.min_units)
+        })
     }
     /// Returns whether the program, at this many cycles per instruction, is slower than its goal allows.
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
@@ -62,18 +64,30 @@ impl Claimant {
                 -self.priority * self.demand.whole_cache_cycles() / cycles
             }
             // A slowdown of a program of priority 2 counts twice.
-            SizingObjective::Fairness => self.priority * (cycles / self.demand.whole_cache_cycles() - 1.0),
+            SizingObjective::Fairness => {
+                self.priority * (cycles / self.demand.whole_cache_cycles() - 1.0)
+            }
         }
     }
     fn costs_by_size(&self, objective: SizingObjective) -> Vec<f64> {
-        let misses_and_cycles = self.demand.misses_per_kilo_instr.iter().zip(&self.demand.cycles_per_instr);
-        misses_and_cycles.map(|(&misses, &cycles)| self.cost_of_size(objective, misses, cycles)).collect()
+        let misses_and_cycles = self
+            .demand
+            .misses_per_kilo_instr
+            .iter()
+            .zip(&self.demand.cycles_per_instr);
+        misses_and_cycles
+            .map(|(&misses, &cycles)| self.cost_of_size(objective, misses, cycles))
+            .collect()
     }
 }
 
 impl SizingObjective {
     pub fn cost_aggregate(self) -> CostAggregate {
-        if self == SizingObjective::Fairness { CostAggregate::Worst } else { CostAggregate::Sum }
+        if self == SizingObjective::Fairness {
+            CostAggregate::Worst
+        } else {
+            CostAggregate::Sum
+        }
     }
     /// Returns the score of a plan under which programs have these misses per thousand instructions and cycles per
     /// instruction; smaller is better.
@@ -140,14 +154,27 @@ const DEMAND_SLOWDOWN: f64 = 0.05;
 ///
 /// # Errors
 /// Returns an error if there are no claimants, or if the machine allows no group.
-pub fn allocate(claimants: &[Claimant], limits: &AllocationLimits) -> Result<Allocation, ClaimError> {
+pub fn allocate(
+    claimants: &[Claimant],
+    limits: &AllocationLimits,
+) -> Result<Allocation, ClaimError> {
     let mut groups = group_claimants(claimants, limits);
-    let mut claims: Vec<UnitClaim> = groups.iter().map(|group| build_claim(claimants, group, limits)).collect();
+    let mut claims: Vec<UnitClaim> = groups
+        .iter()
+        .map(|group| build_claim(claimants, group, limits))
+        .collect();
     let lowered_floors = fit_floors(claimants, &groups, &mut claims, limits);
     let sizes = size_partitions(&claims, limits)?;
     let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, limits);
-    groups.iter_mut().zip(sizes).for_each(|(group, units)| group.units = units);
-    Ok(Allocation { groups, lowered_floors, floor_cost_to_others: floors_cost })
+    groups
+        .iter_mut()
+        .zip(sizes)
+        .for_each(|(group, units)| group.units = units);
+    Ok(Allocation {
+        groups,
+        lowered_floors,
+        floor_cost_to_others: floors_cost,
+    })
 }
 
 /// Groups the claimants into the pool and the lanes of all others, each in order of arrival.
@@ -155,26 +182,44 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let claimant_indices = || 0..claimants.len();
     let mut pool: Vec<usize> = claimant_indices()
-        .filter(|index| !has_floor(index) && claimants[*index].demand.sensitivity() <= limits.pool_max_slowdown)
+        .filter(|index| {
+            !has_floor(index) && claimants[*index].demand.sensitivity() <= limits.pool_max_slowdown
+        })
         .collect();
     if limits.objective == SizingObjective::LeastSpace {
-        pool = claimant_indices().filter(|index| !has_floor(index)).collect();
+        pool = claimant_indices()
+            .filter(|index| !has_floor(index))
+            .collect();
     }
-    let mut unpooled_claimants: Vec<usize> = claimant_indices().filter(|index| !pool.contains(index)).collect();
-    let max_groups = limits.max_groups.min(limits.units / limits.min_units.max(1)).max(1) as usize;
+    let mut unpooled_claimants: Vec<usize> = claimant_indices()
+        .filter(|index| !pool.contains(index))
+        .collect();
+    let max_groups = limits
+        .max_groups
+        .min(limits.units / limits.min_units.max(1))
+        .max(1) as usize;
     // A pool of one program is an ordinary program with a small demand.
-    let lane_count =
-        (limits.concurrent_programs.max(1) as usize).min(max_groups - usize::from(!pool.is_empty() && max_groups > 1));
+    let lane_count = (limits.concurrent_programs.max(1) as usize)
+        .min(max_groups - usize::from(!pool.is_empty() && max_groups > 1));
     let mut groups: Vec<PartitionGroup> = Vec::new();
     if unpooled_claimants.len() > lane_count.max(1) {
-        unpooled_claimants
-            .sort_by_key(|&index| std::cmp::Reverse(claimants[index].demand.min_units_within(DEMAND_SLOWDOWN)));
+        unpooled_claimants.sort_by_key(|&index| {
+            std::cmp::Reverse(claimants[index].demand.min_units_within(DEMAND_SLOWDOWN))
+        });
         let lane_size = unpooled_claimants.len().div_ceil(lane_count.max(1));
         for group in unpooled_claimants.chunks(lane_size) {
             let mut members = group.to_vec();
             members.sort_unstable();
-            let kind = if members.len() > 1 { PartitionKind::TimeShare } else { PartitionKind::Own };
-            groups.push(PartitionGroup { kind, members, units: 0 });
+            let kind = if members.len() > 1 {
+                PartitionKind::TimeShare
+            } else {
+                PartitionKind::Own
+            };
+            groups.push(PartitionGroup {
+                kind,
+                members,
+                units: 0,
+            });
         }
         groups.sort_by_key(|group| group.members[0]);
     } else {
@@ -186,7 +231,11 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
     }
     if !pool.is_empty() {
         if groups.len() < max_groups {
-            groups.push(PartitionGroup { kind: PartitionKind::Pool, members: pool, units: 0 });
+            groups.push(PartitionGroup {
+                kind: PartitionKind::Pool,
+                members: pool,
+                units: 0,
+            });
         } else if let Some(last_group) = groups.last_mut() {
             last_group.members.extend(pool);
             last_group.kind = PartitionKind::Pool;
@@ -195,9 +244,16 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
     groups
 }
 
-fn build_claim(claimants: &[Claimant], group: &PartitionGroup, limits: &AllocationLimits) -> UnitClaim {
-    let costs: Vec<Vec<f64>> =
-        group.members.iter().map(|&index| claimants[index].costs_by_size(limits.objective)).collect();
+fn build_claim(
+    claimants: &[Claimant],
+    group: &PartitionGroup,
+    limits: &AllocationLimits,
+) -> UnitClaim {
+    let costs: Vec<Vec<f64>> = group
+        .members
+        .iter()
+        .map(|&index| claimants[index].costs_by_size(limits.objective))
+        .collect();
     let costs = match group.kind {
         PartitionKind::Own => costs.into_iter().next().unwrap_or_default(),
         PartitionKind::Pool => {
@@ -212,8 +268,16 @@ fn build_claim(claimants: &[Claimant], group: &PartitionGroup, limits: &Allocati
                 .collect()
         }
     };
-    let min_units = group.members.iter().map(|&index| claimants[index].min_required_units()).max().unwrap_or(1);
-    UnitClaim { costs, min_units: min_units.max(limits.min_units) }
+    let min_units = group
+        .members
+        .iter()
+        .map(|&index| claimants[index].min_required_units())
+        .max()
+        .unwrap_or(1);
+    UnitClaim {
+        costs,
+        min_units: min_units.max(limits.min_units),
+    }
 }
 
 /// Lowers floors that do not fit together, the largest first. Returns the claimants whose floors were lowered.
@@ -226,13 +290,20 @@ fn fit_floors(
     let mut lowered_claimants = Vec::new();
     let min_units = limits.min_units.max(1);
     while claims.iter().map(|claim| claim.min_units).sum::<u32>() > limits.units {
-        let Some(largest_index) = (0..claims.len()).rev().max_by_key(|&index| claims[index].min_units) else { break };
+        let Some(largest_index) = (0..claims.len())
+            .rev()
+            .max_by_key(|&index| claims[index].min_units)
+        else {
+            break;
+        };
         if claims[largest_index].min_units <= min_units {
             break;
         }
         claims[largest_index].min_units -= 1;
-        for &index in
-            groups[largest_index].members.iter().filter(|&&claimant| claimants[claimant].max_slowdown.is_some())
+        for &index in groups[largest_index]
+            .members
+            .iter()
+            .filter(|&&claimant| claimants[claimant].max_slowdown.is_some())
         {
             if !lowered_claimants.contains(&index) {
                 lowered_claimants.push(index);
@@ -242,7 +313,10 @@ fn fit_floors(
     lowered_claimants
 }
 
-fn size_partitions(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
+fn size_partitions(
+    claims: &[UnitClaim],
+    limits: &AllocationLimits,
+) -> Result<Vec<u32>, ClaimError> {
     if limits.objective == SizingObjective::LeastSpace {
         return least_space(claims, limits);
     }
@@ -263,9 +337,14 @@ fn least_space(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u3
     let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.min_units).collect();
     let floor_sum: u32 = sizes.iter().sum();
     if floor_sum > limits.units {
-        return Err(ClaimError::Floors { floors: floor_sum, units: limits.units });
+        return Err(ClaimError::Floors {
+            floors: floor_sum,
+            units: limits.units,
+        });
     }
-    let unfloored_index = claims.iter().position(|claim| claim.min_units <= limits.min_units.max(1));
+    let unfloored_index = claims
+        .iter()
+        .position(|claim| claim.min_units <= limits.min_units.max(1));
     if let Some(pool) = unfloored_index.filter(|_| claims.len() > 1) {
         sizes[pool] += limits.units - floor_sum;
     }
@@ -281,17 +360,35 @@ fn floors_cost(
     sizes: &[u32],
     limits: &AllocationLimits,
 ) -> Option<f64> {
-    let has_floor = |group: &PartitionGroup| group.members.iter().any(|&index| claimants[index].max_slowdown.is_some());
-    if limits.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor)
+    let has_floor = |group: &PartitionGroup| {
+        group
+            .members
+            .iter()
+            .any(|&index| claimants[index].max_slowdown.is_some())
+    };
+    if limits.objective == SizingObjective::LeastSpace
+        || !groups.iter().any(has_floor)
+        || groups.iter().all(has_floor)
     {
         return None;
     }
-    let unfloored_claims: Vec<UnitClaim> =
-        claims.iter().map(|claim| UnitClaim { min_units: limits.min_units.max(1), ..claim.clone() }).collect();
+    let unfloored_claims: Vec<UnitClaim> = claims
+        .iter()
+        .map(|claim| UnitClaim {
+            min_units: limits.min_units.max(1),
+            ..claim.clone()
+        })
+        .collect();
     let unfloored_sizes = size_partitions(&unfloored_claims, limits).ok()?;
     let cost_of_others = |sizes: &[u32]| -> f64 {
-        let other_claims = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !has_floor(group));
-        other_claims.map(|((_, claim), &units)| claim.costs[units as usize - 1]).sum()
+        let other_claims = groups
+            .iter()
+            .zip(claims)
+            .zip(sizes)
+            .filter(|((group, _), _)| !has_floor(group));
+        other_claims
+            .map(|((_, claim), &units)| claim.costs[units as usize - 1])
+            .sum()
     };
     Some(cost_of_others(sizes) - cost_of_others(&unfloored_sizes))
 }
@@ -304,11 +401,23 @@ mod tests {
     /// one.
     fn claimant_fixture(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
-        let demand = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
-        Claimant { demand, priority: 1.0, max_slowdown: None, min_units: 1 }
+        let demand = DemandCurve {
+            misses_per_kilo_instr: misses,
+            cycles_per_instr: cycles.to_vec(),
+        };
+        Claimant {
+            demand,
+            priority: 1.0,
+            max_slowdown: None,
+            min_units: 1,
+        }
     }
     fn sensitive_claimant(steps: u32) -> Claimant {
-        claimant_fixture(&(1..=16).map(|units| if units >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())
+        claimant_fixture(
+            &(1..=16)
+                .map(|units| if units >= steps { 1.0 } else { 2.0 })
+                .collect::<Vec<_>>(),
+        )
     }
     fn flat_claimant() -> Claimant {
         claimant_fixture(&[1.5; 16])
@@ -324,48 +433,96 @@ mod tests {
         }
     }
     fn group_sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
-        allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
+        allocation
+            .groups
+            .iter()
+            .map(|group| (group.members.clone(), group.units))
+            .collect()
     }
 
     /// Are programs that are insensitive to space pooled, so that the others get more?
     #[test]
     fn insensitive_programs_are_pooled() {
-        let claimants = [flat_claimant(), sensitive_claimant(14), flat_claimant(), flat_claimant()];
-        let allocation = allocate(&claimants, &allocation_limits(SizingObjective::WeightedSpeedup)).unwrap();
+        let claimants = [
+            flat_claimant(),
+            sensitive_claimant(14),
+            flat_claimant(),
+            flat_claimant(),
+        ];
+        let allocation = allocate(
+            &claimants,
+            &allocation_limits(SizingObjective::WeightedSpeedup),
+        )
+        .unwrap();
         assert_eq!(allocation.groups[1].kind, PartitionKind::Pool);
         let (own_group, pool) = (&group_sizes(&allocation)[0], &group_sizes(&allocation)[1]);
-        assert!(own_group.0 == [1] && own_group.1 >= 14 && pool.0 == [0, 2, 3], "{allocation:?}");
+        assert!(
+            own_group.0 == [1] && own_group.1 >= 14 && pool.0 == [0, 2, 3],
+            "{allocation:?}"
+        );
     }
 
     /// With more programs than CPUs, do programs of similar demand share a lane?
     #[test]
     fn programs_of_similar_demand_share_a_lane() {
-        let claimants = [sensitive_claimant(12), sensitive_claimant(4), sensitive_claimant(12), sensitive_claimant(4)];
+        let claimants = [
+            sensitive_claimant(12),
+            sensitive_claimant(4),
+            sensitive_claimant(12),
+            sensitive_claimant(4),
+        ];
         let allocation = allocate(
             &claimants,
-            &AllocationLimits { concurrent_programs: 2, ..allocation_limits(SizingObjective::WeightedSpeedup) },
+            &AllocationLimits {
+                concurrent_programs: 2,
+                ..allocation_limits(SizingObjective::WeightedSpeedup)
+            },
         )
         .unwrap();
-        assert!(allocation.groups.iter().all(|group| group.kind == PartitionKind::TimeShare));
-        assert_eq!(group_sizes(&allocation), [(vec![0, 2], 12), (vec![1, 3], 4)]);
+        assert!(
+            allocation
+                .groups
+                .iter()
+                .all(|group| group.kind == PartitionKind::TimeShare)
+        );
+        assert_eq!(
+            group_sizes(&allocation),
+            [(vec![0, 2], 12), (vec![1, 3], 4)]
+        );
     }
 
     /// Is a goal met, and its cost to the others reported?
     #[test]
     fn a_goal_is_met_and_its_cost_reported() {
-        let mut promised = claimant_fixture(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
+        let mut promised = claimant_fixture(
+            &(0..16)
+                .map(|held| 2.0 - f64::from(held) * 0.05)
+                .collect::<Vec<_>>(),
+        );
         let greedy = sensitive_claimant(12);
-        let unpromised_allocation =
-            allocate(&[promised.clone(), greedy.clone()], &allocation_limits(SizingObjective::WeightedSpeedup))
-                .unwrap();
-        assert_eq!(group_sizes(&unpromised_allocation), [(vec![0], 4), (vec![1], 12)]);
+        let unpromised_allocation = allocate(
+            &[promised.clone(), greedy.clone()],
+            &allocation_limits(SizingObjective::WeightedSpeedup),
+        )
+        .unwrap();
+        assert_eq!(
+            group_sizes(&unpromised_allocation),
+            [(vec![0], 4), (vec![1], 12)]
+        );
         promised.max_slowdown = Some(0.2);
-        let allocation =
-            allocate(&[promised.clone(), greedy.clone()], &allocation_limits(SizingObjective::WeightedSpeedup))
-                .unwrap();
+        let allocation = allocate(
+            &[promised.clone(), greedy.clone()],
+            &allocation_limits(SizingObjective::WeightedSpeedup),
+        )
+        .unwrap();
         let units = allocation.groups[0].units;
-        let slowed = promised.demand.cycles_per_instr[units as usize - 1] / promised.demand.whole_cache_cycles() - 1.0;
-        assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
+        let slowed = promised.demand.cycles_per_instr[units as usize - 1]
+            / promised.demand.whole_cache_cycles()
+            - 1.0;
+        assert!(
+            slowed <= 0.2 + 1e-9 && units >= 11,
+            "{units} units, slowed by {slowed}"
+        );
         assert_eq!(allocation.floor_cost_to_others, Some(0.5));
         assert_eq!(unpromised_allocation.floor_cost_to_others, None);
     }
@@ -373,21 +530,44 @@ mod tests {
     /// Are goals that do not fit together lowered and reported?
     #[test]
     fn goals_that_do_not_fit_are_lowered() {
-        let promised = Claimant { max_slowdown: Some(0.0), ..sensitive_claimant(12) };
-        let allocation =
-            allocate(&[promised.clone(), promised], &allocation_limits(SizingObjective::WeightedSpeedup)).unwrap();
+        let promised = Claimant {
+            max_slowdown: Some(0.0),
+            ..sensitive_claimant(12)
+        };
+        let allocation = allocate(
+            &[promised.clone(), promised],
+            &allocation_limits(SizingObjective::WeightedSpeedup),
+        )
+        .unwrap();
         assert_eq!(allocation.lowered_floors.len(), 2);
-        assert_eq!(allocation.groups.iter().map(|group| group.units).sum::<u32>(), 16);
+        assert_eq!(
+            allocation
+                .groups
+                .iter()
+                .map(|group| group.units)
+                .sum::<u32>(),
+            16
+        );
     }
 
     /// Does a program with a goal get the smallest sufficient share, and is the remainder left to the others or unused?
     #[test]
     fn least_space_gives_the_smallest_sufficient_shares() {
-        let promised = Claimant { max_slowdown: Some(0.05), ..sensitive_claimant(5) };
-        let alone = allocate(std::slice::from_ref(&promised), &allocation_limits(SizingObjective::LeastSpace)).unwrap();
+        let promised = Claimant {
+            max_slowdown: Some(0.05),
+            ..sensitive_claimant(5)
+        };
+        let alone = allocate(
+            std::slice::from_ref(&promised),
+            &allocation_limits(SizingObjective::LeastSpace),
+        )
+        .unwrap();
         assert_eq!(group_sizes(&alone), [(vec![0], 5)]);
-        let allocation =
-            allocate(&[promised, sensitive_claimant(9)], &allocation_limits(SizingObjective::LeastSpace)).unwrap();
+        let allocation = allocate(
+            &[promised, sensitive_claimant(9)],
+            &allocation_limits(SizingObjective::LeastSpace),
+        )
+        .unwrap();
         assert_eq!(group_sizes(&allocation), [(vec![0], 5), (vec![1], 11)]);
     }
 
@@ -395,11 +575,27 @@ mod tests {
     #[test]
     fn each_objective_leads_to_the_allocation_of_its_name() {
         // One program has many misses that rarely stall it, the other has few misses that do.
-        let mut streams = claimant_fixture(&(1..=16).map(|units| 1.2 - f64::from(units) * 0.01).collect::<Vec<_>>());
-        streams.demand.misses_per_kilo_instr = (1..=16).map(|units| 90.0 - 5.0 * f64::from(units)).collect();
-        let chases = claimant_fixture(&(1..=16).map(|units| 4.0 - f64::from(units) * 0.15).collect::<Vec<_>>());
+        let mut streams = claimant_fixture(
+            &(1..=16)
+                .map(|units| 1.2 - f64::from(units) * 0.01)
+                .collect::<Vec<_>>(),
+        );
+        streams.demand.misses_per_kilo_instr = (1..=16)
+            .map(|units| 90.0 - 5.0 * f64::from(units))
+            .collect();
+        let chases = claimant_fixture(
+            &(1..=16)
+                .map(|units| 4.0 - f64::from(units) * 0.15)
+                .collect::<Vec<_>>(),
+        );
         let first = |objective| {
-            allocate(&[streams.clone(), chases.clone()], &allocation_limits(objective)).unwrap().groups[0].units
+            allocate(
+                &[streams.clone(), chases.clone()],
+                &allocation_limits(objective),
+            )
+            .unwrap()
+            .groups[0]
+                .units
         };
         assert_eq!(first(SizingObjective::Misses), 15);
         assert_eq!(first(SizingObjective::Stalls), 1);
@@ -410,16 +606,31 @@ mod tests {
     /// Are there as many groups as the machine allows, but no more?
     #[test]
     fn groups_stay_within_the_limit_of_the_machine() {
-        let claimants: Vec<Claimant> =
-            (0..6).map(|index| if index < 2 { flat_claimant() } else { sensitive_claimant(2 * index) }).collect();
+        let claimants: Vec<Claimant> = (0..6)
+            .map(|index| {
+                if index < 2 {
+                    flat_claimant()
+                } else {
+                    sensitive_claimant(2 * index)
+                }
+            })
+            .collect();
         for max_groups in 1..8 {
             let allocation = allocate(
                 &claimants,
-                &AllocationLimits { max_groups, concurrent_programs: 8, ..allocation_limits(SizingObjective::Stalls) },
+                &AllocationLimits {
+                    max_groups,
+                    concurrent_programs: 8,
+                    ..allocation_limits(SizingObjective::Stalls)
+                },
             )
             .unwrap();
             assert!(allocation.groups.len() <= max_groups as usize);
-            let mut members: Vec<usize> = allocation.groups.iter().flat_map(|group| group.members.clone()).collect();
+            let mut members: Vec<usize> = allocation
+                .groups
+                .iter()
+                .flat_map(|group| group.members.clone())
+                .collect();
             members.sort_unstable();
             assert_eq!(members, [0, 1, 2, 3, 4, 5]);
         }

@@ -87,8 +87,14 @@ const MAX_DOUBLINGS: u32 = 6;
 impl TrialCooldown {
     /// Starts the wait after a trial. `unchanged_trials` is the number of successive trials without a change, including
     /// this one.
-    fn from_trial(trial: &AbTest, terms: TrialTerms, unchanged_trials: u32, tests_current_shares: bool) -> Self {
-        let affordable_windows = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
+    fn from_trial(
+        trial: &AbTest,
+        terms: TrialTerms,
+        unchanged_trials: u32,
+        tests_current_shares: bool,
+    ) -> Self {
+        let affordable_windows =
+            libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
         TrialCooldown {
             windows: 0,
             min_windows: affordable_windows.max(trial.windows),
@@ -115,8 +121,9 @@ struct PhaseStability {
 impl PhaseStability {
     fn record_change(&mut self) {
         let elapsed_windows = f64::from(std::mem::replace(&mut self.windows, 0));
-        self.mean_windows =
-            Some(self.mean_windows.map_or(elapsed_windows, |mean| mean + 0.25 * (elapsed_windows - mean)));
+        self.mean_windows = Some(self.mean_windows.map_or(elapsed_windows, |mean| {
+            mean + 0.25 * (elapsed_windows - mean)
+        }));
     }
 }
 
@@ -171,15 +178,25 @@ pub struct ShareController {
 
 impl ShareController {
     /// Observes a window, and returns the shares that stay in force.
-    pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
+    pub fn observe(
+        &mut self,
+        view: &View<'_>,
+        domain: &PartitionedCache<'_>,
+        terms: TrialTerms,
+    ) -> Vec<CacheShare> {
         let mut remaining_shares = domain.surviving_shares(&view.previous_plan.shares);
         self.phase_stability.windows += 1;
-        let co_runners: ProcessPhases =
-            domain.processes.iter().map(|cache_process| (cache_process.process, cache_process.phase.number)).collect();
+        let co_runners: ProcessPhases = domain
+            .processes
+            .iter()
+            .map(|cache_process| (cache_process.process, cache_process.phase.number))
+            .collect();
         if co_runners != self.co_runners {
             let allows_trials = terms.lengths.measure_windows > 0 && !domain.has_goals();
             self.phase_stability.record_change();
-            let unchanged_trials = self.cooldown.map_or(0, |cooldown| cooldown.unchanged_trials);
+            let unchanged_trials = self
+                .cooldown
+                .map_or(0, |cooldown| cooldown.unchanged_trials);
             self.reset_evidence(co_runners, allows_trials);
             // Shares without a verdict do not stay, but the cost of their trial is charged all the same.
             if let Some(trial) = self.trial.take() {
@@ -201,7 +218,11 @@ impl ShareController {
             }
             _ => {
                 self.settling_period = None;
-                self.speeds.add(view.observation, domain.cache.level, &view.previous_plan.probes);
+                self.speeds.add(
+                    view.observation,
+                    domain.cache.level,
+                    &view.previous_plan.probes,
+                );
             }
         }
         if let Some(cooldown) = &mut self.cooldown {
@@ -214,12 +235,18 @@ impl ShareController {
     /// Drops the evidence. Speeds of an old phase or of other co-runners do not apply to this one, but the remaining
     /// processes are still charged for trials.
     fn reset_evidence(&mut self, co_runners: ProcessPhases, allows_trials: bool) {
-        let processes_of =
-            |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
+        let processes_of = |co_runners: &ProcessPhases| {
+            co_runners
+                .iter()
+                .map(|&(process, _)| process)
+                .collect::<Vec<_>>()
+        };
         if processes_of(&co_runners) != processes_of(&self.co_runners) {
             self.cooldown = None;
             // New tasks have no lines in the cache yet, and the lines of exited programs are still in it.
-            self.settling_period = allows_trials.then(SettlingPeriod::default).or(self.settling_period.take());
+            self.settling_period = allows_trials
+                .then(SettlingPeriod::default)
+                .or(self.settling_period.take());
         }
         if let Some(cooldown) = &mut self.cooldown {
             cooldown.unchanged_trials = 0;
@@ -230,7 +257,8 @@ impl ShareController {
         self.bounds.retain(|bound| {
             bound.is_exclusive
                 && co_runners.iter().any(|&(process, phase)| {
-                    bound.process == process && (bound.phase.kind.is_some() || bound.phase.number == phase)
+                    bound.process == process
+                        && (bound.phase.kind.is_some() || bound.phase.number == phase)
                 })
         });
         self.accepted_speeds = None;
@@ -239,13 +267,19 @@ impl ShareController {
 
     fn detect_slowdown(&mut self, lengths: AbTestLengths) {
         let windows = 2 * lengths.measure_windows.max(1);
-        let (Some(accepted), Some(cooldown)) = (&self.accepted_speeds, &mut self.cooldown) else { return };
+        let (Some(accepted), Some(cooldown)) = (&self.accepted_speeds, &mut self.cooldown) else {
+            return;
+        };
         if self.trial.is_some() || self.speeds.windows < windows {
             return;
         }
-        let current_speed = self.speeds.latest_windows(windows).speed_over(&accepted.record, &accepted.weights);
-        if current_speed.is_none_or(|speed_ratio| speed_ratio.ratio < 1.0 - CLEAR_LOSS && speed_ratio.is_significant())
-        {
+        let current_speed = self
+            .speeds
+            .latest_windows(windows)
+            .speed_over(&accepted.record, &accepted.weights);
+        if current_speed.is_none_or(|speed_ratio| {
+            speed_ratio.ratio < 1.0 - CLEAR_LOSS && speed_ratio.is_significant()
+        }) {
             (cooldown.unchanged_trials, cooldown.tests_current_next) = (0, true);
         }
     }
@@ -277,13 +311,17 @@ impl ShareController {
     /// Returns the time for which the present evidence is likely to apply, in nanoseconds; infinite before the first
     /// change.
     pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
-        let windows = self.phase_stability.mean_windows.map(|mean| mean.max(f64::from(self.phase_stability.windows)));
+        let windows = self
+            .phase_stability
+            .mean_windows
+            .map(|mean| mean.max(f64::from(self.phase_stability.windows)));
         windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
     }
 
     /// Returns whether the next trial tests the shares in force rather than new ones.
     pub fn tests_current_next(&self) -> bool {
-        self.cooldown.is_some_and(|cooldown| cooldown.tests_current_next)
+        self.cooldown
+            .is_some_and(|cooldown| cooldown.tests_current_next)
     }
 
     /// Starts a trial of the new shares in the next window, while `old_shares` is in force.
@@ -305,12 +343,18 @@ impl ShareController {
     }
 
     /// Returns the demand curve of a process, bounded by the measurements of that process in phases of this kind.
-    pub fn apply_bounds(&self, cache_process: &CacheProcess<'_>, demand: DemandCurve) -> DemandCurve {
+    pub fn apply_bounds(
+        &self,
+        cache_process: &CacheProcess<'_>,
+        demand: DemandCurve,
+    ) -> DemandCurve {
         let is_applicable = |bound: &&MeasuredBound| {
             bound.process == cache_process.process && bound.phase.is_comparable(cache_process.phase)
         };
         let process_bounds = self.bounds.iter().filter(is_applicable);
-        process_bounds.fold(demand, |demand, bound| demand.apply_bound(bound.units, bound.speed, bound.is_exclusive))
+        process_bounds.fold(demand, |demand, bound| {
+            demand.apply_bound(bound.units, bound.speed, bound.is_exclusive)
+        })
     }
 
     /// Evaluates a window for the trial; `None` if no trial runs.
@@ -327,20 +371,34 @@ impl ShareController {
             self.record_change();
             return Some(TrialStatus::Running(current_shares.to_vec()));
         }
-        let status = trial.test.observe(view.observation, domain.cache.level, &view.previous_plan.probes);
+        let status = trial.test.observe(
+            view.observation,
+            domain.cache.level,
+            &view.previous_plan.probes,
+        );
         if status == AbTestStatus::Running {
             return Some(TrialStatus::Running(trial.shares().clone()));
         }
         let trial = self.trial.take()?;
-        let ratio = if let AbTestStatus::Ratio(ratio_result) = status { Some(ratio_result) } else { None };
+        let ratio = if let AbTestStatus::Ratio(ratio_result) = status {
+            Some(ratio_result)
+        } else {
+            None
+        };
         // New shares must be significantly faster. Shares in force are removed if they are not faster than sharing.
-        let is_better =
-            |measured_ratio: Ratio| measured_ratio.ratio >= 1.0 + terms.min_gain && measured_ratio.is_significant();
-        let is_adopted =
-            ratio.is_some_and(
-                |measured| if trial.tests_current_shares { measured.ratio >= 1.0 } else { is_better(measured) },
-            );
-        Some(TrialStatus::Over(self.finish_trial(trial, domain, terms, ratio, is_adopted)))
+        let is_better = |measured_ratio: Ratio| {
+            measured_ratio.ratio >= 1.0 + terms.min_gain && measured_ratio.is_significant()
+        };
+        let is_adopted = ratio.is_some_and(|measured| {
+            if trial.tests_current_shares {
+                measured.ratio >= 1.0
+            } else {
+                is_better(measured)
+            }
+        });
+        Some(TrialStatus::Over(
+            self.finish_trial(trial, domain, terms, ratio, is_adopted),
+        ))
     }
 
     fn finish_trial(
@@ -359,30 +417,66 @@ impl ShareController {
             ..
         } = share_trial;
         let lost_windows = trial.lost_windows();
-        let unchanged_trials =
-            if is_adopted { 0 } else { self.cooldown.map_or(0, |cooldown| cooldown.unchanged_trials) + 1 };
-        self.cooldown = Some(TrialCooldown::from_trial(&trial, terms, unchanged_trials, proof));
+        let unchanged_trials = if is_adopted {
+            0
+        } else {
+            self.cooldown
+                .map_or(0, |cooldown| cooldown.unchanged_trials)
+                + 1
+        };
+        self.cooldown = Some(TrialCooldown::from_trial(
+            &trial,
+            terms,
+            unchanged_trials,
+            proof,
+        ));
         if ratio.is_some() {
             self.record_bounds(domain, &new, &trial);
         }
         let weights = trial.weights().to_vec();
-        let (shares, speeds) =
-            if is_adopted { (new, trial.speeds_under_new) } else { (restored_shares, trial.old_speeds()) };
+        let (shares, speeds) = if is_adopted {
+            (new, trial.speeds_under_new)
+        } else {
+            (restored_shares, trial.old_speeds())
+        };
         let is_divided = !domain.is_undivided(&shares);
-        self.accepted_speeds =
-            (is_divided && ratio.is_some()).then(|| AcceptedSpeeds { record: speeds.clone(), weights });
+        self.accepted_speeds = (is_divided && ratio.is_some()).then(|| AcceptedSpeeds {
+            record: speeds.clone(),
+            weights,
+        });
         self.speeds = speeds;
-        ShareVerdict { shares, ratio, lost_windows, is_adopted, tests_current_shares: proof }
+        ShareVerdict {
+            shares,
+            ratio,
+            lost_windows,
+            is_adopted,
+            tests_current_shares: proof,
+        }
     }
 
-    fn record_bounds(&mut self, domain: &PartitionedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
+    fn record_bounds(
+        &mut self,
+        domain: &PartitionedCache<'_>,
+        shares: &[CacheShare],
+        trial: &AbTest,
+    ) {
         let old_speeds = trial.old_speeds();
-        for share in shares.iter().filter(|share| share.units.set().count() < domain.partition_units.units()) {
+        for share in shares
+            .iter()
+            .filter(|share| share.units.set().count() < domain.partition_units.units())
+        {
             let (units, is_own) = (share.units.set().count(), share.members.len() == 1);
             for member in &share.members {
-                let ShareMember::Process(process) = *member else { continue };
-                let cache_process = domain.processes.iter().find(|cache_process| cache_process.process == process);
-                let Some(phase) = cache_process.map(|cache_process| cache_process.phase) else { continue };
+                let ShareMember::Process(process) = *member else {
+                    continue;
+                };
+                let cache_process = domain
+                    .processes
+                    .iter()
+                    .find(|cache_process| cache_process.process == process);
+                let Some(phase) = cache_process.map(|cache_process| cache_process.phase) else {
+                    continue;
+                };
                 let Some((speed, matched_speeds)) = trial
                     .speeds_under_new
                     .measured_speed(process)
@@ -391,11 +485,21 @@ impl ShareController {
                     continue;
                 };
                 let is_superseded = |bound: &MeasuredBound| {
-                    (bound.process, bound.units) == (process, units) && bound.phase.is_comparable(phase)
+                    (bound.process, bound.units) == (process, units)
+                        && bound.phase.is_comparable(phase)
                 };
                 self.bounds.retain(|bound| !is_superseded(bound));
-                let speed = MeasuredSpeed { cycles_per_instr: matched_speeds.cycles_per_instr[0], ..speed };
-                self.bounds.push(MeasuredBound { process, phase, units, is_exclusive: is_own, speed });
+                let speed = MeasuredSpeed {
+                    cycles_per_instr: matched_speeds.cycles_per_instr[0],
+                    ..speed
+                };
+                self.bounds.push(MeasuredBound {
+                    process,
+                    phase,
+                    units,
+                    is_exclusive: is_own,
+                    speed,
+                });
             }
         }
     }

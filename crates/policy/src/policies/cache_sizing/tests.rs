@@ -7,8 +7,17 @@ use cachemate_core::*;
 use std::collections::BTreeSet;
 
 const BYTES: u64 = 16 << 16;
-const COLORS: PartitionSupport = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
-const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 4 };
+const COLORS: PartitionSupport = PartitionSupport::Colors {
+    colors: 16,
+    page_bytes: 4096,
+    page_migration_ns: 7_000.0,
+};
+const WAYS: PartitionSupport = PartitionSupport::Ways {
+    ways: 16,
+    min_ways: 1,
+    contiguous: true,
+    max_groups: 4,
+};
 
 /// Parameters with which changes are made without a trial.
 const AT_ONCE: &str = "measure_windows = 0";
@@ -24,16 +33,25 @@ struct World {
 
 /// Returns a profile whose miss rate falls from `miss_rate` to `fit_rate` at `units`.
 fn cliff_profile(units: u64, miss_rate: f64, fit_rate: f64) -> Profile {
-    let rate = |units_held: u64| Estimate::exact(if units_held >= units { fit_rate } else { miss_rate });
-    let curve = (1..=16).map(|units_held| (BYTES * units_held / 16, rate(units_held))).collect();
+    let rate = |units_held: u64| {
+        Estimate::exact(if units_held >= units {
+            fit_rate
+        } else {
+            miss_rate
+        })
+    };
+    let curve = (1..=16)
+        .map(|units_held| (BYTES * units_held / 16, rate(units_held)))
+        .collect();
     Profile::default().with_misses(CacheLevel::L2, curve, FactSource::MissTrace)
 }
 
 impl World {
     fn new(partition: PartitionSupport, parameters: &str) -> Self {
         let topology = test_support::last_level_caches(1, 2, CacheLevel::L2, BYTES);
-        let capabilities = test_support::capabilities_fixture(&[Ability::TraceAddresses, Ability::Penalties])
-            .with_partition(CacheId(0), partition);
+        let capabilities =
+            test_support::capabilities_fixture(&[Ability::TraceAddresses, Ability::Penalties])
+                .with_partition(CacheId(0), partition);
         World {
             view: test_support::ViewFixture::new(topology, capabilities, 0),
             tasks: Vec::new(),
@@ -68,27 +86,53 @@ impl World {
 
     fn window(&mut self) -> Decision {
         let observation = test_support::observation_of(self.window, 1000, self.tasks.clone());
-        self.view.observation = Observation { probe_results: std::mem::take(&mut self.probe_results), ..observation };
+        self.view.observation = Observation {
+            probe_results: std::mem::take(&mut self.probe_results),
+            ..observation
+        };
         self.window += 1;
-        self.view.decide(self.policy.as_mut(), &ReferencePredictor { miss_penalty_cycles: 150.0 })
+        self.view.decide(
+            self.policy.as_mut(),
+            &ReferencePredictor {
+                miss_penalty_cycles: 150.0,
+            },
+        )
     }
 
     /// Builds a world with one program that needs twelve units beside one that streams.
     fn needy_beside_stream(partition: PartitionSupport, parameters: &str) -> Self {
         let mut world = World::new(partition, parameters);
         let (needy, stream) = (world.arrive(), world.arrive());
-        world.view.profiles.insert(needy, cliff_profile(12, 20.0, 1.0));
-        world.view.profiles.insert(stream, cliff_profile(1, 30.0, 30.0));
-        world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
+        world
+            .view
+            .profiles
+            .insert(needy, cliff_profile(12, 20.0, 1.0));
+        world
+            .view
+            .profiles
+            .insert(stream, cliff_profile(1, 30.0, 30.0));
+        world.runs_at(&[
+            (1_000_000, 3_000_000, 15_000),
+            (1_000_000, 5_000_000, 30_000),
+        ]);
         world
     }
 
     fn divided(&self) -> bool {
-        self.view.previous_plan.shares.iter().any(|share| share.units.set().count() < 16)
+        self.view
+            .previous_plan
+            .shares
+            .iter()
+            .any(|share| share.units.set().count() < 16)
     }
 
     fn units(&self) -> Vec<String> {
-        self.view.previous_plan.shares.iter().map(|share| share.units.set().to_string()).collect()
+        self.view
+            .previous_plan
+            .shares
+            .iter()
+            .map(|share| share.units.set().to_string())
+            .collect()
     }
 }
 
@@ -98,7 +142,10 @@ impl World {
 fn curves_are_requested_before_a_cache_is_divided() {
     let mut world = World::new(COLORS, AT_ONCE);
     let (a, b) = (world.arrive(), world.arrive());
-    world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
+    world.runs_at(&[
+        (1_000_000, 3_000_000, 15_000),
+        (1_000_000, 5_000_000, 30_000),
+    ]);
     let traced_tasks = |decision: &Decision| -> Vec<TaskId> {
         let traced = |probe: &ProbeRequest| match probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
@@ -108,7 +155,11 @@ fn curves_are_requested_before_a_cache_is_divided() {
     };
     let first = world.window();
     assert_eq!(traced_tasks(&first), [a, b]);
-    assert_eq!(world.window().plan.probes, first.plan.probes, "the same probe until it is answered");
+    assert_eq!(
+        world.window().plan.probes,
+        first.plan.probes,
+        "the same probe until it is answered"
+    );
     world.view.profiles.insert(a, cliff_profile(12, 20.0, 1.0));
     let second = world.window();
     assert_eq!(traced_tasks(&second), [b]);
@@ -117,9 +168,16 @@ fn curves_are_requested_before_a_cache_is_divided() {
     world.window();
     assert!(world.window().plan.probes.is_empty());
     assert_eq!(world.units(), ["0-11", "12-15"].map(str::to_string));
-    world.view.profiles.get_mut(&a).unwrap().phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
+    world.view.profiles.get_mut(&a).unwrap().phase.kind =
+        Some(Fact::new(0, FactSource::PhaseDetector, 0));
     world.window();
-    world.view.profiles.insert(b, Profile { phase_number: 1, ..Profile::default() });
+    world.view.profiles.insert(
+        b,
+        Profile {
+            phase_number: 1,
+            ..Profile::default()
+        },
+    );
     assert_eq!(traced_tasks(&world.window()), [b]);
 }
 
@@ -147,16 +205,34 @@ fn trace_result(probe: ProbeId, task: TaskId, entries: u64) -> ProbeResult {
 fn a_later_phase_is_traced_once_all_traces_are_paid_for() {
     let mut world = World::new(COLORS, AT_ONCE);
     let tasks = [world.arrive(), world.arrive()];
-    world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
+    world.runs_at(&[
+        (1_000_000, 3_000_000, 15_000),
+        (1_000_000, 5_000_000, 30_000),
+    ]);
     let requests = world.window().plan.probes;
     assert_eq!(requests.len(), 2);
     // Together, the traces cost one percent of 9,000, and both CPUs have 2,000 in each window.
-    let results = requests.iter().zip(tasks).map(|(request, task)| trace_result(request.id, task, 45));
+    let results = requests
+        .iter()
+        .zip(tasks)
+        .map(|(request, task)| trace_result(request.id, task, 45));
     world.probe_results = results.collect();
-    world.view.profiles.insert(tasks[0], cliff_profile(12, 20.0, 1.0));
-    world.view.profiles.insert(tasks[1], cliff_profile(1, 30.0, 30.0));
+    world
+        .view
+        .profiles
+        .insert(tasks[0], cliff_profile(12, 20.0, 1.0));
+    world
+        .view
+        .profiles
+        .insert(tasks[1], cliff_profile(1, 30.0, 30.0));
     assert!(world.window().plan.probes.is_empty());
-    world.view.profiles.insert(tasks[1], Profile { phase_number: 1, ..Profile::default() });
+    world.view.profiles.insert(
+        tasks[1],
+        Profile {
+            phase_number: 1,
+            ..Profile::default()
+        },
+    );
     let request_counts: Vec<usize> = (0..3).map(|_| world.window().plan.probes.len()).collect();
     assert_eq!(request_counts, [0, 0, 1]);
 }
@@ -167,17 +243,38 @@ fn a_log_that_was_too_short_is_recorded_once_more() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\ntrace_entries = 10");
     let profile = world.view.profiles.get_mut(&TaskId(0)).unwrap();
     profile.phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
-    let curve = profile.locality.misses_per_kilo_instr.get_mut(&CacheLevel::L2).unwrap();
-    curve.value[15].1 = Estimate { value: 1.0, low: 0.0, high: 20.0 };
+    let curve = profile
+        .locality
+        .misses_per_kilo_instr
+        .get_mut(&CacheLevel::L2)
+        .unwrap();
+    curve.value[15].1 = Estimate {
+        value: 1.0,
+        low: 0.0,
+        high: 20.0,
+    };
     // 10 and 40 are one percent of 5,000, and the programs run for 2,000 in each window.
     world.probe_results = vec![trace_result(ProbeId(99), TaskId(0), 10)];
-    assert!((0..2).all(|_| world.window().plan.probes.is_empty()), "it is not paid for");
+    assert!(
+        (0..2).all(|_| world.window().plan.probes.is_empty()),
+        "it is not paid for"
+    );
     let request = world.window().plan.probes;
     assert!(
-        matches!(request[..], [ProbeRequest { kind: ProbeKind::MissTrace { entries: 40, .. }, .. }]),
+        matches!(
+            request[..],
+            [ProbeRequest {
+                kind: ProbeKind::MissTrace { entries: 40, .. },
+                ..
+            }]
+        ),
         "{request:?}"
     );
-    assert_eq!(world.window().plan.probes, request, "the same probe until it is answered");
+    assert_eq!(
+        world.window().plan.probes,
+        request,
+        "the same probe until it is answered"
+    );
     world.probe_results = vec![trace_result(request[0].id, TaskId(0), 40)];
     assert!((0..20).all(|_| world.window().plan.probes.is_empty()));
 }
@@ -217,14 +314,30 @@ fn the_program_that_needs_space_gets_it() {
         let mut world = World::needy_beside_stream(partition, AT_ONCE);
         let decision = world.window();
         assert!(world.view.previous_plan.shares[0].members == [ShareMember::Process(ProcessId(0))]);
-        assert!(world.view.previous_plan.shares[0].units.set().count() >= 12, "{:?}", world.units());
-        assert!(decision.reasons.iter().any(|reason| reason.text.contains("partitioned")), "{:?}", decision.reasons);
+        assert!(
+            world.view.previous_plan.shares[0].units.set().count() >= 12,
+            "{:?}",
+            world.units()
+        );
+        assert!(
+            decision
+                .reasons
+                .iter()
+                .any(|reason| reason.text.contains("partitioned")),
+            "{:?}",
+            decision.reasons
+        );
     }
 }
 
 /// Runs windows in which both programs need this many cycles per million instructions, shared and partitioned. Returns
 /// the number of windows in which the cache was partitioned, and the reasons.
-fn run_windows(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
+fn run_windows(
+    world: &mut World,
+    windows: u32,
+    shared: [u64; 2],
+    divided: [u64; 2],
+) -> (usize, Vec<Reason>) {
     let (mut reasons, mut windows_divided) = (Vec::new(), 0);
     for _ in 0..windows {
         let [a, b] = if world.divided() { divided } else { shared };
@@ -240,13 +353,22 @@ fn run_windows(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64;
 fn a_partition_that_measures_no_faster_is_dropped() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
         let mut world = World::needy_beside_stream(COLORS, "");
-        let (windows_divided, reasons) = run_windows(&mut world, 24, [3_000_000, 5_000_000], divided);
+        let (windows_divided, reasons) =
+            run_windows(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
         // All programs are in one group with all colors; without it, pages would stay in the colors of the trial.
         assert_eq!(world.units(), ["0-15"], "{reasons:?}");
-        assert!(reasons.iter().any(|reason| reason.text.contains("no faster")), "{reasons:?}");
+        assert!(
+            reasons
+                .iter()
+                .any(|reason| reason.text.contains("no faster")),
+            "{reasons:?}"
+        );
         let newcomer = world.arrive();
-        world.view.profiles.insert(newcomer, cliff_profile(1, 30.0, 30.0));
+        world
+            .view
+            .profiles
+            .insert(newcomer, cliff_profile(1, 30.0, 30.0));
         let counts = world.tasks[1].counts.clone();
         world.tasks[2].counts = counts;
         let tries = |_| {
@@ -261,9 +383,23 @@ fn a_partition_that_measures_no_faster_is_dropped() {
 #[test]
 fn a_partition_that_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLORS, "");
-    let (windows_divided, reasons) = run_windows(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
-    assert!(windows_divided > 20 && world.view.previous_plan.shares.len() == 2, "{reasons:?}");
-    assert_eq!(reasons.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
+    let (windows_divided, reasons) = run_windows(
+        &mut world,
+        50,
+        [3_000_000, 5_000_000],
+        [2_000_000, 5_000_000],
+    );
+    assert!(
+        windows_divided > 20 && world.view.previous_plan.shares.len() == 2,
+        "{reasons:?}"
+    );
+    assert_eq!(
+        reasons
+            .iter()
+            .filter(|reason| reason.text.contains("faster: they are kept"))
+            .count(),
+        1
+    );
 }
 
 /// Cycles per million instructions of both programs, by window and by whether the cache is partitioned.
@@ -279,11 +415,17 @@ struct SizingRun {
 impl SizingRun {
     fn after_windows(windows: u64, cycles: Cycles) -> Self {
         let mut world = World::needy_beside_stream(COLORS, "");
-        let mut run = SizingRun { windows: Vec::new(), said: Vec::new() };
+        let mut run = SizingRun {
+            windows: Vec::new(),
+            said: Vec::new(),
+        };
         for window in 0..windows {
             let divided = world.divided();
             let [a, b] = cycles(window, divided);
-            world.runs_at(&[(1_000_000, a, if divided { 1_000 } else { 15_000 }), (1_000_000, b, 30_000)]);
+            world.runs_at(&[
+                (1_000_000, a, if divided { 1_000 } else { 15_000 }),
+                (1_000_000, b, 30_000),
+            ]);
             run.windows.push((divided, 1e6 / a as f64 + 1e6 / b as f64));
             run.said.extend(world.window().reasons);
         }
@@ -300,7 +442,10 @@ impl SizingRun {
     /// each window.
     fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
         let speed = |index: usize, divided: bool| {
-            cycles(index as u64, divided).iter().map(|&cycle_count| 1e6 / cycle_count as f64).sum()
+            cycles(index as u64, divided)
+                .iter()
+                .map(|&cycle_count| 1e6 / cycle_count as f64)
+                .sum()
         };
         let best = |index: usize| f64::max(speed(index, false), speed(index, true));
         let (mut had, mut could) = (0.0, 0.0);
@@ -312,29 +457,60 @@ impl SizingRun {
     }
 
     fn trials(&self) -> usize {
-        self.said.iter().filter(|reason| reason.text.contains("trial")).count()
+        self.said
+            .iter()
+            .filter(|reason| reason.text.contains("trial"))
+            .count()
     }
 }
 
 /// Does a partition that helps stay, and do repeated trials cost no more than the configured share?
 #[test]
 fn a_partition_that_helps_stays_and_its_trials_are_cheap() {
-    let helps: Cycles = |_, divided| if divided { [2_000_000, 5_100_000] } else { [3_000_000, 5_000_000] };
+    let helps: Cycles = |_, divided| {
+        if divided {
+            [2_000_000, 5_100_000]
+        } else {
+            [3_000_000, 5_000_000]
+        }
+    };
     let run = SizingRun::after_windows(4_000, helps);
     assert!(run.divided_from(40) > 0.95, "{}", run.divided_from(40));
-    assert!(run.lost_from(40, helps) < 0.01, "{}", run.lost_from(40, helps));
+    assert!(
+        run.lost_from(40, helps) < 0.01,
+        "{}",
+        run.lost_from(40, helps)
+    );
     assert!(run.trials() > 2, "it was tried again: {:?}", run.said);
 }
 
 /// Do trials of a partition that never helps cost no more than the configured share, and become rarer?
 #[test]
 fn trials_that_never_help_become_rare() {
-    let hurts: Cycles = |_, divided| if divided { [3_300_000, 5_200_000] } else { [3_000_000, 5_000_000] };
+    let hurts: Cycles = |_, divided| {
+        if divided {
+            [3_300_000, 5_200_000]
+        } else {
+            [3_000_000, 5_000_000]
+        }
+    };
     let run = SizingRun::after_windows(4_000, hurts);
-    assert!(run.lost_from(40, hurts) < 0.01, "{}", run.lost_from(40, hurts));
-    let tries =
-        |range: std::ops::Range<usize>| run.windows[range].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count();
-    assert!(tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02, "{}", run.divided_from(2_000));
+    assert!(
+        run.lost_from(40, hurts) < 0.01,
+        "{}",
+        run.lost_from(40, hurts)
+    );
+    let tries = |range: std::ops::Range<usize>| {
+        run.windows[range]
+            .windows(2)
+            .filter(|pair| !pair[0].0 && pair[1].0)
+            .count()
+    };
+    assert!(
+        tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02,
+        "{}",
+        run.divided_from(2_000)
+    );
 }
 
 /// Is a partition dropped when the programs change to work that it slows down, and adopted again once it helps again?
@@ -349,11 +525,26 @@ fn a_partition_that_no_longer_helps_is_dropped() {
         (false, false) => [3_000_000, 5_000_000],
     };
     let run = SizingRun::after_windows(GOES_ON + 1_400, cycles_by_phase);
-    assert!(run.windows[GOES_ON as usize - 1].0, "in force while it helps");
-    let given_up = run.windows[GOES_ON as usize..].iter().position(|(divided, _)| !divided);
+    assert!(
+        run.windows[GOES_ON as usize - 1].0,
+        "in force while it helps"
+    );
+    let given_up = run.windows[GOES_ON as usize..]
+        .iter()
+        .position(|(divided, _)| !divided);
     assert!(given_up.is_some_and(|windows| windows < 40), "{given_up:?}");
-    assert!(run.divided_from(GOES_ON as usize + 100) < 0.05, "{:?}", run.said);
-    assert!(run.said.iter().any(|reason| reason.text.contains("as fast without")), "{:?}", run.said);
+    assert!(
+        run.divided_from(GOES_ON as usize + 100) < 0.05,
+        "{:?}",
+        run.said
+    );
+    assert!(
+        run.said
+            .iter()
+            .any(|reason| reason.text.contains("as fast without")),
+        "{:?}",
+        run.said
+    );
 }
 
 /// Is a partition dropped in time that no longer helps or hurts, although no program runs slower than before?
@@ -366,7 +557,11 @@ fn a_partition_without_benefit_is_dropped_at_unchanged_speeds() {
         (false, false) => [1_800_000, 4_800_000],
     };
     let run = SizingRun::after_windows(GOES_ON + 2_400, fades);
-    assert!(run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0, "{:?}", run.said);
+    assert!(
+        run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0,
+        "{:?}",
+        run.said
+    );
 }
 
 /// Does a trial end if the set of co-runners changes?
@@ -386,10 +581,17 @@ fn a_trial_ends_if_the_set_of_co_runners_changes() {
 fn measured_speeds_replace_forecasts_of_the_present_state() {
     // Sharing costs the first program nothing here, although its curve predicts a loss.
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
-    world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
+    world.runs_at(&[
+        (1_000_000, 2_000_000, 1_000),
+        (1_000_000, 5_000_000, 30_000),
+    ]);
     world.window();
     world.window();
-    assert!(world.view.previous_plan.shares.is_empty(), "{:?}", world.units());
+    assert!(
+        world.view.previous_plan.shares.is_empty(),
+        "{:?}",
+        world.units()
+    );
 }
 
 /// Do shares stay unchanged if the gain would not repay the copying in time?
@@ -400,16 +602,31 @@ fn shares_stay_if_the_gain_would_not_repay_the_copying() {
     assert!(world.view.previous_plan.shares.is_empty());
     let mut ways = World::needy_beside_stream(WAYS, "measure_windows = 0\npayback_ns = 1000000");
     ways.window();
-    assert!(!ways.view.previous_plan.shares.is_empty(), "masks cost nothing to change");
+    assert!(
+        !ways.view.previous_plan.shares.is_empty(),
+        "masks cost nothing to change"
+    );
 }
 
 /// Is a goal sufficient reason to partition, whatever the cost?
 #[test]
 fn a_goal_causes_partitioning_whatever_the_cost() {
     let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
-    world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
+    world.tasks[0].goal = Some(Goal {
+        max_slowdown: Some(0.05),
+        ..Goal::default()
+    });
     world.window();
-    assert!(world.view.previous_plan.shares.iter().any(|share| share.units.set().count() >= 12), "{:?}", world.units());
+    assert!(
+        world
+            .view
+            .previous_plan
+            .shares
+            .iter()
+            .any(|share| share.units.set().count() >= 12),
+        "{:?}",
+        world.units()
+    );
 }
 
 /// Is there a penalty between programs of one time-share group, and between no others?
@@ -425,16 +642,26 @@ fn programs_of_one_lane_have_a_penalty() {
 #[test]
 fn lanes_are_used_only_if_the_machine_keeps_them() {
     let (mut world, _) = four_on_two_cpus();
-    world.view.capabilities.abilities.remove(&Ability::Penalties);
+    world
+        .view
+        .capabilities
+        .abilities
+        .remove(&Ability::Penalties);
     let plan = world.window().plan;
-    assert!(plan.penalties.is_empty() && plan.shares.iter().all(|share| share.members.len() == 1), "{plan:?}");
+    assert!(
+        plan.penalties.is_empty() && plan.shares.iter().all(|share| share.members.len() == 1),
+        "{plan:?}"
+    );
 }
 
 fn four_on_two_cpus() -> (World, Vec<TaskId>) {
     let mut world = World::new(COLORS, AT_ONCE);
     let tasks: Vec<TaskId> = (0..4).map(|_| world.arrive()).collect();
     for (&task, units) in tasks.iter().zip([12, 4, 12, 4]) {
-        world.view.profiles.insert(task, cliff_profile(units, 30.0, 1.0));
+        world
+            .view
+            .profiles
+            .insert(task, cliff_profile(units, 30.0, 1.0));
     }
     world.runs_at(&[(1_000_000, 4_000_000, 20_000); 4]);
     (world, tasks)
@@ -453,14 +680,18 @@ fn a_process_that_is_alone_again_is_unrestricted() {
     ways.window();
     ways.tasks[1].exited = true;
     ways.window();
-    assert!(ways.view.previous_plan.shares.is_empty(), "masks leave nothing behind");
+    assert!(
+        ways.view.previous_plan.shares.is_empty(),
+        "masks leave nothing behind"
+    );
 }
 
 /// Does the policy conform under every objective?
 #[test]
 fn every_objective_conforms() {
     for objective in ["misses", "stalls", "fairness", "least-space"] {
-        let parameters = format!("objective = '{objective}'\ninsensitive_below = 0.0\nmin_gain = 0.0");
+        let parameters =
+            format!("objective = '{objective}'\ninsensitive_below = 0.0\nmin_gain = 0.0");
         check_policy(&|seed| build(&parameters, seed).unwrap(), 16).unwrap();
     }
 }
@@ -471,25 +702,53 @@ fn every_objective_conforms() {
 fn a_goal_is_met_by_measurement() {
     let run = |cycles: fn(u32) -> u64| {
         let mut world = World::needy_beside_stream(COLORS, "");
-        world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
+        world.tasks[0].goal = Some(Goal {
+            max_slowdown: Some(0.05),
+            ..Goal::default()
+        });
         let mut reasons = Vec::new();
         for _ in 0..200 {
-            let units_held = world.view.previous_plan.shares.first().map_or(8, |share| share.units.set().count());
+            let units_held = world
+                .view
+                .previous_plan
+                .shares
+                .first()
+                .map_or(8, |share| share.units.set().count());
             // The curve predicts one miss per thousand instructions from 12 units on.
-            let misses = if units_held >= 12 { 1_000 } else { 15_000 } + (cycles(units_held) - cycles(16)) / 150;
-            world.runs_at(&[(1_000_000, cycles(units_held), misses), (1_000_000, 5_000_000, 30_000)]);
+            let misses = if units_held >= 12 { 1_000 } else { 15_000 }
+                + (cycles(units_held) - cycles(16)) / 150;
+            world.runs_at(&[
+                (1_000_000, cycles(units_held), misses),
+                (1_000_000, 5_000_000, 30_000),
+            ]);
             reasons.extend(world.window().reasons);
         }
-        (world.view.previous_plan.shares[0].units.set().count(), reasons)
+        (
+            world.view.previous_plan.shares[0].units.set().count(),
+            reasons,
+        )
     };
-    let (units, reasons) =
-        run(|units_held| if units_held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - units_held) });
+    let (units, reasons) = run(|units_held| {
+        if units_held >= 14 {
+            2_000_000
+        } else {
+            2_000_000 + 200_000 * u64::from(16 - units_held)
+        }
+    });
     assert_eq!(units, 14, "{reasons:?}");
-    assert!(reasons.iter().all(|reason| !reason.text.contains("more space cannot meet")), "{reasons:?}");
+    assert!(
+        reasons
+            .iter()
+            .all(|reason| !reason.text.contains("more space cannot meet")),
+        "{reasons:?}"
+    );
     let (units, reasons) = run(|units_held| 2_000_000 + 200_000 * u64::from(17 - units_held));
     assert_eq!(units, 15, "{reasons:?}");
     assert_eq!(
-        reasons.iter().filter(|reason| reason.text.contains("more space cannot meet")).count(),
+        reasons
+            .iter()
+            .filter(|reason| reason.text.contains("more space cannot meet"))
+            .count(),
         1,
         "{reasons:?}"
     );

@@ -65,13 +65,30 @@ impl TracePlanner {
     pub fn record_answers(&mut self, view: &View<'_>) {
         self.ledger.record_window(view);
         for result in &view.observation.probe_results {
-            let ProbeEvidence::Trace { task, .. } = &result.evidence else { continue };
+            let ProbeEvidence::Trace { task, .. } = &result.evidence else {
+                continue;
+            };
             let trace = self.last_traces.get_mut(task);
-            let Some(trace) = trace.filter(|trace| trace.probe.id == result.probe && result.complete) else { continue };
+            let Some(trace) =
+                trace.filter(|trace| trace.probe.id == result.probe && result.complete)
+            else {
+                continue;
+            };
             trace.is_answered = true;
-            self.longer_traces.extend(trace.phase.kind.filter(|_| trace.is_longer).map(|kind| (*task, kind)));
+            self.longer_traces.extend(
+                trace
+                    .phase
+                    .kind
+                    .filter(|_| trace.is_longer)
+                    .map(|kind| (*task, kind)),
+            );
         }
-        let is_live = |task: TaskId| view.observation.tasks.iter().any(|sample| sample.task == task);
+        let is_live = |task: TaskId| {
+            view.observation
+                .tasks
+                .iter()
+                .any(|sample| sample.task == task)
+        };
         self.last_traces.retain(|task, _| is_live(*task));
         self.longer_traces.retain(|(task, _)| is_live(*task));
     }
@@ -85,7 +102,9 @@ impl TracePlanner {
         terms: &TraceTerms,
     ) -> Vec<ProbeRequest> {
         let has_curve = |task: &&TaskSample| {
-            view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
+            view.profiles
+                .get(&task.task)
+                .is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
         };
         // Whether the trace of a process is a longer one; `None` if the process needs no trace.
         let needed_trace = |cache_process: &CacheProcess<'_>| {
@@ -103,7 +122,10 @@ impl TracePlanner {
             .filter_map(|cache_process| Some((cache_process, needed_trace(cache_process)?)))
             .take(TRACED_AT_ONCE)
             .collect();
-        needed_traces.into_iter().map(|(process, is_longer)| self.request_trace(process, is_longer, terms)).collect()
+        needed_traces
+            .into_iter()
+            .map(|(process, is_longer)| self.request_trace(process, is_longer, terms))
+            .collect()
     }
 
     /// Returns whether a process was never traced, its trace has begun, or another one is paid for.
@@ -124,49 +146,90 @@ impl TracePlanner {
         speeds: &SpeedRecord,
         terms: &TraceTerms,
     ) -> bool {
-        let Some((kind, bytes)) = cache_process.phase.kind.zip(domain.cache.size_bytes) else { return false };
+        let Some((kind, bytes)) = cache_process.phase.kind.zip(domain.cache.size_bytes) else {
+            return false;
+        };
         let is_uncertain = |task: &&TaskSample| {
             let profile = view.profiles.get(&task.task);
             let curve = profile.and_then(|profile| profile.misses_per_kilo_instr());
             curve.is_some_and(|curve| is_uncertain_at(curve, bytes as f64))
         };
         let is_recorded = |task: &&TaskSample| self.longer_traces.contains(&(task.task, kind));
-        if !cache_process.tasks.iter().any(is_uncertain) || cache_process.tasks.iter().any(is_recorded) {
+        if !cache_process.tasks.iter().any(is_uncertain)
+            || cache_process.tasks.iter().any(is_recorded)
+        {
             return false;
         }
-        let stall_share = speeds.measured_speed(cache_process.process).and_then(|speed| speed.stall_share());
+        let stall_share = speeds
+            .measured_speed(cache_process.process)
+            .and_then(|speed| speed.stall_share());
         let is_worthwhile = stall_share.is_none_or(|share| share >= terms.min_gain);
         let is_paid = |entry_ns: f64| {
-            self.ledger.excess_ns(terms.max_longer_share) + f64::from(terms.longer_entries()) * entry_ns <= 0.0
+            self.ledger.excess_ns(terms.max_longer_share)
+                + f64::from(terms.longer_entries()) * entry_ns
+                <= 0.0
         };
-        self.pending_trace(cache_process, true).is_some() || is_worthwhile && self.ledger.entry_ns.is_some_and(is_paid)
+        self.pending_trace(cache_process, true).is_some()
+            || is_worthwhile && self.ledger.entry_ns.is_some_and(is_paid)
     }
 
     /// Returns the unanswered trace of this length that was requested in the present phase of a process, if any.
-    fn pending_trace(&self, cache_process: &CacheProcess<'_>, is_longer: bool) -> Option<&ProbeRequest> {
+    fn pending_trace(
+        &self,
+        cache_process: &CacheProcess<'_>,
+        is_longer: bool,
+    ) -> Option<&ProbeRequest> {
         let is_pending = |trace: &&RequestedTrace| {
-            (trace.phase.number, trace.is_longer, trace.is_answered) == (cache_process.phase.number, is_longer, false)
+            (trace.phase.number, trace.is_longer, trace.is_answered)
+                == (cache_process.phase.number, is_longer, false)
         };
-        let mut traces = cache_process.tasks.iter().filter_map(|task| self.last_traces.get(&task.task));
+        let mut traces = cache_process
+            .tasks
+            .iter()
+            .filter_map(|task| self.last_traces.get(&task.task));
         traces.find(is_pending).map(|trace| &trace.probe)
     }
 
-    fn request_trace(&mut self, cache_process: &CacheProcess<'_>, is_longer: bool, terms: &TraceTerms) -> ProbeRequest {
+    fn request_trace(
+        &mut self,
+        cache_process: &CacheProcess<'_>,
+        is_longer: bool,
+        terms: &TraceTerms,
+    ) -> ProbeRequest {
         if let Some(pending_trace) = self.pending_trace(cache_process, is_longer) {
             return pending_trace.clone();
         }
         // The thread that ran longest represents its process.
-        let busiest_task = cache_process.tasks.iter().reduce(|a, b| if b.ran_ns() > a.ran_ns() { b } else { a });
+        let busiest_task = cache_process
+            .tasks
+            .iter()
+            .reduce(|a, b| if b.ran_ns() > a.ran_ns() { b } else { a });
         let task = busiest_task.unwrap_or(&cache_process.tasks[0]).task;
         let (entries, budget_ns) = if is_longer {
-            (terms.longer_entries(), terms.budget_ns.saturating_mul(ENTRIES_FACTOR.into()))
+            (
+                terms.longer_entries(),
+                terms.budget_ns.saturating_mul(ENTRIES_FACTOR.into()),
+            )
         } else {
             (terms.entries, terms.budget_ns)
         };
-        let kind = ProbeKind::MissTrace { task, entries, includes_code: terms.includes_code };
-        let probe = ProbeRequest { id: ProbeId(self.next_probe), kind, budget_ns };
+        let kind = ProbeKind::MissTrace {
+            task,
+            entries,
+            includes_code: terms.includes_code,
+        };
+        let probe = ProbeRequest {
+            id: ProbeId(self.next_probe),
+            kind,
+            budget_ns,
+        };
         self.next_probe += 1;
-        let trace = RequestedTrace { phase: cache_process.phase, probe: probe.clone(), is_longer, is_answered: false };
+        let trace = RequestedTrace {
+            phase: cache_process.phase,
+            probe: probe.clone(),
+            is_longer,
+            is_answered: false,
+        };
         self.last_traces.insert(task, trace);
         probe
     }

@@ -69,7 +69,11 @@ fn lowest_admitting_level(pcmr: f64) -> u32 {
 /// In the literal form, a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner a
 /// CPU idles. The thresholds are therefore tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> Buckets {
-    let max_level = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).max().unwrap_or(0);
+    let max_level = threads
+        .iter()
+        .map(|thread| lowest_admitting_level(thread.pcmr))
+        .max()
+        .unwrap_or(0);
     let mut state = BucketSearch::new(threads, cpus, max_level, rules);
     if rules.is_better_form {
         state.lower_until(rules.threshold);
@@ -78,7 +82,8 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRul
     let mut thresholds = vec![rules.threshold];
     let mut highest_threshold = rules.threshold;
     while highest_threshold < f64::from(max_level) {
-        highest_threshold = (highest_threshold * rules.threshold_step).max(highest_threshold + 1e-3);
+        highest_threshold =
+            (highest_threshold * rules.threshold_step).max(highest_threshold + 1e-3);
         thresholds.push(highest_threshold);
     }
     let mut best_buckets = None;
@@ -103,49 +108,79 @@ struct BucketSearch<'a> {
 }
 
 impl<'a> BucketSearch<'a> {
-    fn new(threads: &[BucketThread], cpus: usize, max_level: u32, rules: &'a BucketizationRules) -> Self {
-        let mut levels: Vec<u32> = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).collect();
+    fn new(
+        threads: &[BucketThread],
+        cpus: usize,
+        max_level: u32,
+        rules: &'a BucketizationRules,
+    ) -> Self {
+        let mut levels: Vec<u32> = threads
+            .iter()
+            .map(|thread| lowest_admitting_level(thread.pcmr))
+            .collect();
         levels.sort_unstable();
-        let is_weighted =
-            rules.is_better_form && threads.iter().all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
+        let is_weighted = rules.is_better_form
+            && threads
+                .iter()
+                .all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
         let mut level_weights: Vec<(u32, f64)> = Vec::new();
         if is_weighted {
-            let unsorted_weights =
-                threads.iter().filter_map(|thread| Some((lowest_admitting_level(thread.pcmr), thread.refs_rate?)));
+            let unsorted_weights = threads.iter().filter_map(|thread| {
+                Some((lowest_admitting_level(thread.pcmr), thread.refs_rate?))
+            });
             level_weights = unsorted_weights.collect();
             level_weights.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
             level_weights.dedup_by_key(|weight| weight.0);
         }
-        BucketSearch { rules, levels, max_pcmr: vec![max_level; cpus], level_weights }
+        BucketSearch {
+            rules,
+            levels,
+            max_pcmr: vec![max_level; cpus],
+            level_weights,
+        }
     }
 
     /// Lowers CPUs' limits until the expected rate is at most the threshold, or no limit can be lowered.
     fn lower_until(&mut self, threshold: f64) {
         while self.expected_miss_rate() > threshold {
-            let Some(cpu) = self.find_cpu_to_lower() else { break };
+            let Some(cpu) = self.find_cpu_to_lower() else {
+                break;
+            };
             self.lower(cpu, threshold);
         }
     }
 
     fn to_buckets(&self, threshold: f64) -> Buckets {
-        Buckets { miss_rate: self.expected_miss_rate(), max_pcmr: self.max_pcmr.clone(), threshold }
+        Buckets {
+            miss_rate: self.expected_miss_rate(),
+            max_pcmr: self.max_pcmr.clone(),
+            threshold,
+        }
     }
 
     /// Returns the number of threads up to this level.
     fn threads_up_to(&self, level: u32) -> usize {
-        self.levels.partition_point(|&thread_level| thread_level <= level)
+        self.levels
+            .partition_point(|&thread_level| thread_level <= level)
     }
 
     fn count_newly_barred(&self, cpu: usize) -> usize {
         let level = self.max_pcmr[cpu];
-        self.threads_up_to(level) - level.checked_sub(1).map_or(0, |below| self.threads_up_to(below))
+        self.threads_up_to(level)
+            - level
+                .checked_sub(1)
+                .map_or(0, |below| self.threads_up_to(below))
     }
 
     /// Returns the expected misses per 100 references.
     fn expected_miss_rate(&self) -> f64 {
         let weight_up_to = |level: u32| {
-            let index = self.level_weights.partition_point(|weight| weight.0 <= level);
-            index.checked_sub(1).map_or(1.0, |index| self.level_weights[index].1)
+            let index = self
+                .level_weights
+                .partition_point(|weight| weight.0 <= level);
+            index
+                .checked_sub(1)
+                .map_or(1.0, |index| self.level_weights[index].1)
         };
         let (mut sum, mut weights) = (0.0, 0.0);
         for &level in &self.max_pcmr {
@@ -156,20 +191,27 @@ impl<'a> BucketSearch<'a> {
     }
 
     fn find_cpu_to_lower(&self) -> Option<usize> {
-        let bars_no_thread = |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.count_newly_barred(cpu) == 0;
+        let bars_no_thread =
+            |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.count_newly_barred(cpu) == 0;
         if let Some(cpu) = (0..self.max_pcmr.len()).find(bars_no_thread) {
             return Some(cpu);
         }
-        let mut cpus_by_penalty: Vec<(usize, usize)> =
-            (0..self.max_pcmr.len()).map(|cpu| (self.count_newly_barred(cpu), cpu)).collect();
+        let mut cpus_by_penalty: Vec<(usize, usize)> = (0..self.max_pcmr.len())
+            .map(|cpu| (self.count_newly_barred(cpu), cpu))
+            .collect();
         cpus_by_penalty.sort_unstable();
-        cpus_by_penalty.into_iter().map(|(_, cpu)| cpu).find(|&cpu| self.can_lower(cpu))
+        cpus_by_penalty
+            .into_iter()
+            .map(|(_, cpu)| cpu)
+            .find(|&cpu| self.can_lower(cpu))
     }
 
     fn can_lower(&self, cpu: usize) -> bool {
         let level = self.max_pcmr[cpu];
-        let is_level_kept =
-            || (0..self.max_pcmr.len()).any(|other_cpu| other_cpu != cpu && self.max_pcmr[other_cpu] >= level);
+        let is_level_kept = || {
+            (0..self.max_pcmr.len())
+                .any(|other_cpu| other_cpu != cpu && self.max_pcmr[other_cpu] >= level)
+        };
         if level == 0 || (self.count_newly_barred(cpu) > 0 && !is_level_kept()) {
             return false;
         }
@@ -179,9 +221,11 @@ impl<'a> BucketSearch<'a> {
         let mut lowered_limits = self.max_pcmr.clone();
         lowered_limits[cpu] -= 1;
         let is_fair = |max_variation: f64| {
-            run_time_variation(&self.levels, &lowered_limits).is_none_or(|variation| variation <= max_variation)
+            run_time_variation(&self.levels, &lowered_limits)
+                .is_none_or(|variation| variation <= max_variation)
         };
-        self.keeps_cpus_busy(&lowered_limits) && self.rules.max_run_time_variation.is_none_or(is_fair)
+        self.keeps_cpus_busy(&lowered_limits)
+            && self.rules.max_run_time_variation.is_none_or(is_fair)
     }
 
     /// Lowers a CPU's limit by one step, or by several if the further steps bar no thread and are needed anyway.
@@ -191,11 +235,16 @@ impl<'a> BucketSearch<'a> {
             self.max_pcmr[cpu] = level - 1;
             return;
         }
-        let next_level = self.levels[..self.threads_up_to(level)].last().copied().unwrap_or(0);
+        let next_level = self.levels[..self.threads_up_to(level)]
+            .last()
+            .copied()
+            .unwrap_or(0);
         let mut step_count = level - next_level;
         if self.level_weights.is_empty() {
             let level_sum: u64 = self.max_pcmr.iter().map(|&level| u64::from(level)).sum();
-            let missing_levels = (level_sum as f64 - threshold * self.max_pcmr.len() as f64).ceil().max(1.0);
+            let missing_levels = (level_sum as f64 - threshold * self.max_pcmr.len() as f64)
+                .ceil()
+                .max(1.0);
             step_count = step_count.min(missing_levels as u32);
         }
         self.max_pcmr[cpu] = level - step_count.max(1);
@@ -208,7 +257,11 @@ impl<'a> BucketSearch<'a> {
         sorted_pcmr.sort_unstable();
         let (threads, cpus) = (self.levels.len(), max_pcmr.len());
         // All other CPUs may run threads that this CPU accepts, so one more thread must be waiting.
-        let min_threads = if self.rules.is_better_form && threads > cpus { cpus } else { 0 };
+        let min_threads = if self.rules.is_better_form && threads > cpus {
+            cpus
+        } else {
+            0
+        };
         let has_enough_threads = |(index, &level): (usize, &u32)| {
             let needed_threads = (index + 1) * self.rules.runnable_per_cpu as usize;
             self.threads_up_to(level) >= needed_threads.max(min_threads).min(threads)
@@ -222,7 +275,11 @@ impl<'a> BucketSearch<'a> {
 pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     let shares = fair_shares(levels, max_pcmr);
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
-    let variance = shares.iter().map(|share| (share - mean) * (share - mean)).sum::<f64>() / shares.len() as f64;
+    let variance = shares
+        .iter()
+        .map(|share| (share - mean) * (share - mean))
+        .sum::<f64>()
+        / shares.len() as f64;
     (mean > 0.0).then(|| variance.sqrt() / mean)
 }
 
@@ -235,7 +292,10 @@ fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     while remaining_threads > 0 {
         // The highest k of the remaining threads can use only the CPUs that accept the lowest of them.
         let cpus_per_thread = |first_thread: usize| {
-            let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first_thread]).count() as f64;
+            let cpus = max_pcmr
+                .iter()
+                .filter(|&&max| max >= levels[first_thread])
+                .count() as f64;
             (cpus - used_cpus).max(0.0) / (remaining_threads - first_thread) as f64
         };
         let is_group_start = |&index: &usize| index == 0 || levels[index - 1] < levels[index];
@@ -265,33 +325,56 @@ mod tests {
         runnable_per_cpu: 1,
         max_run_time_variation: None,
     };
-    const BETTER: BucketizationRules = BucketizationRules { is_better_form: true, ..LITERAL };
+    const BETTER: BucketizationRules = BucketizationRules {
+        is_better_form: true,
+        ..LITERAL
+    };
 
     fn bucket_threads(pcmrs: &[f64]) -> Vec<BucketThread> {
-        pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
+        pcmrs
+            .iter()
+            .map(|&pcmr| BucketThread {
+                pcmr,
+                refs_rate: None,
+            })
+            .collect()
     }
 
     /// The algorithm as the paper states it: one step at a time, recomputing all counts.
-    fn reference_buckets(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> (Vec<u32>, f64) {
-        let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
+    fn reference_buckets(
+        threads: &[BucketThread],
+        cpus: usize,
+        rules: &BucketizationRules,
+    ) -> (Vec<u32>, f64) {
+        let levels: Vec<u32> = threads
+            .iter()
+            .map(|thread| thread.pcmr.max(0.0).ceil() as u32)
+            .collect();
         let max_level = levels.iter().copied().max().unwrap_or(0);
         let mut threshold = rules.threshold;
         loop {
             let mut max = vec![max_level; cpus];
             while max.iter().sum::<u32>() as f64 / cpus as f64 > threshold {
-                let penalty = |cpu: usize| levels.iter().filter(|&&level| level == max[cpu]).count();
+                let penalty =
+                    |cpu: usize| levels.iter().filter(|&&level| level == max[cpu]).count();
                 let homeless = |cpu: usize| {
-                    let runs = |level: u32| (0..cpus).any(|c| max[c] - u32::from(c == cpu) >= level);
+                    let runs =
+                        |level: u32| (0..cpus).any(|c| max[c] - u32::from(c == cpu) >= level);
                     !levels.iter().all(|&level| runs(level))
                 };
                 let open = (0..cpus).filter(|&cpu| max[cpu] > 0 && !homeless(cpu));
-                let Some(cpu) = open.min_by_key(|&cpu| (penalty(cpu), cpu)) else { break };
+                let Some(cpu) = open.min_by_key(|&cpu| (penalty(cpu), cpu)) else {
+                    break;
+                };
                 max[cpu] -= 1;
             }
             let mut sets_of_cpus = 1u32..1 << cpus;
             let busy = sets_of_cpus.all(|set| {
                 let chosen_cpus: Vec<usize> = (0..cpus).filter(|cpu| set >> cpu & 1 == 1).collect();
-                let runnable = levels.iter().filter(|&&level| chosen_cpus.iter().any(|&cpu| max[cpu] >= level)).count();
+                let runnable = levels
+                    .iter()
+                    .filter(|&&level| chosen_cpus.iter().any(|&cpu| max[cpu] >= level))
+                    .count();
                 runnable >= (chosen_cpus.len() * rules.runnable_per_cpu as usize).min(levels.len())
             });
             if busy || threshold >= f64::from(max_level) {
@@ -379,10 +462,16 @@ mod tests {
     #[test]
     fn the_papers_threads_meet_their_threshold() {
         let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];
-        let rules = BucketizationRules { threshold: 8.5, ..BETTER };
+        let rules = BucketizationRules {
+            threshold: 8.5,
+            ..BETTER
+        };
         let buckets = bucketize(&bucket_threads(&figure_4), 4, &rules);
         assert!(buckets.miss_rate <= 8.5, "{buckets:?}");
-        assert!((0..4).filter(|&cpu| buckets.can_admit(cpu, 16.0)).count() <= 2, "{buckets:?}");
+        assert!(
+            (0..4).filter(|&cpu| buckets.can_admit(cpu, 16.0)).count() <= 2,
+            "{buckets:?}"
+        );
         assert!((0..4).all(|cpu| buckets.can_admit(cpu, 0.0)), "{buckets:?}");
     }
 
@@ -390,10 +479,27 @@ mod tests {
     #[test]
     fn a_waiting_thread_has_little_weight_in_the_expected_rate() {
         let two = |rate: f64| {
-            [BucketThread { pcmr: 2.0, refs_rate: Some(1.0) }, BucketThread { pcmr: 60.0, refs_rate: Some(rate) }]
+            [
+                BucketThread {
+                    pcmr: 2.0,
+                    refs_rate: Some(1.0),
+                },
+                BucketThread {
+                    pcmr: 60.0,
+                    refs_rate: Some(rate),
+                },
+            ]
         };
-        let rules = BucketizationRules { threshold: 0.0, ..BETTER };
+        let rules = BucketizationRules {
+            threshold: 0.0,
+            ..BETTER
+        };
         let rate = |greedy: f64| bucketize(&two(greedy), 2, &rules).miss_rate;
-        assert!((rate(1.0) - 31.0).abs() < 1e-9 && (rate(0.1) - 8.0 / 1.1).abs() < 1e-9, "{} {}", rate(1.0), rate(0.1));
+        assert!(
+            (rate(1.0) - 31.0).abs() < 1e-9 && (rate(0.1) - 8.0 / 1.1).abs() < 1e-9,
+            "{} {}",
+            rate(1.0),
+            rate(0.1)
+        );
     }
 }

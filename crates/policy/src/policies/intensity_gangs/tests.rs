@@ -4,7 +4,10 @@ use cachemate_core::test_support::*;
 use cachemate_core::*;
 
 fn task_fixture(id: u32) -> TaskSample {
-    TaskSample { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSample::new(TaskId(id), ProcessId(id)) }
+    TaskSample {
+        on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)],
+        ..TaskSample::new(TaskId(id), ProcessId(id))
+    }
 }
 
 /// A host that answers every probe in the next window, with given intensities, sensitivities and round trips.
@@ -23,7 +26,10 @@ struct ProbedHost {
 impl ProbedHost {
     fn new(truth: &[(f64, Option<f64>)], round_trip_ns: f64) -> Self {
         let mut topology = last_level_caches(1, 2, CacheLevel::L3, 32 << 20);
-        topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = Some(2_000_000_000));
+        topology
+            .cpus
+            .iter_mut()
+            .for_each(|cpu| cpu.hertz = Some(2_000_000_000));
         ProbedHost {
             policy: build("", 1).unwrap(),
             truth: truth.to_vec(),
@@ -38,14 +44,32 @@ impl ProbedHost {
     fn answer_probe(&mut self, probe: &ProbeRequest) -> ProbeResult {
         let exact = |value| Some(Fact::oracle(value));
         let evidence = match probe.kind {
-            ProbeKind::PingPong { cpus } => ProbeEvidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
+            ProbeKind::PingPong { cpus } => ProbeEvidence::PingPong {
+                cpus,
+                round_trip_ns: self.round_trip_ns,
+            },
             ProbeKind::PrimeProbe { task, .. } => {
-                self.view.profiles.entry(task).or_default().contention.intensity = exact(self.truth[task.0 as usize].0);
-                ProbeEvidence::PrimeProbe { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
+                self.view
+                    .profiles
+                    .entry(task)
+                    .or_default()
+                    .contention
+                    .intensity = exact(self.truth[task.0 as usize].0);
+                ProbeEvidence::PrimeProbe {
+                    task,
+                    buffer_bytes: 1,
+                    wait_ns: 1,
+                    samples: Vec::new(),
+                }
             }
             ProbeKind::Neighbor { task, neighbor } => {
                 let sensitivity = self.truth[task.0 as usize].1;
-                self.view.profiles.entry(task).or_default().contention.sensitivity = sensitivity.map(Fact::oracle);
+                self.view
+                    .profiles
+                    .entry(task)
+                    .or_default()
+                    .contention
+                    .sensitivity = sensitivity.map(Fact::oracle);
                 ProbeEvidence::NeighborSlowdown {
                     task,
                     neighbor,
@@ -59,50 +83,86 @@ impl ProbedHost {
             _ => panic!("unexpected {probe:?}"),
         };
         let cost_ns = match probe.kind {
-            ProbeKind::PrimeProbe { task, .. } => vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)],
-            ProbeKind::Neighbor { task, .. } => vec![(None, self.costs_ns[1].0), (Some(task), self.costs_ns[1].1)],
+            ProbeKind::PrimeProbe { task, .. } => {
+                vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)]
+            }
+            ProbeKind::Neighbor { task, .. } => {
+                vec![(None, self.costs_ns[1].0), (Some(task), self.costs_ns[1].1)]
+            }
             _ => Vec::new(),
         };
-        ProbeResult { probe: probe.id, evidence, complete: true, cost_ns }
+        ProbeResult {
+            probe: probe.id,
+            evidence,
+            complete: true,
+            cost_ns,
+        }
     }
 
     fn step(&mut self) -> Decision {
         let probes = self.view.previous_plan.probes.clone();
-        let probe_results = probes.iter().map(|probe| self.answer_probe(probe)).collect();
+        let probe_results = probes
+            .iter()
+            .map(|probe| self.answer_probe(probe))
+            .collect();
         let tasks = (0..self.truth.len() as u32).map(task_fixture);
-        self.view.observation = Observation { probe_results, ..observation_of(self.window, 1_000_000_000, tasks) };
+        self.view.observation = Observation {
+            probe_results,
+            ..observation_of(self.window, 1_000_000_000, tasks)
+        };
         self.window += 1;
-        let predictor = ReferencePredictor { miss_penalty_cycles: self.penalty_cycles };
+        let predictor = ReferencePredictor {
+            miss_penalty_cycles: self.penalty_cycles,
+        };
         self.view.decide(self.policy.as_mut(), &predictor)
     }
 
     /// Gives each task a curve that falls at this size in bytes.
     fn knows_footprints(&mut self, footprints: &[(u32, u64)]) {
         for &(task, bytes) in footprints {
-            let curve = vec![(bytes / 2, Estimate::exact(40.0)), (bytes, Estimate::exact(0.0))];
+            let curve = vec![
+                (bytes / 2, Estimate::exact(40.0)),
+                (bytes, Estimate::exact(0.0)),
+            ];
             let profile = self.view.profiles.entry(TaskId(task)).or_default();
-            *profile = std::mem::take(profile).with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+            *profile =
+                std::mem::take(profile).with_misses(CacheLevel::L3, curve, FactSource::Oracle);
         }
     }
 
     fn gangs_after(&mut self, windows: usize) -> Vec<Vec<u32>> {
         (0..windows).for_each(|_| drop(self.step()));
-        let gangs = self.view.previous_plan.gangs.iter().flat_map(|schedule| &schedule.gangs);
-        let mut gangs: Vec<Vec<u32>> =
-            gangs.map(|gang| gang.members.iter().map(|(task, _)| task.0).collect()).collect();
+        let gangs = self
+            .view
+            .previous_plan
+            .gangs
+            .iter()
+            .flat_map(|schedule| &schedule.gangs);
+        let mut gangs: Vec<Vec<u32>> = gangs
+            .map(|gang| gang.members.iter().map(|(task, _)| task.0).collect())
+            .collect();
         gangs.sort();
         gangs
     }
 }
 
 /// Two pointer chases and two streams, in order of arrival; 0 and 2 are the victims.
-const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05, Some(2.0)), (0.7, Some(0.1))];
+const MIX: [(f64, Option<f64>); 4] = [
+    (0.05, Some(2.0)),
+    (0.7, Some(0.1)),
+    (0.05, Some(2.0)),
+    (0.7, Some(0.1)),
+];
 
 /// Are victims and aggressors in different gangs once all have been probed?
 #[test]
 fn victims_and_aggressors_are_separated_in_time() {
     let mut host = ProbedHost::new(&MIX, 60.0);
-    assert_eq!(host.gangs_after(3), Vec::<Vec<u32>>::new(), "not before all values are known");
+    assert_eq!(
+        host.gangs_after(3),
+        Vec::<Vec<u32>>::new(),
+        "not before all values are known"
+    );
     assert_eq!(host.gangs_after(20), [vec![0, 2], vec![1, 3]]);
 }
 
@@ -136,7 +196,9 @@ fn gangs_are_rejected_if_turns_pay_off_too_late() {
     assert!(host.gangs_after(20).is_empty());
     let reasons = host.step().reasons;
     assert!(
-        reasons.iter().any(|reason| reason.text.contains("turns pay off from") && reason.text.contains("5 ms")),
+        reasons.iter().any(
+            |reason| reason.text.contains("turns pay off from") && reason.text.contains("5 ms")
+        ),
         "{reasons:?}"
     );
 }
@@ -160,24 +222,46 @@ fn nothing_changes_without_a_shared_cache() {
     let mut host = ProbedHost::new(&MIX, 60.0);
     assert_eq!(host.gangs_after(25).len(), 2);
     host.round_trip_ns = 330.0;
-    assert_eq!(host.gangs_after(1).len(), 2, "a single far answer decides nothing");
+    assert_eq!(
+        host.gangs_after(1).len(),
+        2,
+        "a single far answer decides nothing"
+    );
     assert!(host.gangs_after(4).is_empty());
     host.round_trip_ns = 60.0;
-    assert_eq!(host.gangs_after(4).len(), 2, "probed values are still known");
+    assert_eq!(
+        host.gangs_after(4).len(),
+        2,
+        "probed values are still known"
+    );
 }
 
 /// Are quiet programs not moved, and programs of unknown sensitivity not counted as slowed down?
 #[test]
 fn quiet_programs_stay_and_unknown_ones_do_not_count_as_slowed() {
-    assert!(ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0).gangs_after(30).is_empty());
-    assert!(ProbedHost::new(&[(0.7, None); 4], 60.0).gangs_after(30).is_empty());
-    assert!(ProbedHost::new(&MIX[..2], 60.0).gangs_after(30).is_empty(), "a CPU for each");
+    assert!(
+        ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0)
+            .gangs_after(30)
+            .is_empty()
+    );
+    assert!(
+        ProbedHost::new(&[(0.7, None); 4], 60.0)
+            .gangs_after(30)
+            .is_empty()
+    );
+    assert!(
+        ProbedHost::new(&MIX[..2], 60.0).gangs_after(30).is_empty(),
+        "a CPU for each"
+    );
 }
 
 /// Is a number of samples rejected that gives no intensity?
 #[test]
 fn too_few_samples_are_rejected() {
     let refused = build("samples = 2", 1).err().expect("too few").to_string();
-    assert!(refused.contains("samples") && refused.contains("4 or more"), "{refused}");
+    assert!(
+        refused.contains("samples") && refused.contains("4 or more"),
+        "{refused}"
+    );
     build("samples = 4", 1).unwrap();
 }

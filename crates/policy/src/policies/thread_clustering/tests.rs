@@ -18,9 +18,15 @@ fn topology_fixture() -> Topology {
 fn capabilities_fixture(samples: bool) -> Capabilities {
     let support = match samples {
         true => Support::Yes { note: None },
-        false => Support::No { reason: "no sampling here".to_string(), remedy: None },
+        false => Support::No {
+            reason: "no sampling here".to_string(),
+            remedy: None,
+        },
     };
-    Capabilities { abilities: [(Ability::SampleAccesses, support)].into(), ..test_support::capabilities_fixture(&[]) }
+    Capabilities {
+        abilities: [(Ability::SampleAccesses, support)].into(),
+        ..test_support::capabilities_fixture(&[])
+    }
 }
 
 /// A policy, its machine, and its last decision.
@@ -54,14 +60,23 @@ impl ClusteringFixture {
     /// percentage of their cycles. If `sampled` is set, threads 0, 1, 4 and 5 share data, and so do 2, 3, 6 and 7.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
-        let mut tasks: Vec<TaskSample> = (0..8).map(|id| task_fixture(id, remote_percent)).collect();
+        let mut tasks: Vec<TaskSample> =
+            (0..8).map(|id| task_fixture(id, remote_percent)).collect();
         for task in tasks.iter_mut().take(self.without_stalls as usize) {
-            task.counts.0.retain(|reading| !matches!(reading.event, CounterEvent::StallCycles(_)));
+            task.counts
+                .0
+                .retain(|reading| !matches!(reading.event, CounterEvent::StallCycles(_)));
         }
-        let probe_results =
-            sampled.iter().map(|&probe| sample_probe_result(probe)).chain(self.next_probe_result.take()).collect();
+        let probe_results = sampled
+            .iter()
+            .map(|&probe| sample_probe_result(probe))
+            .chain(self.next_probe_result.take())
+            .collect();
         let observation = test_support::observation_of(self.window, 1_000_000_000, tasks);
-        self.view.observation = Observation { probe_results, ..observation };
+        self.view.observation = Observation {
+            probe_results,
+            ..observation
+        };
         let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
         let map = |id: u32| {
             sampled.map(|_| SharingMap {
@@ -70,11 +85,27 @@ impl ClusteringFixture {
             })
         };
         let fact = |id| map(id).map(|map| Fact::new(map, FactSource::AccessSamples, 0));
-        let sharing = |id| SharingFacts { map: fact(id), ..SharingFacts::default() };
-        let profile = |id| (TaskId(id), Profile { sharing: sharing(id), ..Profile::default() });
+        let sharing = |id| SharingFacts {
+            map: fact(id),
+            ..SharingFacts::default()
+        };
+        let profile = |id| {
+            (
+                TaskId(id),
+                Profile {
+                    sharing: sharing(id),
+                    ..Profile::default()
+                },
+            )
+        };
         self.view.profiles = (0..8).map(profile).collect();
         self.view.capabilities = capabilities_fixture(self.can_sample);
-        self.view.decide(self.policy.as_mut(), &ReferencePredictor { miss_penalty_cycles: 200.0 })
+        self.view.decide(
+            self.policy.as_mut(),
+            &ReferencePredictor {
+                miss_penalty_cycles: 200.0,
+            },
+        )
     }
 }
 
@@ -82,7 +113,10 @@ fn task_fixture(id: u32, remote_percent: u64) -> TaskSample {
     let event_counts = [
         (CounterEvent::Cycles, 1_000_000),
         (CounterEvent::RemoteCacheHits, 1_000 * remote_percent),
-        (CounterEvent::StallCycles(StallCause::RemoteCache), 10_000 * remote_percent),
+        (
+            CounterEvent::StallCycles(StallCause::RemoteCache),
+            10_000 * remote_percent,
+        ),
     ];
     TaskSample {
         name: "server".to_string(),
@@ -103,8 +137,18 @@ fn sample_probe_result(probe: u32) -> ProbeResult {
         at_ns: 0,
     };
     let samples = (0..4000).map(sample).collect();
-    let evidence = ProbeEvidence::Samples { sample_period: 10, events: 40_000, line_bytes: 128, samples };
-    ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
+    let evidence = ProbeEvidence::Samples {
+        sample_period: 10,
+        events: 40_000,
+        line_bytes: 128,
+        samples,
+    };
+    ProbeResult {
+        probe: ProbeId(probe),
+        evidence,
+        complete: true,
+        cost_ns: vec![(None, 8_000_000)],
+    }
 }
 
 /// Is nothing sampled below the activation threshold, or on a machine that cannot sample?
@@ -118,8 +162,15 @@ fn nothing_is_sampled_below_the_threshold() {
     blind_fixture.can_sample = false;
     let decision = blind_fixture.step(50, None);
     assert!(decision.plan.probes.is_empty());
-    assert_eq!(decision.reasons[0].text, "no threads are clustered: accesses cannot be sampled, no sampling here");
-    assert_eq!(decision.reasons[0].tasks.len(), 8, "the status of each task shows it");
+    assert_eq!(
+        decision.reasons[0].text,
+        "no threads are clustered: accesses cannot be sampled, no sampling here"
+    );
+    assert_eq!(
+        decision.reasons[0].tasks.len(),
+        8,
+        "the status of each task shows it"
+    );
 }
 
 /// Are threads without a counter reading left out of the stall breakdown, rather than counted as never stalled?
@@ -156,11 +207,20 @@ fn sharing_threads_end_up_on_one_chip() {
         let affinity = &decision.plan.affinity;
         let chip = |id: u32| affinity[&TaskId(id)].to_string();
         assert_eq!(affinity.len(), 8, "{method}");
-        assert!([1, 4, 5].into_iter().all(|id| chip(id) == chip(0)), "{method}: {affinity:?}");
-        assert!([3, 6, 7].into_iter().all(|id| chip(id) == chip(2)) && chip(0) != chip(2), "{method}: {affinity:?}");
+        assert!(
+            [1, 4, 5].into_iter().all(|id| chip(id) == chip(0)),
+            "{method}: {affinity:?}"
+        );
+        assert!(
+            [3, 6, 7].into_iter().all(|id| chip(id) == chip(2)) && chip(0) != chip(2),
+            "{method}: {affinity:?}"
+        );
         assert_eq!(decision.reasons.len(), 3, "{:?}", decision.reasons);
         let rate = "4000 samples of remote accesses were taken: 1 in 10 of 40000 counted accesses was sampled";
-        assert_eq!(decision.reasons[2].text, rate, "the rate of the machine, not the requested one");
+        assert_eq!(
+            decision.reasons[2].text, rate,
+            "the rate of the machine, not the requested one"
+        );
         assert_eq!(fixture.step(1, None).plan.affinity, *affinity);
     }
 }
@@ -175,7 +235,11 @@ fn spread_gives_every_thread_a_context() {
     cpus.sort_unstable();
     assert_eq!(cpus, ["0", "1", "2", "3", "4", "5", "6", "7"]);
     let core = |id: u32| affinity[&TaskId(id)].first().unwrap() / 2;
-    assert_ne!(core(0), core(1), "the first two of a cluster are on different cores");
+    assert_ne!(
+        core(0),
+        core(1),
+        "the first two of a cluster are on different cores"
+    );
 }
 
 /// Is the sampling rate the one that the overhead allows?
@@ -183,11 +247,26 @@ fn spread_gives_every_thread_a_context() {
 fn the_sampling_rate_is_the_one_the_overhead_allows() {
     // Eight threads make 30 000 remote accesses each in 8 CPU-seconds, which would take 6 % of the time at 2 µs per
     // sample.
-    let one_in = |parameters: &str| match ClusteringFixture::new(parameters).step(30, None).plan.probes[0].kind {
-        ProbeKind::AccessSamples { sample_period: one_in, .. } => one_in,
+    let one_in = |parameters: &str| match ClusteringFixture::new(parameters)
+        .step(30, None)
+        .plan
+        .probes[0]
+        .kind
+    {
+        ProbeKind::AccessSamples {
+            sample_period: one_in,
+            ..
+        } => one_in,
         _ => 0,
     };
-    assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (3, 10, 17));
+    assert_eq!(
+        (
+            one_in(""),
+            one_in("overhead_share = 0.01"),
+            one_in("one_in = 17")
+        ),
+        (3, 10, 17)
+    );
 }
 
 /// During a round, does the sampling rate follow the overhead, with the same probe and for the remaining samples?
@@ -195,16 +274,27 @@ fn the_sampling_rate_is_the_one_the_overhead_allows() {
 fn the_rate_follows_the_overhead_while_a_round_lasts() {
     let mut fixture = ClusteringFixture::new("samples = 10000");
     let first = fixture.step(30, None).plan.probes[0].clone();
-    assert_eq!(fixture.step(30, None).plan.probes[0], first, "nothing has been sampled yet");
+    assert_eq!(
+        fixture.step(30, None).plan.probes[0],
+        first,
+        "nothing has been sampled yet"
+    );
     // Sampling 1 in 3 took 7.5 % of this window and 3.75 % of both; the target is 3.56 %, which leaves 3.36 % from now
     // on.
     let probe_result = sample_probe_result(0);
-    fixture.next_probe_result =
-        Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..probe_result });
+    fixture.next_probe_result = Some(ProbeResult {
+        complete: false,
+        cost_ns: vec![(None, 600_000_000)],
+        ..probe_result
+    });
     let later = fixture.step(30, None).plan.probes[0].clone();
     assert_eq!(later.id, first.id);
     match later.kind {
-        ProbeKind::AccessSamples { sample_period: one_in, max_samples: at_most, .. } => {
+        ProbeKind::AccessSamples {
+            sample_period: one_in,
+            max_samples: at_most,
+            ..
+        } => {
             assert_eq!((one_in, at_most), (7, 6000))
         }
         other => panic!("{other:?}"),
@@ -216,7 +306,11 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
 fn a_round_is_abandoned_once_the_stalls_are_gone() {
     let mut fixture = ClusteringFixture::new("");
     let first = fixture.step(30, None).plan.probes[0].id;
-    assert_eq!(fixture.step(11, None).plan.probes[0].id, first, "above half of the activation share it goes on");
+    assert_eq!(
+        fixture.step(11, None).plan.probes[0].id,
+        first,
+        "above half of the activation share it goes on"
+    );
     assert!(fixture.step(9, None).plan.probes.is_empty());
     assert_ne!(fixture.step(30, None).plan.probes[0].id, first);
 }
@@ -239,9 +333,17 @@ fn clusters_that_unbalance_the_chips_are_reported() {
     fixture.step(30, None);
     let decision = fixture.step(30, Some(0));
     assert!(decision.plan.affinity.is_empty());
-    let task_counts: Vec<usize> = decision.reasons.iter().map(|reason| reason.tasks.len()).collect();
+    let task_counts: Vec<usize> = decision
+        .reasons
+        .iter()
+        .map(|reason| reason.tasks.len())
+        .collect();
     assert_eq!(task_counts, [6, 2, 0], "{:?}", decision.reasons);
-    assert!(decision.reasons[..2].iter().all(|reason| reason.text.contains("not placed together")));
+    assert!(
+        decision.reasons[..2]
+            .iter()
+            .all(|reason| reason.text.contains("not placed together"))
+    );
 }
 
 /// Do rounds without result become ever rarer, until the stalls grow?
@@ -253,7 +355,12 @@ fn rounds_without_result_become_rarer_until_stalls_grow() {
     for window in 0..40 {
         // The answers contain no counters, so no threads are similar.
         fixture.step(25, None);
-        let now = fixture.view.previous_plan.probes.first().map(|probe| probe.id);
+        let now = fixture
+            .view
+            .previous_plan
+            .probes
+            .first()
+            .map(|probe| probe.id);
         if now.is_some() && now != probe {
             began.push(window);
         }
@@ -261,7 +368,10 @@ fn rounds_without_result_become_rarer_until_stalls_grow() {
     }
     let gaps: Vec<i32> = began.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.windows(2).all(|pair| pair[1] >= pair[0]), "{gaps:?}");
-    assert!(began.len() >= 2, "a round that times out is tried again: {began:?}");
+    assert!(
+        began.len() >= 2,
+        "a round that times out is tried again: {began:?}"
+    );
 }
 
 /// Are invalid parameters rejected by name?
@@ -273,7 +383,10 @@ fn invalid_parameters_are_rejected_by_name() {
         ("method = \"k\"", "one-pass"),
         ("breakdown_share = 0.04", "breakdown_share"),
     ] {
-        let error = build("thread-clustering", text, 1).err().unwrap().to_string();
+        let error = build("thread-clustering", text, 1)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains(name), "{error}");
     }
 }
@@ -283,15 +396,30 @@ fn invalid_parameters_are_rejected_by_name() {
 fn the_removed_stall_is_that_of_joined_partners() {
     let placing = super::ClusterAssignmentInput {
         tasks: (0..4).map(TaskId).collect(),
-        threads: (0..4).map(|id| ThreadToPlace { chip: Some(id % 2), is_fixed: false }).collect(),
+        threads: (0..4)
+            .map(|id| ThreadToPlace {
+                chip: Some(id % 2),
+                is_fixed: false,
+            })
+            .collect(),
         clusters: vec![vec![0, 1]],
         unclustered_threads: vec![2, 3],
-        chips: vec![Chip { cpu_count: 4, fixed_threads: 0 }; 2],
+        chips: vec![
+            Chip {
+                cpu_count: 4,
+                fixed_threads: 0
+            };
+            2
+        ],
     };
-    let mut fixture = test_support::ViewFixture::new(topology_fixture(), capabilities_fixture(true), 0);
+    let mut fixture =
+        test_support::ViewFixture::new(topology_fixture(), capabilities_fixture(true), 0);
     fixture.observation.tasks = (0..4).map(|id| task_fixture(id, 20)).collect();
     // Two of four threads lose a fifth of their cycles to each other's chip.
-    let removed =
-        placing.removed_stall_share(&placing.assign(0.25), &fixture.view(&test_support::NullPredictor), 300.0);
+    let removed = placing.removed_stall_share(
+        &placing.assign(0.25),
+        &fixture.view(&test_support::NullPredictor),
+        300.0,
+    );
     assert!((removed - 0.1).abs() < 1e-9, "{removed}");
 }

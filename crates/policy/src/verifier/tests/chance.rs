@@ -7,9 +7,13 @@ use cachemate_core::SplitMix64;
 /// standard deviation, and their windows have this autocorrelation.
 fn count_rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
     let run_seed = |seed: u64| {
-        let policy = ScriptedPolicy(
-            |view: &View<'_>| if view.observation.window >= 30 { pinned_plan(&[(0, 0)]) } else { idle_plan() },
-        );
+        let policy = ScriptedPolicy(|view: &View<'_>| {
+            if view.observation.window >= 30 {
+                pinned_plan(&[(0, 0)])
+            } else {
+                idle_plan()
+            }
+        });
         let mut generator = SplitMix64::new(seed);
         let mut deviations = [0.0; 4];
         let machine = |_, plan: &Plan| {
@@ -17,9 +21,13 @@ fn count_rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
             let mut speed = |index: usize| {
                 let fresh = draw_normal(&mut generator) * libm::sqrt(1.0 - alike * alike);
                 deviations[index] = alike * deviations[index] + fresh;
-                100.0 * libm::exp(noise * deviations[index]) * if has_moved { factors[index] } else { 1.0 }
+                100.0
+                    * libm::exp(noise * deviations[index])
+                    * if has_moved { factors[index] } else { 1.0 }
             };
-            (0..4).map(|index| program_sample(index as u32, None, speed(index))).collect()
+            (0..4)
+                .map(|index| program_sample(index as u32, None, speed(index)))
+                .collect()
         };
         !rollback_windows(&run(policy, GuardConfig::default(), 45, machine)).is_empty()
     };
@@ -31,7 +39,9 @@ fn count_rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
 fn changes_without_effect_are_rarely_rolled_back_by_chance() {
     let independent = count_rollbacks([1.0; 4], 0.3, 0.0);
     let alike = count_rollbacks([1.0; 4], 0.3, 0.6);
-    println!("rolled back by chance at 30 % noise, of 1000: {independent}; windows alike by 0.6: {alike}");
+    println!(
+        "rolled back by chance at 30 % noise, of 1000: {independent}; windows alike by 0.6: {alike}"
+    );
     assert!(independent <= 20, "{independent} of 1000");
     assert!(alike <= 60, "{alike} of 1000, windows alike");
 }
@@ -45,7 +55,10 @@ fn harmful_changes_are_noticed() {
     println!(
         "found of 1000: all halved at 30 % noise {halved}, one halved at 5 % {one_of_four}, a tenth at 5 % {tenth}"
     );
-    assert!(halved >= 900 && one_of_four >= 990 && tenth >= 900, "{halved} {one_of_four} {tenth}");
+    assert!(
+        halved >= 900 && one_of_four >= 990 && tenth >= 900,
+        "{halved} {one_of_four} {tenth}"
+    );
 }
 
 /// Does a gain of a noisy program make up for losses of others if it exceeds its own noise, and not otherwise? The changes

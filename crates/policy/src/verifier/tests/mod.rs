@@ -37,18 +37,35 @@ pub fn idle_plan() -> Plan {
 
 /// Tasks on one CPU each.
 pub fn pinned_plan(cpu_by_task: &[(u32, u32)]) -> Plan {
-    let affinity = cpu_by_task.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
-    Plan { affinity, ..idle_plan() }
+    let affinity = cpu_by_task
+        .iter()
+        .map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect()))
+        .collect();
+    Plan {
+        affinity,
+        ..idle_plan()
+    }
 }
 
 /// A process with one thread of the same number, which reports this work.
 pub fn program_sample(id: u32, user: Option<u32>, work: f64) -> TaskSample {
-    TaskSample { user, progress: (work > 0.0).then_some(work), ..TaskSample::new(TaskId(id), ProcessId(id)) }
+    TaskSample {
+        user,
+        progress: (work > 0.0).then_some(work),
+        ..TaskSample::new(TaskId(id), ProcessId(id))
+    }
 }
 
 /// Two last-level caches with two CPUs each.
 pub fn topology_fixture() -> Topology {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let cpu = |id| Cpu {
+        id: CpuId(id),
+        core: id,
+        package: 0,
+        memory_node: 0,
+        online: true,
+        hertz: None,
+    };
     let cache = |id: u32| Cache {
         id: CacheId(id),
         level: CacheLevel::L3,
@@ -58,7 +75,11 @@ pub fn topology_fixture() -> Topology {
         ways: Some(16),
         last_level: true,
     };
-    Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)], ..Topology::default() }
+    Topology {
+        cpus: (0..4).map(cpu).collect(),
+        caches: vec![cache(0), cache(1)],
+        ..Topology::default()
+    }
 }
 
 /// Returns the decisions of all windows. `machine` gives the live tasks and their profiles under the plan in force.
@@ -75,7 +96,11 @@ pub fn run_with_profiles(
     let mut decisions = Vec::new();
     for window in 0..windows {
         let (tasks, profiles) = machine(window, &previous_plan);
-        let span = TimeSpan { start_ns: window * SECOND_NS, elapsed_ns: SECOND_NS, elapsed_cycles: None };
+        let span = TimeSpan {
+            start_ns: window * SECOND_NS,
+            elapsed_ns: SECOND_NS,
+            elapsed_cycles: None,
+        };
         let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
         let observation = Observation {
             window,
@@ -109,26 +134,39 @@ pub fn run(
     windows: u64,
     mut machine: impl FnMut(u64, &Plan) -> Vec<TaskSample>,
 ) -> Vec<Decision> {
-    run_with_profiles(policy, config, windows, |window, plan| (machine(window, plan), Profiles::new()))
+    run_with_profiles(policy, config, windows, |window, plan| {
+        (machine(window, plan), Profiles::new())
+    })
 }
 
 /// Returns the positions of changes of placement, after the first decision, for which no reason is given.
 fn changes_without_reason(decisions: &[Decision]) -> Vec<usize> {
-    let is_change = |index: &usize| decisions[index - 1].plan.affinity != decisions[*index].plan.affinity;
-    (1..decisions.len()).filter(is_change).filter(|&index| decisions[index].reasons.is_empty()).collect()
+    let is_change =
+        |index: &usize| decisions[index - 1].plan.affinity != decisions[*index].plan.affinity;
+    (1..decisions.len())
+        .filter(is_change)
+        .filter(|&index| decisions[index].reasons.is_empty())
+        .collect()
 }
 
 /// Returns the windows in which a decision has `plan` for the tasks that it names.
 pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
-    let says =
-        |decision: &Decision| plan.affinity.iter().all(|(task, cpus)| decision.plan.affinity.get(task) == Some(cpus));
-    (0..decisions.len()).filter(|&window| says(&decisions[window])).collect()
+    let says = |decision: &Decision| {
+        plan.affinity
+            .iter()
+            .all(|(task, cpus)| decision.plan.affinity.get(task) == Some(cpus))
+    };
+    (0..decisions.len())
+        .filter(|&window| says(&decisions[window]))
+        .collect()
 }
 
 /// Returns the windows in which a plan was rolled back because of a measurement, rather than refused on cooldown.
 pub fn rollback_windows(decisions: &[Decision]) -> Vec<usize> {
     let is_rollback = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
-    (0..decisions.len()).filter(|&window| decisions[window].reasons.iter().any(is_rollback)).collect()
+    (0..decisions.len())
+        .filter(|&window| decisions[window].reasons.iter().any(is_rollback))
+        .collect()
 }
 
 /// Returns a normal deviate (sum of twelve uniform ones).

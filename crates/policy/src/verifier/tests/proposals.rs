@@ -17,15 +17,23 @@ impl Policy for ProposingPolicy<'_> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let decision = Decision::new(view.plan_to_keep().clone(), Vec::new());
         if let Some(verdict) = view.verdicts.latest() {
-            self.verdicts.push((view.observation.window, verdict.outcome));
+            self.verdicts
+                .push((view.observation.window, verdict.outcome));
             self.is_open = false;
         }
         if view.observation.window == self.window {
             self.is_open = true;
             return propose(self.plan.clone(), self.method, self.goal_processes.clone());
         }
-        let verification = if self.is_open { Verification::Pending } else { Verification::BeforeAndAfter };
-        Decision { verification, ..decision }
+        let verification = if self.is_open {
+            Verification::Pending
+        } else {
+            Verification::BeforeAndAfter
+        };
+        Decision {
+            verification,
+            ..decision
+        }
     }
 }
 
@@ -39,7 +47,10 @@ fn propose(plan: Plan, method: VerificationMethod, goal_processes: Vec<ProcessId
         goal_processes,
         speeds: vec![(ProcessId(0), 1.0), (ProcessId(1), 1.0)],
     };
-    Decision { verification: Verification::Proposed(Box::new(terms)), ..Decision::new(plan, Vec::new()) }
+    Decision {
+        verification: Verification::Proposed(Box::new(terms)),
+        ..Decision::new(plan, Vec::new())
+    }
 }
 
 fn new_plan() -> Plan {
@@ -56,12 +67,21 @@ fn run_proposal(
     let mut verdicts = Vec::new();
     let goal_processes = Vec::new();
     let (plan, verdicts_seen) = (new_plan(), &mut verdicts);
-    let policy = ProposingPolicy { window: 10, plan, method, goal_processes, is_open: false, verdicts: verdicts_seen };
+    let policy = ProposingPolicy {
+        window: 10,
+        plan,
+        method,
+        goal_processes,
+        is_open: false,
+        verdicts: verdicts_seen,
+    };
     let decisions = run(policy, guard, 200, |window, plan| {
         let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
         let noise = (window * 7919 % 13) as f64;
         let work = 1000.0 * if is_new { factor } else { 1.0 } + noise;
-        (0..tasks(window)).map(|id| program_sample(id, None, work)).collect()
+        (0..tasks(window))
+            .map(|id| program_sample(id, None, work))
+            .collect()
     });
     (decisions, verdicts)
 }
@@ -70,9 +90,17 @@ fn run_proposal(
 #[test]
 fn a_monitored_plan_is_rolled_back_if_it_is_slower() {
     for guard in [None, Some(GuardConfig::default())] {
-        for (factor, expected) in [(1.0, VerificationOutcome::NotSlower), (0.97, VerificationOutcome::Slower)] {
-            let (decisions, verdicts) = run_proposal(VerificationMethod::Monitoring, factor, guard, |_| 2);
-            assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
+        for (factor, expected) in [
+            (1.0, VerificationOutcome::NotSlower),
+            (0.97, VerificationOutcome::Slower),
+        ] {
+            let (decisions, verdicts) =
+                run_proposal(VerificationMethod::Monitoring, factor, guard, |_| 2);
+            assert_eq!(
+                verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(),
+                [expected],
+                "{factor}"
+            );
             let is_kept = decisions[199].plan.affinity == new_plan().affinity;
             assert_eq!(is_kept, expected == VerificationOutcome::NotSlower);
         }
@@ -82,10 +110,21 @@ fn a_monitored_plan_is_rolled_back_if_it_is_slower() {
 /// Is a plan that is to be confirmed kept only if it is faster?
 #[test]
 fn a_plan_to_confirm_is_kept_only_if_it_is_faster() {
-    for (factor, expected) in [(1.02, VerificationOutcome::NotSlower), (0.99, VerificationOutcome::Slower)] {
-        let (decisions, verdicts) = run_proposal(VerificationMethod::Confirmation, factor, None, |_| 2);
-        assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
-        assert_eq!(decisions[199].plan.affinity == new_plan().affinity, factor > 1.0);
+    for (factor, expected) in [
+        (1.02, VerificationOutcome::NotSlower),
+        (0.99, VerificationOutcome::Slower),
+    ] {
+        let (decisions, verdicts) =
+            run_proposal(VerificationMethod::Confirmation, factor, None, |_| 2);
+        assert_eq!(
+            verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(),
+            [expected],
+            "{factor}"
+        );
+        assert_eq!(
+            decisions[199].plan.affinity == new_plan().affinity,
+            factor > 1.0
+        );
     }
 }
 
@@ -102,14 +141,27 @@ fn a_plan_that_slows_others_is_kept_if_it_helps_the_goal() {
         let mut verdicts = Vec::new();
         let method = VerificationMethod::Monitoring;
         let (plan, is_open) = (new_plan(), false);
-        let policy = ProposingPolicy { window: 10, plan, method, goal_processes, is_open, verdicts: &mut verdicts };
+        let policy = ProposingPolicy {
+            window: 10,
+            plan,
+            method,
+            goal_processes,
+            is_open,
+            verdicts: &mut verdicts,
+        };
         run(policy, Some(GuardConfig::default()), 100, |window, plan| {
             let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
             let noise = (window * 7919 % 13) as f64;
             let factors = if is_new { [factor, 0.7] } else { [1.0, 1.0] };
-            (0..2).map(|id| program_sample(id, None, 1000.0 * factors[id as usize] + noise)).collect()
+            (0..2)
+                .map(|id| program_sample(id, None, 1000.0 * factors[id as usize] + noise))
+                .collect()
         });
-        assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
+        assert_eq!(
+            verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(),
+            [expected],
+            "{factor}"
+        );
     }
 }
 
@@ -122,27 +174,45 @@ fn a_proposal_in_the_window_of_a_roll_back_is_refused() {
             let outcome = view.verdicts.latest().map(|verdict| verdict.outcome);
             self.0.extend(outcome);
             match outcome {
-                Some(VerificationOutcome::Slower) => {
-                    propose(pinned_plan(&[(0, 1), (1, 3)]), VerificationMethod::Monitoring, Vec::new())
-                }
+                Some(VerificationOutcome::Slower) => propose(
+                    pinned_plan(&[(0, 1), (1, 3)]),
+                    VerificationMethod::Monitoring,
+                    Vec::new(),
+                ),
                 _ if view.observation.window == 10 => Decision::new(new_plan(), Vec::new()),
                 _ => Decision::new(view.plan_to_keep().clone(), Vec::new()),
             }
         }
     }
     let mut outcomes = Vec::new();
-    run(HastyPolicy(&mut outcomes), GuardConfig::default(), 40, |window, plan| {
-        let work = if plan.affinity == new_plan().affinity { 500.0 } else { 1000.0 } + (window * 7919 % 13) as f64;
-        (0..2).map(|id| program_sample(id, None, work)).collect()
-    });
-    assert_eq!(outcomes, [VerificationOutcome::Slower, VerificationOutcome::Refused]);
+    run(
+        HastyPolicy(&mut outcomes),
+        GuardConfig::default(),
+        40,
+        |window, plan| {
+            let work = if plan.affinity == new_plan().affinity {
+                500.0
+            } else {
+                1000.0
+            } + (window * 7919 % 13) as f64;
+            (0..2).map(|id| program_sample(id, None, work)).collect()
+        },
+    );
+    assert_eq!(
+        outcomes,
+        [VerificationOutcome::Slower, VerificationOutcome::Refused]
+    );
 }
 
 /// Does an arrival end a measurement, with the new plan in force?
 #[test]
 fn an_arrival_ends_a_measurement() {
-    for method in [VerificationMethod::Confirmation, VerificationMethod::Monitoring] {
-        let (decisions, verdicts) = run_proposal(method, 1.1, None, |window| if window < 13 { 2 } else { 3 });
+    for method in [
+        VerificationMethod::Confirmation,
+        VerificationMethod::Monitoring,
+    ] {
+        let (decisions, verdicts) =
+            run_proposal(method, 1.1, None, |window| if window < 13 { 2 } else { 3 });
         assert_eq!(verdicts, [(13, VerificationOutcome::Interrupted)]);
         assert_eq!(decisions[20].plan.affinity, new_plan().affinity);
     }
@@ -160,22 +230,42 @@ fn an_interrupted_change_is_no_reference_for_the_next_one() {
             let outcome = view.verdicts.latest().map(|verdict| verdict.outcome);
             self.is_open &= outcome.is_none();
             if view.observation.window == 10 || outcome == Some(VerificationOutcome::Interrupted) {
-                let plan = if outcome.is_none() { new_plan() } else { pinned_plan(&[(0, 1), (1, 3)]) };
+                let plan = if outcome.is_none() {
+                    new_plan()
+                } else {
+                    pinned_plan(&[(0, 1), (1, 3)])
+                };
                 self.is_open = true;
                 return propose(plan, VerificationMethod::Confirmation, Vec::new());
             }
-            let verification = if self.is_open { Verification::Pending } else { Verification::BeforeAndAfter };
-            Decision { verification, ..Decision::new(view.plan_to_keep().clone(), Vec::new()) }
+            let verification = if self.is_open {
+                Verification::Pending
+            } else {
+                Verification::BeforeAndAfter
+            };
+            Decision {
+                verification,
+                ..Decision::new(view.plan_to_keep().clone(), Vec::new())
+            }
         }
     }
     let policy = RestlessPolicy { is_open: false };
     let decisions = run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
         let is_worst = plan.affinity.get(&TaskId(0)) == Some(&[1].into_iter().collect());
         let work = if is_worst { 500.0 } else { 1000.0 } + (window * 7919 % 13) as f64;
-        let phase = PhaseFacts { kind: Some(Fact::new(1, FactSource::Oracle, 0)) };
-        let profile = Profile { phase_number: u32::from(window >= 19), phase, ..Profile::default() };
+        let phase = PhaseFacts {
+            kind: Some(Fact::new(1, FactSource::Oracle, 0)),
+        };
+        let profile = Profile {
+            phase_number: u32::from(window >= 19),
+            phase,
+            ..Profile::default()
+        };
         let profiles = (0..2).map(|id| (TaskId(id), profile.clone())).collect();
-        ((0..2).map(|id| program_sample(id, None, work)).collect(), profiles)
+        (
+            (0..2).map(|id| program_sample(id, None, work)).collect(),
+            profiles,
+        )
     });
     assert_eq!(decisions[15].plan.affinity, new_plan().affinity);
     assert_eq!(rollback_windows(&decisions).len(), 1);
@@ -192,7 +282,11 @@ fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
             let window = view.observation.window;
             excluded_and_paused.0 |= view.verdicts.excludes(&bad, view.previous_plan, view);
             excluded_and_paused.1 |= view.verdicts.is_paused(window);
-            if window < 10 { good.clone() } else { bad.clone() }
+            if window < 10 {
+                good.clone()
+            } else {
+                bad.clone()
+            }
         });
         let is_bad = |plan: &Plan| (&plan.affinity, &plan.gangs) == (&bad.affinity, &bad.gangs);
         let decisions = run(policy, GuardConfig::default(), 40, |_, plan| {
@@ -203,9 +297,25 @@ fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
         excluded_and_paused
     };
     assert_eq!(run_plans(new_plan(), idle_plan()), (true, true));
-    let gang = |id: u32| Gang { members: vec![(TaskId(id), None)], slices: 1 };
-    let rotation = GangSchedule { cpus: [0].into_iter().collect(), slice_ns: 1_000_000, gangs: vec![gang(0), gang(1)] };
-    assert_eq!(run_plans(idle_plan(), Plan { gangs: vec![rotation], ..idle_plan() }), (true, false));
+    let gang = |id: u32| Gang {
+        members: vec![(TaskId(id), None)],
+        slices: 1,
+    };
+    let rotation = GangSchedule {
+        cpus: [0].into_iter().collect(),
+        slice_ns: 1_000_000,
+        gangs: vec![gang(0), gang(1)],
+    };
+    assert_eq!(
+        run_plans(
+            idle_plan(),
+            Plan {
+                gangs: vec![rotation],
+                ..idle_plan()
+            }
+        ),
+        (true, false)
+    );
 }
 
 /// If a program becomes slower because its phase changes at the same time as the plan, is the plan kept, whereas a
@@ -213,14 +323,32 @@ fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
 #[test]
 fn windows_of_different_phases_are_not_compared() {
     let rolled_back = |phase_after: u32, kind: Option<u32>| {
-        let policy =
-            ScriptedPolicy(|view: &View<'_>| if view.observation.window < 10 { idle_plan() } else { new_plan() });
+        let policy = ScriptedPolicy(|view: &View<'_>| {
+            if view.observation.window < 10 {
+                idle_plan()
+            } else {
+                new_plan()
+            }
+        });
         let decisions = run_with_profiles(policy, GuardConfig::default(), 40, |window, _| {
-            let (work, phase_number) = if window < 11 { (1000.0, 0) } else { (500.0, phase_after) };
-            let phase = PhaseFacts { kind: kind.map(|kind| Fact::new(kind, FactSource::Oracle, 0)) };
-            let profile = Profile { phase_number, phase, ..Profile::default() };
+            let (work, phase_number) = if window < 11 {
+                (1000.0, 0)
+            } else {
+                (500.0, phase_after)
+            };
+            let phase = PhaseFacts {
+                kind: kind.map(|kind| Fact::new(kind, FactSource::Oracle, 0)),
+            };
+            let profile = Profile {
+                phase_number,
+                phase,
+                ..Profile::default()
+            };
             let profiles = (0..2).map(|id| (TaskId(id), profile.clone())).collect();
-            ((0..2).map(|id| program_sample(id, None, work)).collect(), profiles)
+            (
+                (0..2).map(|id| program_sample(id, None, work)).collect(),
+                profiles,
+            )
         });
         !rollback_windows(&decisions).is_empty()
     };
@@ -243,14 +371,21 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
         let mut verdicts = Vec::new();
         let method = VerificationMethod::Monitoring;
         let (plan, goal_processes) = (new_plan(), Vec::new());
-        let policy =
-            ProposingPolicy { window: 10, plan, method, goal_processes, is_open: false, verdicts: &mut verdicts };
+        let policy = ProposingPolicy {
+            window: 10,
+            plan,
+            method,
+            goal_processes,
+            is_open: false,
+            verdicts: &mut verdicts,
+        };
         run_with_profiles(policy, GuardConfig::default(), 60, |window, plan| {
             let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
             // Eight windows fast and eight slow.
             let is_fast = (window + 5 + offset) % 16 < 8;
             let (work, incoming) = if is_fast { (1.5e9, 20.0) } else { (1e9, 60.0) };
-            let instructions = work * if is_new { factor } else { 1.0 } + (window * 7919 % 13) as f64 * 1e6;
+            let instructions =
+                work * if is_new { factor } else { 1.0 } + (window * 7919 % 13) as f64 * 1e6;
             let task = |id: u32| {
                 let accesses = (instructions * incoming / 1000.0) as u64;
                 let mut counts = vec![(CounterEvent::Instructions, instructions as u64)];
@@ -260,13 +395,29 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
                     counts.push((CounterEvent::References(CacheLevel::L3), accesses));
                 }
                 let on_cpu_ns = vec![(CpuId(id), SECOND_NS)];
-                TaskSample { counts: EventCounts::exact(counts), on_cpu_ns, ..program_sample(id, None, 0.0) }
+                TaskSample {
+                    counts: EventCounts::exact(counts),
+                    on_cpu_ns,
+                    ..program_sample(id, None, 0.0)
+                }
             };
-            let phase = PhaseFacts { kind: Some(Fact::new(AVERAGED, FactSource::PhaseDetector, 0)) };
-            let profile = Profile { phase, ..Profile::default() };
-            ((0..2).map(task).collect(), (0..2).map(|id| (TaskId(id), profile.clone())).collect())
+            let phase = PhaseFacts {
+                kind: Some(Fact::new(AVERAGED, FactSource::PhaseDetector, 0)),
+            };
+            let profile = Profile {
+                phase,
+                ..Profile::default()
+            };
+            (
+                (0..2).map(task).collect(),
+                (0..2).map(|id| (TaskId(id), profile.clone())).collect(),
+            )
         });
         let outcomes: Vec<VerificationOutcome> = verdicts.iter().map(|verdict| verdict.1).collect();
-        assert_eq!(outcomes.first(), Some(&expected), "{factor} {is_identified}: {verdicts:?}");
+        assert_eq!(
+            outcomes.first(),
+            Some(&expected),
+            "{factor} {is_identified}: {verdicts:?}"
+        );
     }
 }

@@ -9,19 +9,50 @@ use crate::{DataPoint, Finding, ResultTarget, greatest};
 /// How the cache is managed: name, policy, whether the first program has its floor, and whether it is divided by ways.
 const CACHE_MODES: [(&str, &str, bool, bool); 5] = [
     ("shared", "default", false, false),
-    ("weighted speed-up", "cache-sizing:objective = 'weighted-speedup'", false, false),
-    ("fairness", "cache-sizing:objective = 'fairness'", false, false),
-    ("floor", "cache-sizing:objective = 'weighted-speedup'", true, false),
-    ("floor, in ways", "cache-sizing:objective = 'weighted-speedup'", true, true),
+    (
+        "weighted speed-up",
+        "cache-sizing:objective = 'weighted-speedup'",
+        false,
+        false,
+    ),
+    (
+        "fairness",
+        "cache-sizing:objective = 'fairness'",
+        false,
+        false,
+    ),
+    (
+        "floor",
+        "cache-sizing:objective = 'weighted-speedup'",
+        true,
+        false,
+    ),
+    (
+        "floor, in ways",
+        "cache-sizing:objective = 'weighted-speedup'",
+        true,
+        true,
+    ),
 ];
 
 /// Returns the slowdown of both programs relative to running alone, once settled, in percent.
 fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
     let settled_from_index = outcome.series.seconds.len() * 3 / 4;
     [0, 1].map(|program_index| {
-        let settled_slowdowns =
-            outcome.series.slowdown.get(program_index).map_or(&[][..], |row| &row[settled_from_index.min(row.len())..]);
-        100.0 * (1.0 / mean_speed(&settled_slowdowns.iter().filter_map(|value| *value).collect::<Vec<f64>>()) - 1.0)
+        let settled_slowdowns = outcome
+            .series
+            .slowdown
+            .get(program_index)
+            .map_or(&[][..], |row| &row[settled_from_index.min(row.len())..]);
+        100.0
+            * (1.0
+                / mean_speed(
+                    &settled_slowdowns
+                        .iter()
+                        .filter_map(|value| *value)
+                        .collect::<Vec<f64>>(),
+                )
+                - 1.0)
     })
 }
 
@@ -34,15 +65,30 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     divide_in_ways(&mut way_machine);
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
     let programs = measure_programs(context, &names, &color_machine, seed)?;
-    let runs: Vec<(usize, usize)> =
-        (0..pairs.len()).flat_map(|pair| (0..CACHE_MODES.len()).map(move |way| (pair, way))).collect();
+    let runs: Vec<(usize, usize)> = (0..pairs.len())
+        .flat_map(|pair| (0..CACHE_MODES.len()).map(move |way| (pair, way)))
+        .collect();
     let slowdowns_by_run = context.run_all(&runs, |&(pair, mode_index)| {
         let ((a, b), (name, policy, has_floor, uses_ways)) = (pairs[pair], CACHE_MODES[mode_index]);
         context.report_progress(&format!("INTERVAL-5: {a} + {b}, {name}"));
-        let mut jobs = vec![build_job(&programs, a, None)?, build_job(&programs, b, None)?];
-        jobs[0].goal = has_floor.then_some(Goal { max_slowdown: Some(FLOOR_SLOWDOWN), ..Goal::default() });
-        let machine = if uses_ways { &way_machine } else { &color_machine };
-        Ok(slowdown_percents(&run_query(context, &guarded_query(&build_query(context, machine, jobs, seed)), policy)?))
+        let mut jobs = vec![
+            build_job(&programs, a, None)?,
+            build_job(&programs, b, None)?,
+        ];
+        jobs[0].goal = has_floor.then_some(Goal {
+            max_slowdown: Some(FLOOR_SLOWDOWN),
+            ..Goal::default()
+        });
+        let machine = if uses_ways {
+            &way_machine
+        } else {
+            &color_machine
+        };
+        Ok(slowdown_percents(&run_query(
+            context,
+            &guarded_query(&build_query(context, machine, jobs, seed)),
+            policy,
+        )?))
     })?;
     let floor_slowdowns = runs
         .iter()
@@ -50,28 +96,36 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .filter(|((_, way), _)| CACHE_MODES[*way].2)
         .map(|(_, slowdowns)| slowdowns[0]);
     let max_floor_slowdown = greatest(floor_slowdowns);
-    let points = runs.iter().zip(&slowdowns_by_run).flat_map(|(&(pair, way), slowdowns)| {
-        let (a, b) = pairs[pair];
-        [
-            DataPoint::from_values(
-                format!("{a} (has the floor), % slower than alone"),
-                CACHE_MODES[way].0,
-                [slowdowns[0]],
-            ),
-            DataPoint::from_values(format!("{b} beside it"), CACHE_MODES[way].0, [slowdowns[1]]),
-        ]
-    });
+    let points = runs
+        .iter()
+        .zip(&slowdowns_by_run)
+        .flat_map(|(&(pair, way), slowdowns)| {
+            let (a, b) = pairs[pair];
+            [
+                DataPoint::from_values(
+                    format!("{a} (has the floor), % slower than alone"),
+                    CACHE_MODES[way].0,
+                    [slowdowns[0]],
+                ),
+                DataPoint::from_values(
+                    format!("{b} beside it"),
+                    CACHE_MODES[way].0,
+                    [slowdowns[1]],
+                ),
+            ]
+        });
     let finding = Finding::new(
         "INTERVAL-5",
         "slowdown of a program that is never to be more than 5 % slower than alone, once settled, worst",
         "GOALS at nominal time",
         "%",
-        ResultTarget::AtMost { target: 100.0 * FLOOR_SLOWDOWN, paper_best: None },
+        ResultTarget::AtMost {
+            target: 100.0 * FLOOR_SLOWDOWN,
+            paper_best: None,
+        },
         &[(seed, max_floor_slowdown)],
     );
-    Ok(vec![
-        finding
-            .with_points(points.collect())
-            .with_note("L3 off, the interval machine; sized online from what the machine counts."),
-    ])
+    Ok(vec![finding.with_points(points.collect()).with_note(
+        "L3 off, the interval machine; sized online from what the machine counts.",
+    )])
 }

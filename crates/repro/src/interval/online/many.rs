@@ -24,7 +24,9 @@ impl ColorSplit {
         let mut next_color = 0;
         for (members, colors) in &self.0 {
             let color_range = format!("{next_color}-{}", next_color + colors - 1);
-            members.iter().for_each(|&member| colors_by_program[member].clone_from(&color_range));
+            members
+                .iter()
+                .for_each(|&member| colors_by_program[member].clone_from(&color_range));
             next_color += colors;
         }
         colors_by_program
@@ -70,7 +72,9 @@ fn climb_to_best_split(
                 (best_speedup, better_split) = (neighbor_speedup, Some(neighbor));
             }
         }
-        let Some(better_neighbor) = better_split else { return Ok(best_split) };
+        let Some(better_neighbor) = better_split else {
+            return Ok(best_split);
+        };
         best_split = better_neighbor;
     }
 }
@@ -82,9 +86,17 @@ fn measure_color_costs(
     job: &IntervalJob,
     seed: u64,
 ) -> Result<Vec<f64>> {
-    let query = WhatIfQuery { length_ns: DIVISION_RUN_NS, ..build_query(context, machine, vec![job.clone()], seed) };
+    let query = WhatIfQuery {
+        length_ns: DIVISION_RUN_NS,
+        ..build_query(context, machine, vec![job.clone()], seed)
+    };
     let cost_with_colors = |colors: u32| {
-        Ok(-speedup_of_outcome(&run_query(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
+        Ok(-speedup_of_outcome(&run_query(
+            context,
+            &query,
+            &confining_policy(&[format!("0-{}", colors - 1)]),
+        )?)
+        .settled)
     };
     (1..=COLOR_COUNT).map(cost_with_colors).collect()
 }
@@ -99,22 +111,43 @@ fn measure_mix(
 ) -> Result<(OnlineMix, Vec<String>)> {
     let machine = chip_with_cores(program_indices.len() as u32)?;
     let names: Vec<&str> = program_indices.iter().map(|&at| PROGRAMS[at]).collect();
-    let jobs = names.iter().map(|name| build_job(measured_programs, name, None)).collect::<Result<_, _>>()?;
+    let jobs = names
+        .iter()
+        .map(|name| build_job(measured_programs, name, None))
+        .collect::<Result<_, _>>()?;
     let query = build_query(context, &machine, jobs, seed);
-    let trial_query = WhatIfQuery { length_ns: DIVISION_RUN_NS, ..query.clone() };
+    let trial_query = WhatIfQuery {
+        length_ns: DIVISION_RUN_NS,
+        ..query.clone()
+    };
     let settled_speedup = |query: &WhatIfQuery, policy: &str| {
         Ok::<_, ReproError>(speedup_of_outcome(&run_query(context, query, policy)?).settled)
     };
     let claim_of_program = |name: &&str| {
-        let entry =
-            costs.iter().find(|(entry_name, _)| entry_name == name).ok_or_else(|| failed(name)("has no costs"))?;
-        Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
+        let entry = costs
+            .iter()
+            .find(|(entry_name, _)| entry_name == name)
+            .ok_or_else(|| failed(name)("has no costs"))?;
+        Ok(UnitClaim {
+            costs: entry.1.clone(),
+            min_units: 1,
+        })
     };
     let claims: Vec<UnitClaim> = names.iter().map(claim_of_program).collect::<Result<_>>()?;
-    let units_by_program = allocate_exactly(&claims, COLOR_COUNT, CostAggregate::Sum).map_err(failed("exact sizes"))?;
-    let start_split = ColorSplit(units_by_program.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
+    let units_by_program = allocate_exactly(&claims, COLOR_COUNT, CostAggregate::Sum)
+        .map_err(failed("exact sizes"))?;
+    let start_split = ColorSplit(
+        units_by_program
+            .iter()
+            .enumerate()
+            .map(|(at, &colors)| (vec![at], colors))
+            .collect(),
+    );
     let best_split = climb_to_best_split(start_split, |division| {
-        settled_speedup(&trial_query, &confining_policy(&division.color_ranges(names.len())))
+        settled_speedup(
+            &trial_query,
+            &confining_policy(&division.color_ranges(names.len())),
+        )
     })?;
     let colors = best_split.color_ranges(names.len());
     let mix = OnlineMix {
@@ -134,21 +167,42 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .iter()
         .flat_map(|&(count, mixes)| (0..mixes).map(move |nth| (count, nth)))
         .map(|(count, nth)| {
-            draw_programs(&mut SplitMix64::new(seed.wrapping_mul(1_000_003) + (count as u64) * 1_000 + nth), count)
+            draw_programs(
+                &mut SplitMix64::new(seed.wrapping_mul(1_000_003) + (count as u64) * 1_000 + nth),
+                count,
+            )
         })
         .collect();
-    let needed_programs: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
+    let needed_programs: Vec<&'static str> =
+        mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
     let two_cores = chip_with_cores(2)?;
     let measured_programs = measure_programs(context, &needed_programs, &two_cores, seed)?;
     let color_costs = context.run_all_in_process(&measured_programs, |(name, _)| {
-        Ok((*name, measure_color_costs(context, &two_cores, &build_job(&measured_programs, name, None)?, seed)?))
+        Ok((
+            *name,
+            measure_color_costs(
+                context,
+                &two_cores,
+                &build_job(&measured_programs, name, None)?,
+                seed,
+            )?,
+        ))
     })?;
     let mixes_and_colors = context.run_all(&mixes, |program_indices| {
         context.report_progress(&format!("INTERVAL-4: {} programs", program_indices.len()));
-        measure_mix(context, &measured_programs, &color_costs, program_indices, seed)
+        measure_mix(
+            context,
+            &measured_programs,
+            &color_costs,
+            program_indices,
+            seed,
+        )
     })?;
-    let (online_mixes, colors): (Vec<OnlineMix>, Vec<Vec<String>>) = mixes_and_colors.into_iter().unzip();
-    Ok((0..ONLINE_POLICIES.len()).flat_map(|policy| policy_findings(&online_mixes, &colors, policy, seed)).collect())
+    let (online_mixes, colors): (Vec<OnlineMix>, Vec<Vec<String>>) =
+        mixes_and_colors.into_iter().unzip();
+    Ok((0..ONLINE_POLICIES.len())
+        .flat_map(|policy| policy_findings(&online_mixes, &colors, policy, seed))
+        .collect())
 }
 
 /// Findings for the policy at this position in [`ONLINE_POLICIES`].
@@ -158,16 +212,28 @@ fn policy_findings(
     policy_index: usize,
     seed: u64,
 ) -> Vec<Finding> {
-    let points = online_mixes.iter().zip(colors_by_mix).flat_map(|(mix, colors)| {
-        let best_gain = mix.gain_percent(mix.best_speedup());
-        let label = format!("{} [{}]", mix.name, colors.join(" "));
-        [
-            DataPoint::from_values("best division known, % over shared", label, [best_gain]),
-            DataPoint::from_values("online once settled, %", &mix.name, [mix.settled_gain_percent(policy_index)]),
-            DataPoint::from_values("online over the whole run, %", &mix.name, [mix.whole_gain_percent(policy_index)]),
-        ]
-    });
-    let shortfall = |mix: &OnlineMix| 100.0 * (1.0 - mix.online[policy_index].0.settled / mix.best_speedup());
+    let points = online_mixes
+        .iter()
+        .zip(colors_by_mix)
+        .flat_map(|(mix, colors)| {
+            let best_gain = mix.gain_percent(mix.best_speedup());
+            let label = format!("{} [{}]", mix.name, colors.join(" "));
+            [
+                DataPoint::from_values("best division known, % over shared", label, [best_gain]),
+                DataPoint::from_values(
+                    "online once settled, %",
+                    &mix.name,
+                    [mix.settled_gain_percent(policy_index)],
+                ),
+                DataPoint::from_values(
+                    "online over the whole run, %",
+                    &mix.name,
+                    [mix.whole_gain_percent(policy_index)],
+                ),
+            ]
+        });
+    let shortfall =
+        |mix: &OnlineMix| 100.0 * (1.0 - mix.online[policy_index].0.settled / mix.best_speedup());
     let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
@@ -178,7 +244,11 @@ fn policy_findings(
             &[(seed, value)],
         )
     };
-    let worst_gain = least(online_mixes.iter().map(|mix| mix.settled_gain_percent(policy_index)));
+    let worst_gain = least(
+        online_mixes
+            .iter()
+            .map(|mix| mix.settled_gain_percent(policy_index)),
+    );
     vec![
         nominal_finding(
             "short of the best division known once settled, mean over mixes",
@@ -212,8 +282,13 @@ mod tests {
         let start = ColorSplit(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
         let summit = ColorSplit(vec![(vec![0, 2], 14), (vec![1], 2)]);
         let best = climb_to_best_split(start, |at| {
-            let is_shared = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
-            let second = at.0.iter().find(|(members, _)| members.contains(&1)).map_or(0, |(_, colors)| *colors);
+            let is_shared =
+                at.0.iter()
+                    .any(|(members, _)| members.len() == 2 && !members.contains(&1));
+            let second =
+                at.0.iter()
+                    .find(|(members, _)| members.contains(&1))
+                    .map_or(0, |(_, colors)| *colors);
             Ok(f64::from(u8::from(is_shared)) * 20.0 - f64::from(second.abs_diff(2)))
         });
         assert_eq!(best.unwrap(), summit);

@@ -34,7 +34,11 @@ const ONLINE_POLICIES: [&str; 2] = ["cache-sizing", "auto"];
 
 /// Returns the text of a finding for one of these policies.
 fn policy_title(policy: &str, title: &str) -> String {
-    if policy == ONLINE_POLICIES[0] { title.to_string() } else { format!("{policy}: {title}") }
+    if policy == ONLINE_POLICIES[0] {
+        title.to_string()
+    } else {
+        format!("{policy}: {title}")
+    }
 }
 
 /// Returns the thesis's chip with `cores` cores on its one L2, without its L3, so that the divided cache is the last
@@ -54,7 +58,10 @@ fn chip_with_cores(cores: u32) -> Result<MachineSpec> {
 /// Returns the policy that confines each program, in order of arrival, to the colors of its list.
 fn confining_policy(lists: &[String]) -> String {
     let quoted_lists: Vec<String> = lists.iter().map(|list| format!("'{list}'")).collect();
-    format!("static-partition:window_ns = 1_000_000_000\nsteps = [{{ shares = [{}] }}]", quoted_lists.join(", "))
+    format!(
+        "static-partition:window_ns = 1_000_000_000\nsteps = [{{ shares = [{}] }}]",
+        quoted_lists.join(", ")
+    )
 }
 
 /// Sum of the programs' speeds relative to running alone, once settled and over the whole run.
@@ -73,12 +80,22 @@ fn speedup_of_outcome(outcome: &PolicyOutcome) -> Speedup {
     let slowdown_rows = &outcome.series.slowdown;
     let speedup_from = |start: usize| -> f64 {
         let mean_speed_of_row = |row: &Vec<Option<f64>>| {
-            let values: Vec<f64> = row[start.min(row.len())..].iter().filter_map(|value| *value).collect();
-            if values.is_empty() { 0.0 } else { mean_speed(&values) }
+            let values: Vec<f64> = row[start.min(row.len())..]
+                .iter()
+                .filter_map(|value| *value)
+                .collect();
+            if values.is_empty() {
+                0.0
+            } else {
+                mean_speed(&values)
+            }
         };
         slowdown_rows.iter().map(mean_speed_of_row).sum()
     };
-    Speedup { settled: speedup_from(outcome.series.seconds.len() * 3 / 4), whole: speedup_from(0) }
+    Speedup {
+        settled: speedup_from(outcome.series.seconds.len() * 3 / 4),
+        whole: speedup_from(0),
+    }
 }
 
 /// Weighted speed-ups of programs that share one cache.
@@ -118,11 +135,26 @@ fn run_online(context: &ExperimentContext<'_>, query: &WhatIfQuery) -> Result<Ve
 }
 
 /// The finding about the gain that a policy loses while it searches.
-fn search_price_finding(id: &str, paper: &str, mixes: &[OnlineMix], policy_index: usize, seed: u64) -> Finding {
+fn search_price_finding(
+    id: &str,
+    paper: &str,
+    mixes: &[OnlineMix],
+    policy_index: usize,
+    seed: u64,
+) -> Finding {
     let title = "price of the search: gain once settled less gain over the whole run";
-    let price = |mix: &OnlineMix| mix.settled_gain_percent(policy_index) - mix.whole_gain_percent(policy_index);
+    let price = |mix: &OnlineMix| {
+        mix.settled_gain_percent(policy_index) - mix.whole_gain_percent(policy_index)
+    };
     let title = policy_title(ONLINE_POLICIES[policy_index], title);
-    Finding::new(id, &title, paper, "points", ResultTarget::Shown, &[(seed, mean(mixes.iter().map(price)))])
+    Finding::new(
+        id,
+        &title,
+        paper,
+        "points",
+        ResultTarget::Shown,
+        &[(seed, mean(mixes.iter().map(price)))],
+    )
 }
 
 /// Returns a query without the guard, for references that are to stay in force.
@@ -133,12 +165,22 @@ fn build_query(
     seed: u64,
 ) -> WhatIfQuery {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
-    WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, has_explicit_turns: false, has_guard: false }
+    WhatIfQuery {
+        machine: machine.clone(),
+        jobs,
+        length_ns,
+        seed,
+        has_explicit_turns: false,
+        has_guard: false,
+    }
 }
 
 /// Returns the same query with the guard around the policy, as shipped.
 fn guarded_query(query: &WhatIfQuery) -> WhatIfQuery {
-    WhatIfQuery { has_guard: true, ..query.clone() }
+    WhatIfQuery {
+        has_guard: true,
+        ..query.clone()
+    }
 }
 
 /// Programs by name, each measured alone once.
@@ -151,7 +193,11 @@ fn measure_programs(
     let mut names = names.to_vec();
     names.sort_unstable();
     names.dedup();
-    context.report_progress(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
+    context.report_progress(&format!(
+        "{}: {} programs alone, seed {seed}",
+        machine.name,
+        names.len()
+    ));
     context.run_all_in_process(&names, |&name| {
         Ok((
             name,
@@ -166,7 +212,11 @@ fn measure_programs(
 }
 
 /// Returns a job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a share.
-fn build_job(programs: &[(&'static str, Arc<PhasedProgram>)], name: &str, cpu: Option<u32>) -> Result<IntervalJob> {
+fn build_job(
+    programs: &[(&'static str, Arc<PhasedProgram>)],
+    name: &str,
+    cpu: Option<u32>,
+) -> Result<IntervalJob> {
     let program_entry = programs
         .iter()
         .find(|(program_name, _)| *program_name == name)

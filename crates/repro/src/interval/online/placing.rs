@@ -6,8 +6,18 @@ use super::*;
 use crate::{DataPoint, Finding, ResultTarget};
 
 /// The paper's ten programs (CA).
-const PAPER_PROGRAMS: [&str; 10] =
-    ["mcf-2006", "milc", "gamess", "namd", "soplex", "sphinx", "gcc", "gobmk", "libquantum", "povray"];
+const PAPER_PROGRAMS: [&str; 10] = [
+    "mcf-2006",
+    "milc",
+    "gamess",
+    "namd",
+    "soplex",
+    "sphinx",
+    "gcc",
+    "gobmk",
+    "libquantum",
+    "povray",
+];
 
 /// Returns the findings of CA-6 at nominal time: DIO on four cores against all schedules.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
@@ -26,45 +36,92 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let results_by_mix = context.run_all(&drawn_mixes, |mix| {
         context.report_progress(&format!("INTERVAL-3: {}", mix.join(" + ")));
         let run_on_cpus = |cpus: [Option<u32>; 4], policy: &str| {
-            let jobs =
-                mix.iter().zip(cpus).map(|(name, cpu)| build_job(&programs, name, cpu)).collect::<Result<_, _>>()?;
+            let jobs = mix
+                .iter()
+                .zip(cpus)
+                .map(|(name, cpu)| build_job(&programs, name, cpu))
+                .collect::<Result<_, _>>()?;
             let query = build_query(context, &machine, jobs, seed);
-            run_query(context, &if policy == "default" { query } else { guarded_query(&query) }, policy)
+            run_query(
+                context,
+                &if policy == "default" {
+                    query
+                } else {
+                    guarded_query(&query)
+                },
+                policy,
+            )
         };
         let mut pairing_speedups = Vec::new();
         for cpus in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1]] {
-            pairing_speedups.push(speedup_of_outcome(&run_on_cpus(cpus.map(Some), "default")?).settled);
+            pairing_speedups
+                .push(speedup_of_outcome(&run_on_cpus(cpus.map(Some), "default")?).settled);
         }
         let dio_speedup = run_on_cpus([None; 4], "dio")?;
         let best_pairing = pairing_speedups.iter().copied().fold(0.0, f64::max);
-        Ok((mix.join("+"), best_pairing, speedup_of_outcome(&dio_speedup), dio_speedup.changes_per_hour))
+        Ok((
+            mix.join("+"),
+            best_pairing,
+            speedup_of_outcome(&dio_speedup),
+            dio_speedup.changes_per_hour,
+        ))
     })?;
     let shortfall_percent = |value: f64, best: f64| 100.0 * (1.0 - value / best);
-    let max_shortfall =
-        results_by_mix.iter().map(|(_, best, dio, _)| shortfall_percent(dio.settled, *best)).fold(0.0, f64::max);
+    let max_shortfall = results_by_mix
+        .iter()
+        .map(|(_, best, dio, _)| shortfall_percent(dio.settled, *best))
+        .fold(0.0, f64::max);
     let settling_costs: Vec<f64> = results_by_mix
         .iter()
-        .map(|(_, best, dio, _)| shortfall_percent(dio.whole, *best) - shortfall_percent(dio.settled, *best))
+        .map(|(_, best, dio, _)| {
+            shortfall_percent(dio.whole, *best) - shortfall_percent(dio.settled, *best)
+        })
         .collect();
-    let points = results_by_mix.iter().flat_map(|(name, best, dio, changes)| {
-        [
-            DataPoint::from_values(
-                "short of the best schedule once settled, %",
-                name.clone(),
-                [shortfall_percent(dio.settled, *best)],
-            ),
-            DataPoint::from_values("over the whole run, %", name.clone(), [shortfall_percent(dio.whole, *best)]),
-            DataPoint::from_values("changes an hour", name.clone(), [*changes]),
-        ]
-    });
-    let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
+    let points = results_by_mix
+        .iter()
+        .flat_map(|(name, best, dio, changes)| {
+            [
+                DataPoint::from_values(
+                    "short of the best schedule once settled, %",
+                    name.clone(),
+                    [shortfall_percent(dio.settled, *best)],
+                ),
+                DataPoint::from_values(
+                    "over the whole run, %",
+                    name.clone(),
+                    [shortfall_percent(dio.whole, *best)],
+                ),
+                DataPoint::from_values("changes an hour", name.clone(), [*changes]),
+            ]
+        });
+    let target = ResultTarget::AtMost {
+        target: 2.0,
+        paper_best: None,
+    };
     let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
-        Finding::new("INTERVAL-3", title, "CA-6 at nominal time: within 2 %", unit, target, &[(seed, value)])
+        Finding::new(
+            "INTERVAL-3",
+            title,
+            "CA-6 at nominal time: within 2 %",
+            unit,
+            target,
+            &[(seed, value)],
+        )
     };
     Ok(vec![
-        nominal_finding("DIO short of the best schedule of four programs, worst mix", "%", target, max_shortfall)
-            .with_points(points.collect())
-            .with_note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
-        nominal_finding("price of the search, mean", "points", ResultTarget::Shown, mean(&settling_costs)),
+        nominal_finding(
+            "DIO short of the best schedule of four programs, worst mix",
+            "%",
+            target,
+            max_shortfall,
+        )
+        .with_points(points.collect())
+        .with_note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
+        nominal_finding(
+            "price of the search, mean",
+            "points",
+            ResultTarget::Shown,
+            mean(&settling_costs),
+        ),
     ])
 }

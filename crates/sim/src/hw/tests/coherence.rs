@@ -17,18 +17,48 @@ fn small_machine(
     let mut spec = sample_machine();
     (spec.packages, spec.cores_per_package, spec.memory.nodes) = (2, 2, 2);
     spec.caches = vec![
-        CacheSpec { replacement, ..sample_cache(CacheLevel::L1Instruction, 512, 2, 1, 1) },
-        CacheSpec { write: first, replacement, line_bytes: 32, ..sample_cache(CacheLevel::L1Data, 512, 2, 3, 1) },
-        CacheSpec { inclusion: second, replacement, ..sample_cache(CacheLevel::L2, 2 << 10, 4, 14, per_l2) },
+        CacheSpec {
+            replacement,
+            ..sample_cache(CacheLevel::L1Instruction, 512, 2, 1, 1)
+        },
+        CacheSpec {
+            write: first,
+            replacement,
+            line_bytes: 32,
+            ..sample_cache(CacheLevel::L1Data, 512, 2, 3, 1)
+        },
+        CacheSpec {
+            inclusion: second,
+            replacement,
+            ..sample_cache(CacheLevel::L2, 2 << 10, 4, 14, per_l2)
+        },
     ];
     spec.caches.extend(third.map(|inclusion| {
-        let line_bytes = if inclusion == Inclusion::Victim { 128 } else { 64 };
-        CacheSpec { inclusion, line_bytes, replacement, ..sample_cache(CacheLevel::L3, 4 << 10, 4, 40, 2) }
+        let line_bytes = if inclusion == Inclusion::Victim {
+            128
+        } else {
+            64
+        };
+        CacheSpec {
+            inclusion,
+            line_bytes,
+            replacement,
+            ..sample_cache(CacheLevel::L3, 4 << 10, 4, 40, 2)
+        }
     }));
-    spec.coherence = CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(120) };
+    spec.coherence = CoherenceSpec {
+        same_package_cycles: Some(30),
+        other_package_cycles: Some(120),
+    };
     spec.prefetchers = vec![
-        PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data },
-        PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 4, degree: 2 },
+        PrefetcherSpec::AdjacentLine {
+            level: CacheLevel::L1Data,
+        },
+        PrefetcherSpec::Stride {
+            level: CacheLevel::L2,
+            streams: 4,
+            degree: 2,
+        },
     ];
     spec
 }
@@ -76,7 +106,10 @@ fn check_invariants(hw: &Hardware) {
             }
             for range in ranges[cpu].iter().filter(|range| range.2 >= EXCLUSIVE) {
                 let copy = ranges[other].iter().find(|copy| overlap(range, copy));
-                assert!(copy.is_none(), "{range:x?} is owned by cache {cpu} and also in {other}: {copy:x?}");
+                assert!(
+                    copy.is_none(),
+                    "{range:x?} is owned by cache {cpu} and also in {other}: {copy:x?}"
+                );
             }
         }
         let parent = hw.caches.units[cpu].parent;
@@ -86,7 +119,10 @@ fn check_invariants(hw: &Hardware) {
         for range in &ranges[cpu] {
             let parent_copy = ranges[parent].iter().find(|copy| overlap(range, copy));
             match hw.caches.units[parent].inclusion {
-                Inclusion::Inclusive => assert!(parent_copy.is_some(), "{range:x?} of {cpu} is missing in {parent}"),
+                Inclusion::Inclusive => assert!(
+                    parent_copy.is_some(),
+                    "{range:x?} of {cpu} is missing in {parent}"
+                ),
                 Inclusion::Victim => assert!(
                     parent_copy.is_none_or(|copy| copy.2 < EXCLUSIVE),
                     "{range:x?} is in {cpu} and owned by its victim cache {parent}"
@@ -94,7 +130,11 @@ fn check_invariants(hw: &Hardware) {
                 Inclusion::NonInclusive => {}
             }
             let unit = &hw.caches.units[parent];
-            if let Some(place) = unit.store.find(range.0 >> unit.line_shift).filter(|_| !unit.is_victim()) {
+            if let Some(place) = unit
+                .store
+                .find(range.0 >> unit.line_shift)
+                .filter(|_| !unit.is_victim())
+            {
                 let bit = hw.caches.units[cpu].sharer_bit;
                 assert!(
                     unit.store.line_meta(place).sharers() & bit != 0,
@@ -114,8 +154,11 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
         Just(Some(Inclusion::NonInclusive)),
         Just(Some(Inclusion::Victim))
     ];
-    let replacement =
-        prop_oneof![Just(ReplacementPolicy::Lru), Just(ReplacementPolicy::TreePlru), Just(ReplacementPolicy::Random)];
+    let replacement = prop_oneof![
+        Just(ReplacementPolicy::Lru),
+        Just(ReplacementPolicy::TreePlru),
+        Just(ReplacementPolicy::Random)
+    ];
     let index = prop_oneof![Just(SetIndexing::Physical), Just(SetIndexing::Virtual)];
     (write, second, third, 1..=2u32, replacement, index).prop_map(
         |(write, second, third, per_l2, replacement, index)| {
@@ -123,7 +166,9 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
             if index == SetIndexing::Virtual {
                 // Two pages in a way of the L1s.
                 spec.pages.page_bytes = 512;
-                spec.caches[..2].iter_mut().for_each(|cache| (cache.index, cache.size_bytes) = (index, 2 << 10));
+                spec.caches[..2]
+                    .iter_mut()
+                    .for_each(|cache| (cache.index, cache.size_bytes) = (index, 2 << 10));
             }
             spec
         },
@@ -134,8 +179,18 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
 struct AliasedFrames;
 
 impl FrameProvider for AliasedFrames {
-    fn find_frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        FrameLookup { frame: page / 2, cost_cycles: 0, is_copied: false }
+    fn find_frame(
+        &mut self,
+        _process: ProcessId,
+        page: u64,
+        _cpu: CpuId,
+        _store: bool,
+    ) -> FrameLookup {
+        FrameLookup {
+            frame: page / 2,
+            cost_cycles: 0,
+            is_copied: false,
+        }
     }
 }
 
@@ -143,7 +198,11 @@ impl FrameProvider for AliasedFrames {
 fn load_traffic(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..4u32 {
         let draw_test_access = |dice: &mut TestRng| {
-            let address = if dice.draw_below(4) == 0 { dice.draw_below(256) * 32 } else { dice.draw_below(32) * 32 };
+            let address = if dice.draw_below(4) == 0 {
+                dice.draw_below(256) * 32
+            } else {
+                dice.draw_below(32) * 32
+            };
             match dice.draw_below(8) {
                 0 => Access::jump((1 << 16) + dice.draw_below(64) * 64, 3),
                 1..=3 => Access::store(address, 2),
@@ -152,7 +211,11 @@ fn load_traffic(hw: &mut Hardware, dice: &mut TestRng) {
             }
         };
         let accesses = (0..400).map(|_| draw_test_access(dice)).collect();
-        hw.load(CpuId(cpu), scripted_thread(cpu, 0, accesses, true), u64::from(cpu) * 3);
+        hw.load(
+            CpuId(cpu),
+            scripted_thread(cpu, 0, accesses, true),
+            u64::from(cpu) * 3,
+        );
     }
 }
 
@@ -225,11 +288,30 @@ proptest! {
 #[test]
 fn running_ahead_in_a_private_cache_changes_no_bit() {
     let in_order = CoreModel::in_order(2);
-    let out_of_order = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
-    let shapes = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
-    for ((pipeline, contexts), seed) in shapes.into_iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
-        let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: contexts, ..sample_machine() };
-        spec.caches.push(sample_cache(CacheLevel::L3, 64 << 10, 16, 45, 4));
+    let out_of_order = CoreModel::OutOfOrder {
+        issue_width: 4,
+        window: 64,
+        mshrs: 8,
+        loads_pass: true,
+    };
+    let shapes = [
+        (in_order, 1),
+        (in_order, 2),
+        (out_of_order, 1),
+        (out_of_order, 2),
+    ];
+    for ((pipeline, contexts), seed) in shapes
+        .into_iter()
+        .flat_map(|shape| (0..4).map(move |seed| (shape, seed)))
+    {
+        let mut spec = MachineSpec {
+            pipeline,
+            cores_per_package: 4,
+            contexts_per_core: contexts,
+            ..sample_machine()
+        };
+        spec.caches
+            .push(sample_cache(CacheLevel::L3, 64 << 10, 16, 45, 4));
         spec.memory.bytes_per_cycle = 2.0;
         let run_machine = |in_order_only: bool| {
             let mut hw = build_hardware(&spec);
@@ -239,7 +321,11 @@ fn running_ahead_in_a_private_cache_changes_no_bit() {
                 let lines = [24, 100, 400, 3000][cpu as usize % 4];
                 let mut draw_access = || {
                     let (address, gap) = (dice.draw_below(lines) * 64, dice.draw_below(6) as u32);
-                    if dice.draw_below(3) == 0 { Access::store(address, gap) } else { Access::load(address, gap) }
+                    if dice.draw_below(3) == 0 {
+                        Access::store(address, gap)
+                    } else {
+                        Access::load(address, gap)
+                    }
                 };
                 let accesses = (0..4_000).map(|_| draw_access()).collect();
                 hw.load(CpuId(cpu), scripted_thread(cpu, cpu, accesses, true), 0);
@@ -248,7 +334,10 @@ fn running_ahead_in_a_private_cache_changes_no_bit() {
             state.0.iter().for_each(assert_balanced);
             state
         };
-        assert!(run_machine(false) == run_machine(true), "{contexts} contexts, {pipeline:?}, seed {seed}");
+        assert!(
+            run_machine(false) == run_machine(true),
+            "{contexts} contexts, {pipeline:?}, seed {seed}"
+        );
     }
 }
 
@@ -256,8 +345,21 @@ fn running_ahead_in_a_private_cache_changes_no_bit() {
 #[test]
 fn a_line_written_elsewhere_costs_the_remote_latency() {
     for (writer, latency) in [(1, 30), (2, 120)] {
-        let spec = small_machine(WritePolicy::Back, Inclusion::NonInclusive, None, 1, ReplacementPolicy::Lru);
-        let mut hw = Hardware::new(&spec, HwOptions { is_prefetch_enabled: false, ..HwOptions::default() }).unwrap();
+        let spec = small_machine(
+            WritePolicy::Back,
+            Inclusion::NonInclusive,
+            None,
+            1,
+            ReplacementPolicy::Lru,
+        );
+        let mut hw = Hardware::new(
+            &spec,
+            HwOptions {
+                is_prefetch_enabled: false,
+                ..HwOptions::default()
+            },
+        )
+        .unwrap();
         let load_thread = |hw: &mut Hardware, cpu: u32, at: u64, access: Access| {
             hw.load(CpuId(cpu), scripted_thread(cpu, 0, vec![access], false), at);
             finish(hw, at + 1000).0.remove(0).counters
@@ -269,9 +371,23 @@ fn a_line_written_elsewhere_costs_the_remote_latency() {
         hw.load(CpuId(0), scripted_thread(0, 0, accesses, false), 2000);
         let counters = finish(&mut hw, 3000).0.remove(0).counters;
         assert_eq!(counters.remote_cache_hits, 1);
-        assert_eq!(counters.stalls.remote_cache, latency - 1, "the issue itself is the first cycle");
-        assert_eq!(counters.stalls.data_stalls(), latency - 1, "nothing else is waited for");
-        assert_eq!(counters.levels[CacheLevel::L1Data as usize].misses_from(MissCause::Coherence), 1);
-        assert_eq!(counters.levels[CacheLevel::L2 as usize].misses_from(MissCause::Coherence), 1);
+        assert_eq!(
+            counters.stalls.remote_cache,
+            latency - 1,
+            "the issue itself is the first cycle"
+        );
+        assert_eq!(
+            counters.stalls.data_stalls(),
+            latency - 1,
+            "nothing else is waited for"
+        );
+        assert_eq!(
+            counters.levels[CacheLevel::L1Data as usize].misses_from(MissCause::Coherence),
+            1
+        );
+        assert_eq!(
+            counters.levels[CacheLevel::L2 as usize].misses_from(MissCause::Coherence),
+            1
+        );
     }
 }

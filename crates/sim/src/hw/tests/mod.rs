@@ -16,7 +16,10 @@ use super::*;
 pub(crate) fn sample_machine() -> MachineSpec {
     MachineSpec {
         memory: memory_spec(1 << 28, 200, 1e6),
-        pages: PageSpec { fault_cycles: 0, ..PageSpec::default() },
+        pages: PageSpec {
+            fault_cycles: 0,
+            ..PageSpec::default()
+        },
         ..machine_spec(vec![
             sample_cache(CacheLevel::L1Data, 1 << 10, 4, 3, 1),
             sample_cache(CacheLevel::L2, 8 << 10, 8, 14, 1),
@@ -31,7 +34,10 @@ pub(crate) fn sample_cache(
     latency_cycles: u32,
     shared_by_cores: u32,
 ) -> CacheSpec {
-    CacheSpec { latency_cycles, ..cachemate_core::test_support::cache_spec(level, size_bytes, ways, shared_by_cores) }
+    CacheSpec {
+        latency_cycles,
+        ..cachemate_core::test_support::cache_spec(level, size_bytes, ways, shared_by_cores)
+    }
 }
 
 /// Plays accesses once, or forever.
@@ -43,7 +49,11 @@ pub(crate) struct AccessScript {
 impl AccessSource for AccessScript {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         batch.extend_from_slice(&self.accesses);
-        if self.endless { BatchEnd::More } else { BatchEnd::Exit }
+        if self.endless {
+            BatchEnd::More
+        } else {
+            BatchEnd::Exit
+        }
     }
 }
 
@@ -51,13 +61,33 @@ impl AccessSource for AccessScript {
 pub(crate) struct IdentityFrames;
 
 impl FrameProvider for IdentityFrames {
-    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        FrameLookup { frame: page + 4096 * u64::from(process.0), cost_cycles: 0, is_copied: false }
+    fn find_frame(
+        &mut self,
+        process: ProcessId,
+        page: u64,
+        _cpu: CpuId,
+        _store: bool,
+    ) -> FrameLookup {
+        FrameLookup {
+            frame: page + 4096 * u64::from(process.0),
+            cost_cycles: 0,
+            is_copied: false,
+        }
     }
 }
 
-pub(crate) fn scripted_thread(task: u32, process: u32, accesses: Vec<Access>, endless: bool) -> HwThread {
-    HwThread::new(TaskId(task), ProcessId(process), 0, Box::new(AccessScript { accesses, endless }))
+pub(crate) fn scripted_thread(
+    task: u32,
+    process: u32,
+    accesses: Vec<Access>,
+    endless: bool,
+) -> HwThread {
+    HwThread::new(
+        TaskId(task),
+        ProcessId(process),
+        0,
+        Box::new(AccessScript { accesses, endless }),
+    )
 }
 
 pub(crate) fn build_hardware(spec: &MachineSpec) -> Hardware {
@@ -71,7 +101,11 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     let mut last = 0;
     loop {
         match hw.run(cycles, &mut IdentityFrames) {
-            StopReason::BatchEnd { cpu, batch_end: BatchEnd::Exit, end_cycle: at_cycle } => {
+            StopReason::BatchEnd {
+                cpu,
+                batch_end: BatchEnd::Exit,
+                end_cycle: at_cycle,
+            } => {
                 last = at_cycle;
                 threads.extend(hw.unload(cpu));
             }
@@ -87,12 +121,21 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
 }
 
 /// Runs one endless thread alone for this many cycles; returns the hardware and the thread.
-pub(crate) fn run_endless(spec: &MachineSpec, accesses: Vec<Access>, cycles: u64) -> (Hardware, HwThread) {
+pub(crate) fn run_endless(
+    spec: &MachineSpec,
+    accesses: Vec<Access>,
+    cycles: u64,
+) -> (Hardware, HwThread) {
     run_thread(build_hardware(spec), accesses, true, cycles)
 }
 
 /// Runs one thread alone on this hardware, and checks that its counters balance.
-pub(crate) fn run_thread(mut hw: Hardware, accesses: Vec<Access>, endless: bool, cycles: u64) -> (Hardware, HwThread) {
+pub(crate) fn run_thread(
+    mut hw: Hardware,
+    accesses: Vec<Access>,
+    endless: bool,
+    cycles: u64,
+) -> (Hardware, HwThread) {
     hw.load(CpuId(0), scripted_thread(0, 0, accesses, endless), 0);
     let thread = finish(&mut hw, cycles).0.remove(0);
     assert_balanced(&thread.counters);
@@ -100,12 +143,20 @@ pub(crate) fn run_thread(mut hw: Hardware, accesses: Vec<Access>, endless: bool,
 }
 
 /// Returns the counters of all tasks, and the counters and lines of all caches.
-pub(crate) type HardwareState = (Vec<TaskCounters>, Vec<(CacheCounters, Vec<(u64, store::LineMeta)>)>);
+pub(crate) type HardwareState = (
+    Vec<TaskCounters>,
+    Vec<(CacheCounters, Vec<(u64, store::LineMeta)>)>,
+);
 
 /// Runs the loaded threads to their end, and returns the state that they leave.
 pub(crate) fn final_state(hw: &mut Hardware, cycles: u64) -> HardwareState {
-    let tasks = finish(hw, cycles).0.into_iter().map(|thread| thread.counters).collect();
-    let of_unit = |unit: &cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
+    let tasks = finish(hw, cycles)
+        .0
+        .into_iter()
+        .map(|thread| thread.counters)
+        .collect();
+    let of_unit =
+        |unit: &cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
     (tasks, hw.caches.units.iter().map(of_unit).collect())
 }
 
@@ -113,7 +164,10 @@ pub(crate) fn final_state(hw: &mut Hardware, cycles: u64) -> HardwareState {
 /// reference at the next.
 pub(crate) fn assert_balanced(counters: &TaskCounters) {
     let owned = counters.instructions + counters.stalls.sum();
-    assert_eq!(counters.ticks, owned, "ticks with one owner each: {counters:?}");
+    assert_eq!(
+        counters.ticks, owned,
+        "ticks with one owner each: {counters:?}"
+    );
 }
 
 /// The tests' own generator.

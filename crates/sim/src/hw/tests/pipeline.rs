@@ -8,7 +8,10 @@ fn busy_then_miss(rounds: u64, busy: impl Fn(u64) -> u64, first_line: u64) -> Ve
     let round = |nth: u64| {
         let gap = busy(nth).max(1) - 1;
         let load = Access::load((first_line + nth) % 60_000 * 64 * 5, gap.min(8000) as u32);
-        (gap > 8000).then(|| Access::compute(gap - 8000)).into_iter().chain([load])
+        (gap > 8000)
+            .then(|| Access::compute(gap - 8000))
+            .into_iter()
+            .chain([load])
     };
     (0..rounds).flat_map(round).collect()
 }
@@ -19,11 +22,17 @@ fn measure_utilization(contexts: u32, apart_cycles: u64, busy: impl Fn(u32, u64)
     let mut hw = build_hardware(&spec);
     for cpu in 0..contexts {
         let rounds = busy_then_miss(20_000, |nth| busy(cpu, nth), u64::from(cpu) * 14_000);
-        hw.load(CpuId(cpu), scripted_thread(cpu, 0, rounds, true), u64::from(cpu) * apart_cycles);
+        hw.load(
+            CpuId(cpu),
+            scripted_thread(cpu, 0, rounds, true),
+            u64::from(cpu) * apart_cycles,
+        );
     }
     let cycles = 4_000_000;
     finish(&mut hw, cycles);
-    let issued: u64 = (0..contexts).map(|cpu| hw.cpu_counters(CpuId(cpu)).instructions).sum();
+    let issued: u64 = (0..contexts)
+        .map(|cpu| hw.cpu_counters(CpuId(cpu)).instructions)
+        .sum();
     issued as f64 / cycles as f64
 }
 
@@ -61,13 +70,27 @@ fn exponential_times_give_the_machine_repairman_model() {
 fn independent_misses_overlap_and_dependent_ones_do_not() {
     let measure_cycles = |mshrs: u32, window: u32, dependent: bool| {
         let mut spec = sample_machine();
-        spec.pipeline = CoreModel::OutOfOrder { issue_width: 1, window, mshrs, loads_pass: true };
+        spec.pipeline = CoreModel::OutOfOrder {
+            issue_width: 1,
+            window,
+            mshrs,
+            loads_pass: true,
+        };
         let load = |line: u64| Access::new(AccessKind::Load, line * 64 * 5, 0, dependent);
-        let (_, thread) = run_thread(build_hardware(&spec), (0..5_000).map(load).collect(), false, 100_000_000);
+        let (_, thread) = run_thread(
+            build_hardware(&spec),
+            (0..5_000).map(load).collect(),
+            false,
+            100_000_000,
+        );
         thread.counters.cycles() as f64 / 5_000.0
     };
-    let assert_near =
-        |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found} for {expected}");
+    let assert_near = |found: f64, expected: f64| {
+        assert!(
+            (found / expected - 1.0).abs() < 0.05,
+            "{found} for {expected}"
+        )
+    };
     assert_near(measure_cycles(8, 512, true), 200.0);
     assert_near(measure_cycles(8, 512, false), 200.0 / 8.0);
     assert_near(measure_cycles(16, 512, false), 200.0 / 16.0);
@@ -81,22 +104,44 @@ fn contexts_share_issue_width_and_window() {
     let measure_ipc = |contexts: u32, accesses: Vec<Access>| {
         let mut spec = sample_machine();
         spec.contexts_per_core = 2;
-        spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 8, mshrs: 64, loads_pass: true };
+        spec.pipeline = CoreModel::OutOfOrder {
+            issue_width: 4,
+            window: 8,
+            mshrs: 64,
+            loads_pass: true,
+        };
         let mut hw = build_hardware(&spec);
         for cpu in 0..contexts {
-            hw.load(CpuId(cpu), scripted_thread(cpu, 0, accesses.clone(), true), 0);
+            hw.load(
+                CpuId(cpu),
+                scripted_thread(cpu, 0, accesses.clone(), true),
+                0,
+            );
         }
         let (threads, _) = finish(&mut hw, 200_000);
-        threads.iter().for_each(|thread| assert_balanced(&thread.counters));
-        threads.iter().map(|thread| thread.counters.instructions as f64 / 200_000.0).collect::<Vec<_>>()
+        threads
+            .iter()
+            .for_each(|thread| assert_balanced(&thread.counters));
+        threads
+            .iter()
+            .map(|thread| thread.counters.instructions as f64 / 200_000.0)
+            .collect::<Vec<_>>()
     };
     let compute = vec![Access::compute(1000)];
     assert!((measure_ipc(1, compute.clone())[0] - 4.0).abs() < 0.01);
     let both = measure_ipc(2, compute);
-    assert!((both[0] - 2.0).abs() < 0.01 && (both[1] - 2.0).abs() < 0.01, "{both:?}");
-    let misses: Vec<Access> = (0..50_000).map(|line| Access::load(line * 320, 0)).collect();
+    assert!(
+        (both[0] - 2.0).abs() < 0.01 && (both[1] - 2.0).abs() < 0.01,
+        "{both:?}"
+    );
+    let misses: Vec<Access> = (0..50_000)
+        .map(|line| Access::load(line * 320, 0))
+        .collect();
     let (one, two) = (measure_ipc(1, misses.clone())[0], measure_ipc(2, misses)[0]);
-    assert!((one / two - 2.0).abs() < 0.1, "half the window each: {one} and {two}");
+    assert!(
+        (one / two - 2.0).abs() < 0.1,
+        "half the window each: {one} and {two}"
+    );
 }
 
 /// Does code larger than the L1 instruction cache stall the front end, while code that fits does not?
@@ -104,15 +149,28 @@ fn contexts_share_issue_width_and_window() {
 fn a_code_footprint_beyond_the_instruction_cache_stalls() {
     let run_functions = |functions: u64| {
         let mut spec = sample_machine();
-        spec.caches.insert(0, CacheSpec { ..sample_cache(CacheLevel::L1Instruction, 2 << 10, 4, 1, 1) });
-        let calls = (0..functions).map(|index| Access::jump((1 << 20) + index * 256, 64)).collect();
+        spec.caches.insert(
+            0,
+            CacheSpec {
+                ..sample_cache(CacheLevel::L1Instruction, 2 << 10, 4, 1, 1)
+            },
+        );
+        let calls = (0..functions)
+            .map(|index| Access::jump((1 << 20) + index * 256, 64))
+            .collect();
         let (_, thread) = run_endless(&spec, calls, 2_000_000);
         let l1i = thread.counters.levels[CacheLevel::L1Instruction as usize];
         assert!(l1i.references > 5_000);
-        (l1i.all_misses() as f64 / l1i.references as f64, thread.counters.instructions as f64 / 2_000_000.0)
+        (
+            l1i.all_misses() as f64 / l1i.references as f64,
+            thread.counters.instructions as f64 / 2_000_000.0,
+        )
     };
     let (few, fast) = run_functions(6);
     let (many, slow) = run_functions(24);
     assert!(few < 0.01 && fast > 0.95, "{few} {fast}");
-    assert!(many > 0.99 && (slow - 16.0 / 30.0).abs() < 0.02, "{many} {slow}: 16 instructions, 14 cycles of L2");
+    assert!(
+        many > 0.99 && (slow - 16.0 / 30.0).abs() < 0.02,
+        "{many} {slow}: 16 instructions, 14 cycles of L2"
+    );
 }

@@ -13,7 +13,10 @@ fn skewed_lines(seed: u64, count: usize, lines: u64) -> Vec<u64> {
 }
 
 fn loads_of(lines: &[u64]) -> Vec<Access> {
-    lines.iter().map(|&line| Access::load(line * 64, 1)).collect()
+    lines
+        .iter()
+        .map(|&line| Access::load(line * 64, 1))
+        .collect()
 }
 
 /// Misses of a plain list per set, most recent first.
@@ -33,7 +36,9 @@ fn lru_oracle_misses(lines: &[u64], sets: u64, ways: usize) -> Vec<u64> {
 }
 
 fn run_one(spec: &MachineSpec, lines: &[u64]) -> TaskCounters {
-    run_thread(build_hardware(spec), loads_of(lines), false, u64::MAX / 4).1.counters
+    run_thread(build_hardware(spec), loads_of(lines), false, u64::MAX / 4)
+        .1
+        .counters
 }
 
 /// Do the misses of a fully associative LRU cache equal the stack-distance curve at every size?
@@ -60,23 +65,48 @@ fn fully_associative_lru_misses_equal_the_stack_distance_curve() {
 /// Do set-associative caches of two levels miss exactly as lists do, power-of-two sets or not?
 #[test]
 fn set_associative_misses_equal_an_independent_model() {
-    for (ways, outer_sets, outer_ways) in [(2, 16, 4), (4, 16, 8), (8, 24, 12), (3, 20, 5), (16, 64, 16)] {
+    for (ways, outer_sets, outer_ways) in [
+        (2, 16, 4),
+        (4, 16, 8),
+        (8, 24, 12),
+        (3, 20, 5),
+        (16, 64, 16),
+    ] {
         let lines = skewed_lines(ways, 20_000, 1500);
         let mut spec = sample_machine();
         spec.caches[0] = sample_cache(CacheLevel::L1Data, ways * 8 * 64, ways as u32, 3, 1);
-        spec.caches[1] = sample_cache(CacheLevel::L2, outer_sets * outer_ways * 64, outer_ways as u32, 14, 1);
+        spec.caches[1] = sample_cache(
+            CacheLevel::L2,
+            outer_sets * outer_ways * 64,
+            outer_ways as u32,
+            14,
+            1,
+        );
         let counters = run_one(&spec, &lines);
         let first = lru_oracle_misses(&lines, 8, ways as usize);
         let second = lru_oracle_misses(&first, outer_sets, outer_ways as usize);
         let l1 = counters.levels[CacheLevel::L1Data as usize];
         let l2 = counters.levels[CacheLevel::L2 as usize];
-        assert_eq!((l1.references, l1.all_misses()), (20_000, first.len() as u64));
-        assert_eq!((l2.references, l2.all_misses()), (first.len() as u64, second.len() as u64));
+        assert_eq!(
+            (l1.references, l1.all_misses()),
+            (20_000, first.len() as u64)
+        );
+        assert_eq!(
+            (l2.references, l2.all_misses()),
+            (first.len() as u64, second.len() as u64)
+        );
         let mut distinct = first.clone();
         distinct.sort();
         distinct.dedup();
-        assert_eq!(l1.misses_from(MissCause::Cold), distinct.len() as u64, "cold misses are first touches");
-        assert_eq!(l1.misses_from(MissCause::Own), l1.all_misses() - distinct.len() as u64);
+        assert_eq!(
+            l1.misses_from(MissCause::Cold),
+            distinct.len() as u64,
+            "cold misses are first touches"
+        );
+        assert_eq!(
+            l1.misses_from(MissCause::Own),
+            l1.all_misses() - distinct.len() as u64
+        );
         assert_eq!(counters.memory_read_bytes, second.len() as u64 * 64);
     }
 }
@@ -85,8 +115,16 @@ fn set_associative_misses_equal_an_independent_model() {
 /// misses, for LRU and tree PLRU, power-of-two sets or not?
 #[test]
 fn set_associative_misses_equal_the_locality_engines() {
-    use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement as CacheSimReplacement};
-    let shapes = [(8, 2, 64, 8), (16, 4, 24, 12), (8, 8, 32, 16), (12, 3, 20, 5), (4, 16, 16, 32)];
+    use cachemate_locality::cachesim::{
+        CacheGeometry, CacheSim, Replacement as CacheSimReplacement,
+    };
+    let shapes = [
+        (8, 2, 64, 8),
+        (16, 4, 24, 12),
+        (8, 8, 32, 16),
+        (12, 3, 20, 5),
+        (4, 16, 16, 32),
+    ];
     let kinds = [
         (ReplacementPolicy::Lru, CacheSimReplacement::Lru),
         (ReplacementPolicy::TreePlru, CacheSimReplacement::TreePlru),
@@ -100,18 +138,43 @@ fn set_associative_misses_equal_the_locality_engines() {
             let lines = skewed_lines(u64::from(ways + sets), 30_000, 3000);
             let mut spec = sample_machine();
             let size_bytes = |sets: u32, ways: u32| u64::from(sets) * u64::from(ways) * 64;
-            spec.caches[0] =
-                CacheSpec { replacement: ours, ..sample_cache(CacheLevel::L1Data, size_bytes(sets, ways), ways, 3, 1) };
-            let outer = sample_cache(CacheLevel::L2, size_bytes(outer_sets, outer_ways), outer_ways, 14, 1);
-            spec.caches[1] = CacheSpec { replacement: ours, ..outer };
+            spec.caches[0] = CacheSpec {
+                replacement: ours,
+                ..sample_cache(CacheLevel::L1Data, size_bytes(sets, ways), ways, 3, 1)
+            };
+            let outer = sample_cache(
+                CacheLevel::L2,
+                size_bytes(outer_sets, outer_ways),
+                outer_ways,
+                14,
+                1,
+            );
+            spec.caches[1] = CacheSpec {
+                replacement: ours,
+                ..outer
+            };
             let counters = run_one(&spec, &lines);
-            let engine = |sets, ways| CacheSim::new(CacheGeometry { sets, ways, slices: 1 }, theirs).unwrap();
+            let engine = |sets, ways| {
+                CacheSim::new(
+                    CacheGeometry {
+                        sets,
+                        ways,
+                        slices: 1,
+                    },
+                    theirs,
+                )
+                .unwrap()
+            };
             let mut missed = Vec::new();
             let first = engine(sets, ways).push_collecting(&lines, &mut missed);
             let second = engine(outer_sets, outer_ways).push(&missed);
-            let counted =
-                [CacheLevel::L1Data, CacheLevel::L2].map(|level| counters.levels[level as usize].all_misses());
-            assert_eq!(counted, [first, second], "{ours:?} {sets} x {ways}, {outer_sets} x {outer_ways}");
+            let counted = [CacheLevel::L1Data, CacheLevel::L2]
+                .map(|level| counters.levels[level as usize].all_misses());
+            assert_eq!(
+                counted,
+                [first, second],
+                "{ours:?} {sets} x {ways}, {outer_sets} x {outer_ways}"
+            );
         }
     }
 }
@@ -122,12 +185,19 @@ fn tree_plru_points_away_from_recent_halves() {
     let mut spec = sample_machine();
     let lines = skewed_lines(9, 5_000, 60);
     let l1_misses = |spec: &MachineSpec, lines: &[u64]| run_one(spec, lines).levels[1].all_misses();
-    spec.caches[0] =
-        CacheSpec { replacement: ReplacementPolicy::TreePlru, ..sample_cache(CacheLevel::L1Data, 1024, 2, 3, 1) };
-    assert_eq!(l1_misses(&spec, &lines), lru_oracle_misses(&lines, 8, 2).len() as u64);
+    spec.caches[0] = CacheSpec {
+        replacement: ReplacementPolicy::TreePlru,
+        ..sample_cache(CacheLevel::L1Data, 1024, 2, 3, 1)
+    };
+    assert_eq!(
+        l1_misses(&spec, &lines),
+        lru_oracle_misses(&lines, 8, 2).len() as u64
+    );
     // a b c d, then a: the tree points to the other half, at c. LRU would take b.
-    spec.caches[0] =
-        CacheSpec { replacement: ReplacementPolicy::TreePlru, ..sample_cache(CacheLevel::L1Data, 256, 4, 3, 1) };
+    spec.caches[0] = CacheSpec {
+        replacement: ReplacementPolicy::TreePlru,
+        ..sample_cache(CacheLevel::L1Data, 256, 4, 3, 1)
+    };
     assert_eq!(l1_misses(&spec, &[0, 1, 2, 3, 0, 4, 1]), 5, "b stayed");
     assert_eq!(l1_misses(&spec, &[0, 1, 2, 3, 0, 4, 2]), 6, "c went");
 }
@@ -138,7 +208,10 @@ fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
     let mut spec = sample_machine();
     let cyclic: Vec<u64> = (0..20_000).map(|at| at % 20).collect();
     let count_misses = |replacement, spec: &mut MachineSpec| {
-        spec.caches[0] = CacheSpec { replacement, ..sample_cache(CacheLevel::L1Data, 1024, 16, 3, 1) };
+        spec.caches[0] = CacheSpec {
+            replacement,
+            ..sample_cache(CacheLevel::L1Data, 1024, 16, 3, 1)
+        };
         run_one(spec, &cyclic).levels[1].all_misses()
     };
     assert_eq!(count_misses(ReplacementPolicy::Lru, &mut spec), 20_000);
@@ -162,13 +235,22 @@ fn counts_beside(
     own_thread.class = 1;
     hw.load(CpuId(0), own_thread, 0);
     if neighbor {
-        let mut neighbor_thread =
-            scripted_thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
+        let mut neighbor_thread = scripted_thread(
+            1,
+            1,
+            (0..5_000).map(|line| Access::store(line * 64, 0)).collect(),
+            true,
+        );
         neighbor_thread.class = 2;
         hw.load(CpuId(1), neighbor_thread, 0);
     }
     loop {
-        if let StopReason::BatchEnd { batch_end: BatchEnd::Exit, cpu: CpuId(0), .. } = hw.run(u64::MAX / 4, frames) {
+        if let StopReason::BatchEnd {
+            batch_end: BatchEnd::Exit,
+            cpu: CpuId(0),
+            ..
+        } = hw.run(u64::MAX / 4, frames)
+        {
             return hw.unload(CpuId(0)).unwrap().counters.levels[CacheLevel::L2 as usize];
         }
     }
@@ -179,15 +261,24 @@ fn counts_beside(
 fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
     let mut spec = sample_machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 2);
-    spec.caches[1].way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
+    spec.caches[1].way_partitions = Some(WayPartitions {
+        groups: 4,
+        min_ways: 1,
+        contiguous: true,
+    });
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::TreePlru] {
         spec.caches[1].replacement = replacement;
         let masks = |hw: &mut Hardware| {
-            hw.set_way_mask(CacheId(2), 1, &"0-3".parse().unwrap()).unwrap();
-            hw.set_way_mask(CacheId(2), 2, &"4-7".parse().unwrap()).unwrap();
+            hw.set_way_mask(CacheId(2), 1, &"0-3".parse().unwrap())
+                .unwrap();
+            hw.set_way_mask(CacheId(2), 2, &"4-7".parse().unwrap())
+                .unwrap();
         };
         let solo_counts = counts_beside(&spec, false, masks, &mut IdentityFrames);
-        assert_eq!(solo_counts, counts_beside(&spec, true, masks, &mut IdentityFrames));
+        assert_eq!(
+            solo_counts,
+            counts_beside(&spec, true, masks, &mut IdentityFrames)
+        );
         let unpartitioned_counts = counts_beside(&spec, true, |_| {}, &mut IdentityFrames);
         assert!(
             unpartitioned_counts.misses_from(MissCause::InterTask) > 1_000
@@ -200,7 +291,13 @@ fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
 struct ColoredFrames;
 
 impl FrameProvider for ColoredFrames {
-    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+    fn find_frame(
+        &mut self,
+        process: ProcessId,
+        page: u64,
+        _cpu: CpuId,
+        _store: bool,
+    ) -> FrameLookup {
         FrameLookup {
             frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2),
             cost_cycles: 0,
@@ -218,8 +315,14 @@ fn disjoint_colors_make_hits_independent_of_the_neighbor() {
     spec.caches[1] = sample_cache(CacheLevel::L2, 32 << 10, 4, 14, 2);
     assert_eq!(spec.colors_of(&spec.caches[1]), 2);
     let solo_counts = counts_beside(&spec, false, |_| {}, &mut ColoredFrames);
-    assert_eq!(solo_counts, counts_beside(&spec, true, |_| {}, &mut ColoredFrames));
-    assert!(counts_beside(&spec, true, |_| {}, &mut IdentityFrames).misses_from(MissCause::InterTask) > 0);
+    assert_eq!(
+        solo_counts,
+        counts_beside(&spec, true, |_| {}, &mut ColoredFrames)
+    );
+    assert!(
+        counts_beside(&spec, true, |_| {}, &mut IdentityFrames).misses_from(MissCause::InterTask)
+            > 0
+    );
 }
 
 /// Are masks that the cache cannot have refused, with the expected values?
@@ -227,11 +330,22 @@ fn disjoint_colors_make_hits_independent_of_the_neighbor() {
 fn impossible_way_masks_are_refused() {
     let mut spec = sample_machine();
     let parse_mask = |text: &str| text.parse::<IndexSet>().unwrap();
-    assert!(build_hardware(&spec).set_way_mask(CacheId(1), 0, &parse_mask("0-3")).is_err(), "no partitions");
-    spec.caches[1].way_partitions = Some(WayPartitions { groups: 2, min_ways: 2, contiguous: true });
+    assert!(
+        build_hardware(&spec)
+            .set_way_mask(CacheId(1), 0, &parse_mask("0-3"))
+            .is_err(),
+        "no partitions"
+    );
+    spec.caches[1].way_partitions = Some(WayPartitions {
+        groups: 2,
+        min_ways: 2,
+        contiguous: true,
+    });
     let mut hw = build_hardware(&spec);
     for (class, ways) in [(2, "0-3"), (0, "1"), (0, "0,2"), (0, "7-8"), (0, "")] {
-        let refused = hw.set_way_mask(CacheId(1), class, &parse_mask(ways)).unwrap_err();
+        let refused = hw
+            .set_way_mask(CacheId(1), class, &parse_mask(ways))
+            .unwrap_err();
         assert!(!refused.expected.is_empty(), "{refused}");
     }
     assert_eq!(hw.set_way_mask(CacheId(1), 1, &parse_mask("4-7")), Ok(()));
@@ -244,10 +358,26 @@ fn the_matrix_names_evictor_and_victim() {
     let mut spec = sample_machine();
     (spec.cores_per_package, spec.caches[1]) = (2, sample_cache(CacheLevel::L2, 256, 4, 14, 2));
     let mut hw = build_hardware(&spec);
-    hw.load(CpuId(0), scripted_thread(0, 0, (0..100).map(|index| Access::load(index * 64, 0)).collect(), true), 0);
+    hw.load(
+        CpuId(0),
+        scripted_thread(
+            0,
+            0,
+            (0..100).map(|index| Access::load(index * 64, 0)).collect(),
+            true,
+        ),
+        0,
+    );
     hw.load(
         CpuId(1),
-        scripted_thread(5, 1, (0..100).map(|index| Access::load(index * 64, index as u32 % 7 * 90)).collect(), true),
+        scripted_thread(
+            5,
+            1,
+            (0..100)
+                .map(|index| Access::load(index * 64, index as u32 % 7 * 90))
+                .collect(),
+            true,
+        ),
         0,
     );
     finish(&mut hw, 50_000);
@@ -256,7 +386,11 @@ fn the_matrix_names_evictor_and_victim() {
         let is_listed = pairs.iter().any(|listed| (listed.0.0, listed.1.0) == pair);
         assert!(is_listed || pair.0 == pair.1, "{pair:?} in {pairs:?}");
     }
-    let bytes: u64 = hw.occupancy_bytes(CacheId(2)).iter().map(|(_, bytes)| bytes).sum();
+    let bytes: u64 = hw
+        .occupancy_bytes(CacheId(2))
+        .iter()
+        .map(|(_, bytes)| bytes)
+        .sum();
     assert_eq!(bytes, 256);
 }
 
@@ -265,11 +399,16 @@ fn the_matrix_names_evictor_and_victim() {
 fn a_copied_page_is_cached_in_the_last_level_only() {
     let mut hw = build_hardware(&sample_machine());
     hw.insert_copied(CpuId(0), 1, 1, TaskId(0));
-    let page: Vec<Access> = (0..64).map(|line| Access::load(4096 + line * 64, 1)).collect();
+    let page: Vec<Access> = (0..64)
+        .map(|line| Access::load(4096 + line * 64, 1))
+        .collect();
     hw.load(CpuId(0), scripted_thread(0, 0, page, false), 0);
     let counters = finish(&mut hw, u64::MAX / 4).0.remove(0).counters;
     let misses_at = |level: CacheLevel| counters.levels[level as usize].all_misses();
-    assert_eq!((misses_at(CacheLevel::L1Data), misses_at(CacheLevel::L2)), (64, 0));
+    assert_eq!(
+        (misses_at(CacheLevel::L1Data), misses_at(CacheLevel::L2)),
+        (64, 0)
+    );
 }
 
 /// Does a program on one color keep its hits in a virtually indexed L1, and lose them in a physically indexed one?
@@ -278,17 +417,26 @@ fn colors_do_not_divide_a_virtually_indexed_l1() {
     let count_misses = |index: SetIndexing, frames: &mut dyn FrameProvider| {
         let mut spec = sample_machine();
         // Two pages a way; every second frame.
-        spec.caches[0] = CacheSpec { index, ..sample_cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
+        spec.caches[0] = CacheSpec {
+            index,
+            ..sample_cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1)
+        };
         spec.caches[1] = sample_cache(CacheLevel::L2, 64 << 10, 8, 14, 1);
         let mut hw = build_hardware(&spec);
-        let sweep: Vec<Access> = (0..10 * 256).map(|line| Access::load(line % 256 * 64, 1)).collect();
+        let sweep: Vec<Access> = (0..10 * 256)
+            .map(|line| Access::load(line % 256 * 64, 1))
+            .collect();
         hw.load(CpuId(0), scripted_thread(0, 0, sweep, false), 0);
         let _ = hw.run(u64::MAX / 16, frames);
         let counters = hw.unload(CpuId(0)).unwrap().counters;
         assert_balanced(&counters);
         counters.levels[CacheLevel::L1Data as usize].all_misses()
     };
-    assert_eq!(count_misses(SetIndexing::Virtual, &mut ColoredFrames), 256, "each line once");
+    assert_eq!(
+        count_misses(SetIndexing::Virtual, &mut ColoredFrames),
+        256,
+        "each line once"
+    );
     assert_eq!(
         count_misses(SetIndexing::Physical, &mut ColoredFrames),
         10 * 256,
@@ -304,7 +452,10 @@ fn colors_do_not_divide_a_virtually_indexed_l1() {
 #[test]
 fn a_flushed_frame_gets_another_index_from_its_next_page() {
     let mut spec = sample_machine();
-    spec.caches[0] = CacheSpec { index: SetIndexing::Virtual, ..sample_cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
+    spec.caches[0] = CacheSpec {
+        index: SetIndexing::Virtual,
+        ..sample_cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1)
+    };
     let mut hw = build_hardware(&spec);
     for (page, set) in [(7u64, 64), (12, 0)] {
         let accesses = vec![Access::load(page << 12, 1)];
@@ -321,7 +472,17 @@ fn a_flushed_frame_gets_another_index_from_its_next_page() {
 struct OneFrame;
 
 impl FrameProvider for OneFrame {
-    fn find_frame(&mut self, _process: ProcessId, _page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        FrameLookup { frame: 3, cost_cycles: 0, is_copied: false }
+    fn find_frame(
+        &mut self,
+        _process: ProcessId,
+        _page: u64,
+        _cpu: CpuId,
+        _store: bool,
+    ) -> FrameLookup {
+        FrameLookup {
+            frame: 3,
+            cost_cycles: 0,
+            is_copied: false,
+        }
     }
 }

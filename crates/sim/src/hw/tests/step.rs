@@ -20,8 +20,11 @@ impl CoreFrontEnd {
     ) -> SlowPathCause {
         loop {
             let nth = burst.run.context_index;
-            let Some(&access) = thread.batch.get(thread.position) else { return SlowPathCause::BatchEnd };
-            burst.stop_tick = burst.find_issue_limit(self.is_in_order, burst.tick, &mut self.contexts[nth]);
+            let Some(&access) = thread.batch.get(thread.position) else {
+                return SlowPathCause::BatchEnd;
+            };
+            burst.stop_tick =
+                burst.find_issue_limit(self.is_in_order, burst.tick, &mut self.contexts[nth]);
             match access.kind() {
                 AccessKind::Jump => return SlowPathCause::Jump,
                 AccessKind::Compute => return SlowPathCause::Compute,
@@ -31,7 +34,11 @@ impl CoreFrontEnd {
             let budget = (burst.stop_tick - burst.tick).min(thread.instructions_until_fetch);
             if needed > budget {
                 burst.issue_instructions(budget, thread, &mut self.contexts[nth]);
-                return if thread.instructions_until_fetch > 0 { SlowPathCause::Budget } else { SlowPathCause::Fetch };
+                return if thread.instructions_until_fetch > 0 {
+                    SlowPathCause::Budget
+                } else {
+                    SlowPathCause::Fetch
+                };
             }
             burst.issue_instructions(needed - 1, thread, &mut self.contexts[nth]);
             if access.is_dependent() && self.contexts[nth].value_tick > burst.tick {
@@ -39,7 +46,9 @@ impl CoreFrontEnd {
             }
             let page = access.address() >> environment.page_shift;
             if page != burst.page {
-                let Some(frame) = thread.tlb.find(page) else { return SlowPathCause::TranslationMiss };
+                let Some(frame) = thread.tlb.find(page) else {
+                    return SlowPathCause::TranslationMiss;
+                };
                 (burst.page, burst.frame_address) = (page, frame << environment.page_shift);
             }
             if self.step_in_cache(access, burst, thread, environment) {
@@ -67,10 +76,15 @@ impl CoreFrontEnd {
         let arriving = place.is_some_and(|place| {
             let meta = unit.store.line_meta(place).0;
             let filled_meta = LineMeta(meta & !PENDING);
-            meta & PENDING != 0 && !filled_meta.needs_slow_path(store, unit.write_policy == WritePolicy::Through)
+            meta & PENDING != 0
+                && !filled_meta.needs_slow_path(store, unit.write_policy == WritePolicy::Through)
         });
         let waits = issue > burst.run.shared_bound && !arriving;
-        if waits && !environment.caches.can_next_level_serve(self.l1d, place, address, store) {
+        if waits
+            && !environment
+                .caches
+                .can_next_level_serve(self.l1d, place, address, store)
+        {
             return Some(SlowPathCause::ObservableAccess);
         }
         if burst.has_probes || arriving {
@@ -86,9 +100,17 @@ impl CoreFrontEnd {
             burst.max_outstanding = self.max_outstanding(nth);
         }
         let request = self.build_request(address, issue, store, thread);
-        let response =
-            environment.caches.access_first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
-        let wait = StallSource { origin: response.origin, queue_ticks: response.queue_ticks, is_joined: joined };
+        let response = environment.caches.access_first_level::<AnyCore>(
+            self.l1d,
+            place,
+            &request,
+            &mut thread.counters,
+        );
+        let wait = StallSource {
+            origin: response.origin,
+            queue_ticks: response.queue_ticks,
+            is_joined: joined,
+        };
         let context = &mut self.contexts[nth];
         burst.issue_access(thread, context);
         context
@@ -112,21 +134,29 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> bool {
         let unit = &mut environment.caches.units[self.l1d];
-        let line = (burst.frame_address | access.address() & ((1 << environment.page_shift) - 1)) >> unit.line_shift;
-        let Some(place) = unit.store.find(line) else { return false };
+        let line = (burst.frame_address | access.address() & ((1 << environment.page_shift) - 1))
+            >> unit.line_shift;
+        let Some(place) = unit.store.find(line) else {
+            return false;
+        };
         let store = access.kind() == AccessKind::Store;
         let filled_meta = LineMeta(unit.store.line_meta(place).0 & !PENDING);
         let is_late = unit.store.line_meta(place) != filled_meta
-            && !unit.pending_fills.has_arrived(line, burst.tick + unit.latency_ticks);
-        if is_late || filled_meta.needs_slow_path(store, unit.write_policy == WritePolicy::Through) {
+            && !unit
+                .pending_fills
+                .has_arrived(line, burst.tick + unit.latency_ticks);
+        if is_late || filled_meta.needs_slow_path(store, unit.write_policy == WritePolicy::Through)
+        {
             return false;
         }
         unit.store.set_meta(place, filled_meta.after_hit(store));
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.context_index];
         if !store {
-            (context.value_tick, context.value_origin) =
-                (burst.tick + unit.latency_ticks, DataOrigin::Hit(CacheLevel::L1Data));
+            (context.value_tick, context.value_origin) = (
+                burst.tick + unit.latency_ticks,
+                DataOrigin::Hit(CacheLevel::L1Data),
+            );
         }
         burst.hits += 1;
         burst.issue_access(thread, context);
@@ -147,9 +177,12 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
     let in_order = matches!(spec.pipeline, CoreModel::InOrder { .. });
     let pipeline = match kind {
         CoreKindName::InOrderThrough => CoreModel::in_order(1),
-        CoreKindName::WindowThrough if in_order => {
-            CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true }
-        }
+        CoreKindName::WindowThrough if in_order => CoreModel::OutOfOrder {
+            issue_width: 4,
+            window: 64,
+            mshrs: 8,
+            loads_pass: true,
+        },
         _ => spec.pipeline,
     };
     let caches = spec.caches.into_iter().map(|cache| {
@@ -161,11 +194,21 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
                 ways: code_ways,
                 ..cache
             },
-            CacheLevel::L1Data => CacheSpec { replacement, write, size_bytes: size_with_ways(ways), ways, ..cache },
+            CacheLevel::L1Data => CacheSpec {
+                replacement,
+                write,
+                size_bytes: size_with_ways(ways),
+                ways,
+                ..cache
+            },
             _ => cache,
         }
     });
-    let spec = MachineSpec { pipeline, caches: caches.collect(), ..spec };
+    let spec = MachineSpec {
+        pipeline,
+        caches: caches.collect(),
+        ..spec
+    };
     assert_eq!(CoreKindName::from_machine(&spec), kind);
     spec
 }
@@ -175,12 +218,28 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
     let pipeline = prop_oneof![
         Just(CoreModel::in_order(1)),
         Just(CoreModel::in_order(2)),
-        Just(CoreModel::InOrder { issue_width: 1, store_buffer: 0 }),
-        Just(CoreModel::OutOfOrder { issue_width: 3, window: 24, mshrs: 3, loads_pass: false }),
-        Just(CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true }),
+        Just(CoreModel::InOrder {
+            issue_width: 1,
+            store_buffer: 0
+        }),
+        Just(CoreModel::OutOfOrder {
+            issue_width: 3,
+            window: 24,
+            mshrs: 3,
+            loads_pass: false
+        }),
+        Just(CoreModel::OutOfOrder {
+            issue_width: 4,
+            window: 64,
+            mshrs: 8,
+            loads_pass: true
+        }),
     ];
-    let replacement =
-        prop_oneof![Just(ReplacementPolicy::Lru), Just(ReplacementPolicy::Random), Just(ReplacementPolicy::TreePlru)];
+    let replacement = prop_oneof![
+        Just(ReplacementPolicy::Lru),
+        Just(ReplacementPolicy::Random),
+        Just(ReplacementPolicy::TreePlru)
+    ];
     let write = prop_oneof![Just(WritePolicy::Back), Just(WritePolicy::Through)];
     let ways = || prop_oneof![Just(1u32), Just(2), Just(4), Just(8)];
     let index = prop_oneof![Just(SetIndexing::Physical), Just(SetIndexing::Virtual)];
@@ -192,35 +251,80 @@ fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
         Just(CoreKindName::Back4),
         Just(CoreKindName::Back8),
     ];
-    (pipeline, replacement, write, (ways(), ways()), (index, kind), 1..=2u32, 1..=2u32).prop_map(
-        |(pipeline, replacement, write, (ways, code_ways), (index, kind), contexts_per_core, per_l2)| {
-            let mut spec =
-                MachineSpec { pipeline, packages: 2, cores_per_package: 2, contexts_per_core, ..sample_machine() };
-            // In a virtually indexed cache a way is two pages.
-            let way_bytes = if index == SetIndexing::Virtual { 8 << 10 } else { 256 };
-            let data = sample_cache(CacheLevel::L1Data, way_bytes * u64::from(ways), ways, 3, 1);
-            spec.caches = vec![
-                CacheSpec {
-                    replacement,
-                    ..sample_cache(CacheLevel::L1Instruction, 256 * u64::from(code_ways), code_ways, 1, 1)
-                },
-                CacheSpec { replacement, write, index, line_bytes: 32, ..data },
-                CacheSpec {
-                    bandwidth_bytes_per_cycle: Some(16.0),
-                    ..sample_cache(CacheLevel::L2, 8 << 10, 8, 14, per_l2)
-                },
-            ];
-            spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L2 }];
-            of_kind(kind, spec)
-        },
+    (
+        pipeline,
+        replacement,
+        write,
+        (ways(), ways()),
+        (index, kind),
+        1..=2u32,
+        1..=2u32,
     )
+        .prop_map(
+            |(
+                pipeline,
+                replacement,
+                write,
+                (ways, code_ways),
+                (index, kind),
+                contexts_per_core,
+                per_l2,
+            )| {
+                let mut spec = MachineSpec {
+                    pipeline,
+                    packages: 2,
+                    cores_per_package: 2,
+                    contexts_per_core,
+                    ..sample_machine()
+                };
+                // In a virtually indexed cache a way is two pages.
+                let way_bytes = if index == SetIndexing::Virtual {
+                    8 << 10
+                } else {
+                    256
+                };
+                let data =
+                    sample_cache(CacheLevel::L1Data, way_bytes * u64::from(ways), ways, 3, 1);
+                spec.caches = vec![
+                    CacheSpec {
+                        replacement,
+                        ..sample_cache(
+                            CacheLevel::L1Instruction,
+                            256 * u64::from(code_ways),
+                            code_ways,
+                            1,
+                            1,
+                        )
+                    },
+                    CacheSpec {
+                        replacement,
+                        write,
+                        index,
+                        line_bytes: 32,
+                        ..data
+                    },
+                    CacheSpec {
+                        bandwidth_bytes_per_cycle: Some(16.0),
+                        ..sample_cache(CacheLevel::L2, 8 << 10, 8, 14, per_l2)
+                    },
+                ];
+                spec.prefetchers = vec![PrefetcherSpec::AdjacentLine {
+                    level: CacheLevel::L2,
+                }];
+                of_kind(kind, spec)
+            },
+        )
 }
 
 /// Threads on all contexts that load, store, jump and compute at random, on private and shared pages.
 fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..hw.spec().cpus() {
         let mut draw_access = || {
-            let page = if dice.draw_below(5) == 0 { 4 } else { u64::from(cpu % 4) };
+            let page = if dice.draw_below(5) == 0 {
+                4
+            } else {
+                u64::from(cpu % 4)
+            };
             let lines = [6, 120][dice.draw_below(2) as usize];
             let address = page << 12 | dice.draw_below(2) << 16 | (dice.draw_below(lines) * 32);
             let gap = dice.draw_below(8) as u32;

@@ -24,14 +24,23 @@ pub(super) struct InjectedSource {
 
 impl InjectedSource {
     pub fn new(base: u64, pattern: InjectedPattern) -> Self {
-        InjectedSource { base, pattern, line_index: 0, access_count: 0 }
+        InjectedSource {
+            base,
+            pattern,
+            line_index: 0,
+            access_count: 0,
+        }
     }
 }
 
 impl AccessSource for InjectedSource {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         // A pattern with long gaps emits one turn per batch, so that its progress is exact.
-        let batch_turns = if matches!(self.pattern, InjectedPattern::OneLine { .. }) { 1 } else { BATCH_TURNS };
+        let batch_turns = if matches!(self.pattern, InjectedPattern::OneLine { .. }) {
+            1
+        } else {
+            BATCH_TURNS
+        };
         for _ in 0..batch_turns {
             self.access_count += 1;
             match self.pattern {
@@ -40,14 +49,19 @@ impl AccessSource for InjectedSource {
                     // skipped.
                     let modulus = lines.next_power_of_two().max(4);
                     loop {
-                        self.line_index =
-                            (self.line_index.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F))
-                                % modulus;
+                        self.line_index = (self
+                            .line_index
+                            .wrapping_mul(0x5851_F42D_4C95_7F2D)
+                            .wrapping_add(0x1405_7B7E_F767_814F))
+                            % modulus;
                         if self.line_index < lines {
                             break;
                         }
                     }
-                    batch.push(Access::dependent_load(self.base + self.line_index * LINE_BYTES, 0));
+                    batch.push(Access::dependent_load(
+                        self.base + self.line_index * LINE_BYTES,
+                        0,
+                    ));
                 }
                 InjectedPattern::Sweep { lines } => {
                     self.line_index = (self.line_index + 1) % lines;
@@ -83,7 +97,10 @@ mod tests {
             while (batch.len() as u64) < lines {
                 source.next_batch(&mut batch);
             }
-            let touched_lines: BTreeSet<u64> = batch[..lines as usize].iter().map(|access| access.address()).collect();
+            let touched_lines: BTreeSet<u64> = batch[..lines as usize]
+                .iter()
+                .map(|access| access.address())
+                .collect();
             assert_eq!(touched_lines.len() as u64, lines);
             assert!(batch.iter().all(|access| access.is_dependent()));
         }

@@ -12,7 +12,8 @@ mod external;
 mod injected;
 
 use cachemate_core::{
-    Plan, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProbeResult, RefusalReason, RefusedItem, TaskId,
+    Plan, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProbeResult, RefusalReason,
+    RefusedItem, TaskId,
 };
 
 use super::SimMachine;
@@ -70,7 +71,9 @@ impl SimMachine {
     /// Starts, keeps and drops probes according to the plan.
     pub(crate) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
         let (continuing_probes, dropped_probes): (Vec<ActiveProbe>, Vec<ActiveProbe>) =
-            std::mem::take(&mut self.probes).into_iter().partition(|active| plan.probes.contains(&active.probe));
+            std::mem::take(&mut self.probes)
+                .into_iter()
+                .partition(|active| plan.probes.contains(&active.probe));
         for mut active_probe in dropped_probes {
             active_probe.end(self);
         }
@@ -87,9 +90,11 @@ impl SimMachine {
                     stage: ProbeStage::Working,
                     reported_costs: Vec::new(),
                 }),
-                Err((reason, message)) => {
-                    refusals.push(RefusedItem { item: PlanItem::Probe(probe.id), reason, message })
-                }
+                Err((reason, message)) => refusals.push(RefusedItem {
+                    item: PlanItem::Probe(probe.id),
+                    reason,
+                    message,
+                }),
             }
         }
         self.poll_probes();
@@ -98,17 +103,25 @@ impl SimMachine {
     /// Lets every probe check the machine's present state. Returns whether any probe must report its results.
     pub(crate) fn poll_probes(&mut self) -> bool {
         let mut probes = std::mem::take(&mut self.probes);
-        for active_probe in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
+        for active_probe in probes
+            .iter_mut()
+            .filter(|active| active.stage == ProbeStage::Working)
+        {
             active_probe.poll_probe(self);
         }
-        let has_result = probes.iter().any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
+        let has_result = probes
+            .iter()
+            .any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
         self.probes = probes;
         has_result
     }
 
     /// Returns the earliest cycle at which a probe must check the machine again; `u64::MAX` if none must.
     pub(crate) fn next_probe_check(&self) -> u64 {
-        let working_probes = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
+        let working_probes = self
+            .probes
+            .iter()
+            .filter(|active| active.stage == ProbeStage::Working);
         let next_check_of = |active: &ActiveProbe| match &active.probe_work {
             ProbeWork::CoRun(co_run_probe) => co_run_probe.next_check_cycle(),
             ProbeWork::External(external_probe) => external_probe.next_check_cycle(),
@@ -127,17 +140,27 @@ impl SimMachine {
     }
 
     pub(crate) fn active_probes(&self) -> Vec<ProbeId> {
-        self.probes.iter().filter(|active| active.stage != ProbeStage::Reported).map(|active| active.probe.id).collect()
+        self.probes
+            .iter()
+            .filter(|active| active.stage != ProbeStage::Reported)
+            .map(|active| active.probe.id)
+            .collect()
     }
 
     /// Returns the results of the probes at the end of a window, and the probes that had to be stopped.
     pub(crate) fn take_results(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
         let (mut results, mut stopped_probes) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
-        for active_probe in probes.iter_mut().filter(|active| active.stage != ProbeStage::Reported) {
+        for active_probe in probes
+            .iter_mut()
+            .filter(|active| active.stage != ProbeStage::Reported)
+        {
             let is_complete = active_probe.stage != ProbeStage::Working;
             if active_probe.stage == ProbeStage::Stopped {
-                let message = format!("stopped: its budget of {} ns is used up", active_probe.probe.budget_ns);
+                let message = format!(
+                    "stopped: its budget of {} ns is used up",
+                    active_probe.probe.budget_ns
+                );
                 stopped_probes.push(RefusedItem {
                     item: PlanItem::Probe(active_probe.probe.id),
                     reason: RefusalReason::Failed,
@@ -162,7 +185,11 @@ impl ActiveProbe {
             ProbeWork::Attached(attached_probe) => attached_probe.poll(machine),
             ProbeWork::External(external_probe) => external_probe.poll(machine),
         };
-        let spent_cycles: u64 = self.cost_cycles(machine).iter().map(|(_, cycles)| cycles).sum();
+        let spent_cycles: u64 = self
+            .cost_cycles(machine)
+            .iter()
+            .map(|(_, cycles)| cycles)
+            .sum();
         if is_complete {
             self.stage = ProbeStage::Complete;
         } else if spent_cycles > machine.clock.to_cycles(self.probe.budget_ns) {
@@ -178,19 +205,38 @@ impl ActiveProbe {
         }
     }
 
-    fn report_evidence(&mut self, machine: &mut SimMachine, is_complete: bool, results: &mut Vec<ProbeResult>) {
+    fn report_evidence(
+        &mut self,
+        machine: &mut SimMachine,
+        is_complete: bool,
+        results: &mut Vec<ProbeResult>,
+    ) {
         let cost = self.cost_cycles(machine);
         let reported_costs = self.reported_costs.clone();
         let reported_cycles = |payer: &Option<TaskId>| {
-            reported_costs.iter().find(|(earlier_payer, _)| earlier_payer == payer).map_or(0, |(_, cycles)| *cycles)
+            reported_costs
+                .iter()
+                .find(|(earlier_payer, _)| earlier_payer == payer)
+                .map_or(0, |(_, cycles)| *cycles)
         };
-        let new_costs =
-            cost.iter().map(|(payer, cycles)| (*payer, machine.clock.to_nominal_ns(cycles - reported_cycles(payer))));
+        let new_costs = cost.iter().map(|(payer, cycles)| {
+            (
+                *payer,
+                machine.clock.to_nominal_ns(cycles - reported_cycles(payer)),
+            )
+        });
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new_costs.filter(|(_, ns)| *ns > 0).collect();
         let evidence: Vec<ProbeEvidence> = match &mut self.probe_work {
-            ProbeWork::CoRun(co_run_probe) => co_run_probe.take_evidence(machine).into_iter().collect(),
-            ProbeWork::Attached(attached_probe) => attached_probe.take_evidence(machine, is_complete),
-            ProbeWork::External(external_probe) => external_probe.take_evidence(is_complete).into_iter().collect(),
+            ProbeWork::CoRun(co_run_probe) => {
+                co_run_probe.take_evidence(machine).into_iter().collect()
+            }
+            ProbeWork::Attached(attached_probe) => {
+                attached_probe.take_evidence(machine, is_complete)
+            }
+            ProbeWork::External(external_probe) => external_probe
+                .take_evidence(is_complete)
+                .into_iter()
+                .collect(),
         };
         if !evidence.is_empty() {
             self.reported_costs = cost;

@@ -41,14 +41,24 @@ pub(crate) struct LinuxLike {
 
 impl LinuxLike {
     pub fn new(times: SchedulerTimes) -> Self {
-        LinuxLike { times, tasks: Vec::new(), min_virtual_by_cpu: Vec::new(), next_balance_by_level: vec![0] }
+        LinuxLike {
+            times,
+            tasks: Vec::new(),
+            min_virtual_by_cpu: Vec::new(),
+            next_balance_by_level: vec![0],
+        }
     }
 
     fn update_min_virtual(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
         let entities = &self.tasks;
         let virtual_cycles_of = |slot: Slot| entities.get(slot).map(|task| task.virtual_run_cycles);
-        let min_virtual =
-            view.waiting_tasks(cpu).iter().copied().chain(view.running_task(cpu)).filter_map(virtual_cycles_of).min();
+        let min_virtual = view
+            .waiting_tasks(cpu)
+            .iter()
+            .copied()
+            .chain(view.running_task(cpu))
+            .filter_map(virtual_cycles_of)
+            .min();
         let stored_minimum = slot_entry_mut(&mut self.min_virtual_by_cpu, cpu as usize);
         *stored_minimum = (*stored_minimum).max(min_virtual.unwrap_or(*stored_minimum));
         *stored_minimum
@@ -60,16 +70,28 @@ impl LinuxLike {
         if is_idle_for(&last_cpu) {
             return last_cpu;
         }
-        let is_core_idle = |cpu: &u32| domains.group_members(CORE, *cpu).all(|sibling| view.is_idle(sibling));
+        let is_core_idle = |cpu: &u32| {
+            domains
+                .group_members(CORE, *cpu)
+                .all(|sibling| view.is_idle(sibling))
+        };
         let nearby_cpus = || domains.group_members(SHARED_CACHE, last_cpu);
         nearby_cpus()
             .find(|cpu| is_idle_for(cpu) && is_core_idle(cpu))
             .or_else(|| nearby_cpus().find(is_idle_for))
             .or_else(|| (0..domains.cpu_count()).find(|cpu| is_idle_for(cpu) && is_core_idle(cpu)))
             .or_else(|| (0..domains.cpu_count()).find(is_idle_for))
-            .or_else(|| Some(last_cpu).filter(|&last| view.is_allowed_on(slot, last) && view.is_open(last)))
+            .or_else(|| {
+                Some(last_cpu).filter(|&last| view.is_allowed_on(slot, last) && view.is_open(last))
+            })
             .unwrap_or_else(|| {
-                view.best_cpu(slot, |cpu| (domains.nearest_common_level(last_cpu, cpu), view.load_milli(cpu), cpu))
+                view.best_cpu(slot, |cpu| {
+                    (
+                        domains.nearest_common_level(last_cpu, cpu),
+                        view.load_milli(cpu),
+                        cpu,
+                    )
+                })
             })
     }
 
@@ -79,21 +101,39 @@ impl LinuxLike {
         let mean_group_load = |level: usize, cpu: u32| {
             let (sum, cpus) = domains
                 .group_members(level, cpu)
-                .fold((0, 0), |(sum, cpus), other| (sum + view.load_milli(other), cpus + 1));
+                .fold((0, 0), |(sum, cpus), other| {
+                    (sum + view.load_milli(other), cpus + 1)
+                });
             sum / cpus
         };
         view.best_cpu(slot, |cpu| {
-            let loads: Vec<u64> = (0..domains.level_count()).rev().map(|level| mean_group_load(level, cpu)).collect();
+            let loads: Vec<u64> = (0..domains.level_count())
+                .rev()
+                .map(|level| mean_group_load(level, cpu))
+                .collect();
             (!view.is_idle(cpu), loads, view.load_milli(cpu), cpu)
         })
     }
 
     /// Plans moves of tasks within every group of one level, from its busiest part to its least busy one: as many as
     /// are needed to even out, or a single one if only a swap is possible.
-    fn plan_level_moves(&self, level: usize, view: &SchedulerView<'_>, moves: &mut Vec<(Slot, u32)>) {
+    fn plan_level_moves(
+        &self,
+        level: usize,
+        view: &SchedulerView<'_>,
+        moves: &mut Vec<(Slot, u32)>,
+    ) {
         let domains = view.domains();
-        let part_number = |cpu: u32| if level == 0 { cpu } else { domains.group_of(level - 1, cpu) };
-        let mut groups: Vec<u32> = (0..domains.cpu_count()).map(|cpu| domains.group_of(level, cpu)).collect();
+        let part_number = |cpu: u32| {
+            if level == 0 {
+                cpu
+            } else {
+                domains.group_of(level - 1, cpu)
+            }
+        };
+        let mut groups: Vec<u32> = (0..domains.cpu_count())
+            .map(|cpu| domains.group_of(level, cpu))
+            .collect();
         groups.sort_unstable();
         groups.dedup();
         for group in groups {
@@ -102,19 +142,31 @@ impl LinuxLike {
                 .collect();
             // If affinity restricts tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
             // imbalanced), so single CPUs are compared.
-            let slots_on_cpu = |cpu: u32| view.waiting_tasks(cpu).iter().copied().chain(view.running_task(cpu));
+            let slots_on_cpu = |cpu: u32| {
+                view.waiting_tasks(cpu)
+                    .iter()
+                    .copied()
+                    .chain(view.running_task(cpu))
+            };
             let is_barred = |slot: Slot| cpus.iter().any(|&cpu| !view.is_allowed_on(slot, cpu));
             let is_restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(is_barred));
             let mut parts: Vec<Vec<u32>> = Vec::new();
             for &cpu in &cpus {
-                let is_same_part =
-                    |part_cpus: &&mut Vec<u32>| !is_restricted && part_number(part_cpus[0]) == part_number(cpu);
+                let is_same_part = |part_cpus: &&mut Vec<u32>| {
+                    !is_restricted && part_number(part_cpus[0]) == part_number(cpu)
+                };
                 match parts.iter_mut().find(is_same_part) {
                     Some(part_cpus) => part_cpus.push(cpu),
                     None => parts.push(vec![cpu]),
                 }
             }
-            let mut round = BalanceRound { scheduler: self, view, loads: cpu_loads(view), moves, min_gain: 0.5 };
+            let mut round = BalanceRound {
+                scheduler: self,
+                view,
+                loads: cpu_loads(view),
+                moves,
+                min_gain: 0.5,
+            };
             while round.plan_move(&parts) {
                 round.min_gain = 1.0;
             }
@@ -132,7 +184,9 @@ enum Pull {
 }
 
 fn cpu_loads(view: &SchedulerView<'_>) -> Vec<f64> {
-    (0..view.domains().cpu_count()).map(|cpu| view.load(cpu)).collect()
+    (0..view.domains().cpu_count())
+        .map(|cpu| view.load(cpu))
+        .collect()
 }
 
 /// The queues while they are being evened out.
@@ -157,19 +211,31 @@ impl BalanceRound<'_> {
         };
         // The sort is stable: among equal parts, the first is the busiest, and the first is the idlest.
         let mut idlest_first: Vec<usize> = (0..parts.len()).collect();
-        idlest_first.sort_by(|&a, &b| load_of_part(&parts[a]).0.total_cmp(&load_of_part(&parts[b]).0));
+        idlest_first.sort_by(|&a, &b| {
+            load_of_part(&parts[a])
+                .0
+                .total_cmp(&load_of_part(&parts[b]).0)
+        });
         let mut busiest_first: Vec<usize> = (0..parts.len()).collect();
-        busiest_first.sort_by(|&a, &b| load_of_part(&parts[b]).0.total_cmp(&load_of_part(&parts[a]).0));
+        busiest_first.sort_by(|&a, &b| {
+            load_of_part(&parts[b])
+                .0
+                .total_cmp(&load_of_part(&parts[a]).0)
+        });
         for &busiest_index in &busiest_first {
             for &idlest_index in &idlest_first {
-                let (source_load, target_load) =
-                    (load_of_part(&parts[busiest_index]), load_of_part(&parts[idlest_index]));
-                if busiest_index == idlest_index || source_load.0 * 100.0 <= target_load.0 * IMBALANCE_PERCENT {
+                let (source_load, target_load) = (
+                    load_of_part(&parts[busiest_index]),
+                    load_of_part(&parts[idlest_index]),
+                );
+                if busiest_index == idlest_index
+                    || source_load.0 * 100.0 <= target_load.0 * IMBALANCE_PERCENT
+                {
                     continue;
                 }
                 let mean_load = (source_load.1 + target_load.1) / (source_load.2 + target_load.2);
-                let imbalance =
-                    ((source_load.0 - mean_load) * source_load.2).min((mean_load - target_load.0) * target_load.2);
+                let imbalance = ((source_load.0 - mean_load) * source_load.2)
+                    .min((mean_load - target_load.0) * target_load.2);
                 match self.plan_pull(&parts[busiest_index], &parts[idlest_index], imbalance) {
                     Pull::BarredByAffinity => {}
                     Pull::NoTask => return false,
@@ -191,12 +257,25 @@ impl BalanceRound<'_> {
         let view = self.view;
         // If only a swap is possible, the task that ran most is moved, because the tasks that stay behind gain and
         // those that it joins lose.
-        let ran_cycles_of = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.run_cycles);
-        let max_run_cycles =
-            |cpu: u32| view.waiting_tasks(cpu).iter().copied().chain(view.running_task(cpu)).map(ran_cycles_of).max();
+        let ran_cycles_of = |slot: Slot| {
+            self.scheduler
+                .tasks
+                .get(slot)
+                .map_or(0, |task| task.run_cycles)
+        };
+        let max_run_cycles = |cpu: u32| {
+            view.waiting_tasks(cpu)
+                .iter()
+                .copied()
+                .chain(view.running_task(cpu))
+                .map(ran_cycles_of)
+                .max()
+        };
         let recorded_load = |cpu: u32| self.loads[cpu as usize];
         let compare_loads = |a: &u32, b: &u32| {
-            recorded_load(*a).total_cmp(&recorded_load(*b)).then(max_run_cycles(*b).cmp(&max_run_cycles(*a)))
+            recorded_load(*a)
+                .total_cmp(&recorded_load(*b))
+                .then(max_run_cycles(*b).cmp(&max_run_cycles(*a)))
         };
         let (mut targets, mut sources) = (target_cpus.to_vec(), source_cpus.to_vec());
         targets.sort_by(compare_loads);
@@ -206,8 +285,12 @@ impl BalanceRound<'_> {
         let is_moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);
         let mut is_barred = false;
         for &source in &sources {
-            let movable_tasks: Vec<Slot> =
-                view.waiting_tasks(source).iter().copied().filter(|slot| !is_moving(slot)).collect();
+            let movable_tasks: Vec<Slot> = view
+                .waiting_tasks(source)
+                .iter()
+                .copied()
+                .filter(|slot| !is_moving(slot))
+                .collect();
             // A queue gives up one task at a time, unless evening out requires more.
             if self.min_gain < 1.0 && movable_tasks.len() < view.count_waiting(source) {
                 return Pull::NoTask;
@@ -217,15 +300,26 @@ impl BalanceRound<'_> {
                     break;
                 }
                 let is_movable = |slot: &Slot| {
-                    view.is_allowed_on(*slot, target) && view.weight(*slot) * self.min_gain <= imbalance + 1e-9
+                    view.is_allowed_on(*slot, target)
+                        && view.weight(*slot) * self.min_gain <= imbalance + 1e-9
                 };
-                if let Some(slot) =
-                    movable_tasks.iter().copied().filter(is_movable).max_by_key(|&slot| (ran_cycles_of(slot), slot))
+                if let Some(slot) = movable_tasks
+                    .iter()
+                    .copied()
+                    .filter(is_movable)
+                    .max_by_key(|&slot| (ran_cycles_of(slot), slot))
                 {
                     return Pull::Possible(slot, source, target);
                 }
-                if movable_tasks.iter().all(|&slot| view.is_allowed_on(slot, target)) {
-                    return if is_barred { Pull::BarredByAffinity } else { Pull::NoTask };
+                if movable_tasks
+                    .iter()
+                    .all(|&slot| view.is_allowed_on(slot, target))
+                {
+                    return if is_barred {
+                        Pull::BarredByAffinity
+                    } else {
+                        Pull::NoTask
+                    };
                 }
                 is_barred = true;
             }
@@ -246,25 +340,31 @@ impl CpuScheduler for LinuxLike {
     fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>) {
         let min_virtual = self.update_min_virtual(cpu, view);
         let home = slot_entry_mut(&mut self.tasks, slot).home_queue;
-        let home_min_virtual = home.filter(|&from| from != cpu).map(|from| self.update_min_virtual(from, view));
+        let home_min_virtual = home
+            .filter(|&from| from != cpu)
+            .map(|from| self.update_min_virtual(from, view));
         let slice = self.times.slice_cycles as i64;
         let task = slot_entry_mut(&mut self.tasks, slot);
         task.home_queue = Some(cpu);
         task.virtual_run_cycles = match reason {
             EnqueueReason::New => min_virtual + slice,
             EnqueueReason::Woken => {
-                let carried_cycles = home_min_virtual.map_or(task.virtual_run_cycles, |min_virtual_at_home| {
-                    task.virtual_run_cycles - min_virtual_at_home + min_virtual
-                });
+                let carried_cycles =
+                    home_min_virtual.map_or(task.virtual_run_cycles, |min_virtual_at_home| {
+                        task.virtual_run_cycles - min_virtual_at_home + min_virtual
+                    });
                 carried_cycles.max(min_virtual - slice / 2)
             }
-            _ => home_min_virtual
-                .map_or(task.virtual_run_cycles, |home_min| task.virtual_run_cycles - home_min + min_virtual),
+            _ => home_min_virtual.map_or(task.virtual_run_cycles, |home_min| {
+                task.virtual_run_cycles - home_min + min_virtual
+            }),
         };
     }
 
     fn queue_key(&self, slot: Slot) -> i64 {
-        self.tasks.get(slot).map_or(0, |task| task.virtual_run_cycles)
+        self.tasks
+            .get(slot)
+            .map_or(0, |task| task.virtual_run_cycles)
     }
 
     fn may_overtake(&self, slot: Slot, first_choice: Slot) -> bool {
@@ -273,7 +373,8 @@ impl CpuScheduler for LinuxLike {
 
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64 {
         let queue = view.waiting_tasks(cpu);
-        let sum: f64 = queue.iter().map(|&other| view.weight(other)).sum::<f64>() + view.weight(slot);
+        let sum: f64 =
+            queue.iter().map(|&other| view.weight(other)).sum::<f64>() + view.weight(slot);
         let share = view.weight(slot) * (queue.len() + 1) as f64 / sum;
         let slice = self.times.slice_cycles as f64;
         ((slice * share).max(slice / 4.0) as u64).max(1)
@@ -286,12 +387,19 @@ impl CpuScheduler for LinuxLike {
     }
 
     fn should_preempt(&self, newcomer: Slot, running_slot: Slot) -> bool {
-        let granularity = self.times.millisecond_cycles.min(self.times.slice_cycles / 2) as i64;
+        let granularity = self
+            .times
+            .millisecond_cycles
+            .min(self.times.slice_cycles / 2) as i64;
         self.queue_key(newcomer) + granularity < self.queue_key(running_slot)
     }
 
     fn next_balance_cycle(&self) -> u64 {
-        self.next_balance_by_level.iter().copied().min().unwrap_or(u64::MAX)
+        self.next_balance_by_level
+            .iter()
+            .copied()
+            .min()
+            .unwrap_or(u64::MAX)
     }
 
     fn plan_moves(&mut self, view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
@@ -304,8 +412,9 @@ impl CpuScheduler for LinuxLike {
             if self.next_balance_by_level[level] <= view.now_cycles() {
                 // The interval is that of a busy domain in Linux: `BUSY_FACTOR` times as many milliseconds as the
                 // domain has CPUs.
-                let interval_cycles =
-                    domains.group_members(level, 0).count() as u64 * BUSY_FACTOR * self.times.millisecond_cycles;
+                let interval_cycles = domains.group_members(level, 0).count() as u64
+                    * BUSY_FACTOR
+                    * self.times.millisecond_cycles;
                 self.next_balance_by_level[level] = view.now_cycles() + interval_cycles.max(1);
                 self.plan_level_moves(level, view, &mut moves);
             }
@@ -315,12 +424,21 @@ impl CpuScheduler for LinuxLike {
 
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
         let domains = view.domains();
-        let candidates =
-            (0..domains.cpu_count()).filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
-        let nearest_busiest =
-            |&other: &u32| (domains.nearest_common_level(cpu, other), std::cmp::Reverse(view.load_milli(other)));
+        let candidates = (0..domains.cpu_count())
+            .filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
+        let nearest_busiest = |&other: &u32| {
+            (
+                domains.nearest_common_level(cpu, other),
+                std::cmp::Reverse(view.load_milli(other)),
+            )
+        };
         let source = candidates.min_by_key(nearest_busiest)?;
-        let starvation_key = |slot: &Slot| (self.tasks.get(*slot).map_or(0, |task| task.run_cycles), *slot);
+        let starvation_key = |slot: &Slot| {
+            (
+                self.tasks.get(*slot).map_or(0, |task| task.run_cycles),
+                *slot,
+            )
+        };
         view.waiting_tasks(source)
             .iter()
             .copied()

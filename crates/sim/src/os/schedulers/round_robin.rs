@@ -14,12 +14,28 @@ impl RoundRobinScheduler {
 }
 
 impl CpuScheduler for RoundRobinScheduler {
-    fn choose_queue(&mut self, slot: Slot, _reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+    fn choose_queue(
+        &mut self,
+        slot: Slot,
+        _reason: EnqueueReason,
+        view: &SchedulerView<'_>,
+    ) -> u32 {
         view.last_cpu(slot)
             .filter(|&cpu| view.is_idle(cpu) && view.is_allowed_on(slot, cpu))
-            .unwrap_or_else(|| view.best_cpu(slot, |cpu| (!view.is_idle(cpu), view.count_waiting(cpu), cpu)))
+            .unwrap_or_else(|| {
+                view.best_cpu(slot, |cpu| {
+                    (!view.is_idle(cpu), view.count_waiting(cpu), cpu)
+                })
+            })
     }
-    fn enqueue(&mut self, _slot: Slot, _cpu: u32, _reason: EnqueueReason, _view: &SchedulerView<'_>) {}
+    fn enqueue(
+        &mut self,
+        _slot: Slot,
+        _cpu: u32,
+        _reason: EnqueueReason,
+        _view: &SchedulerView<'_>,
+    ) {
+    }
     fn queue_key(&self, _slot: Slot) -> i64 {
         0
     }
@@ -34,6 +50,8 @@ impl CpuScheduler for RoundRobinScheduler {
         true
     }
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
-        view.queued_tasks().filter(|&slot| view.is_allowed_on(slot, cpu)).min_by_key(|&slot| view.enqueue_number(slot))
+        view.queued_tasks()
+            .filter(|&slot| view.is_allowed_on(slot, cpu))
+            .min_by_key(|&slot| view.enqueue_number(slot))
     }
 }

@@ -54,7 +54,13 @@ fn dispatch_row(level: u8) -> DispatchTableRow {
     };
     let lifted_level = if level < 49 { woken_level } else { 59 };
     let max_wait_s = if level == 59 { 32_000 } else { 0 };
-    DispatchTableRow { quantum_ms, expired_level: level - level_drop, woken_level, max_wait_s, lifted_level }
+    DispatchTableRow {
+        quantum_ms,
+        expired_level: level - level_drop,
+        woken_level,
+        max_wait_s,
+        lifted_level,
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -75,7 +81,11 @@ pub(crate) struct SolarisTimeSharing {
 impl SolarisTimeSharing {
     pub fn new(times: SchedulerTimes) -> Self {
         let next_lift_cycle = LIFT_INTERVAL_MS * times.millisecond_cycles;
-        SolarisTimeSharing { times, tasks: Vec::new(), next_lift_cycle }
+        SolarisTimeSharing {
+            times,
+            tasks: Vec::new(),
+            next_lift_cycle,
+        }
     }
 
     fn level_of(&self, slot: Slot) -> u8 {
@@ -83,12 +93,16 @@ impl SolarisTimeSharing {
     }
 
     fn quantum_cycles(&self, level: u8, weight: f64) -> u64 {
-        ((dispatch_row(level).quantum_ms * self.times.millisecond_cycles) as f64 * weight).max(1.0) as u64
+        ((dispatch_row(level).quantum_ms * self.times.millisecond_cycles) as f64 * weight).max(1.0)
+            as u64
     }
 
     /// Returns the number of waiting threads at this level or a better one.
     fn count_waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
-        view.waiting_tasks(cpu).iter().filter(|&&slot| self.level_of(slot) >= level).count()
+        view.waiting_tasks(cpu)
+            .iter()
+            .filter(|&&slot| self.level_of(slot) >= level)
+            .count()
     }
 
     /// Returns an idle CPU or, if there is none, the one that runs the lowest level.
@@ -96,9 +110,15 @@ impl SolarisTimeSharing {
         let domains = view.domains();
         let last_cpu = view.last_cpu(slot).unwrap_or(0);
         view.best_cpu(slot, |cpu| {
-            let running_level = view.running_task(cpu).map(|running_slot| self.level_of(running_slot) + 1).unwrap_or(0);
+            let running_level = view
+                .running_task(cpu)
+                .map(|running_slot| self.level_of(running_slot) + 1)
+                .unwrap_or(0);
             let is_busy = !view.is_idle(cpu);
-            let busy_siblings = domains.group_members(0, cpu).filter(|&sibling| !view.is_idle(sibling)).count();
+            let busy_siblings = domains
+                .group_members(0, cpu)
+                .filter(|&sibling| !view.is_idle(sibling))
+                .count();
             (
                 is_busy,
                 if is_busy { 0 } else { busy_siblings },
@@ -118,16 +138,24 @@ impl CpuScheduler for SolarisTimeSharing {
             _ => return self.lowest_level_cpu(slot, view),
         };
         if reason == EnqueueReason::Woken || reason == EnqueueReason::New {
-            return if view.is_idle(home_cpu) { home_cpu } else { self.lowest_level_cpu(slot, view) };
+            return if view.is_idle(home_cpu) {
+                home_cpu
+            } else {
+                self.lowest_level_cpu(slot, view)
+            };
         }
         // Like `setbackdq`, compares the queue with that of the next CPU of the partition.
         let level = self.level_of(slot);
         let cpus = view.domains().cpu_count();
         let later_cpus = (1..=cpus).map(|step| (home_cpu + step) % cpus);
-        let next_cpu =
-            later_cpus.into_iter().find(|&cpu| view.is_open(cpu) && view.is_allowed_on(slot, cpu)).unwrap_or(home_cpu);
+        let next_cpu = later_cpus
+            .into_iter()
+            .find(|&cpu| view.is_open(cpu) && view.is_allowed_on(slot, cpu))
+            .unwrap_or(home_cpu);
         let max_difference = if level >= STRICT_BALANCE_LEVEL { 1 } else { 2 };
-        let excess_at_home = self.count_waiting_at(home_cpu, level, view).saturating_sub(max_difference);
+        let excess_at_home = self
+            .count_waiting_at(home_cpu, level, view)
+            .saturating_sub(max_difference);
         if excess_at_home > 0 && self.count_waiting_at(next_cpu, level, view) < excess_at_home {
             next_cpu
         } else {
@@ -137,11 +165,15 @@ impl CpuScheduler for SolarisTimeSharing {
 
     fn enqueue(&mut self, slot: Slot, _cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>) {
         let weight = view.weight(slot);
-        let (mut level, has_started) = (self.level_of(slot), slot_entry_mut(&mut self.tasks, slot).has_started);
+        let (mut level, has_started) = (
+            self.level_of(slot),
+            slot_entry_mut(&mut self.tasks, slot).has_started,
+        );
         match reason {
             EnqueueReason::Expired => level = dispatch_row(level).expired_level,
             EnqueueReason::Woken
-                if self.tasks[slot].unexpired_seconds > dispatch_row(level).max_wait_s || has_started =>
+                if self.tasks[slot].unexpired_seconds > dispatch_row(level).max_wait_s
+                    || has_started =>
             {
                 level = dispatch_row(level).woken_level;
             }
@@ -149,7 +181,12 @@ impl CpuScheduler for SolarisTimeSharing {
             _ => return,
         }
         let remaining_cycles = self.quantum_cycles(level, weight);
-        self.tasks[slot] = TimeSharingEntity { level, unexpired_seconds: 0, has_started: true, remaining_cycles };
+        self.tasks[slot] = TimeSharingEntity {
+            level,
+            unexpired_seconds: 0,
+            has_started: true,
+            remaining_cycles,
+        };
     }
 
     fn queue_key(&self, slot: Slot) -> i64 {
@@ -184,7 +221,9 @@ impl CpuScheduler for SolarisTimeSharing {
         for slot in 0..self.tasks.len() {
             let (level, weight) = (self.tasks[slot].level, view.weight(slot));
             self.tasks[slot].unexpired_seconds += 1;
-            if self.tasks[slot].has_started && self.tasks[slot].unexpired_seconds > dispatch_row(level).max_wait_s {
+            if self.tasks[slot].has_started
+                && self.tasks[slot].unexpired_seconds > dispatch_row(level).max_wait_s
+            {
                 let lifted_level = dispatch_row(level).lifted_level;
                 let remaining_cycles = self.quantum_cycles(lifted_level, weight);
                 self.tasks[slot] = TimeSharingEntity {
@@ -199,8 +238,15 @@ impl CpuScheduler for SolarisTimeSharing {
     }
 
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
-        let selection_key = |&slot: &Slot| (std::cmp::Reverse(self.level_of(slot)), view.enqueue_number(slot));
-        view.queued_tasks().filter(|&slot| view.is_allowed_on(slot, cpu)).min_by_key(selection_key)
+        let selection_key = |&slot: &Slot| {
+            (
+                std::cmp::Reverse(self.level_of(slot)),
+                view.enqueue_number(slot),
+            )
+        };
+        view.queued_tasks()
+            .filter(|&slot| view.is_allowed_on(slot, cpu))
+            .min_by_key(selection_key)
     }
 }
 
@@ -213,7 +259,13 @@ mod tests {
     fn the_dispatch_table_is_the_published_default() {
         let row_fields = |level| {
             let line = dispatch_row(level);
-            (line.quantum_ms, line.expired_level, line.woken_level, line.max_wait_s, line.lifted_level)
+            (
+                line.quantum_ms,
+                line.expired_level,
+                line.woken_level,
+                line.max_wait_s,
+                line.lifted_level,
+            )
         };
         assert_eq!(row_fields(0), (200, 0, 50, 0, 50));
         assert_eq!(row_fields(9), (200, 0, 50, 0, 50));

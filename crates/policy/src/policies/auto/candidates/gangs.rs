@@ -16,7 +16,8 @@ const MIN_GANG_DEMAND: f64 = 0.8;
 impl PlanSearch<'_> {
     pub(super) fn add_rotations(&self, layout: &SiteLayout) -> SiteLayout {
         self.change_each_site(layout, |search, site_tasks, new_layout| {
-            new_layout.rotations[site_tasks.site] = site_tasks.best_rotation(&search.judge, &[], false);
+            new_layout.rotations[site_tasks.site] =
+                site_tasks.best_rotation(&search.judge, &[], false);
         })
     }
 }
@@ -32,17 +33,30 @@ impl SiteTasks<'_> {
     ) -> Option<GangRotation> {
         let cpus = self.problem.sites[self.site].cpus.count() as usize;
         let program_at = |&at: &usize| self.problem.tasks[at].program.as_ref();
-        let can_be_ganged = self.members.iter().all(|&index| self.problem.tasks[index].is_movable)
-            && self.members.iter().filter_map(program_at).all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
+        let can_be_ganged = self
+            .members
+            .iter()
+            .all(|&index| self.problem.tasks[index].is_movable)
+            && self
+                .members
+                .iter()
+                .filter_map(program_at)
+                .all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
         if self.members.len() <= cpus || !can_be_ganged || cpus < 2 {
             return None;
         }
         let mut best_key_and_rotation = (judge.score_key(self.score(partitions, None)), None);
         let grouping_count = if is_hurried { 2 } else { usize::MAX };
-        for slice_ns in
-            QUANTA_MS.map(|ms| ms * 1_000_000).into_iter().filter(|ns| !is_hurried || *ns == HURRIED_QUANTUM_NS)
+        for slice_ns in QUANTA_MS
+            .map(|ms| ms * 1_000_000)
+            .into_iter()
+            .filter(|ns| !is_hurried || *ns == HURRIED_QUANTUM_NS)
         {
-            if self.problem.min_slice_ns.is_none_or(|min_slice_ns| min_slice_ns > slice_ns) {
+            if self
+                .problem
+                .min_slice_ns
+                .is_none_or(|min_slice_ns| min_slice_ns > slice_ns)
+            {
                 continue;
             }
             for gangs in self.form_gangs(cpus).into_iter().take(grouping_count) {
@@ -76,17 +90,28 @@ impl SiteTasks<'_> {
             sorted_members
         };
         let program_at = |index: usize| self.problem.tasks[index].program.as_ref();
-        let pressure =
-            |index: usize| program_at(index).map_or(0.0, |model| model.misses_at(bytes) / model.solo_cycles(bytes));
-        let space_need = |index: usize| {
-            program_at(index)
-                .map_or(0.0, |model| model.cycles_per_instr_at(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes))
+        let pressure = |index: usize| {
+            program_at(index).map_or(0.0, |model| {
+                model.misses_at(bytes) / model.solo_cycles(bytes)
+            })
         };
-        let full_gangs =
-            |ordered_members: &[usize]| ordered_members.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
+        let space_need = |index: usize| {
+            program_at(index).map_or(0.0, |model| {
+                model.cycles_per_instr_at(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes)
+            })
+        };
+        let full_gangs = |ordered_members: &[usize]| {
+            ordered_members
+                .chunks(cpus)
+                .map(<[usize]>::to_vec)
+                .collect::<Vec<_>>()
+        };
         let even_gangs = |ordered_members: &[usize]| {
             let gangs = ordered_members.len().div_ceil(cpus);
-            ordered_members.chunks(ordered_members.len().div_ceil(gangs)).map(<[usize]>::to_vec).collect::<Vec<_>>()
+            ordered_members
+                .chunks(ordered_members.len().div_ceil(gangs))
+                .map(<[usize]>::to_vec)
+                .collect::<Vec<_>>()
         };
         // Each gang has one task that needs much space, together with tasks of low pressure.
         let deal_into_gangs = |ordered_members: &[usize]| {
@@ -135,8 +160,12 @@ impl SiteTasks<'_> {
                             (
                                 exchanged_rotation.gangs[gang][member],
                                 exchanged_rotation.gangs[other_gang][other_member],
-                            ) = (rotation.gangs[other_gang][other_member], rotation.gangs[gang][member]);
-                            let new_key = judge.score_key(self.score(partitions, Some(&exchanged_rotation)));
+                            ) = (
+                                rotation.gangs[other_gang][other_member],
+                                rotation.gangs[gang][member],
+                            );
+                            let new_key =
+                                judge.score_key(self.score(partitions, Some(&exchanged_rotation)));
                             if new_key > key + 1e-9 {
                                 (key, rotation) = (new_key, exchanged_rotation);
                             }

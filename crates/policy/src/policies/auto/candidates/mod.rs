@@ -43,8 +43,13 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// All mechanisms, in the order of reports.
-    pub const ALL: [Mechanism; 5] =
-        [Mechanism::Placement, Mechanism::MemoryNodes, Mechanism::Sharing, Mechanism::Space, Mechanism::Gangs];
+    pub const ALL: [Mechanism; 5] = [
+        Mechanism::Placement,
+        Mechanism::MemoryNodes,
+        Mechanism::Sharing,
+        Mechanism::Space,
+        Mechanism::Gangs,
+    ];
 
     /// Returns the mechanism's name in reasons.
     pub fn describe(self) -> &'static str {
@@ -70,7 +75,10 @@ impl AllowedMechanisms {
 
     /// Returns whether the search may use this mechanism.
     pub fn allows(self, mechanism: Mechanism) -> bool {
-        Mechanism::ALL.iter().zip(self.0).any(|(candidate, is_allowed)| *candidate == mechanism && is_allowed)
+        Mechanism::ALL
+            .iter()
+            .zip(self.0)
+            .any(|(candidate, is_allowed)| *candidate == mechanism && is_allowed)
     }
 }
 
@@ -130,7 +138,10 @@ impl<'a> PlanSearch<'a> {
             problem,
             score_cache,
             allowed_mechanisms,
-            judge: PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 },
+            judge: PlanComparator {
+                objective: PlanObjective::WeightedSpeedup,
+                min_speed: 0.0,
+            },
             remaining_scores: Cell::new(effort),
             generator: SplitMix64::new(1),
         }
@@ -166,7 +177,12 @@ impl PlanSearch<'_> {
             layout = self.problem.with_closed_sites(layout, current_layout);
         }
         let score = score(self.problem, &layout, self.score_cache);
-        CandidatePlan { label: "default", mechanism: None, layout, score }
+        CandidatePlan {
+            label: "default",
+            mechanism: None,
+            layout,
+            score,
+        }
     }
 
     /// Returns all candidates, the default first.
@@ -183,9 +199,16 @@ impl PlanSearch<'_> {
             Some(current_layout) => problem.with_closed_sites(layout, current_layout),
             None => layout,
         };
-        let mut add_candidate = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
-            add(&mut candidates, problem, score_cache, (label, mechanism), restore_closed_sites(layout));
-        };
+        let mut add_candidate =
+            |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
+                add(
+                    &mut candidates,
+                    problem,
+                    score_cache,
+                    (label, mechanism),
+                    restore_closed_sites(layout),
+                );
+            };
         let mut start_layouts = vec![("joint from the default", default.clone())];
         if let Some(current) = &current_layout {
             add_candidate("the plan in force", None, current.clone());
@@ -195,7 +218,10 @@ impl PlanSearch<'_> {
             ));
         }
         let shares_data = self.allowed_mechanisms.allows(Mechanism::Sharing)
-            && problem.tasks.iter().any(|problem_task| problem_task.cluster.is_some());
+            && problem
+                .tasks
+                .iter()
+                .any(|problem_task| problem_task.cluster.is_some());
         if self.allowed_mechanisms.allows(Mechanism::Space) {
             add_candidate(
                 "space",
@@ -221,25 +247,43 @@ impl PlanSearch<'_> {
             add_candidate("memory nodes", Some(Mechanism::MemoryNodes), layout);
         }
         if self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1 {
-            let (balanced_layout, separated_layout) = (self.balance(&default), self.separate_streams(&default));
-            let mut search_placement =
-                |start_layout: SiteLayout| self.with_budget_share(8, |search| search.place(start_layout, false));
+            let (balanced_layout, separated_layout) =
+                (self.balance(&default), self.separate_streams(&default));
+            let mut search_placement = |start_layout: SiteLayout| {
+                self.with_budget_share(8, |search| search.place(start_layout, false))
+            };
             let separated_plan = search_placement(separated_layout);
-            add_candidate("placement from separated misses", Some(Mechanism::Placement), separated_plan.clone());
+            add_candidate(
+                "placement from separated misses",
+                Some(Mechanism::Placement),
+                separated_plan.clone(),
+            );
             start_layouts.push(("joint from separated misses", separated_plan));
-            add_candidate("placement", Some(Mechanism::Placement), search_placement(default.clone()));
+            add_candidate(
+                "placement",
+                Some(Mechanism::Placement),
+                search_placement(default.clone()),
+            );
             let balanced_plan = search_placement(balanced_layout);
-            add_candidate("placement from balanced misses", Some(Mechanism::Placement), balanced_plan.clone());
+            add_candidate(
+                "placement from balanced misses",
+                Some(Mechanism::Placement),
+                balanced_plan.clone(),
+            );
             start_layouts.push(("joint from balanced misses", balanced_plan));
         }
         let start_count = start_layouts.len();
         for (index, (label, start)) in start_layouts.into_iter().enumerate() {
-            let can_place = self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
+            let can_place =
+                self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
             let is_joint = problem.tasks.len() <= MAX_JOINT_TASKS;
             let layout = self.with_budget_share(start_count - index, |search| {
                 // Even if the layout does not change, its partitions and rotation are searched.
-                let layout =
-                    if can_place { search.with_budget_share(2, |search| search.place(start, is_joint)) } else { start };
+                let layout = if can_place {
+                    search.with_budget_share(2, |search| search.place(start, is_joint))
+                } else {
+                    start
+                };
                 search.refine(&layout)
             });
             add_candidate(label, None, layout);
@@ -249,9 +293,12 @@ impl PlanSearch<'_> {
             && problem.tasks.len() <= MAX_JOINT_TASKS
         {
             let key_of = |candidate: &CandidatePlan| self.judge.score_key(candidate.score);
-            let undivided_candidates = candidates.iter().filter(|candidate| candidate.layout.is_undivided());
-            let best_undivided =
-                undivided_candidates.reduce(|a, b| if key_of(b) > key_of(a) { b } else { a }).unwrap_or(&candidates[0]);
+            let undivided_candidates = candidates
+                .iter()
+                .filter(|candidate| candidate.layout.is_undivided());
+            let best_undivided = undivided_candidates
+                .reduce(|a, b| if key_of(b) > key_of(a) { b } else { a })
+                .unwrap_or(&candidates[0]);
             let layout = restore_closed_sites(self.place_by_traffic(best_undivided.layout.clone()));
             let label = ("placement by memory traffic", Some(Mechanism::Placement));
             self::add(&mut candidates, problem, score_cache, label, layout);
@@ -260,17 +307,27 @@ impl PlanSearch<'_> {
     }
 
     /// Runs a search that may use one part in `budget_divisor` of the remaining site scores.
-    fn with_budget_share<T>(&mut self, budget_divisor: usize, search: impl FnOnce(&mut Self) -> T) -> T {
+    fn with_budget_share<T>(
+        &mut self,
+        budget_divisor: usize,
+        search: impl FnOnce(&mut Self) -> T,
+    ) -> T {
         let remaining_budget = self.remaining_scores.get();
-        self.remaining_scores.set(remaining_budget / budget_divisor.max(1));
-        let outcome = search(self);
         self.remaining_scores
-            .set(remaining_budget - remaining_budget / budget_divisor.max(1) + self.remaining_scores.get());
+            .set(remaining_budget / budget_divisor.max(1));
+        let outcome = search(self);
+        self.remaining_scores.set(
+            remaining_budget - remaining_budget / budget_divisor.max(1)
+                + self.remaining_scores.get(),
+        );
         outcome
     }
 
     pub(super) fn movable_tasks(&self) -> Vec<usize> {
-        self.problem.known_tasks().filter(|&index| self.problem.can_move(index)).collect()
+        self.problem
+            .known_tasks()
+            .filter(|&index| self.problem.can_move(index))
+            .collect()
     }
 
     /// Returns the number of known tasks that fit on each open site: by cores while these suffice, otherwise in
@@ -278,14 +335,26 @@ impl PlanSearch<'_> {
     pub(super) fn seats_per_site(&self) -> Vec<usize> {
         let tasks = self.problem.known_tasks().count();
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
-        let cpus: u32 = self.problem.sites.iter().map(|site| site.cpus.count()).sum();
-        let fair_share = |site_cpus: u32| (tasks * site_cpus as usize).div_ceil(cpus.max(1) as usize);
-        let seats_on_site = |(index, site): (usize, &CacheSite)| match self.problem.is_closed(index) {
+        let cpus: u32 = self
+            .problem
+            .sites
+            .iter()
+            .map(|site| site.cpus.count())
+            .sum();
+        let fair_share =
+            |site_cpus: u32| (tasks * site_cpus as usize).div_ceil(cpus.max(1) as usize);
+        let seats_on_site = |(index, site): (usize, &CacheSite)| match self.problem.is_closed(index)
+        {
             true => 0,
             false if tasks <= cores => site.cores,
             false => fair_share(site.cpus.count()).max(site.cores),
         };
-        self.problem.sites.iter().enumerate().map(seats_on_site).collect()
+        self.problem
+            .sites
+            .iter()
+            .enumerate()
+            .map(seats_on_site)
+            .collect()
     }
 
     /// Scores a site with these members: with its best partitions and rotation if the search is joint, otherwise
@@ -309,7 +378,11 @@ impl PlanSearch<'_> {
             remaining_scores: &self.remaining_scores,
             score_cache: self.score_cache,
         };
-        let (partitions, rotation) = if is_joint { self.find_best_plan(&site_tasks, true) } else { (Vec::new(), None) };
+        let (partitions, rotation) = if is_joint {
+            self.find_best_plan(&site_tasks, true)
+        } else {
+            (Vec::new(), None)
+        };
         site_tasks.score(&partitions, rotation.as_ref())
     }
 
@@ -337,8 +410,10 @@ impl PlanSearch<'_> {
         }
         // If partitions are enough, a rotation adds nothing.
         let lone_partitions = site_tasks.best_partitions(&self.judge, None);
-        let (rotation_score, lone_score) =
-            (site_tasks.score(&partitions, rotation.as_ref()), site_tasks.score(&lone_partitions, None));
+        let (rotation_score, lone_score) = (
+            site_tasks.score(&partitions, rotation.as_ref()),
+            site_tasks.score(&lone_partitions, None),
+        );
         if self.judge.score_key(lone_score) >= self.judge.score_key(rotation_score) - 1e-3 {
             (lone_partitions, None)
         } else {
@@ -362,7 +437,10 @@ impl PlanSearch<'_> {
         change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
     ) -> SiteLayout {
         let mut new_layout = layout.clone();
-        for site in sites.into_iter().filter(|&site| !self.problem.is_closed(site)) {
+        for site in sites
+            .into_iter()
+            .filter(|&site| !self.problem.is_closed(site))
+        {
             let members = layout.known_tasks_on(self.problem, site);
             let split_shares = split_shares(self.problem, &layout.site_by_task, &members, site);
             let site_tasks = SiteTasks {
@@ -376,7 +454,10 @@ impl PlanSearch<'_> {
             change(self, &site_tasks, &mut new_layout);
             // Partitions and rotations apply to tasks that stay on the site.
             if !new_layout.partitions[site].is_empty() || new_layout.rotations[site].is_some() {
-                for &index in members.iter().filter(|&&task| self.problem.tasks[task].is_movable) {
+                for &index in members
+                    .iter()
+                    .filter(|&&task| self.problem.tasks[task].is_movable)
+                {
                     new_layout.is_pinned[index] = true;
                 }
             }
@@ -386,8 +467,10 @@ impl PlanSearch<'_> {
 
     fn refine(&self, layout: &SiteLayout) -> SiteLayout {
         self.change_each_site(layout, |search, site_tasks, new_layout| {
-            (new_layout.partitions[site_tasks.site], new_layout.rotations[site_tasks.site]) =
-                search.find_best_plan(site_tasks, false);
+            (
+                new_layout.partitions[site_tasks.site],
+                new_layout.rotations[site_tasks.site],
+            ) = search.find_best_plan(site_tasks, false);
         })
     }
 }
@@ -400,9 +483,17 @@ pub(super) fn add(
     (label, mechanism): (&'static str, Option<Mechanism>),
     layout: SiteLayout,
 ) {
-    if candidates.iter().all(|candidate| candidate.layout != layout) {
+    if candidates
+        .iter()
+        .all(|candidate| candidate.layout != layout)
+    {
         let score = score(problem, &layout, score_cache);
-        candidates.push(CandidatePlan { label, mechanism, layout, score });
+        candidates.push(CandidatePlan {
+            label,
+            mechanism,
+            layout,
+            score,
+        });
     }
 }
 
@@ -417,23 +508,38 @@ pub const MIN_KEY_GAIN: f64 = 1e-4;
 mod tests {
     use super::*;
     use crate::policies::auto::model::problem::{CacheSite, PlanningProblem, ProblemTask};
-    use crate::policies::auto::model::program_model::tests::{CACHE, program_fixture, uniform_program};
+    use crate::policies::auto::model::program_model::tests::{
+        CACHE, program_fixture, uniform_program,
+    };
     use crate::policies::auto::model::score_cache;
     use cachemate_core::ProcessId;
 
     fn problem_fixture(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
-        let site = |id| CacheSite { partition_units: None, ..score_cache::tests::site_fixture(id, cpus) };
-        let (reuser, stream) = (uniform_program(0.22 * CACHE, 0.002), program_fixture(|_| 0.01));
+        let site = |id| CacheSite {
+            partition_units: None,
+            ..score_cache::tests::site_fixture(id, cpus)
+        };
+        let (reuser, stream) = (
+            uniform_program(0.22 * CACHE, 0.002),
+            program_fixture(|_| 0.01),
+        );
         let problem_task = |id: u32| ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
             is_movable: true,
-            program: Some(if id.is_multiple_of(2) { reuser.clone() } else { stream.clone() }),
+            program: Some(if id.is_multiple_of(2) {
+                reuser.clone()
+            } else {
+                stream.clone()
+            }),
             cluster: None,
             last_site: Some((id % sites) as usize),
             must_stay: false,
         };
-        let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(problem_task).collect());
+        let (sites, tasks) = (
+            (0..sites).map(site).collect(),
+            (0..tasks).map(problem_task).collect(),
+        );
         PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
@@ -449,8 +555,18 @@ mod tests {
         let best = candidates
             .iter()
             .map(|candidate| candidate.score)
-            .reduce(|a, b| if judge.score_key(b) > judge.score_key(a) { b } else { a });
-        (candidates[0].score, best.unwrap(), search.remaining_scores.get())
+            .reduce(|a, b| {
+                if judge.score_key(b) > judge.score_key(a) {
+                    b
+                } else {
+                    a
+                }
+            });
+        (
+            candidates[0].score,
+            best.unwrap(),
+            search.remaining_scores.get(),
+        )
     }
 
     fn all_mechanisms() -> AllowedMechanisms {
@@ -461,13 +577,24 @@ mod tests {
     #[test]
     fn streams_are_separated_from_programs_that_keep_data() {
         let mut problem = problem_fixture(2, 4, 8);
-        problem.tasks.iter_mut().enumerate().for_each(|(index, problem_task)| problem_task.last_site = Some(index / 4));
+        problem
+            .tasks
+            .iter_mut()
+            .enumerate()
+            .for_each(|(index, problem_task)| problem_task.last_site = Some(index / 4));
         let (default, best_score, _) = best_scores(&problem, all_mechanisms(), 2_000);
         let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
-        assert!(value(best_score) > 1.01 * value(default) && value(best_score) > 0.98, "{default:?} {best_score:?}");
+        assert!(
+            value(best_score) > 1.01 * value(default) && value(best_score) > 0.98,
+            "{default:?} {best_score:?}"
+        );
         let nothing = AllowedMechanisms::default();
         let (default, best_score, _) = best_scores(&problem, nothing, 2_000);
-        assert_eq!(value(default), value(best_score), "all mechanisms are disabled");
+        assert_eq!(
+            value(default),
+            value(best_score),
+            "all mechanisms are disabled"
+        );
     }
 
     /// Do threads that have never run on different caches stay together, and are they split if they have?
@@ -485,11 +612,15 @@ mod tests {
             let candidates = search.find_candidates(&BTreeMap::new(), None);
             candidates
                 .iter()
-                .filter(|candidate| pair.iter().any(|&index| candidate.layout.site_by_task[index] != Some(0)))
+                .filter(|candidate| {
+                    pair.iter()
+                        .any(|&index| candidate.layout.site_by_task[index] != Some(0))
+                })
                 .count()
         };
         assert!(parted(&problem) > 0, "some plan moves them");
-        pair.iter().for_each(|&index| problem.tasks[index].must_stay = true);
+        pair.iter()
+            .for_each(|&index| problem.tasks[index].must_stay = true);
         assert_eq!(parted(&problem), 0);
     }
 
@@ -498,20 +629,36 @@ mod tests {
     #[test]
     fn a_cache_with_an_unknown_task_is_the_same_in_every_plan() {
         let mut problem = problem_fixture(2, 4, 8);
-        problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
+        problem
+            .tasks
+            .iter_mut()
+            .enumerate()
+            .for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
         problem.tasks[1].program = None;
         let count_same = |problem: &PlanningProblem| {
             let mut current_layout = SiteLayout::without_partitions(
                 problem,
-                problem.tasks.iter().map(|problem_task| problem_task.last_site).collect(),
+                problem
+                    .tasks
+                    .iter()
+                    .map(|problem_task| problem_task.last_site)
+                    .collect(),
                 false,
             );
-            current_layout.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
+            current_layout.partitions[0] = vec![PartitionMembers {
+                members: vec![0],
+                units: 5,
+            }];
             let memo = ScoreCache::new(problem);
             let mut search = PlanSearch::with_effort(problem, &memo, all_mechanisms(), 2_000);
             let candidates = search.find_candidates(&BTreeMap::new(), Some(current_layout.clone()));
-            let on_first =
-                |layout: &SiteLayout| layout.site_by_task.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
+            let on_first = |layout: &SiteLayout| {
+                layout
+                    .site_by_task
+                    .iter()
+                    .map(|home| *home == Some(0))
+                    .collect::<Vec<_>>()
+            };
             let is_same = |candidate: &&CandidatePlan| {
                 candidate.layout.partitions[0] == current_layout.partitions[0]
                     && on_first(&candidate.layout) == on_first(&current_layout)
@@ -535,6 +682,9 @@ mod tests {
         let problem = problem_fixture(64, 16, 1_000);
         let (default, best_score, remaining) = best_scores(&problem, all_mechanisms(), 400);
         let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
-        assert!(value(best_score) >= value(default) && remaining <= 400, "{default:?} {best_score:?}");
+        assert!(
+            value(best_score) >= value(default) && remaining <= 400,
+            "{default:?} {best_score:?}"
+        );
     }
 }

@@ -15,7 +15,12 @@ impl PlanSearch<'_> {
     /// only each other.
     pub(super) fn separate_streams(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable_tasks = self.movable_tasks();
-        let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let bytes = self
+            .problem
+            .sites
+            .iter()
+            .map(|site| site.bytes)
+            .fold(0.0, f64::max);
         sort_by_weight(&mut movable_tasks, &self.miss_rates(bytes, bytes));
         // Each site keeps its present number of tasks.
         let mut remaining_seats = vec![0; self.problem.sites.len()];
@@ -26,7 +31,10 @@ impl PlanSearch<'_> {
         }
         let mut site_by_task = default.site_by_task.clone();
         let mut site = 0;
-        for index in movable_tasks.into_iter().filter(|&index| default.site_by_task[index].is_some()) {
+        for index in movable_tasks
+            .into_iter()
+            .filter(|&index| default.site_by_task[index].is_some())
+        {
             while site < remaining_seats.len() && remaining_seats[site] == 0 {
                 site += 1;
             }
@@ -42,9 +50,14 @@ impl PlanSearch<'_> {
     /// Returns the misses per cycle of each task with this space, at its solo speed on a cache of `cache_bytes`; 0 for
     /// unknown tasks.
     fn miss_rates(&self, bytes: f64, cache_bytes: f64) -> Vec<f64> {
-        let miss_rate =
-            |model: &ProgramModel| model.cpu_demand * model.misses_at(bytes) / model.solo_cycles(cache_bytes);
-        self.problem.tasks.iter().map(|task| task.program.as_ref().map_or(0.0, miss_rate)).collect()
+        let miss_rate = |model: &ProgramModel| {
+            model.cpu_demand * model.misses_at(bytes) / model.solo_cycles(cache_bytes)
+        };
+        self.problem
+            .tasks
+            .iter()
+            .map(|task| task.program.as_ref().map_or(0.0, miss_rate))
+            .collect()
     }
 
     /// Evens out misses over the sites (DI): the heaviest task goes first, to the lightest site.
@@ -55,7 +68,11 @@ impl PlanSearch<'_> {
         sort_by_weight(&mut movable_tasks, &weights);
         let mut free_seats = self.seats_per_site();
         let mut load_by_site = vec![0.0; free_seats.len()];
-        for index in self.problem.known_tasks().filter(|&index| !self.problem.can_move(index)) {
+        for index in self
+            .problem
+            .known_tasks()
+            .filter(|&index| !self.problem.can_move(index))
+        {
             if let Some(site) = default.site_by_task[index] {
                 free_seats[site] = free_seats[site].saturating_sub(1);
                 load_by_site[site] += weights[index];
@@ -63,7 +80,10 @@ impl PlanSearch<'_> {
         }
         let load_key = |site: usize, load: f64| {
             // The bits of numbers that are not negative are ordered as the numbers.
-            ((load / f64::from(self.problem.sites[site].cpus.count().max(1))).to_bits(), site)
+            (
+                (load / f64::from(self.problem.sites[site].cpus.count().max(1))).to_bits(),
+                site,
+            )
         };
         let mut open_sites: BTreeSet<(u64, usize)> = (0..free_seats.len())
             .filter(|&site| free_seats[site] > 0)
@@ -71,7 +91,9 @@ impl PlanSearch<'_> {
             .collect();
         let mut site_by_task = default.site_by_task.clone();
         for index in movable_tasks {
-            let Some((_, site)) = open_sites.pop_first() else { break };
+            let Some((_, site)) = open_sites.pop_first() else {
+                break;
+            };
             free_seats[site] -= 1;
             load_by_site[site] += weights[index];
             site_by_task[index] = Some(site);
@@ -98,7 +120,14 @@ impl PlanSearch<'_> {
             }
         }
         assignment.scores = (0..sites)
-            .map(|site| self.score_site(&assignment.site_by_task, site, &assignment.residents[site], is_joint))
+            .map(|site| {
+                self.score_site(
+                    &assignment.site_by_task,
+                    site,
+                    &assignment.residents[site],
+                    is_joint,
+                )
+            })
             .collect();
         let mut has_improved = true;
         while has_improved && self.remaining_scores.get() > 0 {
@@ -109,7 +138,8 @@ impl PlanSearch<'_> {
                 if self.remaining_scores.get() == 0 {
                     break;
                 }
-                has_improved |= self.apply_improving_move(index, &seats_per_site, &mut assignment, is_joint);
+                has_improved |=
+                    self.apply_improving_move(index, &seats_per_site, &mut assignment, is_joint);
             }
         }
         SiteLayout::without_partitions(self.problem, assignment.site_by_task, true)
@@ -119,8 +149,11 @@ impl PlanSearch<'_> {
     /// leaves out that tasks of different sites wait for the same memory.
     pub(super) fn place_by_traffic(&self, start_layout: SiteLayout) -> SiteLayout {
         let (seats_per_site, movable_tasks) = (self.seats_per_site(), self.movable_tasks());
-        let mut best_layout = SiteLayout::without_partitions(self.problem, start_layout.site_by_task, true);
-        let mut best_key = self.judge.score_key(score(self.problem, &best_layout, self.score_cache));
+        let mut best_layout =
+            SiteLayout::without_partitions(self.problem, start_layout.site_by_task, true);
+        let mut best_key =
+            self.judge
+                .score_key(score(self.problem, &best_layout, self.score_cache));
         let mut remaining_scores = MAX_TRAFFIC_SCORES;
         let mut has_improved = true;
         while has_improved {
@@ -131,7 +164,9 @@ impl PlanSearch<'_> {
                         return best_layout;
                     }
                     remaining_scores -= 1;
-                    let key = self.judge.score_key(score(self.problem, &neighbor, self.score_cache));
+                    let key =
+                        self.judge
+                            .score_key(score(self.problem, &neighbor, self.score_cache));
                     if key > best_key + MIN_KEY_GAIN {
                         (best_layout, best_key, has_improved) = (neighbor, key, true);
                         break;
@@ -144,15 +179,26 @@ impl PlanSearch<'_> {
 
     /// Returns the layouts in which a task has moved to another site with a free CPU, or has exchanged its site with
     /// another task.
-    fn neighbors_of(&self, layout: &SiteLayout, index: usize, seats_per_site: &[usize]) -> Vec<SiteLayout> {
-        let Some(site) = layout.site_by_task[index] else { return Vec::new() };
+    fn neighbors_of(
+        &self,
+        layout: &SiteLayout,
+        index: usize,
+        seats_per_site: &[usize],
+    ) -> Vec<SiteLayout> {
+        let Some(site) = layout.site_by_task[index] else {
+            return Vec::new();
+        };
         let mut neighbors = Vec::new();
-        for other_site in (0..seats_per_site.len()).filter(|&other| other != site && !self.problem.is_closed(other)) {
+        for other_site in (0..seats_per_site.len())
+            .filter(|&other| other != site && !self.problem.is_closed(other))
+        {
             let residents = layout.known_tasks_on(self.problem, other_site);
             for partner in self.partners_among(&residents, seats_per_site[other_site]) {
                 let mut neighbor = layout.clone();
                 neighbor.site_by_task[index] = Some(other_site);
-                partner.into_iter().for_each(|partner| neighbor.site_by_task[partner] = Some(site));
+                partner
+                    .into_iter()
+                    .for_each(|partner| neighbor.site_by_task[partner] = Some(site));
                 neighbors.push(neighbor);
             }
         }
@@ -163,9 +209,15 @@ impl PlanSearch<'_> {
     /// to a free CPU.
     fn partners_among(&self, residents: &[usize], seat_count: usize) -> Vec<Option<usize>> {
         let free_cpu = (residents.len() < seat_count).then_some(None);
-        let movable_residents =
-            residents.iter().copied().filter(|&resident| self.problem.can_move(resident)).take(MAX_EXCHANGES);
-        free_cpu.into_iter().chain(movable_residents.map(Some)).collect()
+        let movable_residents = residents
+            .iter()
+            .copied()
+            .filter(|&resident| self.problem.can_move(resident))
+            .take(MAX_EXCHANGES);
+        free_cpu
+            .into_iter()
+            .chain(movable_residents.map(Some))
+            .collect()
     }
 
     /// Applies the first move or exchange of this task that is better. Returns whether there was one.
@@ -176,8 +228,15 @@ impl PlanSearch<'_> {
         assignment: &mut TaskAssignment,
         is_joint: bool,
     ) -> bool {
-        let Some(current_site) = assignment.site_by_task[index] else { return false };
-        let total_score = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
+        let Some(current_site) = assignment.site_by_task[index] else {
+            return false;
+        };
+        let total_score = |scores: &[LayoutScore]| {
+            scores
+                .iter()
+                .copied()
+                .fold(LayoutScore::EMPTY, LayoutScore::plus)
+        };
         let key_before = self.judge.score_key(total_score(&assignment.scores));
         for site in (0..assignment.scores.len()).filter(|&site| site != current_site) {
             for partner in self.partners_among(&assignment.residents[site], seats_per_site[site]) {
@@ -186,15 +245,19 @@ impl PlanSearch<'_> {
                 // A move also affects partners of a sharing cluster on other sites.
                 let is_affected = |residents: &Vec<usize>| {
                     residents.iter().any(|&resident| {
-                        self.problem.tasks[resident].cluster.is_some_and(|cluster| touched_clusters.contains(&cluster))
+                        self.problem.tasks[resident]
+                            .cluster
+                            .is_some_and(|cluster| touched_clusters.contains(&cluster))
                     })
                 };
                 let is_rescored = |other_site: &usize| {
                     *other_site == current_site
                         || *other_site == site
-                        || !touched_clusters.is_empty() && is_affected(&assignment.residents[*other_site])
+                        || !touched_clusters.is_empty()
+                            && is_affected(&assignment.residents[*other_site])
                 };
-                let rescored_sites: Vec<usize> = (0..assignment.scores.len()).filter(is_rescored).collect();
+                let rescored_sites: Vec<usize> =
+                    (0..assignment.scores.len()).filter(is_rescored).collect();
                 let mut previous_scores = Vec::with_capacity(rescored_sites.len());
                 for rescored_site in rescored_sites {
                     let score = self.score_site(
@@ -203,13 +266,18 @@ impl PlanSearch<'_> {
                         &assignment.residents[rescored_site],
                         is_joint,
                     );
-                    previous_scores
-                        .push((rescored_site, std::mem::replace(&mut assignment.scores[rescored_site], score)));
+                    previous_scores.push((
+                        rescored_site,
+                        std::mem::replace(&mut assignment.scores[rescored_site], score),
+                    ));
                 }
-                if self.judge.score_key(total_score(&assignment.scores)) > key_before + MIN_KEY_GAIN {
+                if self.judge.score_key(total_score(&assignment.scores)) > key_before + MIN_KEY_GAIN
+                {
                     return true;
                 }
-                previous_scores.into_iter().for_each(|(rescored_site, score)| assignment.scores[rescored_site] = score);
+                previous_scores
+                    .into_iter()
+                    .for_each(|(rescored_site, score)| assignment.scores[rescored_site] = score);
                 assignment.exchange(index, site, current_site, partner);
             }
         }
@@ -217,7 +285,11 @@ impl PlanSearch<'_> {
     }
 
     fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
-        tasks.into_iter().flatten().filter_map(|index| self.problem.tasks[index].cluster).collect()
+        tasks
+            .into_iter()
+            .flatten()
+            .filter_map(|index| self.problem.tasks[index].cluster)
+            .collect()
     }
 }
 

@@ -19,17 +19,31 @@ impl PlanSearch<'_> {
         ordered_clusters.sort_by_key(|members| std::cmp::Reverse(members.len()));
         let mut free_seats = self.seats_per_site();
         let mut site_by_task = default.site_by_task.clone();
-        for index in self.problem.known_tasks().filter(|index| !movable_tasks.contains(index)) {
+        for index in self
+            .problem
+            .known_tasks()
+            .filter(|index| !movable_tasks.contains(index))
+        {
             if let Some(site) = site_by_task[index] {
                 free_seats[site] = free_seats[site].saturating_sub(1);
             }
         }
         for members in &ordered_clusters {
-            let present_members =
-                |site: usize| members.iter().filter(|&&at| default.site_by_task[at] == Some(site)).count();
+            let present_members = |site: usize| {
+                members
+                    .iter()
+                    .filter(|&&at| default.site_by_task[at] == Some(site))
+                    .count()
+            };
             let fitting_members = |site: usize| free_seats[site].min(members.len());
             let best_site = (0..free_seats.len()).reduce(|a, b| {
-                if (fitting_members(b), present_members(b)) > (fitting_members(a), present_members(a)) { b } else { a }
+                if (fitting_members(b), present_members(b))
+                    > (fitting_members(a), present_members(a))
+                {
+                    b
+                } else {
+                    a
+                }
             });
             let Some(site) = best_site else { continue };
             for &index in members {
@@ -44,9 +58,13 @@ impl PlanSearch<'_> {
                 }
             }
         }
-        for index in movable_tasks.into_iter().filter(|&index| self.problem.tasks[index].cluster.is_none()) {
+        for index in movable_tasks
+            .into_iter()
+            .filter(|&index| self.problem.tasks[index].cluster.is_none())
+        {
             let current_site = site_by_task[index].filter(|&site| free_seats[site] > 0);
-            let freest_site = (0..free_seats.len()).reduce(|a, b| if free_seats[b] > free_seats[a] { b } else { a });
+            let freest_site = (0..free_seats.len())
+                .reduce(|a, b| if free_seats[b] > free_seats[a] { b } else { a });
             if let Some(site) = current_site.or(freest_site) {
                 free_seats[site] = free_seats[site].saturating_sub(1);
                 site_by_task[index] = Some(site);

@@ -23,12 +23,25 @@ pub struct SiteTasks<'a> {
 const ROTATION_COST: usize = 8;
 
 impl SiteTasks<'_> {
-    pub fn score(&self, partitions: &[PartitionMembers], rotation: Option<&GangRotation>) -> LayoutScore {
+    pub fn score(
+        &self,
+        partitions: &[PartitionMembers],
+        rotation: Option<&GangRotation>,
+    ) -> LayoutScore {
         let cost = if rotation.is_some() { ROTATION_COST } else { 1 };
         let cost = cost * (1 + self.members.len() / TASKS_PER_SCORE);
-        self.remaining_scores.set(self.remaining_scores.get().saturating_sub(cost));
-        let (problem, site, members, split_shares) = (self.problem, self.site, self.members, self.split_shares);
-        SiteScorer { problem, site, members, split_shares, partitions, rotation }
-            .score(&ErrorDraw::default(), self.score_cache)
+        self.remaining_scores
+            .set(self.remaining_scores.get().saturating_sub(cost));
+        let (problem, site, members, split_shares) =
+            (self.problem, self.site, self.members, self.split_shares);
+        SiteScorer {
+            problem,
+            site,
+            members,
+            split_shares,
+            partitions,
+            rotation,
+        }
+        .score(&ErrorDraw::default(), self.score_cache)
     }
 }

@@ -5,7 +5,9 @@ use cachemate_core::PartitionSupport;
 use super::PlanComparator;
 use super::PlanSearch;
 use super::site::SiteTasks;
-use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout, group_by_process};
+use crate::policies::auto::model::layout::{
+    GangRotation, PartitionMembers, SiteLayout, group_by_process,
+};
 use crate::policies::auto::model::problem::PlanningProblem;
 use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
@@ -20,8 +22,12 @@ const MAX_EXACT_UNITS: u32 = 64;
 pub fn unit_steps(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<SiteLayout> {
     let mut steps = Vec::new();
     for (site, partitions) in layout.partitions.iter().enumerate() {
-        let Some(partition_units) = problem.sites[site].partition_units else { continue };
-        for giver in (0..partitions.len()).filter(|&giver| partitions[giver].units > partition_units.min_units()) {
+        let Some(partition_units) = problem.sites[site].partition_units else {
+            continue;
+        };
+        for giver in (0..partitions.len())
+            .filter(|&giver| partitions[giver].units > partition_units.min_units())
+        {
             for taker in (0..partitions.len()).filter(|&taker| taker != giver) {
                 let mut step = layout.clone();
                 step.partitions[site][giver].units -= 1;
@@ -37,15 +43,22 @@ impl PlanSearch<'_> {
     /// Returns the layout with the best partitions of each site.
     pub fn with_best_partitions(&self, layout: &SiteLayout) -> SiteLayout {
         self.change_each_site(layout, |search, site_tasks, new_layout| {
-            new_layout.partitions[site_tasks.site] = site_tasks.best_partitions(&search.judge, None);
+            new_layout.partitions[site_tasks.site] =
+                site_tasks.best_partitions(&search.judge, None);
         })
     }
 }
 
 impl SiteTasks<'_> {
     /// Returns the best partitions of this cache; empty if none is better than sharing the whole cache.
-    pub fn best_partitions(&self, judge: &PlanComparator, rotation: Option<&GangRotation>) -> Vec<PartitionMembers> {
-        let Some(partition_units) = self.problem.sites[self.site].partition_units else { return Vec::new() };
+    pub fn best_partitions(
+        &self,
+        judge: &PlanComparator,
+        rotation: Option<&GangRotation>,
+    ) -> Vec<PartitionMembers> {
+        let Some(partition_units) = self.problem.sites[self.site].partition_units else {
+            return Vec::new();
+        };
         let site_processes = group_by_process(self.problem, self.members);
         if site_processes.len() < 2 || self.remaining_scores.get() == 0 {
             return Vec::new();
@@ -60,9 +73,13 @@ impl SiteTasks<'_> {
                 best_key_and_partitions = (key, partitions);
             }
         };
-        self.pooled_partitions(&partition_units, &site_processes).into_iter().for_each(&mut consider_partition);
+        self.pooled_partitions(&partition_units, &site_processes)
+            .into_iter()
+            .for_each(&mut consider_partition);
         if site_processes.len() <= MAX_EXCLUSIVE_PARTITIONS {
-            self.exclusive_partitions(&partition_units, &site_processes).into_iter().for_each(&mut consider_partition);
+            self.exclusive_partitions(&partition_units, &site_processes)
+                .into_iter()
+                .for_each(&mut consider_partition);
         }
         if best_key_and_partitions.1.is_empty() {
             best_key_and_partitions.1
@@ -78,17 +95,28 @@ impl SiteTasks<'_> {
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<usize> {
         let bytes = self.problem.sites[self.site].bytes;
-        let min_bytes = bytes * f64::from(partition_units.min_units()) / f64::from(partition_units.units());
+        let min_bytes =
+            bytes * f64::from(partition_units.min_units()) / f64::from(partition_units.units());
         let space_need = |tasks: &[usize]| {
             let task_need = |&index: &usize| {
                 let program = self.problem.tasks[index].program.as_ref()?;
-                Some(program.cycles_per_instr_at(min_bytes, 0.0, 0.0) / program.cycles_per_instr_at(bytes, 0.0, 0.0))
+                Some(
+                    program.cycles_per_instr_at(min_bytes, 0.0, 0.0)
+                        / program.cycles_per_instr_at(bytes, 0.0, 0.0),
+                )
             };
             tasks.iter().filter_map(task_need).fold(0.0, f64::max)
         };
-        let needs_by_process: Vec<f64> = processes.iter().map(|(_, tasks)| space_need(tasks)).collect();
+        let needs_by_process: Vec<f64> = processes
+            .iter()
+            .map(|(_, tasks)| space_need(tasks))
+            .collect();
         let mut ordered_processes: Vec<usize> = (0..processes.len()).collect();
-        ordered_processes.sort_by(|&a, &b| needs_by_process[a].total_cmp(&needs_by_process[b]).then(a.cmp(&b)));
+        ordered_processes.sort_by(|&a, &b| {
+            needs_by_process[a]
+                .total_cmp(&needs_by_process[b])
+                .then(a.cmp(&b))
+        });
         ordered_processes
     }
 
@@ -103,13 +131,16 @@ impl SiteTasks<'_> {
         if partition_units.max_shares() < 2 || units < 2 * min_units {
             return Vec::new();
         }
-        let mut sizes: Vec<u32> = [min_units, 2 * min_units, units / 8, units / 4, units / 2].to_vec();
+        let mut sizes: Vec<u32> =
+            [min_units, 2 * min_units, units / 8, units / 4, units / 2].to_vec();
         sizes.retain(|&size| size >= min_units && size + min_units <= units);
         sizes.sort_unstable();
         sizes.dedup();
         let partition_of = |group_tasks: &[usize], units: u32| {
-            let mut members: Vec<usize> =
-                group_tasks.iter().flat_map(|&index| processes[index].1.iter().copied()).collect();
+            let mut members: Vec<usize> = group_tasks
+                .iter()
+                .flat_map(|&index| processes[index].1.iter().copied())
+                .collect();
             members.sort_unstable();
             PartitionMembers { members, units }
         };
@@ -117,10 +148,14 @@ impl SiteTasks<'_> {
             let (pool, others) = ordered_processes.split_at(count);
             sizes
                 .iter()
-                .map(move |&size| vec![partition_of(others, units - size), partition_of(pool, size)])
+                .map(move |&size| {
+                    vec![partition_of(others, units - size), partition_of(pool, size)]
+                })
                 .collect::<Vec<_>>()
         };
-        (1..processes.len()).flat_map(partitions_with_pool).collect()
+        (1..processes.len())
+            .flat_map(partitions_with_pool)
+            .collect()
     }
 
     /// Returns a partition for each process, by the exact solver, and the same with insensitive processes pooled in one
@@ -136,7 +171,8 @@ impl SiteTasks<'_> {
         }
         let bytes = self.problem.sites[self.site].bytes;
         let cost_of_units = |tasks: &[usize], unit_count: u32| -> f64 {
-            let bytes_per_task = bytes * f64::from(unit_count) / f64::from(units) / tasks.len().max(1) as f64;
+            let bytes_per_task =
+                bytes * f64::from(unit_count) / f64::from(units) / tasks.len().max(1) as f64;
             let task_cost = |&at: &usize| {
                 let program = self.problem.tasks[at].program.as_ref()?;
                 Some(
@@ -150,23 +186,38 @@ impl SiteTasks<'_> {
         let mut candidates = Vec::new();
         for pool_size in 0..processes.len().saturating_sub(1) {
             let (pool, others) = ordered_processes.split_at(pool_size);
-            let mut groups: Vec<Vec<usize>> = others.iter().map(|&index| processes[index].1.clone()).collect();
+            let mut groups: Vec<Vec<usize>> = others
+                .iter()
+                .map(|&index| processes[index].1.clone())
+                .collect();
             groups.sort_by_key(|members| members[0]);
             if !pool.is_empty() {
-                groups.push(pool.iter().flat_map(|&index| processes[index].1.iter().copied()).collect());
+                groups.push(
+                    pool.iter()
+                        .flat_map(|&index| processes[index].1.iter().copied())
+                        .collect(),
+                );
             }
             let group_count = groups.len() as u32;
             if group_count > partition_units.max_shares() || group_count * min_units > units {
                 continue;
             }
             let claim_of = |tasks: &Vec<usize>| UnitClaim {
-                costs: (1..=units).map(|units_held| cost_of_units(tasks, units_held)).collect(),
+                costs: (1..=units)
+                    .map(|units_held| cost_of_units(tasks, units_held))
+                    .collect(),
                 min_units,
             };
             let claims: Vec<UnitClaim> = groups.iter().map(claim_of).collect();
-            let Ok(sizes) = allocate_exactly(&claims, units, CostAggregate::Sum) else { continue };
+            let Ok(sizes) = allocate_exactly(&claims, units, CostAggregate::Sum) else {
+                continue;
+            };
             candidates.push(
-                groups.into_iter().zip(sizes).map(|(members, units)| PartitionMembers { members, units }).collect(),
+                groups
+                    .into_iter()
+                    .zip(sizes)
+                    .map(|(members, units)| PartitionMembers { members, units })
+                    .collect(),
             );
         }
         candidates
@@ -195,7 +246,12 @@ impl SiteTasks<'_> {
                     partitions[giver].units -= step;
                     partitions[receiver].units += step;
                     let key = judge.score_key(self.score(&partitions, rotation));
-                    if key > best_step.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9 {
+                    if key
+                        > best_step
+                            .as_ref()
+                            .map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key)
+                            + 1e-9
+                    {
                         best_step = Some((key, partitions));
                     }
                 }
@@ -218,13 +274,27 @@ mod tests {
     /// Does a step move one unit within a site, and does it leave the smallest partition and undivided sites alone?
     #[test]
     fn a_step_moves_one_unit() {
-        let tasks = (0..4).map(|id| task_fixture(id, (id / 2) as usize, 0.5)).collect();
-        let problem = PlanningProblem::undisturbed_problem(vec![site_fixture(0, 2), site_fixture(1, 2)], tasks);
-        let mut layout = SiteLayout::without_partitions(&problem, (0..4).map(|index| Some(index / 2)).collect(), true);
+        let tasks = (0..4)
+            .map(|id| task_fixture(id, (id / 2) as usize, 0.5))
+            .collect();
+        let problem = PlanningProblem::undisturbed_problem(
+            vec![site_fixture(0, 2), site_fixture(1, 2)],
+            tasks,
+        );
+        let mut layout = SiteLayout::without_partitions(
+            &problem,
+            (0..4).map(|index| Some(index / 2)).collect(),
+            true,
+        );
         assert_eq!(unit_steps(&problem, &layout), []);
-        let part = |index: usize, units: u32| PartitionMembers { members: vec![index], units };
+        let part = |index: usize, units: u32| PartitionMembers {
+            members: vec![index],
+            units,
+        };
         layout.partitions[0] = vec![part(0, 7), part(1, 1)];
-        let [step] = &unit_steps(&problem, &layout)[..] else { panic!("one partition can give") };
+        let [step] = &unit_steps(&problem, &layout)[..] else {
+            panic!("one partition can give")
+        };
         assert_eq!(step.partitions, [vec![part(0, 6), part(1, 2)], Vec::new()]);
         layout.partitions[0] = vec![part(0, 4), part(1, 4)];
         assert_eq!(unit_steps(&problem, &layout).len(), 2);

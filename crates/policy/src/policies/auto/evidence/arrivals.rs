@@ -53,7 +53,10 @@ impl TaskArrivals {
     /// there were few changes.
     pub fn has_time_for(&self, windows: u32, window: u64) -> bool {
         let count = self.change_windows.len();
-        let Some(first_change) = self.change_windows.front().filter(|_| count >= MIN_CHANGES) else { return true };
+        let Some(first_change) = self.change_windows.front().filter(|_| count >= MIN_CHANGES)
+        else {
+            return true;
+        };
         window.saturating_sub(*first_change) >= count as u64 * u64::from(windows)
     }
 }
@@ -61,7 +64,9 @@ impl TaskArrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, observation_fixture, topology_fixture};
+    use cachemate_core::test_support::{
+        NullPredictor, capabilities_fixture, observation_fixture, topology_fixture,
+    };
     use cachemate_core::{Plan, Profiles, WindowLength};
 
     fn observe(arrivals: &mut TaskArrivals, window: u64, tasks: u32) -> bool {
@@ -86,8 +91,14 @@ mod tests {
         assert_eq!(arrivals.unchanged_windows(9), 4);
         assert!(arrivals.has_time_for(100, 9), "one change is no rate");
         assert!(observe(&mut arrivals, 11, 1));
-        assert!(arrivals.has_time_for(3, 11) && !arrivals.has_time_for(4, 11), "6 windows for two changes");
+        assert!(
+            arrivals.has_time_for(3, 11) && !arrivals.has_time_for(4, 11),
+            "6 windows for two changes"
+        );
         (0..8).for_each(|window| arrivals.record_change(12 + window));
-        assert!(!arrivals.has_time_for(2, 20) && arrivals.has_time_for(100, 416), "the start is forgotten");
+        assert!(
+            !arrivals.has_time_for(2, 20) && arrivals.has_time_for(100, 416),
+            "the start is forgotten"
+        );
     }
 }

@@ -27,7 +27,11 @@ const MAX_WINDOWS: u32 = 20;
 
 /// Returns the phase as a key: its number if its kind is unknown, and only its kind otherwise.
 pub fn phase_key((phase_number, kind): CurrentPhase) -> CurrentPhase {
-    if kind.is_some() { (0, kind) } else { (phase_number, None) }
+    if kind.is_some() {
+        (0, kind)
+    } else {
+        (phase_number, None)
+    }
 }
 
 fn record_longest(stored: &mut (f64, u32), (misses, windows): (f64, u32)) {
@@ -39,12 +43,19 @@ fn record_longest(stored: &mut (f64, u32), (misses, windows): (f64, u32)) {
 
 impl MeasuredSizes {
     /// Keeps the live tasks, and drops points of phases without a kind that have passed.
-    pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>, phase_of: impl Fn(TaskId) -> CurrentPhase) {
-        let is_still_valid =
-            |task: TaskId, phase: CurrentPhase| phase.1.is_some() || phase == phase_key(phase_of(task));
-        self.sizes.retain(|&(task, phase), _| live_tasks.contains(&task) && is_still_valid(task, phase));
-        let is_live =
-            |&(task, phase): &(TaskId, CurrentPhase)| live_tasks.contains(&task) && is_still_valid(task, phase);
+    pub fn retain(
+        &mut self,
+        live_tasks: &BTreeSet<TaskId>,
+        phase_of: impl Fn(TaskId) -> CurrentPhase,
+    ) {
+        let is_still_valid = |task: TaskId, phase: CurrentPhase| {
+            phase.1.is_some() || phase == phase_key(phase_of(task))
+        };
+        self.sizes
+            .retain(|&(task, phase), _| live_tasks.contains(&task) && is_still_valid(task, phase));
+        let is_live = |&(task, phase): &(TaskId, CurrentPhase)| {
+            live_tasks.contains(&task) && is_still_valid(task, phase)
+        };
         self.shared.retain(|tasks, _| tasks.iter().all(is_live));
     }
 
@@ -62,13 +73,23 @@ impl MeasuredSizes {
 
     /// Returns the misses per instruction of these tasks while they share a cache, as far as they were counted.
     pub fn shared_misses(&self, tasks: &CoRunners) -> impl Iterator<Item = (TaskId, f64)> + '_ {
-        self.shared.get(tasks).into_iter().flatten().map(|(task, (misses, _))| (*task, *misses))
+        self.shared
+            .get(tasks)
+            .into_iter()
+            .flatten()
+            .map(|(task, (misses, _))| (*task, *misses))
     }
 
     /// Returns the points of a task in this phase, as bytes and misses per instruction.
     pub fn points(&self, task: TaskId, phase: CurrentPhase) -> Vec<(f64, f64)> {
-        let points = self.sizes.get(&(task, phase_key(phase))).into_iter().flatten();
-        points.map(|(&bytes, &(misses, _))| (bytes as f64, misses)).collect()
+        let points = self
+            .sizes
+            .get(&(task, phase_key(phase)))
+            .into_iter()
+            .flatten();
+        points
+            .map(|(&bytes, &(misses, _))| (bytes as f64, misses))
+            .collect()
     }
 }
 
@@ -87,9 +108,21 @@ mod tests {
         let points_of = |sizes: &MeasuredSizes, phase| sizes.points(task, phase);
         assert_eq!(points_of(&sizes, (9, Some(7))), [(1024.0, 0.01)]);
         assert_eq!(points_of(&sizes, (4, None)), [(1024.0, 0.02)]);
-        assert_eq!((points_of(&sizes, (5, None)), points_of(&sizes, (4, Some(8)))), (vec![], vec![]));
+        assert_eq!(
+            (
+                points_of(&sizes, (5, None)),
+                points_of(&sizes, (4, Some(8)))
+            ),
+            (vec![], vec![])
+        );
         sizes.retain(&[task].into(), |_| (5, None));
-        assert_eq!((points_of(&sizes, (4, None)), points_of(&sizes, (1, Some(7))).len()), (vec![], 1));
+        assert_eq!(
+            (
+                points_of(&sizes, (4, None)),
+                points_of(&sizes, (1, Some(7))).len()
+            ),
+            (vec![], 1)
+        );
         sizes.retain(&BTreeSet::new(), |_| (5, None));
         assert_eq!(points_of(&sizes, (1, Some(7))), []);
     }

@@ -11,7 +11,9 @@ mod thread_clusters;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CacheLevel, CounterEvent, Plan, ProcessId, StallCause, TaskId, TaskSample, View};
+use cachemate_core::{
+    CacheLevel, CounterEvent, Plan, ProcessId, StallCause, TaskId, TaskSample, View,
+};
 
 use self::arrivals::TaskArrivals;
 use self::curves::CurveChecks;
@@ -55,8 +57,10 @@ impl TaskEvidence {
         let has_changed = self.arrivals.observe(view);
         if has_changed {
             self.speeds.retain(&live_tasks);
-            self.default_sites.retain(|task, _| live_tasks.contains(task));
-            self.split_processes.retain(|task| live_tasks.contains(task));
+            self.default_sites
+                .retain(|task, _| live_tasks.contains(task));
+            self.split_processes
+                .retain(|task| live_tasks.contains(task));
         }
         self.speeds.observe(
             view.observation,
@@ -65,7 +69,8 @@ impl TaskEvidence {
             |task| phases::current_phase(view, task),
             |task| replanned.contains(&task),
         );
-        self.measured_sizes.retain(&live_tasks, |task| phases::current_phase(view, task));
+        self.measured_sizes
+            .retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
         self.record_split_processes(view, &cpu_sites);
         has_changed
@@ -73,13 +78,22 @@ impl TaskEvidence {
 
     /// Records the misses that tasks have with partitions of their own, or beside the tasks with which they share a
     /// cache, if the speeds are those under this layout.
-    pub fn record_counts(&mut self, view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout) {
+    pub fn record_counts(
+        &mut self,
+        view: &View<'_>,
+        problem: &PlanningProblem,
+        layout: &SiteLayout,
+    ) {
         let count_of = |speeds: &SpeedTracker, task: TaskId| {
-            let speed = speeds.observed_speed(task).filter(|speed| speed.is_current)?;
+            let speed = speeds
+                .observed_speed(task)
+                .filter(|speed| speed.is_current)?;
             Some((speed.misses_per_instr?, speed.windows))
         };
         for (index, problem_task) in problem.tasks.iter().enumerate() {
-            let Some(bytes) = problem.exclusive_bytes(layout, index) else { continue };
+            let Some(bytes) = problem.exclusive_bytes(layout, index) else {
+                continue;
+            };
             if let Some(count) = count_of(&self.speeds, problem_task.task) {
                 self.measured_sizes.record(
                     problem_task.task,
@@ -90,8 +104,11 @@ impl TaskEvidence {
             }
         }
         let can_divide = |site: usize| problem.sites[site].partition_units.is_some();
-        let is_shared = |site: usize| layout.partitions[site].is_empty() && layout.rotations[site].is_none();
-        for (_, tasks) in co_runners(view, problem, layout, |site| can_divide(site) && is_shared(site)) {
+        let is_shared =
+            |site: usize| layout.partitions[site].is_empty() && layout.rotations[site].is_none();
+        for (_, tasks) in co_runners(view, problem, layout, |site| {
+            can_divide(site) && is_shared(site)
+        }) {
             for (task, _) in &tasks {
                 if let Some(count) = count_of(&self.speeds, *task) {
                     self.measured_sizes.record_shared(&tasks, *task, count);
@@ -101,33 +118,68 @@ impl TaskEvidence {
     }
 
     /// Returns the tasks on sites for which the plan has changed since the last window.
-    fn replanned_tasks(&mut self, view: &View<'_>, sites: &[CacheSite], cpu_sites: &CpuSites) -> BTreeSet<TaskId> {
+    fn replanned_tasks(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        cpu_sites: &CpuSites,
+    ) -> BTreeSet<TaskId> {
         let plan = view.previous_plan;
         let is_same = |previous: &Plan| {
-            (&previous.affinity, &previous.gangs, &previous.shares) == (&plan.affinity, &plan.gangs, &plan.shares)
+            (&previous.affinity, &previous.gangs, &previous.shares)
+                == (&plan.affinity, &plan.gangs, &plan.shares)
         };
         if self.last_plan.as_ref().is_some_and(is_same) {
             return BTreeSet::new();
         }
-        let new_plan = Plan { probes: Vec::new(), penalties: Vec::new(), ..plan.clone() };
-        let Some(old_plan) = self.last_plan.replace(new_plan) else { return BTreeSet::new() };
+        let new_plan = Plan {
+            probes: Vec::new(),
+            penalties: Vec::new(),
+            ..plan.clone()
+        };
+        let Some(old_plan) = self.last_plan.replace(new_plan) else {
+            return BTreeSet::new();
+        };
         let mut changed_sites: BTreeSet<usize> = BTreeSet::new();
         for (first_plan, second_plan) in [(&old_plan, plan), (plan, &old_plan)] {
-            let shares = first_plan.shares.iter().filter(|share| !second_plan.shares.contains(share));
-            changed_sites.extend(shares.filter_map(|share| sites.iter().position(|site| site.cache == share.cache)));
-            let pins = first_plan.affinity.iter().filter(|(task, cpus)| second_plan.affinity.get(task) != Some(cpus));
-            let gangs = first_plan.gangs.iter().filter(|schedule| !second_plan.gangs.contains(schedule));
-            let cpus = pins.map(|(_, cpus)| cpus).chain(gangs.map(|schedule| &schedule.cpus));
-            changed_sites.extend(cpus.filter_map(|cpus| cpu_sites.site_of_cpu(cpus.iter().next()?)));
+            let shares = first_plan
+                .shares
+                .iter()
+                .filter(|share| !second_plan.shares.contains(share));
+            changed_sites.extend(
+                shares.filter_map(|share| sites.iter().position(|site| site.cache == share.cache)),
+            );
+            let pins = first_plan
+                .affinity
+                .iter()
+                .filter(|(task, cpus)| second_plan.affinity.get(task) != Some(cpus));
+            let gangs = first_plan
+                .gangs
+                .iter()
+                .filter(|schedule| !second_plan.gangs.contains(schedule));
+            let cpus = pins
+                .map(|(_, cpus)| cpus)
+                .chain(gangs.map(|schedule| &schedule.cpus));
+            changed_sites
+                .extend(cpus.filter_map(|cpus| cpu_sites.site_of_cpu(cpus.iter().next()?)));
         }
-        let is_replanned =
-            |sample: &&TaskSample| cpu_sites.site_of_task(sample).is_some_and(|site| changed_sites.contains(&site));
-        view.live_tasks().filter(is_replanned).map(|sample| sample.task).collect()
+        let is_replanned = |sample: &&TaskSample| {
+            cpu_sites
+                .site_of_task(sample)
+                .is_some_and(|site| changed_sites.contains(&site))
+        };
+        view.live_tasks()
+            .filter(is_replanned)
+            .map(|sample| sample.task)
+            .collect()
     }
 
     /// Records the sites of tasks that no plan pins.
     fn record_homes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
-        for sample in view.live_tasks().filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task)) {
+        for sample in view
+            .live_tasks()
+            .filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task))
+        {
             if let Some(site) = cpu_sites.site_of_task(sample) {
                 self.default_sites.insert(sample.task, site);
             }
@@ -139,21 +191,36 @@ impl TaskEvidence {
     fn record_split_processes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
         // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
-        let sited_samples = || view.live_tasks().filter_map(|sample| Some((sample, cpu_sites.site_of_task(sample)?)));
+        let sited_samples = || {
+            view.live_tasks()
+                .filter_map(|sample| Some((sample, cpu_sites.site_of_task(sample)?)))
+        };
         for (seen, site) in sited_samples() {
-            let (first_site, ran_elsewhere) = process_sites.entry(seen.process).or_insert((site, false));
+            let (first_site, ran_elsewhere) =
+                process_sites.entry(seen.process).or_insert((site, false));
             *ran_elsewhere |= *first_site != site;
         }
-        let has_remote_stalls =
-            |sample: &TaskSample| sample.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
-        let is_split = |(seen, _): &(&TaskSample, usize)| process_sites[&seen.process].1 && has_remote_stalls(seen);
-        self.split_processes.extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
+        let has_remote_stalls = |sample: &TaskSample| {
+            sample
+                .counts
+                .get(CounterEvent::StallCycles(StallCause::RemoteCache))
+                .is_some()
+        };
+        let is_split = |(seen, _): &(&TaskSample, usize)| {
+            process_sites[&seen.process].1 && has_remote_stalls(seen)
+        };
+        self.split_processes
+            .extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
 }
 
 /// Returns all tasks, with their phases.
 pub fn all_tasks(view: &View<'_>, problem: &PlanningProblem) -> CoRunners {
-    problem.tasks.iter().map(|task| with_phase(view, task)).collect()
+    problem
+        .tasks
+        .iter()
+        .map(|task| with_phase(view, task))
+        .collect()
 }
 
 /// Returns the tasks on each of the included sites, with their phases.
@@ -166,7 +233,10 @@ pub fn co_runners(
     let mut tasks_by_site: BTreeMap<usize, CoRunners> = BTreeMap::new();
     for (task, task_site) in problem.tasks.iter().zip(&layout.site_by_task) {
         if let Some(site) = task_site.filter(|&site| is_included(site)) {
-            tasks_by_site.entry(site).or_default().push(with_phase(view, task));
+            tasks_by_site
+                .entry(site)
+                .or_default()
+                .push(with_phase(view, task));
         }
     }
     tasks_by_site
@@ -179,21 +249,29 @@ fn with_phase(view: &View<'_>, task: &ProblemTask) -> (TaskId, CurrentPhase) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
+    use cachemate_core::test_support::{
+        NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+    };
     use cachemate_core::{CpuId, EventCount, EventCounts, Plan, Profiles, WindowLength};
 
     /// Are the caches of unpinned tasks recorded, and the processes that ran on two caches with their waits counted?
     #[test]
     fn task_caches_and_split_processes_are_recorded() {
-        let (topology, can) = (last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[]));
+        let (topology, can) = (
+            last_level_caches(2, 2, CacheLevel::L3, 1 << 20),
+            capabilities_fixture(&[]),
+        );
         let mut observation = observation_fixture(1, 3);
         for (task, cpu) in observation.tasks.iter_mut().zip([0, 2, 3]) {
             task.process = ProcessId(task.task.0.min(1));
             task.on_cpu_ns = vec![(CpuId(cpu), 1_000_000)];
         }
         observation.tasks[2].process = ProcessId(0);
-        let reading =
-            EventCount { event: CounterEvent::StallCycles(StallCause::RemoteCache), count: 0, enabled_share: 1.0 };
+        let reading = EventCount {
+            event: CounterEvent::StallCycles(StallCause::RemoteCache),
+            count: 0,
+            enabled_share: 1.0,
+        };
         observation.tasks[0].counts = EventCounts(vec![reading]);
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         plan.affinity.insert(TaskId(1), "2-3".parse().unwrap());
@@ -213,7 +291,15 @@ mod tests {
         };
         assert!(observe(&mut evidence), "all of them arrived");
         assert!(!observe(&mut evidence), "no other task");
-        assert_eq!(evidence.default_sites, [(TaskId(0), 0), (TaskId(2), 1)].into(), "task 1 is pinned");
-        assert_eq!(evidence.split_processes, [TaskId(0)].into(), "the waits of task 2 are not counted");
+        assert_eq!(
+            evidence.default_sites,
+            [(TaskId(0), 0), (TaskId(2), 1)].into(),
+            "task 1 is pinned"
+        );
+        assert_eq!(
+            evidence.split_processes,
+            [TaskId(0)].into(),
+            "the waits of task 2 are not counted"
+        );
     }
 }

@@ -15,7 +15,8 @@ pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
 
 /// Returns whether the phases of all live tasks have known kinds. Until then, a window may span two phases.
 pub fn are_kinds_known(view: &View<'_>) -> bool {
-    view.live_tasks().all(|sample| current_phase(view, sample.task).1.is_some())
+    view.live_tasks()
+        .all(|sample| current_phase(view, sample.task).1.is_some())
 }
 
 /// Returns the profiles as if every task had one phase.

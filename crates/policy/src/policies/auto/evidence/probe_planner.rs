@@ -12,8 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, RowInterval, ServiceIdentity, TaskId,
-    View,
+    Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, RowInterval,
+    ServiceIdentity, TaskId, View,
 };
 use cachemate_locality::shmap::SharingCriteria;
 
@@ -23,7 +23,8 @@ use super::service_pauses::{ServicePauses, is_promised};
 use super::speeds::SpeedTracker;
 use super::thread_clusters::join_unclustered;
 use crate::clustering::{
-    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
+    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters,
+    scaled_threshold,
 };
 use crate::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
 use crate::policies::auto::model::problem::{CacheSite, CpuSites};
@@ -107,7 +108,8 @@ impl ProbePlanner {
     /// Forgets the answers about a task, because they no longer describe its work.
     pub fn forget(&mut self, task: TaskId) {
         self.probes_by_task.remove(&task);
-        self.first_traces.retain(|(traced_task, _)| *traced_task != task);
+        self.first_traces
+            .retain(|(traced_task, _)| *traced_task != task);
     }
 
     fn record_costs(&mut self, view: &View<'_>) {
@@ -128,18 +130,22 @@ impl ProbePlanner {
     ) -> Vec<ProbeRequest> {
         self.record_costs(view);
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.probes_by_task.retain(|task, _| live_tasks.contains(task));
-        self.first_traces.retain(|(task, _)| live_tasks.contains(task));
+        self.probes_by_task
+            .retain(|task, _| live_tasks.contains(task));
+        self.first_traces
+            .retain(|(task, _)| live_tasks.contains(task));
         self.clusters.retain(|task, _| live_tasks.contains(task));
-        self.ran_ns_by_task.retain(|task, _| live_tasks.contains(task));
+        self.ran_ns_by_task
+            .retain(|task, _| live_tasks.contains(task));
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         for (task, task_probe) in &mut self.probes_by_task {
-            let is_answered = view
+            let is_answered = view.observation.probe_results.iter().any(|probe_result| {
+                probe_result.probe == task_probe.probe.id && probe_result.complete
+            });
+            let is_refused = view
                 .observation
-                .probe_results
-                .iter()
-                .any(|probe_result| probe_result.probe == task_probe.probe.id && probe_result.complete);
-            let is_refused = view.observation.applied.has_refused_probe(task_probe.probe.id);
+                .applied
+                .has_refused_probe(task_probe.probe.id);
             let is_late = now_ns.saturating_sub(task_probe.requested_ns) > ANSWER_TIMEOUT_NS;
             let has_curve = curves.has_curve(view, *task);
             let entry_count = trace_entries_of(&task_probe.probe);
@@ -147,7 +153,8 @@ impl ProbePlanner {
             task_probe.is_answered |= is_answered;
             task_probe.is_over |= is_answered || is_refused || is_late || has_curve && is_first;
             if let (phase, Some(kind)) = current_phase(view, *task)
-                && (task_probe.is_answered, task_probe.phase, entry_count) == (true, phase, Some(limits.trace_entries))
+                && (task_probe.is_answered, task_probe.phase, entry_count)
+                    == (true, phase, Some(limits.trace_entries))
             {
                 self.first_traces.insert((*task, kind));
             }
@@ -164,11 +171,20 @@ impl ProbePlanner {
     }
 
     /// Returns the paused service and the intervals of its pause, if this window reports them.
-    pub fn reported_pause<'v>(&self, view: &View<'v>) -> Option<(&ServiceIdentity, &'v [RowInterval])> {
-        let (service, (probe, _)) = self.service_pauses.last_service.as_ref().zip(self.row_probe.as_ref())?;
+    pub fn reported_pause<'v>(
+        &self,
+        view: &View<'v>,
+    ) -> Option<(&ServiceIdentity, &'v [RowInterval])> {
+        let (service, (probe, _)) = self
+            .service_pauses
+            .last_service
+            .as_ref()
+            .zip(self.row_probe.as_ref())?;
         let mut results = view.observation.probe_results.iter();
         results.find_map(|result| match &result.evidence {
-            ProbeEvidence::Rows(rows) if result.probe == probe.id => Some((service, rows.as_slice())),
+            ProbeEvidence::Rows(rows) if result.probe == probe.id => {
+                Some((service, rows.as_slice()))
+            }
             _ => None,
         })
     }
@@ -182,7 +198,11 @@ impl ProbePlanner {
         now_ns: u64,
     ) -> Option<ProbeRequest> {
         if let Some((probe, since_ns)) = self.row_probe.take() {
-            let is_answered = view.observation.probe_results.iter().any(|probe_result| probe_result.probe == probe.id);
+            let is_answered = view
+                .observation
+                .probe_results
+                .iter()
+                .any(|probe_result| probe_result.probe == probe.id);
             let is_refused = view.observation.applied.has_refused_probe(probe.id);
             if !is_answered && !is_refused && now_ns.saturating_sub(since_ns) <= ANSWER_TIMEOUT_NS {
                 self.row_probe = Some((probe.clone(), since_ns));
@@ -191,9 +211,14 @@ impl ProbePlanner {
         }
         let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
         self.service_pauses.last_service = None;
-        let kind = self.solo_interval(view, sites, is_paid, now_ns).or_else(|| {
-            limits.may_pause_services.then(|| self.service_pauses.next_pause(view, is_paid, now_ns)).flatten()
-        })?;
+        let kind = self
+            .solo_interval(view, sites, is_paid, now_ns)
+            .or_else(|| {
+                limits
+                    .may_pause_services
+                    .then(|| self.service_pauses.next_pause(view, is_paid, now_ns))
+                    .flatten()
+            })?;
         let probe = self.build_request(kind, ANSWER_TIMEOUT_NS);
         self.row_probe = Some((probe.clone(), now_ns));
         Some(probe)
@@ -201,36 +226,63 @@ impl ProbePlanner {
 
     /// Returns an interval in which a task with a promised slowdown has its cache to itself. The first interval of a
     /// task comes at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
-    fn solo_interval(&mut self, view: &View<'_>, sites: &[CacheSite], is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
+    fn solo_interval(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        is_paid: bool,
+        now_ns: u64,
+    ) -> Option<ProbeKind> {
         if !view.capabilities.has_ability(Ability::CountPerCache) {
             return None;
         }
-        self.solo_requested.retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
+        self.solo_requested
+            .retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         let cpu_sites = CpuSites::from_sites(sites);
         let is_due = |seen: &&cachemate_core::TaskSample| {
-            let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
+            let phase = view
+                .profiles
+                .get(&seen.task)
+                .map_or(0, |profile| profile.phase_number);
             let is_known = view
                 .profiles
                 .get(&seen.task)
                 .is_some_and(|known_profile| known_profile.rates.solo_instr_per_cycle.is_some());
-            let is_repeat_due = self.solo_requested.get(&seen.task).is_none_or(|&(requested_phase, requested_ns)| {
-                let pause_ns = if is_known || requested_phase == phase { SOLO_REPEAT_NS } else { SOLO_PAUSE_NS };
-                is_paid && now_ns.saturating_sub(requested_ns) >= pause_ns
-            });
+            let is_repeat_due = self.solo_requested.get(&seen.task).is_none_or(
+                |&(requested_phase, requested_ns)| {
+                    let pause_ns = if is_known || requested_phase == phase {
+                        SOLO_REPEAT_NS
+                    } else {
+                        SOLO_PAUSE_NS
+                    };
+                    is_paid && now_ns.saturating_sub(requested_ns) >= pause_ns
+                },
+            );
             is_promised(seen)
                 && is_repeat_due
                 && seen.has_run()
                 && self.ran_ns_by_task.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
         };
-        let sample = view
-            .movable_tasks()
-            .filter(is_due)
-            .min_by_key(|seen| self.solo_requested.get(&seen.task).map_or(0, |&(_, when_ns)| when_ns))?;
+        let sample = view.movable_tasks().filter(is_due).min_by_key(|seen| {
+            self.solo_requested
+                .get(&seen.task)
+                .map_or(0, |&(_, when_ns)| when_ns)
+        })?;
         let (task, cache) = (sample.task, sites[cpu_sites.site_of_task(sample)?].cache);
-        let phase = view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+        let phase = view
+            .profiles
+            .get(&task)
+            .map_or(0, |profile| profile.phase_number);
         self.solo_requested.insert(task, (phase, now_ns));
-        let (rows, total_ns, settle_ns) = (vec![vec![task], vec![task]], SOLO_ROW_NS, SOLO_SETTLE_NS);
-        Some(ProbeKind::CoRunRows { cache, rows, total_ns, settle_ns, boost: true })
+        let (rows, total_ns, settle_ns) =
+            (vec![vec![task], vec![task]], SOLO_ROW_NS, SOLO_SETTLE_NS);
+        Some(ProbeKind::CoRunRows {
+            cache,
+            rows,
+            total_ns,
+            settle_ns,
+            boost: true,
+        })
     }
 
     fn request_curves(
@@ -259,73 +311,119 @@ impl ProbePlanner {
             let previous_probe = self.probes_by_task.get(&sample.task);
             let has_curve = curves.has_curve(view, sample.task);
             // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
-            let can_request = previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid);
-            let is_pending = previous_probe
-                .is_some_and(|earlier_probe| !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve));
-            let has_room =
-                if can_watch { probes.len() < MAX_WATCH_PROBES } else { !stopped_sites.contains(&current_site) };
+            let can_request =
+                previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid);
+            let is_pending = previous_probe.is_some_and(|earlier_probe| {
+                !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve)
+            });
+            let has_room = if can_watch {
+                probes.len() < MAX_WATCH_PROBES
+            } else {
+                !stopped_sites.contains(&current_site)
+            };
             let is_answer_short = |request: &TaskProbe| {
                 let is_full_length = trace_entries_of(&request.probe) == Some(limits.trace_entries);
                 request.is_answered && request.phase == phase && is_full_length
             };
-            let is_kind_short = kind.is_some_and(|kind| self.first_traces.contains(&(sample.task, kind)));
-            let is_short = can_trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
-            let waits_for_memory =
-                || memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain);
-            let curve = curves.usable_profile(view, sample.task).and_then(Profile::misses_per_kilo_instr);
+            let is_kind_short =
+                kind.is_some_and(|kind| self.first_traces.contains(&(sample.task, kind)));
+            let is_short =
+                can_trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
+            let waits_for_memory = || {
+                memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain)
+            };
+            let curve = curves
+                .usable_profile(view, sample.task)
+                .and_then(Profile::misses_per_kilo_instr);
             let is_uncertain = curve.is_some_and(|curve| is_uncertain_at(curve, largest_bytes));
             let longer_entries = (is_short && is_uncertain && waits_for_memory())
                 .then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
             let entries = longer_entries.unwrap_or(limits.trace_entries);
             let cost_ns = f64::from(entries) * self.ledger.entry_ns.unwrap_or(DEFAULT_ENTRY_NS);
             // Earlier probes of the task must be paid for as well.
-            let earlier_cost_ns = longer_entries.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
+            let earlier_cost_ns =
+                longer_entries.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
             let ran_ns = self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) as f64;
             let is_paid_for = can_watch || ran_ns * limits.max_share >= cost_ns + earlier_cost_ns;
-            let may_request = if has_curve { longer_entries.is_some() && is_paid } else { can_request };
+            let may_request = if has_curve {
+                longer_entries.is_some() && is_paid
+            } else {
+                can_request
+            };
             if !has_room || !(is_pending || may_request && has_run && is_paid_for) {
                 continue;
             }
             if !is_pending {
                 let probe_kind = if can_watch {
-                    ProbeKind::ReuseTimes { task: sample.task, locations: limits.locations }
+                    ProbeKind::ReuseTimes {
+                        task: sample.task,
+                        locations: limits.locations,
+                    }
                 } else {
-                    ProbeKind::MissTrace { task: sample.task, entries, includes_code: true }
+                    ProbeKind::MissTrace {
+                        task: sample.task,
+                        entries,
+                        includes_code: true,
+                    }
                 };
                 // The task must also run between its interrupts.
-                let probe = self.build_request(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
-                let task_probe = TaskProbe { phase, probe, requested_ns: now_ns, is_over: false, is_answered: false };
-                self.first_traces.retain(|trace| Some(*trace) != kind.map(|kind| (sample.task, kind)));
+                let probe =
+                    self.build_request(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
+                let task_probe = TaskProbe {
+                    phase,
+                    probe,
+                    requested_ns: now_ns,
+                    is_over: false,
+                    is_answered: false,
+                };
+                self.first_traces
+                    .retain(|trace| Some(*trace) != kind.map(|kind| (sample.task, kind)));
                 self.probes_by_task.insert(sample.task, task_probe);
             }
             stopped_sites.push(current_site);
-            probes.extend(self.probes_by_task.get(&sample.task).map(|request| request.probe.clone()));
+            probes.extend(
+                self.probes_by_task
+                    .get(&sample.task)
+                    .map(|request| request.probe.clone()),
+            );
         }
         probes
     }
 
     fn build_request(&mut self, kind: ProbeKind, budget_ns: u64) -> ProbeRequest {
         self.next_id += 1;
-        ProbeRequest { id: ProbeId(self.next_id), kind, budget_ns }
+        ProbeRequest {
+            id: ProbeId(self.next_id),
+            kind,
+            budget_ns,
+        }
     }
 
     /// Returns whether a probe of the task is outstanding or still to be requested.
     pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
-        can_measure_curves(view) && self.is_open(task) && view.movable_tasks().any(|sample| sample.task == task)
+        can_measure_curves(view)
+            && self.is_open(task)
+            && view.movable_tasks().any(|sample| sample.task == task)
     }
 
     /// Returns whether the task's probe is neither answered nor abandoned.
     fn is_open(&self, task: TaskId) -> bool {
-        self.probes_by_task.get(&task).is_none_or(|task_probe| !task_probe.is_over)
+        self.probes_by_task
+            .get(&task)
+            .is_none_or(|task_probe| !task_probe.is_over)
     }
 
     /// Returns whether every task that can be probed has been probed, successfully or not.
     pub fn is_survey_complete(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
         let can_measure = can_measure_curves(view);
-        let is_surveyed = |task: TaskId| curves.has_curve(view, task) || !can_measure || !self.is_open(task);
+        let is_surveyed =
+            |task: TaskId| curves.has_curve(view, task) || !can_measure || !self.is_open(task);
         let has_run = |seen: &cachemate_core::TaskSample| seen.has_run();
         self.sharing_probe.is_none()
-            && view.movable_tasks().filter(|sample| has_run(sample)).all(|sample| is_surveyed(sample.task))
+            && view
+                .movable_tasks()
+                .filter(|sample| has_run(sample))
+                .all(|sample| is_surveyed(sample.task))
     }
 
     fn request_samples(
@@ -339,9 +437,14 @@ impl ProbePlanner {
             return None;
         }
         if let Some((probe, since_ns)) = self.sharing_probe.take() {
-            let answers_probe = |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
+            let answers_probe =
+                |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
             let is_refused = view.observation.applied.has_refused_probe(probe.id);
-            let is_answered = view.observation.probe_results.iter().any(|probe_result| answers_probe(&probe_result));
+            let is_answered = view
+                .observation
+                .probe_results
+                .iter()
+                .any(|probe_result| answers_probe(&probe_result));
             if is_answered || is_refused || now_ns.saturating_sub(since_ns) > ANSWER_TIMEOUT_NS {
                 self.update_clusters(view, &probe);
                 return None;
@@ -361,21 +464,32 @@ impl ProbePlanner {
                 processes.push(seen.process);
             }
         }
-        let threads: Vec<TaskId> =
-            view.live_tasks().filter(|sample| processes.contains(&sample.process)).map(|sample| sample.task).collect();
+        let threads: Vec<TaskId> = view
+            .live_tasks()
+            .filter(|sample| processes.contains(&sample.process))
+            .map(|sample| sample.task)
+            .collect();
         if let Some((last_threads, remaining_windows)) = &mut self.last_sampling {
             *remaining_windows = remaining_windows.saturating_sub(1);
             if *last_threads == threads && *remaining_windows > 0 {
                 return None;
             }
         }
-        let is_paid_for = self.ledger.excess_ns(limits.max_share) <= 0.0 || self.last_sampling.is_none();
+        let is_paid_for =
+            self.ledger.excess_ns(limits.max_share) <= 0.0 || self.last_sampling.is_none();
         if threads.len() < 2 || !is_paid_for {
             return None;
         }
-        let max_samples = limits.samples_per_thread.saturating_mul(threads.len() as u32);
+        let max_samples = limits
+            .samples_per_thread
+            .saturating_mul(threads.len() as u32);
         let sample_period = choose_sample_period(view, &processes, limits.max_share);
-        let probe_kind = ProbeKind::AccessSamples { processes, sample_period, remote_only: true, max_samples };
+        let probe_kind = ProbeKind::AccessSamples {
+            processes,
+            sample_period,
+            remote_only: true,
+            max_samples,
+        };
         let probe = self.build_request(probe_kind, ANSWER_TIMEOUT_NS / 2);
         self.last_sampling = Some((threads, RESAMPLE_WINDOWS));
         self.sharing_probe = Some((probe.clone(), now_ns));
@@ -384,11 +498,17 @@ impl ProbePlanner {
 
     /// Clusters threads that share data by their shMaps. The filters of different processes cannot be compared.
     fn update_clusters(&mut self, view: &View<'_>, probe: &ProbeRequest) {
-        let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
-        let threads: Vec<&cachemate_core::TaskSample> =
-            view.live_tasks().filter(|sample| processes.contains(&sample.process)).collect();
+        let ProbeKind::AccessSamples { processes, .. } = &probe.kind else {
+            return;
+        };
+        let threads: Vec<&cachemate_core::TaskSample> = view
+            .live_tasks()
+            .filter(|sample| processes.contains(&sample.process))
+            .collect();
         let sharing_map_of = |seen: &cachemate_core::TaskSample| {
-            view.profiles.get(&seen.task).and_then(|known_profile| known_profile.sharing_map())
+            view.profiles
+                .get(&seen.task)
+                .and_then(|known_profile| known_profile.sharing_map())
         };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
         let filter_of = |seen: &cachemate_core::TaskSample| {
@@ -402,7 +522,10 @@ impl ProbePlanner {
         let mut clusters = BTreeMap::new();
         let mut cluster_count = 0;
         for process_filter in filters {
-            let members: Vec<_> = threads.iter().filter(|seen| filter_of(seen) == process_filter).collect();
+            let members: Vec<_> = threads
+                .iter()
+                .filter(|seen| filter_of(seen) == process_filter)
+                .collect();
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()
                 .map(|seen| ThreadMap {
@@ -410,8 +533,13 @@ impl ProbePlanner {
                     previous_cluster: self.clusters.get(&seen.task).copied(),
                 })
                 .collect();
-            let sample_count: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
-            let sample_ratio = sample_count as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+            let sample_count: u64 = maps
+                .iter()
+                .flat_map(|map| map.counters)
+                .map(|&counter| u64::from(counter))
+                .sum();
+            let sample_ratio =
+                sample_count as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
             let criteria = SharingCriteria::default();
             let co_clusters = find_clusters(
                 ClusteringMethod::CoClusters,
@@ -421,7 +549,11 @@ impl ProbePlanner {
             );
             let mut cluster_by_thread = join_unclustered(co_clusters.cluster_by_thread, &maps);
             assign_partners(view, &members, &mut cluster_by_thread);
-            let new_cluster_count = cluster_by_thread.iter().flatten().max().map_or(0, |last| last + 1);
+            let new_cluster_count = cluster_by_thread
+                .iter()
+                .flatten()
+                .max()
+                .map_or(0, |last| last + 1);
             for (seen, cluster) in members.iter().zip(&cluster_by_thread) {
                 clusters.extend(cluster.map(|cluster| (seen.task, cluster_count + cluster)));
             }
@@ -435,7 +567,8 @@ impl ProbePlanner {
 
 /// Returns whether curves can be measured on this machine.
 fn can_measure_curves(view: &View<'_>) -> bool {
-    view.capabilities.has_ability(Ability::SampleReuses) || view.capabilities.has_ability(Ability::TraceAddresses)
+    view.capabilities.has_ability(Ability::SampleReuses)
+        || view.capabilities.has_ability(Ability::TraceAddresses)
 }
 
 /// Returns the number of entries of a probe's trace.
@@ -451,7 +584,8 @@ fn trace_entries_of(probe: &ProbeRequest) -> Option<u32> {
 pub fn are_probes_harmless(view: &View<'_>) -> bool {
     let is_running = |task: TaskId| {
         let min_run_ns = MIN_BUSY_SHARE * view.observation.span.elapsed_ns as f64;
-        view.live_tasks().any(|sample| sample.task == task && sample.ran_ns() as f64 >= min_run_ns)
+        view.live_tasks()
+            .any(|sample| sample.task == task && sample.ran_ns() as f64 >= min_run_ns)
     };
     let disturbs_tasks = |probe: &ProbeRequest| match probe.kind {
         ProbeKind::ReuseTimes { task, .. } => is_running(task),
@@ -470,19 +604,37 @@ fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
 const MIN_PARTNER_SHARE: f64 = 0.1;
 
 /// Assigns each unclustered thread to the cluster of the thread whose lines it fetches most.
-fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], cluster_by_thread: &mut [Option<usize>]) {
-    let mut next_cluster = cluster_by_thread.iter().flatten().max().map_or(0, |last| last + 1);
+fn assign_partners(
+    view: &View<'_>,
+    members: &[&&cachemate_core::TaskSample],
+    cluster_by_thread: &mut [Option<usize>],
+) {
+    let mut next_cluster = cluster_by_thread
+        .iter()
+        .flatten()
+        .max()
+        .map_or(0, |last| last + 1);
     for index in 0..members.len() {
-        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| cluster_by_thread[index].is_none())
+        let Some(profile) = view
+            .profiles
+            .get(&members[index].task)
+            .filter(|_| cluster_by_thread[index].is_none())
         else {
             continue;
         };
-        let remote_access_share =
-            |partner: usize| profile.sharing.with.get(&members[partner].task).map_or(0.0, |fact| fact.value);
+        let remote_access_share = |partner: usize| {
+            profile
+                .sharing
+                .with
+                .get(&members[partner].task)
+                .map_or(0.0, |fact| fact.value)
+        };
         let partner_shares = (0..members.len())
             .filter(|&partner| partner != index)
             .map(|partner| (remote_access_share(partner), partner));
-        let Some((largest_share, partner)) = partner_shares.reduce(|a, b| if b.0 > a.0 { b } else { a }) else {
+        let Some((largest_share, partner)) =
+            partner_shares.reduce(|a, b| if b.0 > a.0 { b } else { a })
+        else {
             continue;
         };
         if largest_share >= MIN_PARTNER_SHARE {
@@ -498,10 +650,20 @@ fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], cl
 fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], max_share: f64) -> u32 {
     let remote_hit_rate = |process: &ProcessId| {
         let (mut hits, mut run_time) = (0.0, 0.0);
-        for sample in view.live_tasks().filter(|sample| sample.process == *process) {
-            if let Some(count) = sample.counts.get(cachemate_core::CounterEvent::RemoteCacheHits) {
+        for sample in view
+            .live_tasks()
+            .filter(|sample| sample.process == *process)
+        {
+            if let Some(count) = sample
+                .counts
+                .get(cachemate_core::CounterEvent::RemoteCacheHits)
+            {
                 hits += count;
-                run_time += sample.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
+                run_time += sample
+                    .on_cpu_ns
+                    .iter()
+                    .map(|(_, ns)| *ns as f64)
+                    .sum::<f64>();
             }
         }
         if run_time > 0.0 { hits / run_time } else { 0.0 }
@@ -530,8 +692,11 @@ mod tests {
         let (busy, idle) = (observation.tasks[0].task, observation.tasks[1].task);
         let quiet = |probes: &[ProbeKind]| {
             let mut plan = cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 });
-            let probe =
-                |probe_kind: &ProbeKind| ProbeRequest { id: ProbeId(1), kind: probe_kind.clone(), budget_ns: 1 };
+            let probe = |probe_kind: &ProbeKind| ProbeRequest {
+                id: ProbeId(1),
+                kind: probe_kind.clone(),
+                budget_ns: 1,
+            };
             plan.probes = probes.iter().map(probe).collect();
             are_probes_harmless(&View {
                 topology: &topology,
@@ -544,9 +709,17 @@ mod tests {
             })
         };
         let watched = |task: TaskId| ProbeKind::ReuseTimes { task, locations: 1 };
-        let traced = ProbeKind::MissTrace { task: idle, entries: 1, includes_code: false };
+        let traced = ProbeKind::MissTrace {
+            task: idle,
+            entries: 1,
+            includes_code: false,
+        };
         assert!(quiet(&[]) && quiet(&[watched(idle)]));
-        assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
+        assert!(
+            !quiet(&[watched(busy)])
+                && !quiet(&[watched(idle), watched(busy)])
+                && !quiet(&[traced])
+        );
     }
 
     /// Do searches wait for a task until it has answered or its probe is abandoned, and never for a task that cannot be
@@ -559,17 +732,34 @@ mod tests {
         let topology = topology_fixture(2);
         let mut observation = observation_fixture(1, 3);
         observation.tasks[1].unmovable = true;
-        let (profiles, plan) =
-            (cachemate_core::Profiles::new(), cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }));
+        let (profiles, plan) = (
+            cachemate_core::Profiles::new(),
+            cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }),
+        );
         let mut planner = ProbePlanner::default();
-        let probe_kind = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
-        let probe = ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 1 };
-        planner
-            .probes_by_task
-            .insert(TaskId(2), TaskProbe { phase: 0, probe, requested_ns: 0, is_over: true, is_answered: false });
+        let probe_kind = ProbeKind::ReuseTimes {
+            task: TaskId(2),
+            locations: 1,
+        };
+        let probe = ProbeRequest {
+            id: ProbeId(1),
+            kind: probe_kind,
+            budget_ns: 1,
+        };
+        planner.probes_by_task.insert(
+            TaskId(2),
+            TaskProbe {
+                phase: 0,
+                probe,
+                requested_ns: 0,
+                is_over: true,
+                is_answered: false,
+            },
+        );
         let waited = |abilities: &[Ability]| {
             let capabilities = capabilities_fixture(abilities);
-            let (topology, capabilities, observation, profiles) = (&topology, &capabilities, &observation, &profiles);
+            let (topology, capabilities, observation, profiles) =
+                (&topology, &capabilities, &observation, &profiles);
             let view = View {
                 topology,
                 capabilities,
@@ -592,10 +782,14 @@ mod tests {
         use cachemate_core::test_support::{
             NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
         };
-        use cachemate_core::{CacheLevel, CpuId, Fact, FactSource, Plan, ProbeResult, Profiles, WindowLength};
+        use cachemate_core::{
+            CacheLevel, CpuId, Fact, FactSource, Plan, ProbeResult, Profiles, WindowLength,
+        };
         const SIZE: u64 = 1 << 20;
-        let (topology, capabilities) =
-            (last_level_caches(1, 1, CacheLevel::L3, SIZE), capabilities_fixture(&[Ability::TraceAddresses]));
+        let (topology, capabilities) = (
+            last_level_caches(1, 1, CacheLevel::L3, SIZE),
+            capabilities_fixture(&[Ability::TraceAddresses]),
+        );
         let limits = ProbeLimits {
             max_share: 0.01,
             min_gain: 0.01,
@@ -605,7 +799,10 @@ mod tests {
             samples_per_thread: 1,
             may_pause_services: false,
         };
-        let (mut planner, mut plan) = (ProbePlanner::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let (mut planner, mut plan) = (
+            ProbePlanner::default(),
+            Plan::idle(WindowLength::Time { ns: 1 }),
+        );
         let mut traces: Vec<(u32, u32)> = Vec::new();
         for window in 0..40 {
             let phase = window as u32 / 3;
@@ -618,13 +815,25 @@ mod tests {
                 .map(|probe| {
                     traces.push((kind, trace_entries_of(probe).unwrap()));
                     let evidence = ProbeEvidence::Rows(Vec::new());
-                    ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: Vec::new() }
+                    ProbeResult {
+                        probe: probe.id,
+                        evidence,
+                        complete: true,
+                        cost_ns: Vec::new(),
+                    }
                 })
                 .collect();
-            let mut profile = Profile { phase_number: phase, ..Profile::default() };
+            let mut profile = Profile {
+                phase_number: phase,
+                ..Profile::default()
+            };
             profile.phase.kind = Some(Fact::new(kind, FactSource::PhaseDetector, 0));
             if traces.iter().any(|(traced, _)| *traced == kind) {
-                let unsure = Estimate { value: 5.0, low: 0.0, high: 10.0 };
+                let unsure = Estimate {
+                    value: 5.0,
+                    low: 0.0,
+                    high: 10.0,
+                };
                 let curve = vec![(SIZE / 2, Estimate::exact(9.0)), (SIZE, unsure)];
                 profile = profile.with_misses(CacheLevel::L3, curve, FactSource::Oracle);
             }
@@ -651,10 +860,21 @@ mod tests {
     #[test]
     fn threads_with_few_samples_join_their_partners() {
         let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];
-        let maps: Vec<ThreadMap<'_>> =
-            maps.iter().map(|map| ThreadMap { counters: map.as_slice(), previous_cluster: None }).collect();
-        assert_eq!(join_unclustered(vec![Some(0), Some(0), None, None], &maps), [Some(0), Some(0), Some(0), None]);
-        assert_eq!(join_unclustered(vec![None; 4], &maps), [Some(0), Some(0), Some(0), None]);
+        let maps: Vec<ThreadMap<'_>> = maps
+            .iter()
+            .map(|map| ThreadMap {
+                counters: map.as_slice(),
+                previous_cluster: None,
+            })
+            .collect();
+        assert_eq!(
+            join_unclustered(vec![Some(0), Some(0), None, None], &maps),
+            [Some(0), Some(0), Some(0), None]
+        );
+        assert_eq!(
+            join_unclustered(vec![None; 4], &maps),
+            [Some(0), Some(0), Some(0), None]
+        );
         assert_eq!(
             join_unclustered(vec![Some(0), Some(1), Some(1), None], &maps),
             [Some(0), Some(0), Some(0), None],

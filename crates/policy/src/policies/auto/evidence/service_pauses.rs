@@ -10,7 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Ability, Cache, CounterEvent, ProbeKind, ServiceIdentity, TaskId, TaskSample, View};
+use cachemate_core::{
+    Ability, Cache, CounterEvent, ProbeKind, ServiceIdentity, TaskId, TaskSample, View,
+};
 
 use crate::service_losses::{ServiceActivity, activities_by_service};
 
@@ -37,9 +39,15 @@ pub struct ServicePauses {
 impl ServicePauses {
     /// Returns the probe that pauses the next service; `None` if none is due.
     pub fn next_pause(&mut self, view: &View<'_>, is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
-        self.paused_ns.retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
-        let can_pause = [Ability::ProbeFromOutside, Ability::Gangs].iter().all(|a| view.capabilities.has_ability(*a));
-        if !can_pause || !view.live_tasks().any(is_promised) || !(is_paid || self.paused_ns.len() < INITIAL_PAUSES) {
+        self.paused_ns
+            .retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
+        let can_pause = [Ability::ProbeFromOutside, Ability::Gangs]
+            .iter()
+            .all(|a| view.capabilities.has_ability(*a));
+        if !can_pause
+            || !view.live_tasks().any(is_promised)
+            || !(is_paid || self.paused_ns.len() < INITIAL_PAUSES)
+        {
             return None;
         }
         let windows = activities_by_service(view.observation, view.topology);
@@ -51,34 +59,61 @@ impl ServicePauses {
             .filter_map(|cache| {
                 let fetched = |activity: &ServiceActivity<'_>| {
                     let tasks = activity.tasks.iter().filter(|task| runs_on(task, cache));
-                    tasks.filter_map(|task| task.counts.get(CounterEvent::Misses(level))).sum::<f64>()
+                    tasks
+                        .filter_map(|task| task.counts.get(CounterEvent::Misses(level)))
+                        .sum::<f64>()
                 };
                 let runs_with_promise = |activity: &ServiceActivity<'_>| {
-                    has_promise(activity) && activity.tasks.iter().any(|task| task.has_run() && runs_on(task, cache))
+                    has_promise(activity)
+                        && activity
+                            .tasks
+                            .iter()
+                            .any(|task| task.has_run() && runs_on(task, cache))
                 };
                 let total: f64 = windows.values().map(fetched).sum();
                 let suspects = windows.iter().filter(|(service, activity)| {
                     let is_movable = activity.live_tasks().any(|task| !task.unmovable);
-                    is_movable && !has_promise(activity) && !self.paused_ns.contains_key(&***service)
+                    is_movable
+                        && !has_promise(activity)
+                        && !self.paused_ns.contains_key(&***service)
                 });
                 let (service, lines) = suspects
                     .map(|(service, activity)| (service, fetched(activity)))
                     .max_by(|a, b| a.1.total_cmp(&b.1))
                     .filter(|(_, lines)| *lines > MIN_FETCH_SHARE * total)?;
-                windows.values().any(runs_with_promise).then_some((cache, service, lines))
+                windows
+                    .values()
+                    .any(runs_with_promise)
+                    .then_some((cache, service, lines))
             })
             .max_by(|a, b| a.2.total_cmp(&b.2))?;
         self.paused_ns.insert((**service).clone(), now_ns);
         self.last_service = Some((**service).clone());
         // Tasks that did not run may run during the probe.
-        let mut tasks: Vec<&TaskSample> = view.live_tasks().filter(|task| runs_on(task, cache)).collect();
+        let mut tasks: Vec<&TaskSample> = view
+            .live_tasks()
+            .filter(|task| runs_on(task, cache))
+            .collect();
         tasks.sort_by_key(|task| std::cmp::Reverse(task.ran_ns()));
         let row_of = |runs: &dyn Fn(&TaskSample) -> bool| -> Vec<TaskId> {
-            tasks.iter().filter(|task| runs(task)).map(|task| task.task).collect()
+            tasks
+                .iter()
+                .filter(|task| runs(task))
+                .map(|task| task.task)
+                .collect()
         };
-        let (pause, reference) = (row_of(&|task| task.service_or_command() != *service), row_of(&|_| true));
+        let (pause, reference) = (
+            row_of(&|task| task.service_or_command() != *service),
+            row_of(&|_| true),
+        );
         let rows = [vec![pause; ROWS], vec![reference; ROWS]].concat();
-        Some(ProbeKind::CoRunRows { cache: cache.id, rows, total_ns: ROW_NS, settle_ns: 0, boost: true })
+        Some(ProbeKind::CoRunRows {
+            cache: cache.id,
+            rows,
+            total_ns: ROW_NS,
+            settle_ns: 0,
+            boost: true,
+        })
     }
 }
 
@@ -89,13 +124,19 @@ pub fn is_promised(task: &TaskSample) -> bool {
 
 /// Returns whether a task ran on this cache, or nowhere.
 fn runs_on(task: &TaskSample, cache: &Cache) -> bool {
-    !task.has_run() || task.on_cpu_ns.iter().any(|(cpu, ns)| *ns > 0 && cache.cpus.contains(cpu.0))
+    !task.has_run()
+        || task
+            .on_cpu_ns
+            .iter()
+            .any(|(cpu, ns)| *ns > 0 && cache.cpus.contains(cpu.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, ViewFixture, capabilities_fixture, last_level_caches};
+    use cachemate_core::test_support::{
+        NullPredictor, ViewFixture, capabilities_fixture, last_level_caches,
+    };
     use cachemate_core::{CacheLevel, CpuId, EventCounts, Goal};
 
     /// Is the service with most lines paused first, each at most once in five minutes, a fourth one only if probes are
@@ -111,17 +152,30 @@ mod tests {
             task.on_cpu_ns = vec![(CpuId(index as u32), 1_000)];
             task.counts = EventCounts::exact([(CounterEvent::Misses(CacheLevel::L3), lines)]);
         }
-        fixture.observation.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
+        fixture.observation.tasks[0].goal = Some(Goal {
+            max_slowdown: Some(0.05),
+            ..Goal::default()
+        });
         let view = fixture.view(&NullPredictor);
         let mut pauses = ServicePauses::default();
         let mut paused_task = |is_paid, now_ns| match pauses.next_pause(&view, is_paid, now_ns)? {
             ProbeKind::CoRunRows { rows, .. } => {
-                assert!(rows[ROWS..].iter().all(|row| row.len() == 6), "all tasks run in the reference");
-                view.observation.tasks.iter().map(|task| task.task).find(|task| !rows[0].contains(task))
+                assert!(
+                    rows[ROWS..].iter().all(|row| row.len() == 6),
+                    "all tasks run in the reference"
+                );
+                view.observation
+                    .tasks
+                    .iter()
+                    .map(|task| task.task)
+                    .find(|task| !rows[0].contains(task))
             }
             kind => panic!("{kind:?}"),
         };
-        assert_eq!([4, 3, 2].map(|id| Some(TaskId(id))), [0, 1, 2].map(|now_ns| paused_task(false, now_ns)));
+        assert_eq!(
+            [4, 3, 2].map(|id| Some(TaskId(id))),
+            [0, 1, 2].map(|now_ns| paused_task(false, now_ns))
+        );
         assert_eq!(paused_task(true, 3), None, "the next has less than a tenth");
         assert_eq!(paused_task(true, REPEAT_NS), Some(TaskId(4)));
     }

@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CacheLevel, CounterEvent, Observation, Plan, ProbeKind, StallCause, TaskId, TaskSample};
+use cachemate_core::{
+    CacheLevel, CounterEvent, Observation, Plan, ProbeKind, StallCause, TaskId, TaskSample,
+};
 use cachemate_locality::profilers::AVERAGED;
 
 use crate::work_metric::WorkMetric;
@@ -90,9 +92,17 @@ pub type CurrentPhase = (u32, Option<u32>);
 
 /// Returns the cycles that wait for the memory behind the last level.
 fn memory_stall_cycles(task: &TaskSample) -> Option<f64> {
-    let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
-    let stall_counts = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
-    stall_counts.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
+    let causes = [
+        StallCause::LocalMemory,
+        StallCause::RemoteMemory,
+        StallCause::BusQueue,
+    ];
+    let stall_counts = causes
+        .into_iter()
+        .filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
+    stall_counts.fold(None, |sum: Option<f64>, cycles| {
+        Some(sum.unwrap_or(0.0) + cycles)
+    })
 }
 
 impl DecayingRate {
@@ -112,21 +122,30 @@ impl DecayingRate {
 impl DecayingSums {
     /// Returns the number of windows after which the counts describe the phase under the plan in force.
     fn needed_windows(&self) -> u32 {
-        if self.kind == Some(AVERAGED) { AVERAGED_COUNT_WINDOWS } else { OWN_COUNT_WINDOWS }
+        if self.kind == Some(AVERAGED) {
+            AVERAGED_COUNT_WINDOWS
+        } else {
+            OWN_COUNT_WINDOWS
+        }
     }
 }
 
 impl SpeedTracker {
     /// Returns whether the averages of all tasks with averaged phases are over enough windows.
     pub fn are_averages_current(&self) -> bool {
-        let mut averaged = self.current_sums.values().filter(|sums| sums.kind == Some(AVERAGED));
+        let mut averaged = self
+            .current_sums
+            .values()
+            .filter(|sums| sums.kind == Some(AVERAGED));
         averaged.all(|sums| sums.windows >= sums.needed_windows())
     }
 
     /// Keeps only the counts of live tasks.
     pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>) {
-        self.current_sums.retain(|task, _| live_tasks.contains(task));
-        self.sums_by_kind.retain(|(task, _), _| live_tasks.contains(task));
+        self.current_sums
+            .retain(|task, _| live_tasks.contains(task));
+        self.sums_by_kind
+            .retain(|(task, _), _| live_tasks.contains(task));
     }
 
     /// Observes a window, and forgets the counts of earlier phases. `is_replanned` returns whether the plan for a task's
@@ -141,7 +160,11 @@ impl SpeedTracker {
         is_replanned: impl Fn(TaskId) -> bool,
     ) {
         // During a solo interval, the task has other co-runners than usual, and the other tasks pause.
-        if previous_plan.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
+        if previous_plan
+            .probes
+            .iter()
+            .any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. }))
+        {
             return;
         }
         let is_traced = |task: TaskId| {
@@ -149,22 +172,36 @@ impl SpeedTracker {
                 |probe| matches!(probe.kind, ProbeKind::MissTrace { task: traced_task, .. } if traced_task == task),
             )
         };
-        for task in observation.tasks.iter().filter(|task| !task.exited && !is_traced(task.task)) {
-            let instructions_and_cycles =
-                task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
-            let Some((instructions, cycles)) = instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0) else {
+        for task in observation
+            .tasks
+            .iter()
+            .filter(|task| !task.exited && !is_traced(task.task))
+        {
+            let instructions_and_cycles = task
+                .counts
+                .get(CounterEvent::Instructions)
+                .zip(task.counts.get(CounterEvent::Cycles));
+            let Some((instructions, cycles)) =
+                instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0)
+            else {
                 continue;
             };
             let sums = self.current_sums.entry(task.task).or_default();
             let (phase_number, kind) = phase_of(task.task);
             if sums.phase != phase_number {
-                *sums = DecayingSums { phase: phase_number, plan_number: sums.plan_number, ..DecayingSums::default() };
+                *sums = DecayingSums {
+                    phase: phase_number,
+                    plan_number: sums.plan_number,
+                    ..DecayingSums::default()
+                };
             }
             if sums.kind != kind {
                 // Windows before this one may span two phases.
-                if let Some(earlier_sums) = kind.and_then(|kind| self.sums_by_kind.get(&(task.task, kind))) {
-                    let is_of_earlier_plan =
-                        earlier_sums.is_of_earlier_plan || earlier_sums.plan_number != sums.plan_number;
+                if let Some(earlier_sums) =
+                    kind.and_then(|kind| self.sums_by_kind.get(&(task.task, kind)))
+                {
+                    let is_of_earlier_plan = earlier_sums.is_of_earlier_plan
+                        || earlier_sums.plan_number != sums.plan_number;
                     let plan_number = sums.plan_number;
                     *sums = DecayingSums {
                         phase: phase_number,
@@ -177,7 +214,8 @@ impl SpeedTracker {
                 sums.kind = kind;
             }
             if is_replanned(task.task) {
-                (sums.plan_number, sums.windows, sums.is_of_earlier_plan) = (sums.plan_number + 1, 0, true);
+                (sums.plan_number, sums.windows, sums.is_of_earlier_plan) =
+                    (sums.plan_number + 1, 0, true);
             } else if sums.is_of_earlier_plan {
                 *sums = DecayingSums {
                     phase: phase_number,
@@ -189,7 +227,11 @@ impl SpeedTracker {
             sums.windows += u32::from(!sums.is_of_earlier_plan);
             let ran_ns = task.ran_ns();
             let demanded_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
-            let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
+            let decay = if kind == Some(AVERAGED) {
+                AVERAGED_DECAY
+            } else {
+                DECAY
+            };
             let add_decayed = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
             add_decayed(&mut sums.instructions, instructions);
             add_decayed(&mut sums.cycles, cycles);
@@ -199,23 +241,43 @@ impl SpeedTracker {
             add_decayed(&mut sums.reported_work, task.progress.unwrap_or(0.0));
             add_decayed(
                 &mut sums.reported_elapsed_ns,
-                task.progress.map_or(0.0, |_| observation.span.elapsed_ns as f64),
+                task.progress
+                    .map_or(0.0, |_| observation.span.elapsed_ns as f64),
             );
-            sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, decay);
-            sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, decay);
-            sums.stalls.add(memory_stall_cycles(task), instructions, decay);
+            sums.misses.add(
+                task.counts.get(CounterEvent::Misses(level)),
+                instructions,
+                decay,
+            );
+            sums.references.add(
+                task.counts.get(CounterEvent::References(level)),
+                instructions,
+                decay,
+            );
+            sums.stalls
+                .add(memory_stall_cycles(task), instructions, decay);
             sums.remote_stalls.add(
-                task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)),
+                task.counts
+                    .get(CounterEvent::StallCycles(StallCause::RemoteCache)),
                 instructions,
                 decay,
             );
             sums.queue_stalls.add(
-                task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)),
+                task.counts
+                    .get(CounterEvent::StallCycles(StallCause::BusQueue)),
                 instructions,
                 decay,
             );
-            sums.read_bytes.add(task.counts.get(CounterEvent::MemoryReadBytes), instructions, decay);
-            sums.written_bytes.add(task.counts.get(CounterEvent::MemoryWriteBytes), instructions, decay);
+            sums.read_bytes.add(
+                task.counts.get(CounterEvent::MemoryReadBytes),
+                instructions,
+                decay,
+            );
+            sums.written_bytes.add(
+                task.counts.get(CounterEvent::MemoryWriteBytes),
+                instructions,
+                decay,
+            );
             if let Some(kind) = sums.kind {
                 self.sums_by_kind.insert((task.task, kind), sums.clone());
             }
@@ -235,10 +297,16 @@ impl SpeedTracker {
 
     /// Returns the speed of a task; `None` until the task has run in a window in which its events were counted.
     pub fn observed_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
-        let sums = self.current_sums.get(&task).filter(|sums| sums.instructions > 0.0)?;
+        let sums = self
+            .current_sums
+            .get(&task)
+            .filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
-        let ratio_to_misses =
-            |sum: DecayingRate| sum.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
+        let ratio_to_misses = |sum: DecayingRate| {
+            sum.per_instr()
+                .zip(misses.filter(|&rate| rate > 1e-7))
+                .map(|(a, b)| a / b)
+        };
         Some(ObservedSpeed {
             cycles_per_instr: sums.cycles / sums.instructions,
             misses_per_instr: misses,
@@ -247,7 +315,8 @@ impl SpeedTracker {
             bytes_per_miss: ratio_to_misses(sums.read_bytes)
                 .map(|bytes| bytes + ratio_to_misses(sums.written_bytes).unwrap_or(0.0)),
             queue_cycles_per_miss: ratio_to_misses(sums.queue_stalls),
-            elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.on_cpu_ns.max(1.0),
+            elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns
+                / sums.on_cpu_ns.max(1.0),
             remote_cycles_per_instr: sums.remote_stalls.per_instr(),
             cpu_demand: (sums.demanded_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
             is_current: sums.windows >= sums.needed_windows(),
@@ -264,8 +333,18 @@ mod tests {
 
     /// 1000 instructions and these counts.
     fn counts_fixture(counts: &[(CounterEvent, u64)]) -> EventCounts {
-        let readings = [(CounterEvent::Instructions, 1000)].into_iter().chain(counts.iter().copied());
-        EventCounts(readings.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect())
+        let readings = [(CounterEvent::Instructions, 1000)]
+            .into_iter()
+            .chain(counts.iter().copied());
+        EventCounts(
+            readings
+                .map(|(event, count)| EventCount {
+                    event,
+                    count,
+                    enabled_share: 1.0,
+                })
+                .collect(),
+        )
     }
 
     /// Are rates ratios of counts, dropped at a change of phase, and missing if nothing was counted?
@@ -277,16 +356,44 @@ mod tests {
             (CounterEvent::Misses(CacheLevel::L3), 10),
             (CounterEvent::StallCycles(StallCause::LocalMemory), 1000),
         ]);
-        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
-        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, None), |_| false);
-        let (measured_task, unmeasured_task) = (observation.tasks[0].task, observation.tasks[1].task);
+        let (mut speeds, plan) = (
+            SpeedTracker::default(),
+            Plan::idle(WindowLength::Time { ns: 1 }),
+        );
+        speeds.observe(
+            &observation,
+            &plan,
+            CacheLevel::L3,
+            |_| (0, None),
+            |_| false,
+        );
+        let (measured_task, unmeasured_task) =
+            (observation.tasks[0].task, observation.tasks[1].task);
         let speed = speeds.observed_speed(measured_task).unwrap();
-        assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
-        assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
+        assert_eq!(
+            (speed.cycles_per_instr, speed.misses_per_instr),
+            (3.0, Some(0.01))
+        );
+        assert_eq!(
+            (speed.stall_cycles_per_miss, speed.remote_cycles_per_instr),
+            (Some(100.0), None)
+        );
         assert_eq!(speeds.observed_speed(unmeasured_task), None);
         observation.tasks[0].counts.0[1].count = 9000;
-        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (1, None), |_| false);
-        assert_eq!(speeds.observed_speed(measured_task).unwrap().cycles_per_instr, 9.0);
+        speeds.observe(
+            &observation,
+            &plan,
+            CacheLevel::L3,
+            |_| (1, None),
+            |_| false,
+        );
+        assert_eq!(
+            speeds
+                .observed_speed(measured_task)
+                .unwrap()
+                .cycles_per_instr,
+            9.0
+        );
     }
 
     /// Does a phase of a known kind have a speed at once, marked as recalled until the phase was counted long enough?
@@ -294,7 +401,10 @@ mod tests {
     fn a_recurring_phase_has_its_speed_at_once() {
         let mut observation = observation_fixture(0, 1);
         let task = observation.tasks[0].task;
-        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let (mut speeds, plan) = (
+            SpeedTracker::default(),
+            Plan::idle(WindowLength::Time { ns: 1 }),
+        );
         let mut window = |cycles: u64, phase: CurrentPhase| {
             observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, cycles)]);
             speeds.observe(&observation, &plan, CacheLevel::L3, |_| phase, |_| false);
@@ -318,10 +428,19 @@ mod tests {
     fn counts_begin_anew_with_the_first_window_of_a_new_plan() {
         let mut observation = observation_fixture(0, 1);
         let task = observation.tasks[0].task;
-        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let (mut speeds, plan) = (
+            SpeedTracker::default(),
+            Plan::idle(WindowLength::Time { ns: 1 }),
+        );
         let mut window = |cycles: u64, is_replanned: bool| {
             observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, cycles)]);
-            speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, Some(AVERAGED)), |_| is_replanned);
+            speeds.observe(
+                &observation,
+                &plan,
+                CacheLevel::L3,
+                |_| (0, Some(AVERAGED)),
+                |_| is_replanned,
+            );
             let speed = speeds.observed_speed(task).unwrap();
             (libm::round(speed.cycles_per_instr), speed.is_current)
         };

@@ -8,13 +8,26 @@ const MIN_SIMILARITY: f64 = 0.3;
 /// Adds each thread without a cluster to the thread whose regions are most similar. Threads that run beside their
 /// partners have too few samples for a cluster of their own, and if all threads share the same data, there are no
 /// clusters.
-pub fn join_unclustered(mut cluster_by_thread: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+pub fn join_unclustered(
+    mut cluster_by_thread: Vec<Option<usize>>,
+    maps: &[ThreadMap<'_>],
+) -> Vec<Option<usize>> {
     let dot_product = |a: usize, b: usize| -> f64 {
-        maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+        maps[a]
+            .counters
+            .iter()
+            .zip(maps[b].counters)
+            .map(|(&x, &y)| f64::from(x) * f64::from(y))
+            .sum()
     };
-    let cosine_similarity =
-        |a: usize, b: usize| dot_product(a, b) / libm::sqrt(dot_product(a, a) * dot_product(b, b)).max(1e-9);
-    let mut next_cluster = cluster_by_thread.iter().flatten().max().map_or(0, |last| last + 1);
+    let cosine_similarity = |a: usize, b: usize| {
+        dot_product(a, b) / libm::sqrt(dot_product(a, a) * dot_product(b, b)).max(1e-9)
+    };
+    let mut next_cluster = cluster_by_thread
+        .iter()
+        .flatten()
+        .max()
+        .map_or(0, |last| last + 1);
     for index in 0..cluster_by_thread.len() {
         if cluster_by_thread[index].is_some() {
             continue;
@@ -22,7 +35,9 @@ pub fn join_unclustered(mut cluster_by_thread: Vec<Option<usize>>, maps: &[Threa
         let similarities = (0..cluster_by_thread.len())
             .filter(|&neighbor| neighbor != index)
             .map(|neighbor| (cosine_similarity(index, neighbor), neighbor));
-        let Some((largest_similarity, neighbor)) = similarities.reduce(|a, b| if b.0 > a.0 { b } else { a }) else {
+        let Some((largest_similarity, neighbor)) =
+            similarities.reduce(|a, b| if b.0 > a.0 { b } else { a })
+        else {
             continue;
         };
         if largest_similarity < MIN_SIMILARITY {
@@ -36,23 +51,42 @@ pub fn join_unclustered(mut cluster_by_thread: Vec<Option<usize>>, maps: &[Threa
 }
 
 /// Merges clusters whose threads use the same regions.
-fn merge_clusters(mut cluster_by_thread: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
-    let cluster_count = cluster_by_thread.iter().flatten().max().map_or(0, |last| last + 1);
+fn merge_clusters(
+    mut cluster_by_thread: Vec<Option<usize>>,
+    maps: &[ThreadMap<'_>],
+) -> Vec<Option<usize>> {
+    let cluster_count = cluster_by_thread
+        .iter()
+        .flatten()
+        .max()
+        .map_or(0, |last| last + 1);
     let sum_of_cluster = |clusters: &[Option<usize>], cluster: usize| {
         let mut sums: Vec<f64> = Vec::new();
-        for (_, map) in clusters.iter().zip(maps).filter(|(task_cluster, _)| **task_cluster == Some(cluster)) {
+        for (_, map) in clusters
+            .iter()
+            .zip(maps)
+            .filter(|(task_cluster, _)| **task_cluster == Some(cluster))
+        {
             sums.resize(sums.len().max(map.counters.len()), 0.0);
-            sums.iter_mut().zip(map.counters).for_each(|(sum, &counter)| *sum += f64::from(counter));
+            sums.iter_mut()
+                .zip(map.counters)
+                .for_each(|(sum, &counter)| *sum += f64::from(counter));
         }
         sums
     };
     let dot_product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
     for a in 0..cluster_count {
         for b in a + 1..cluster_count {
-            let (map_sum, other_sum) = (sum_of_cluster(&cluster_by_thread, a), sum_of_cluster(&cluster_by_thread, b));
+            let (map_sum, other_sum) = (
+                sum_of_cluster(&cluster_by_thread, a),
+                sum_of_cluster(&cluster_by_thread, b),
+            );
             if dot_product(&map_sum, &other_sum)
                 >= MIN_SIMILARITY
-                    * libm::sqrt(dot_product(&map_sum, &map_sum) * dot_product(&other_sum, &other_sum)).max(1e-9)
+                    * libm::sqrt(
+                        dot_product(&map_sum, &map_sum) * dot_product(&other_sum, &other_sum),
+                    )
+                    .max(1e-9)
             {
                 cluster_by_thread
                     .iter_mut()

@@ -42,8 +42,13 @@ impl MemoryPathModel {
         // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
         let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
         for problem_task in tasks {
-            let Some((site, speed)) = problem_task.last_site.zip(speed_of(problem_task.task)) else { continue };
-            let Some((misses, bytes)) = speed.misses_per_instr.zip(speed.bytes_per_miss) else { continue };
+            let Some((site, speed)) = problem_task.last_site.zip(speed_of(problem_task.task))
+            else {
+                continue;
+            };
+            let Some((misses, bytes)) = speed.misses_per_instr.zip(speed.bytes_per_miss) else {
+                continue;
+            };
             let misses_per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
             let sum = sums.entry(sites[site].package).or_default();
             sum[0] += misses_per_cycle * (bytes / line_bytes);
@@ -60,8 +65,10 @@ impl MemoryPathModel {
                 weight_sum += traffic;
             }
         }
-        (weight_sum > 0.0)
-            .then(|| MemoryPathModel { line_cycles: weighted_sum / weight_sum, wait_by_package: waits_by_package })
+        (weight_sum > 0.0).then(|| MemoryPathModel {
+            line_cycles: weighted_sum / weight_sum,
+            wait_by_package: waits_by_package,
+        })
     }
 
     /// Returns the present wait of a miss on a package, in cycles.
@@ -72,7 +79,8 @@ impl MemoryPathModel {
     /// Returns the additional wait of a miss on a package with this traffic, relative to the package on which the wait
     /// was measured.
     pub fn added_wait_cycles(&self, lines_per_cycle: f64, measured_package: u32) -> f64 {
-        queue_wait_cycles(self.line_cycles, lines_per_cycle) - self.current_wait_cycles(measured_package)
+        queue_wait_cycles(self.line_cycles, lines_per_cycle)
+            - self.current_wait_cycles(measured_package)
     }
 }
 
@@ -80,7 +88,11 @@ fn service_time_for_wait(measured_wait: f64, traffic: f64) -> f64 {
     let (mut low, mut high) = (0.0, MAX_UTILIZATION / traffic);
     for _ in 0..40 {
         let middle = 0.5 * (low + high);
-        if queue_wait_cycles(middle, traffic) > measured_wait { high = middle } else { low = middle }
+        if queue_wait_cycles(middle, traffic) > measured_wait {
+            high = middle
+        } else {
+            low = middle
+        }
     }
     0.5 * (low + high)
 }

@@ -41,8 +41,11 @@ pub struct TaskPerformance {
 
 impl TaskPerformance {
     /// The initial value, to which the performance in each partition is added.
-    pub const NONE: TaskPerformance =
-        TaskPerformance { cycles_per_instr: 0.0, misses_per_instr: 0.0, occupancy_bytes: 0.0 };
+    pub const NONE: TaskPerformance = TaskPerformance {
+        cycles_per_instr: 0.0,
+        misses_per_instr: 0.0,
+        occupancy_bytes: 0.0,
+    };
 
     /// Adds the performance in another partition, into which this share of the task's lines falls.
     pub fn add(&mut self, addend: TaskPerformance, line_share: f64) {
@@ -70,7 +73,11 @@ const STEP_GROWTH: f64 = 1.3;
 
 /// Returns the performance of all tasks. `quanta` holds the gangs' quanta in cycles; without gangs, it has one entry of
 /// any length.
-pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64, quanta: &[f64]) -> Vec<TaskPerformance> {
+pub fn compose(
+    occupants: &[CacheOccupant<'_>],
+    cache_bytes: f64,
+    quanta: &[f64],
+) -> Vec<TaskPerformance> {
     let mut cycles: Vec<f64> = occupants
         .iter()
         .map(|occupant| {
@@ -88,10 +95,19 @@ pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64, quanta: &[f64]
         _ => GANG_ROUNDS,
     };
     // The last root is close to the next one.
-    let (mut cursor, mut guess) = (FootprintCursor::new(occupants.len()), WindowGuess::default());
+    let (mut cursor, mut guess) = (
+        FootprintCursor::new(occupants.len()),
+        WindowGuess::default(),
+    );
     for _ in 0..rounds {
         if quanta.len() <= 1 {
-            compose_co_runners(occupants, cache_bytes, &cycles, &mut cursor, &mut performances);
+            compose_co_runners(
+                occupants,
+                cache_bytes,
+                &cycles,
+                &mut cursor,
+                &mut performances,
+            );
         } else {
             performances = compose_gangs(occupants, cache_bytes, quanta, &cycles, &mut guess);
         }
@@ -108,13 +124,22 @@ pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64, quanta: &[f64]
     performances
 }
 
-fn task_performance(occupant: &CacheOccupant<'_>, composed_bytes: f64, cache_bytes: f64) -> TaskPerformance {
-    let occupancy = occupant
-        .program
-        .real_occupancy(composed_bytes / occupant.partition_share, cache_bytes / occupant.partition_share);
+fn task_performance(
+    occupant: &CacheOccupant<'_>,
+    composed_bytes: f64,
+    cache_bytes: f64,
+) -> TaskPerformance {
+    let occupancy = occupant.program.real_occupancy(
+        composed_bytes / occupant.partition_share,
+        cache_bytes / occupant.partition_share,
+    );
     let misses_per_instr = occupant.program.misses_at(occupancy);
     TaskPerformance {
-        cycles_per_instr: occupant.program.cycles_at(misses_per_instr, occupant.wait_cycles, occupant.split_share),
+        cycles_per_instr: occupant.program.cycles_at(
+            misses_per_instr,
+            occupant.wait_cycles,
+            occupant.split_share,
+        ),
         misses_per_instr,
         occupancy_bytes: composed_bytes,
     }
@@ -131,7 +156,12 @@ struct FootprintCursor {
 
 impl FootprintCursor {
     fn new(tasks: usize) -> Self {
-        FootprintCursor { cycles: 0.0, steps: vec![0; tasks], rates: vec![0.0; tasks], occupancies: vec![0.0; tasks] }
+        FootprintCursor {
+            cycles: 0.0,
+            steps: vec![0; tasks],
+            rates: vec![0.0; tasks],
+            occupancies: vec![0.0; tasks],
+        }
     }
 }
 
@@ -145,7 +175,11 @@ fn compose_co_runners(
     cursor: &mut FootprintCursor,
     performances: &mut Vec<TaskPerformance>,
 ) {
-    let FootprintCursor { rates, occupancies: occupancy_bytes, .. } = cursor;
+    let FootprintCursor {
+        rates,
+        occupancies: occupancy_bytes,
+        ..
+    } = cursor;
     rates
         .iter_mut()
         .zip(occupants.iter().zip(cycles))
@@ -154,15 +188,20 @@ fn compose_co_runners(
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
         for (index, occupant) in occupants.iter().enumerate() {
-            let (bytes, bytes_per_instr) =
-                occupant.program.footprint_near(cursor.cycles * rates[index], &mut cursor.steps[index]);
+            let (bytes, bytes_per_instr) = occupant
+                .program
+                .footprint_near(cursor.cycles * rates[index], &mut cursor.steps[index]);
             occupancy_bytes[index] = occupant.partition_share * bytes;
             sum += occupancy_bytes[index];
             slope += occupant.partition_share * bytes_per_instr * rates[index];
         }
         let free_bytes = cache_bytes - sum;
-        let fits_completely = free_bytes >= 0.0 && (slope <= 0.0 || cursor.cycles >= MAX_WINDOW_CYCLES);
-        if fits_completely || free_bytes.abs() <= OCCUPANCY_TOLERANCE * cache_bytes || step == MAX_STEPS {
+        let fits_completely =
+            free_bytes >= 0.0 && (slope <= 0.0 || cursor.cycles >= MAX_WINDOW_CYCLES);
+        if fits_completely
+            || free_bytes.abs() <= OCCUPANCY_TOLERANCE * cache_bytes
+            || step == MAX_STEPS
+        {
             break;
         }
         if free_bytes > 0.0 {
@@ -170,7 +209,11 @@ fn compose_co_runners(
         }
         let next_cycles = cursor.cycles + free_bytes / slope;
         // A step from the right may overshoot; the next step then comes from the left.
-        cursor.cycles = if next_cycles > lower_bound { next_cycles.min(MAX_WINDOW_CYCLES) } else { lower_bound };
+        cursor.cycles = if next_cycles > lower_bound {
+            next_cycles.min(MAX_WINDOW_CYCLES)
+        } else {
+            lower_bound
+        };
     }
     performances.clear();
     performances.extend(
@@ -207,10 +250,17 @@ impl WindowGuess {
         let footprint_at = |index: usize, exponent: f64| {
             occupants[index].footprint_in_part(progress(index, window_of_exponent(exponent)))
         };
-        let excess_bytes =
-            |exponent: f64| (0..occupants.len()).map(|index| footprint_at(index, exponent)).sum::<f64>() - cache_bytes;
-        let occupancies_at =
-            |exponent: f64| (0..occupants.len()).map(|index| footprint_at(index, exponent)).collect::<Vec<f64>>();
+        let excess_bytes = |exponent: f64| {
+            (0..occupants.len())
+                .map(|index| footprint_at(index, exponent))
+                .sum::<f64>()
+                - cache_bytes
+        };
+        let occupancies_at = |exponent: f64| {
+            (0..occupants.len())
+                .map(|index| footprint_at(index, exponent))
+                .collect::<Vec<f64>>()
+        };
         let (mut low, mut high) = (self.0, self.0);
         let mut low_excess = excess_bytes(low);
         let mut high_excess = low_excess;
@@ -228,7 +278,11 @@ impl WindowGuess {
             step *= 3.0;
         }
         if high_excess <= 0.0 || low_excess > 0.0 {
-            self.0 = if high_excess <= 0.0 { WINDOW_EXPONENTS.1 } else { WINDOW_EXPONENTS.0 };
+            self.0 = if high_excess <= 0.0 {
+                WINDOW_EXPONENTS.1
+            } else {
+                WINDOW_EXPONENTS.0
+            };
             return occupancies_at(self.0);
         }
         // If an end stays, its weight is halved (Illinois); otherwise it would never move.
@@ -238,7 +292,11 @@ impl WindowGuess {
                 break;
             }
             let middle = (low * high_weight - high * low_weight) / (high_weight - low_weight);
-            let middle = if middle > low && middle < high { middle } else { 0.5 * (low + high) };
+            let middle = if middle > low && middle < high {
+                middle
+            } else {
+                0.5 * (low + high)
+            };
             let excess = excess_bytes(middle);
             if excess.abs() <= OCCUPANCY_TOLERANCE * cache_bytes {
                 low = middle;
@@ -257,7 +315,13 @@ impl WindowGuess {
 
 /// Returns the cycles that a gang ran within the last `window` cycles, at `elapsed_in_turn` cycles into the turn of
 /// `current_gang`.
-fn turn_cycles(gang: usize, current_gang: usize, elapsed_in_turn: f64, window: f64, turns: &[f64]) -> f64 {
+fn turn_cycles(
+    gang: usize,
+    current_gang: usize,
+    elapsed_in_turn: f64,
+    window: f64,
+    turns: &[f64],
+) -> f64 {
     let rotation: f64 = turns.iter().sum();
     let full_rotations = libm::floor(window / rotation);
     let mut remaining_cycles = window - full_rotations * rotation;
@@ -293,9 +357,16 @@ fn compose_gangs(
         // Cycles per instruction at the previous moment. At the start of the turn, the cache is assumed to be empty.
         let mut last_cycles_per_instr: Vec<f64> = occupants
             .iter()
-            .map(|occupant| occupant.program.cycles_per_instr_at(0.0, occupant.wait_cycles, occupant.split_share))
+            .map(|occupant| {
+                occupant.program.cycles_per_instr_at(
+                    0.0,
+                    occupant.wait_cycles,
+                    occupant.split_share,
+                )
+            })
             .collect();
-        let mut step = quantum * (STEP_GROWTH - 1.0) / (libm::pow(STEP_GROWTH, f64::from(MOMENTS_PER_TURN)) - 1.0);
+        let mut step = quantum * (STEP_GROWTH - 1.0)
+            / (libm::pow(STEP_GROWTH, f64::from(MOMENTS_PER_TURN)) - 1.0);
         let mut elapsed = 0.0;
         for _ in 0..MOMENTS_PER_TURN {
             let middle = elapsed + 0.5 * step;
@@ -307,13 +378,16 @@ fn compose_gangs(
                 }
                 // The current turn counts at its actual speed, earlier turns at the mean speed.
                 let cycles_in_turn = gang_cycles.min(middle);
-                let instr_in_turn =
-                    instructions_done[index] + 0.5 * step * occupant.cpu_share / last_cycles_per_instr[index];
+                let instr_in_turn = instructions_done[index]
+                    + 0.5 * step * occupant.cpu_share / last_cycles_per_instr[index];
                 instr_in_turn * cycles_in_turn / middle
                     + (gang_cycles - cycles_in_turn) * occupant.cpu_share / cycles[index]
             };
             let occupancies = guess.solve_occupancies(occupants, cache_bytes, instr_in_window);
-            for (index, occupant) in occupants.iter().enumerate().filter(|(_, occupant)| occupant.gang == current_gang)
+            for (index, occupant) in occupants
+                .iter()
+                .enumerate()
+                .filter(|(_, occupant)| occupant.gang == current_gang)
             {
                 let performance = task_performance(occupant, occupancies[index], cache_bytes);
                 let instructions = step * occupant.cpu_share / performance.cycles_per_instr;
@@ -333,7 +407,11 @@ fn compose_gangs(
             return task_performance(occupant, 0.0, cache_bytes);
         }
         let (misses_per_instr, held_bytes) = (sums[1] / sums[0], sums[3] / sums[2]);
-        TaskPerformance { cycles_per_instr: sums[2] / sums[0], misses_per_instr, occupancy_bytes: held_bytes }
+        TaskPerformance {
+            cycles_per_instr: sums[2] / sums[0],
+            misses_per_instr,
+            occupancy_bytes: held_bytes,
+        }
     };
     sums.iter().zip(occupants).map(mean_performance).collect()
 }
@@ -344,7 +422,14 @@ mod tests {
     use super::*;
 
     fn occupant_fixture(program: &ProgramModel, gang: usize) -> CacheOccupant<'_> {
-        CacheOccupant { program, cpu_share: 1.0, gang, split_share: 0.0, wait_cycles: 0.0, partition_share: 1.0 }
+        CacheOccupant {
+            program,
+            cpu_share: 1.0,
+            gang,
+            split_share: 0.0,
+            wait_cycles: 0.0,
+            partition_share: 1.0,
+        }
     }
 
     /// Does a single task run at its solo speed, and do equal programs perform alike?
@@ -353,7 +438,11 @@ mod tests {
         let program = uniform_program(3_000_000.0, 0.02);
         let alone = compose(&[occupant_fixture(&program, 0)], CACHE, &[1.0]);
         assert!((alone[0].cycles_per_instr - program.solo_cycles(CACHE)).abs() < 1e-9);
-        let performances = compose(&[occupant_fixture(&program, 0), occupant_fixture(&program, 0)], CACHE, &[1.0]);
+        let performances = compose(
+            &[occupant_fixture(&program, 0), occupant_fixture(&program, 0)],
+            CACHE,
+            &[1.0],
+        );
         assert_eq!(performances[0], performances[1]);
         // Each holds half of the cache, so about a third of its lines is missing.
         let half = program.cycles_per_instr_at(CACHE / 2.0, 0.0, 0.0);
@@ -367,9 +456,19 @@ mod tests {
     /// Does a program that fits lose speed beside a stream, while the stream loses none?
     #[test]
     fn a_stream_displaces_a_program_that_fits() {
-        let (reuser, stream) = (uniform_program(3_000_000.0, 0.02), program_fixture(|_| 0.05));
-        let performances = compose(&[occupant_fixture(&reuser, 0), occupant_fixture(&stream, 0)], CACHE, &[1.0]);
-        assert!(performances[0].cycles_per_instr > 1.2 * reuser.solo_cycles(CACHE), "{performances:?}");
+        let (reuser, stream) = (
+            uniform_program(3_000_000.0, 0.02),
+            program_fixture(|_| 0.05),
+        );
+        let performances = compose(
+            &[occupant_fixture(&reuser, 0), occupant_fixture(&stream, 0)],
+            CACHE,
+            &[1.0],
+        );
+        assert!(
+            performances[0].cycles_per_instr > 1.2 * reuser.solo_cycles(CACHE),
+            "{performances:?}"
+        );
         assert!((performances[1].cycles_per_instr / stream.solo_cycles(CACHE) - 1.0).abs() < 1e-6);
     }
 
@@ -377,17 +476,30 @@ mod tests {
     /// whole cache?
     #[test]
     fn tasks_that_may_use_every_partition_perform_as_in_the_whole() {
-        let (reuser, stream) = (uniform_program(3_000_000.0, 0.02), program_fixture(|_| 0.05));
-        let whole_cache = compose(&[occupant_fixture(&reuser, 0), occupant_fixture(&stream, 0)], CACHE, &[1.0]);
-        let half = |program| CacheOccupant { partition_share: 0.5, ..occupant_fixture(program, 0) };
+        let (reuser, stream) = (
+            uniform_program(3_000_000.0, 0.02),
+            program_fixture(|_| 0.05),
+        );
+        let whole_cache = compose(
+            &[occupant_fixture(&reuser, 0), occupant_fixture(&stream, 0)],
+            CACHE,
+            &[1.0],
+        );
+        let half = |program| CacheOccupant {
+            partition_share: 0.5,
+            ..occupant_fixture(program, 0)
+        };
         let partition = compose(&[half(&reuser), half(&stream)], 0.5 * CACHE, &[1.0]);
         for (part_performance, whole_performance) in partition.iter().zip(&whole_cache) {
             assert!(
-                (part_performance.cycles_per_instr / whole_performance.cycles_per_instr - 1.0).abs() < 1e-4,
+                (part_performance.cycles_per_instr / whole_performance.cycles_per_instr - 1.0)
+                    .abs()
+                    < 1e-4,
                 "{part_performance:?} {whole_performance:?}"
             );
             assert!(
-                (part_performance.occupancy_bytes / whole_performance.occupancy_bytes - 0.5).abs() < 1e-3,
+                (part_performance.occupancy_bytes / whole_performance.occupancy_bytes - 0.5).abs()
+                    < 1e-3,
                 "{part_performance:?} {whole_performance:?}"
             );
         }
@@ -401,13 +513,23 @@ mod tests {
         let bytes = 2_097_152.0;
         let chase = program_fixture(|bytes_held| if bytes_held < bytes { 0.1 } else { 0.0 });
         let stream = program_fixture(|_| 0.1);
-        let (miss, hit) = (chase.cycles_per_instr_at(0.0, 0.0, 0.0) / 0.1, chase.solo_cycles(CACHE) / 0.1);
+        let (miss, hit) = (
+            chase.cycles_per_instr_at(0.0, 0.0, 0.0) / 0.1,
+            chase.solo_cycles(CACHE) / 0.1,
+        );
         let lines = bytes / 64.0;
         for turn in [0.5, 2.0, 4.0, 10.0].map(|times| times * lines * miss) {
-            let performances =
-                compose(&[occupant_fixture(&chase, 0), occupant_fixture(&stream, 1)], CACHE, &[turn, turn]);
+            let performances = compose(
+                &[occupant_fixture(&chase, 0), occupant_fixture(&stream, 1)],
+                CACHE,
+                &[turn, turn],
+            );
             let flushed = turn / miss >= 65_536.0;
-            let expected = if turn > lines * miss { turn / (lines + (turn - lines * miss) / hit) } else { miss };
+            let expected = if turn > lines * miss {
+                turn / (lines + (turn - lines * miss) / hit)
+            } else {
+                miss
+            };
             let cycles_per_access = performances[0].cycles_per_instr / 0.1;
             assert!(
                 !flushed || (cycles_per_access / expected - 1.0).abs() < 0.15,
@@ -423,10 +545,15 @@ mod tests {
         for current_gang in 0..3 {
             for window in [0.5, 4.0, 10.0, 27.5] {
                 let elapsed = 0.5 * quanta[current_gang];
-                let sum: f64 = (0..3).map(|gang| turn_cycles(gang, current_gang, elapsed, window, &quanta)).sum();
+                let sum: f64 = (0..3)
+                    .map(|gang| turn_cycles(gang, current_gang, elapsed, window, &quanta))
+                    .sum();
                 assert!((sum - window).abs() < 1e-9);
             }
-            assert_eq!(turn_cycles(current_gang, current_gang, 0.25, 0.25, &quanta), 0.25);
+            assert_eq!(
+                turn_cycles(current_gang, current_gang, 0.25, 0.25, &quanta),
+                0.25
+            );
         }
     }
 }

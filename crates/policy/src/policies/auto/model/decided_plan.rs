@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId, TaskSample, View};
+use cachemate_core::{
+    CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId, TaskSample, View,
+};
 
 /// The lasting part of a plan: all but probes and the window length.
 #[derive(Clone, PartialEq, Debug)]
@@ -15,13 +17,25 @@ impl DecidedPlan {
         let movable_tasks: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         let online = view.online();
         plan.affinity = previous_plan.affinity.clone();
-        plan.affinity.retain(|task, cpus| movable_tasks.contains(task) && cpus.intersects(&online));
-        let tasks: BTreeSet<TaskId> = view.observation.tasks.iter().map(|sample| sample.task).collect();
-        let processes: BTreeSet<ProcessId> = view.observation.tasks.iter().map(|sample| sample.process).collect();
+        plan.affinity
+            .retain(|task, cpus| movable_tasks.contains(task) && cpus.intersects(&online));
+        let tasks: BTreeSet<TaskId> = view
+            .observation
+            .tasks
+            .iter()
+            .map(|sample| sample.task)
+            .collect();
+        let processes: BTreeSet<ProcessId> = view
+            .observation
+            .tasks
+            .iter()
+            .map(|sample| sample.process)
+            .collect();
         for schedule in &previous_plan.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
-                gang.members.retain(|(task, _)| movable_tasks.contains(task));
+                gang.members
+                    .retain(|(task, _)| movable_tasks.contains(task));
             }
             schedule.gangs.retain(|gang| !gang.members.is_empty());
             if !schedule.gangs.is_empty() && schedule.cpus.is_subset(&online) {
@@ -30,9 +44,17 @@ impl DecidedPlan {
         }
         let allowed_cpus = |sample: &TaskSample| match sample.unmovable {
             true => sample.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
-            false => plan.affinity.get(&sample.task).unwrap_or(&online).intersection(&online),
+            false => plan
+                .affinity
+                .get(&sample.task)
+                .unwrap_or(&online)
+                .intersection(&online),
         };
-        drop_starving_schedules(&mut plan.gangs, view.live_tasks().map(|sample| (sample.task, allowed_cpus(sample))));
+        drop_starving_schedules(
+            &mut plan.gangs,
+            view.live_tasks()
+                .map(|sample| (sample.task, allowed_cpus(sample))),
+        );
         for share in &previous_plan.shares {
             let mut share = share.clone();
             share.members.retain(|member| match member {
@@ -48,7 +70,8 @@ impl DecidedPlan {
 
     /// Returns whether both plans have the same placement, gangs and partitions.
     pub fn matches(&self, plan: &Plan) -> bool {
-        (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&plan.affinity, &plan.gangs, &plan.shares)
+        (&self.0.affinity, &self.0.gangs, &self.0.shares)
+            == (&plan.affinity, &plan.gangs, &plan.shares)
     }
 }
 
@@ -64,7 +87,10 @@ pub fn drop_starving_schedules(
     }
     let allowed_cpus_by_task: Vec<(TaskId, CpuSet)> = allowed_cpus.into_iter().collect();
     loop {
-        let ganged_cpus: CpuSet = gangs.iter().flat_map(|schedule| schedule.cpus.iter()).collect();
+        let ganged_cpus: CpuSet = gangs
+            .iter()
+            .flat_map(|schedule| schedule.cpus.iter())
+            .collect();
         let members: BTreeSet<TaskId> = gangs
             .iter()
             .flat_map(|schedule| &schedule.gangs)
@@ -73,8 +99,15 @@ pub fn drop_starving_schedules(
         let is_starving = |(task, cpus): &&(TaskId, CpuSet)| {
             !members.contains(task) && !cpus.is_empty() && cpus.is_subset(&ganged_cpus)
         };
-        let Some((_, cpus)) = allowed_cpus_by_task.iter().find(is_starving) else { return };
-        let Some(last_schedule) = gangs.iter().rposition(|schedule| schedule.cpus.intersects(cpus)) else { return };
+        let Some((_, cpus)) = allowed_cpus_by_task.iter().find(is_starving) else {
+            return;
+        };
+        let Some(last_schedule) = gangs
+            .iter()
+            .rposition(|schedule| schedule.cpus.intersects(cpus))
+        else {
+            return;
+        };
         gangs.remove(last_schedule);
     }
 }
@@ -94,18 +127,37 @@ mod tests {
         let schedule = |cpus: &str, tasks: [u32; 2]| GangSchedule {
             cpus: set(cpus),
             slice_ns: 1,
-            gangs: tasks.map(|task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).to_vec(),
+            gangs: tasks
+                .map(|task| Gang {
+                    members: vec![(TaskId(task), None)],
+                    slices: 1,
+                })
+                .to_vec(),
         };
         let schedules = vec![schedule("0-1", [0, 1]), schedule("2-3", [2, 3])];
         let cpus_left = |may: &[(u32, &str)]| {
             let mut gangs = schedules.clone();
-            drop_starving_schedules(&mut gangs, may.iter().map(|(task, cpus)| (TaskId(*task), set(cpus))));
-            gangs.iter().map(|schedule| schedule.cpus.to_string()).collect::<Vec<_>>()
+            drop_starving_schedules(
+                &mut gangs,
+                may.iter().map(|(task, cpus)| (TaskId(*task), set(cpus))),
+            );
+            gangs
+                .iter()
+                .map(|schedule| schedule.cpus.to_string())
+                .collect::<Vec<_>>()
         };
         assert_eq!(cpus_left(&[(0, "0-1"), (3, "2-3")]), ["0-1", "2-3"]);
         assert_eq!(cpus_left(&[(9, "0-3")]), ["0-1"], "it may run on any CPU");
-        assert_eq!(cpus_left(&[(9, "1")]), ["2-3"], "it is confined to one cache");
-        assert_eq!(cpus_left(&[(9, "0-4")]), ["0-1", "2-3"], "one CPU has no gangs");
+        assert_eq!(
+            cpus_left(&[(9, "1")]),
+            ["2-3"],
+            "it is confined to one cache"
+        );
+        assert_eq!(
+            cpus_left(&[(9, "0-4")]),
+            ["0-1", "2-3"],
+            "one CPU has no gangs"
+        );
         assert_eq!(cpus_left(&[(9, "0-1"), (8, "3")]), Vec::<String>::new());
     }
 }

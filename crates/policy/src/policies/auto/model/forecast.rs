@@ -21,10 +21,19 @@ pub fn forecast(
     seed: u64,
 ) -> Forecast {
     let central_speeds = forecast_speeds(problem, layout, score_cache);
-    let forecast_draw =
-        |draw: u64| forecast_drawn_speeds(problem, layout, &score_cache.draw(problem, seed ^ draw), score_cache);
+    let forecast_draw = |draw: u64| {
+        forecast_drawn_speeds(
+            problem,
+            layout,
+            &score_cache.draw(problem, seed ^ draw),
+            score_cache,
+        )
+    };
     let drawn_speeds: Vec<_> = (0..DRAW_COUNT).map(forecast_draw).collect();
-    let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
+    let mut forecast = Forecast {
+        model: ForecastModel::Policy,
+        ..Forecast::default()
+    };
     // Misses and references of each site; `None` if those of a task are unknown.
     let mut counts_by_site: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
     for (index, problem_task) in problem.tasks.iter().enumerate() {
@@ -35,12 +44,17 @@ pub fn forecast(
             }
             continue;
         };
-        let task_draws: Vec<ForecastSpeed> = drawn_speeds.iter().filter_map(|speeds| speeds[index]).collect();
-        let span_draws =
-            |value: &dyn Fn(&ForecastSpeed) -> f64| spanning_estimate(value(&speed), task_draws.iter().map(value));
+        let task_draws: Vec<ForecastSpeed> = drawn_speeds
+            .iter()
+            .filter_map(|speeds| speeds[index])
+            .collect();
+        let span_draws = |value: &dyn Fn(&ForecastSpeed) -> f64| {
+            spanning_estimate(value(&speed), task_draws.iter().map(value))
+        };
         let cpu_share = |speed: &ForecastSpeed| speed.met_demand_share * program.cpu_demand;
-        let misses_per_instr_of =
-            |speed: &ForecastSpeed| speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss;
+        let misses_per_instr_of = |speed: &ForecastSpeed| {
+            speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss
+        };
         forecast.tasks.insert(
             problem_task.task,
             TaskForecast {
@@ -50,16 +64,27 @@ pub fn forecast(
                 cpu_share: span_draws(&cpu_share),
             },
         );
-        let Some(site) = layout.site_by_task[index] else { continue };
+        let Some(site) = layout.site_by_task[index] else {
+            continue;
+        };
         let rates = references_per_instr(problem_task.task).map(|references| {
-            (misses_per_instr_of(&speed) * speed.instr_per_cycle, references * speed.instr_per_cycle)
+            (
+                misses_per_instr_of(&speed) * speed.instr_per_cycle,
+                references * speed.instr_per_cycle,
+            )
         });
         let site_counts = counts_by_site.entry(site).or_insert(Some((0.0, 0.0)));
-        *site_counts = site_counts.zip(rates).map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
+        *site_counts = site_counts
+            .zip(rates)
+            .map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
     }
     for (site, counts) in counts_by_site {
-        let ratio = counts.and_then(|(misses, references)| spanning_estimate(misses / references, std::iter::empty()));
-        forecast.cache_miss_ratio.extend(ratio.map(|ratio| (problem.sites[site].cache, ratio)));
+        let ratio = counts.and_then(|(misses, references)| {
+            spanning_estimate(misses / references, std::iter::empty())
+        });
+        forecast
+            .cache_miss_ratio
+            .extend(ratio.map(|ratio| (problem.sites[site].cache, ratio)));
     }
     forecast
 }
@@ -68,7 +93,9 @@ pub fn forecast(
 fn spanning_estimate(value: f64, draws: impl Iterator<Item = f64>) -> Option<Estimate> {
     let (low, high) = draws
         .filter(|draw| draw.is_finite())
-        .fold((value, value), |(low, high), draw| (f64::min(low, draw), f64::max(high, draw)));
+        .fold((value, value), |(low, high), draw| {
+            (f64::min(low, draw), f64::max(high, draw))
+        });
     value.is_finite().then_some(Estimate { value, low, high })
 }
 
@@ -81,12 +108,17 @@ mod tests {
     fn problem_fixture(parts: &[f64]) -> PlanningProblem {
         PlanningProblem::undisturbed_problem(
             vec![site_fixture(0, 4)],
-            parts.iter().enumerate().map(|(id, &share)| task_fixture(id as u32, 0, share)).collect(),
+            parts
+                .iter()
+                .enumerate()
+                .map(|(id, &share)| task_fixture(id as u32, 0, share))
+                .collect(),
         )
     }
 
     fn forecast_with_references(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
-        let layout = SiteLayout::without_partitions(problem, vec![Some(0); problem.tasks.len()], true);
+        let layout =
+            SiteLayout::without_partitions(problem, vec![Some(0); problem.tasks.len()], true);
         forecast(problem, &layout, &ScoreCache::default(), |_| references, 1)
     }
 
@@ -95,15 +127,27 @@ mod tests {
     fn a_single_task_is_forecast_at_its_solo_speed() {
         let alone = forecast_with_references(&problem_fixture(&[0.4]), None);
         let slowdown = alone.tasks[&TaskId(0)].degradation.unwrap();
-        assert!(slowdown.value.abs() < 1e-9 && alone.model == ForecastModel::Policy, "{slowdown:?}");
+        assert!(
+            slowdown.value.abs() < 1e-9 && alone.model == ForecastModel::Policy,
+            "{slowdown:?}"
+        );
         let crowded = forecast_with_references(&problem_fixture(&[0.4, 0.9, 1.5]), None);
         let message = &crowded.tasks[&TaskId(0)];
         let slower = message.degradation.unwrap();
-        assert!(slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high, "{slower:?}");
-        let [crowded_speed, solo_speed] =
-            [&crowded, &alone].map(|forecast| forecast.tasks[&TaskId(0)].instr_per_cycle.unwrap().value);
-        assert!((crowded_speed / solo_speed * (1.0 + slower.value) - 1.0).abs() < 1e-9, "each has a CPU of its own");
-        assert!(crowded.cache_miss_ratio.is_empty(), "references are unknown");
+        assert!(
+            slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high,
+            "{slower:?}"
+        );
+        let [crowded_speed, solo_speed] = [&crowded, &alone]
+            .map(|forecast| forecast.tasks[&TaskId(0)].instr_per_cycle.unwrap().value);
+        assert!(
+            (crowded_speed / solo_speed * (1.0 + slower.value) - 1.0).abs() < 1e-9,
+            "each has a CPU of its own"
+        );
+        assert!(
+            crowded.cache_miss_ratio.is_empty(),
+            "references are unknown"
+        );
     }
 
     /// Is the cache's miss ratio that of all its tasks together, and unknown if one of them is unknown?
@@ -114,7 +158,10 @@ mod tests {
         let rates = |id: u32| {
             let task = &message.tasks[&TaskId(id)];
             let speed = task.instr_per_cycle.unwrap().value * task.cpu_share.unwrap().value;
-            (speed * task.misses_per_kilo_instr.unwrap().value / 1000.0, speed * 0.02)
+            (
+                speed * task.misses_per_kilo_instr.unwrap().value / 1000.0,
+                speed * 0.02,
+            )
         };
         let expected = (rates(0).0 + rates(1).0) / (rates(0).1 + rates(1).1);
         assert!((message.cache_miss_ratio[&CacheId(0)].value / expected - 1.0).abs() < 1e-9);

@@ -16,7 +16,9 @@ use super::score_cache::ScoreCache;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::probe_planner::MIN_BUSY_SHARE;
 use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
-use crate::policies::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::current_phase};
+use crate::policies::auto::evidence::{
+    PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::current_phase,
+};
 use crate::work_metric::promised_work;
 
 /// Tasks, their phases, and whether their curves are known.
@@ -74,56 +76,86 @@ const MAX_MODEL_AGE_WINDOWS: u64 = 2 * SEARCH_INTERVAL_WINDOWS;
 
 impl ProblemCache {
     /// Returns the tasks that have arrived since, if nothing else has changed.
-    fn newcomers_since(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
-        let is_large = self.problem.tasks.len() >= MIN_BRIEF_SEARCH_TASKS && self.problem.bus.is_none();
+    fn newcomers_since(
+        &self,
+        view: &View<'_>,
+        stamp: &TaskStamp,
+        speeds: &SpeedTracker,
+    ) -> Option<BTreeSet<TaskId>> {
+        let is_large =
+            self.problem.tasks.len() >= MIN_BRIEF_SEARCH_TASKS && self.problem.bus.is_none();
         if !is_large
             || view.observation.window >= self.full_search_window + MAX_MODEL_AGE_WINDOWS
             || cache_sites(view) != self.problem.sites
         {
             return None;
         }
-        let stored_stamps: BTreeMap<TaskId, (u32, bool)> =
-            self.stamp.iter().map(|&(task, phase, is_known)| (task, (phase, is_known))).collect();
-        let known_stamps =
-            stamp.iter().filter_map(|&(task, phase, is_known)| Some((stored_stamps.get(&task)?, (phase, is_known))));
+        let stored_stamps: BTreeMap<TaskId, (u32, bool)> = self
+            .stamp
+            .iter()
+            .map(|&(task, phase, is_known)| (task, (phase, is_known)))
+            .collect();
+        let known_stamps = stamp.iter().filter_map(|&(task, phase, is_known)| {
+            Some((stored_stamps.get(&task)?, (phase, is_known)))
+        });
         let goals: BTreeMap<TaskId, _> = self
             .problem
             .tasks
             .iter()
-            .filter_map(|problem_task| Some((problem_task.task, problem_task.program.as_ref()?.goal)))
+            .filter_map(|problem_task| {
+                Some((problem_task.task, problem_task.program.as_ref()?.goal))
+            })
             .collect();
         let has_changed_goal = |sample: &cachemate_core::TaskSample| {
-            goals.get(&sample.task).is_some_and(|goal| *goal != sample.goal.unwrap_or_default())
+            goals
+                .get(&sample.task)
+                .is_some_and(|goal| *goal != sample.goal.unwrap_or_default())
         };
-        if known_stamps.into_iter().any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp)
+        if known_stamps
+            .into_iter()
+            .any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp)
             || view.live_tasks().any(has_changed_goal)
         {
             return None;
         }
-        let can_be_modeled = |task: &TaskId| view.profiles.contains_key(task) && speeds.observed_speed(*task).is_some();
+        let can_be_modeled = |task: &TaskId| {
+            view.profiles.contains_key(task) && speeds.observed_speed(*task).is_some()
+        };
         let newcomers: BTreeSet<TaskId> = stamp
             .iter()
             .filter(|(task, _, is_known)| *is_known && !stored_stamps.contains_key(task))
             .map(|(task, ..)| *task)
             .filter(can_be_modeled)
             .collect();
-        (1..=MAX_NEWCOMERS).contains(&newcomers.len()).then_some(newcomers)
+        (1..=MAX_NEWCOMERS)
+            .contains(&newcomers.len())
+            .then_some(newcomers)
     }
 }
 
 /// Returns the live tasks, their phases, and whether their curves are known.
 pub fn task_stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
-    let state_of_task = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
-    view.live_tasks().map(|sample| state_of_task(sample.task)).collect()
+    let state_of_task = |task: TaskId| {
+        (
+            task,
+            current_phase(view, task).0,
+            curves.has_curve(view, task),
+        )
+    };
+    view.live_tasks()
+        .map(|sample| state_of_task(sample.task))
+        .collect()
 }
 
 impl SearchHistory {
     /// Returns whether the tasks, their phases or profiles have changed since the last search, or that search was long
     /// ago.
     pub fn is_outdated(&self, stamp: &TaskStamp, window: u64) -> bool {
-        self.last_search.as_ref().is_none_or(|(last_stamp, last_window)| {
-            last_stamp != stamp || window >= last_window + SEARCH_INTERVAL_WINDOWS
-        })
+        self.last_search
+            .as_ref()
+            .is_none_or(|(last_stamp, last_window)| {
+                last_stamp != stamp || window >= last_window + SEARCH_INTERVAL_WINDOWS
+            })
     }
 
     /// Records that a search begins.
@@ -135,19 +167,35 @@ impl SearchHistory {
     /// Stores the results that the next search can reuse. After a brief search, the full search comes at its usual
     /// time.
     pub fn store_results(&mut self, input: SearchInput) {
-        let SearchInput { problem, score_cache, full_search_window, .. } = input;
-        let stamp = self.last_search.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
+        let SearchInput {
+            problem,
+            score_cache,
+            full_search_window,
+            ..
+        } = input;
+        let stamp = self
+            .last_search
+            .as_ref()
+            .map_or_else(Vec::new, |(stamp, _)| stamp.clone());
         if let Some((_, search_window)) = &mut self.last_search {
             *search_window = full_search_window;
         }
-        self.last_results = Some(ProblemCache { problem, score_cache, stamp, full_search_window });
+        self.last_results = Some(ProblemCache {
+            problem,
+            score_cache,
+            stamp,
+            full_search_window,
+        });
     }
 
     /// Returns whether a live task has changed phase since the last search.
     pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
-        let Some((last_stamp, _)) = &self.last_search else { return false };
+        let Some((last_stamp, _)) = &self.last_search else {
+            return false;
+        };
         let has_new_phase = |(task, searched_phase, _): &(TaskId, u32, bool)| {
-            current_phase(view, *task).0 != *searched_phase && view.live_tasks().any(|sample| sample.task == *task)
+            current_phase(view, *task).0 != *searched_phase
+                && view.live_tasks().any(|sample| sample.task == *task)
         };
         last_stamp.iter().any(has_new_phase)
     }
@@ -157,7 +205,9 @@ impl SearchHistory {
     pub fn record_phases(&mut self, view: &View<'_>) -> Vec<TaskId> {
         self.awaits_new_phase = true;
         let mut changed_tasks = Vec::new();
-        for (task, searched_phase, is_known) in self.last_search.iter_mut().flat_map(|(stamp, _)| stamp) {
+        for (task, searched_phase, is_known) in
+            self.last_search.iter_mut().flat_map(|(stamp, _)| stamp)
+        {
             let phase = current_phase(view, *task).0;
             if *searched_phase != phase {
                 (*searched_phase, *is_known) = (phase, false);
@@ -181,10 +231,19 @@ impl SearchHistory {
         let newcomers = last_cache
             .as_ref()
             .zip(stamp)
-            .and_then(|(previous_cache, stamp)| previous_cache.newcomers_since(view, stamp, &evidence.speeds));
-        let mut input_builder = InputBuilder { view, current_plan, evidence, options };
+            .and_then(|(previous_cache, stamp)| {
+                previous_cache.newcomers_since(view, stamp, &evidence.speeds)
+            });
+        let mut input_builder = InputBuilder {
+            view,
+            current_plan,
+            evidence,
+            options,
+        };
         match (last_cache, newcomers) {
-            (Some(previous_cache), Some(newcomers)) => input_builder.with_newcomers(previous_cache, &newcomers),
+            (Some(previous_cache), Some(newcomers)) => {
+                input_builder.with_newcomers(previous_cache, &newcomers)
+            }
             (previous_cache, _) => input_builder.rebuild(previous_cache),
         }
     }
@@ -230,32 +289,66 @@ impl InputBuilder<'_, '_> {
             return;
         }
         let sizes = &self.evidence.measured_sizes;
-        for problem_task in problem.tasks.iter_mut().filter(|problem_task| is_changed(problem_task.task)) {
-            let points = sizes.points(problem_task.task, current_phase(self.view, problem_task.task));
-            problem_task.program.iter_mut().for_each(|program| program.pass_through(&points));
+        for problem_task in problem
+            .tasks
+            .iter_mut()
+            .filter(|problem_task| is_changed(problem_task.task))
+        {
+            let points = sizes.points(
+                problem_task.task,
+                current_phase(self.view, problem_task.task),
+            );
+            problem_task
+                .program
+                .iter_mut()
+                .for_each(|program| program.pass_through(&points));
         }
         let is_divided_now = |site: usize| !layout.partitions[site].is_empty();
         let divided_sites = co_runners(self.view, problem, layout, is_divided_now);
-        let mut counts: BTreeMap<TaskId, f64> =
-            divided_sites.values().flat_map(|tasks| sizes.shared_misses(tasks)).collect();
+        let mut counts: BTreeMap<TaskId, f64> = divided_sites
+            .values()
+            .flat_map(|tasks| sizes.shared_misses(tasks))
+            .collect();
         counts.retain(|task, _| is_changed(*task));
         if !counts.is_empty() {
-            let divided_tasks = layout.site_by_task.iter().map(|site| site.filter(|&site| is_divided_now(site)));
-            let shared_layout = SiteLayout::without_partitions(problem, divided_tasks.collect(), false);
+            let divided_tasks = layout
+                .site_by_task
+                .iter()
+                .map(|site| site.filter(|&site| is_divided_now(site)));
+            let shared_layout =
+                SiteLayout::without_partitions(problem, divided_tasks.collect(), false);
             problem.calibrate(&shared_layout, |task| counts.get(&task).copied());
         }
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
-    fn calibrate(&mut self, problem: &mut PlanningProblem, layout: &SiteLayout, is_included: impl Fn(TaskId) -> bool) {
+    fn calibrate(
+        &mut self,
+        problem: &mut PlanningProblem,
+        layout: &SiteLayout,
+        is_included: impl Fn(TaskId) -> bool,
+    ) {
         self.recall_counts(problem, layout, &is_included);
         self.match_counts(problem, layout, is_included);
     }
 
-    fn match_counts(&self, problem: &mut PlanningProblem, layout: &SiteLayout, is_included: impl Fn(TaskId) -> bool) {
-        problem.calibrate(layout, |task| self.current_speed(task).filter(|_| is_included(task))?.misses_per_instr);
+    fn match_counts(
+        &self,
+        problem: &mut PlanningProblem,
+        layout: &SiteLayout,
+        is_included: impl Fn(TaskId) -> bool,
+    ) {
+        problem.calibrate(layout, |task| {
+            self.current_speed(task)
+                .filter(|_| is_included(task))?
+                .misses_per_instr
+        });
         problem.calibrate_cycles(layout, |task| {
-            Some(self.current_speed(task).filter(|_| is_included(task))?.cycles_per_instr)
+            Some(
+                self.current_speed(task)
+                    .filter(|_| is_included(task))?
+                    .cycles_per_instr,
+            )
         });
         problem.calibrate_rates(layout, |task| {
             self.current_speed(task)?;
@@ -271,32 +364,47 @@ impl InputBuilder<'_, '_> {
         let window = self.view.observation.window;
         let is_surveying = self.evidence.arrivals.unchanged_windows(window) < MAX_SURVEY_WINDOWS;
         let is_unknown = |task: &TaskId| {
-            problem.tasks.iter().any(|problem_task| problem_task.task == *task && problem_task.program.is_none())
+            problem
+                .tasks
+                .iter()
+                .any(|problem_task| problem_task.task == *task && problem_task.program.is_none())
         };
         self.evidence
             .phase_changed_at
             .retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
         let is_running = |task: TaskId| {
-            self.evidence.speeds.observed_speed(task).is_none_or(|speed| speed.cpu_demand >= MIN_BUSY_SHARE)
+            self.evidence
+                .speeds
+                .observed_speed(task)
+                .is_none_or(|speed| speed.cpu_demand >= MIN_BUSY_SHARE)
         };
-        let is_being_probed =
-            |task: TaskId| is_surveying && self.evidence.probe_planner.has_open_probe(self.view, task);
+        let is_being_probed = |task: TaskId| {
+            is_surveying && self.evidence.probe_planner.has_open_probe(self.view, task)
+        };
         problem.close_sites(|task| {
-            (self.evidence.phase_changed_at.contains_key(&task) || is_being_probed(task)) && is_running(task)
+            (self.evidence.phase_changed_at.contains_key(&task) || is_being_probed(task))
+                && is_running(task)
         });
     }
 
     /// Drops curves that measurements under the plan in force contradict, and requests new ones.
     fn drop_contradicted_curves(&mut self, problem: &mut PlanningProblem) {
         let current_misses_per_instr = |task: TaskId| self.current_speed(task)?.misses_per_instr;
-        for (task, is_contradicted) in
-            problem.check_curves(&SiteLayout::from_plan(self.current_plan, problem), current_misses_per_instr)
-        {
+        for (task, is_contradicted) in problem.check_curves(
+            &SiteLayout::from_plan(self.current_plan, problem),
+            current_misses_per_instr,
+        ) {
             let profile = self.view.profiles.get(&task);
-            if profile.is_some_and(|profile| self.evidence.curves.record_check(task, profile, is_contradicted)) {
+            if profile.is_some_and(|profile| {
+                self.evidence
+                    .curves
+                    .record_check(task, profile, is_contradicted)
+            }) {
                 problem.drop_model(task);
                 self.evidence.probe_planner.forget(task);
-                self.evidence.phase_changed_at.insert(task, self.view.observation.window);
+                self.evidence
+                    .phase_changed_at
+                    .insert(task, self.view.observation.window);
             }
         }
     }
@@ -308,20 +416,27 @@ impl InputBuilder<'_, '_> {
         problem.known_tasks().next()?;
         let current_layout = SiteLayout::from_plan(self.current_plan, &problem);
         self.recall_counts(&mut problem, &current_layout, |_| true);
-        let optimistic = self.options.uses_counts.then(|| problem.with_lowest_curves(&current_layout)).flatten().map(
-            |mut optimistic| {
+        let optimistic = self
+            .options
+            .uses_counts
+            .then(|| problem.with_lowest_curves(&current_layout))
+            .flatten()
+            .map(|mut optimistic| {
                 self.match_counts(&mut optimistic, &current_layout, |_| true);
                 Box::new(optimistic)
-            },
-        );
+            });
         self.match_counts(&mut problem, &current_layout, |_| true);
-        let (previous_problem, score_cache) = last_cache.map_or((None, ScoreCache::default()), |previous_cache| {
-            (Some(previous_cache.problem), previous_cache.score_cache)
-        });
-        let previous_positions = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::index_by_task);
+        let (previous_problem, score_cache) = last_cache
+            .map_or((None, ScoreCache::default()), |previous_cache| {
+                (Some(previous_cache.problem), previous_cache.score_cache)
+            });
+        let previous_positions = previous_problem
+            .as_ref()
+            .map_or_else(BTreeMap::new, PlanningProblem::index_by_task);
         let unchanged_position = |index: usize| {
             let previous_position = *previous_positions.get(&problem.tasks[index].task)?;
-            (previous_problem.as_ref()?.tasks[previous_position].program == problem.tasks[index].program)
+            (previous_problem.as_ref()?.tasks[previous_position].program
+                == problem.tasks[index].program)
                 .then_some(previous_position)
         };
         let score_cache = score_cache.carry_over(&problem, unchanged_position);
@@ -334,7 +449,11 @@ impl InputBuilder<'_, '_> {
         })
     }
 
-    fn with_newcomers(&mut self, last_cache: ProblemCache, new_tasks: &BTreeSet<TaskId>) -> Option<SearchInput> {
+    fn with_newcomers(
+        &mut self,
+        last_cache: ProblemCache,
+        new_tasks: &BTreeSet<TaskId>,
+    ) -> Option<SearchInput> {
         let full_search_window = last_cache.full_search_window;
         let previous_positions = last_cache.problem.index_by_task();
         let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> = last_cache
@@ -344,34 +463,65 @@ impl InputBuilder<'_, '_> {
             .map(|problem_task| (problem_task.task, problem_task.program))
             .collect();
         let previous_model = |task: TaskId| previous_models.get_mut(&task)?.take();
-        let mut problem = PlanningProblem::new(self.view, &self.prior_observations(), previous_model)?;
+        let mut problem =
+            PlanningProblem::new(self.view, &self.prior_observations(), previous_model)?;
         self.close_unknown_sites(&mut problem);
-        let newcomers: Vec<usize> =
-            problem.known_tasks().filter(|&index| new_tasks.contains(&problem.tasks[index].task)).collect();
+        let newcomers: Vec<usize> = problem
+            .known_tasks()
+            .filter(|&index| new_tasks.contains(&problem.tasks[index].task))
+            .collect();
         // Only the caches of these tasks are composed.
         let mut current_layout = SiteLayout::from_plan(self.current_plan, &problem);
-        let newcomer_sites: BTreeSet<usize> =
-            newcomers.iter().filter_map(|&index| current_layout.site_by_task[index]).collect();
+        let newcomer_sites: BTreeSet<usize> = newcomers
+            .iter()
+            .filter_map(|&index| current_layout.site_by_task[index])
+            .collect();
         current_layout
             .site_by_task
             .iter_mut()
-            .for_each(|task_site| *task_site = task_site.filter(|site| newcomer_sites.contains(site)));
+            .for_each(|task_site| {
+                *task_site = task_site.filter(|site| newcomer_sites.contains(site))
+            });
         let rates: Vec<_> = problem
             .tasks
             .iter()
-            .map(|problem_task| problem_task.program.as_ref().and_then(|program| program.rate))
+            .map(|problem_task| {
+                problem_task
+                    .program
+                    .as_ref()
+                    .and_then(|program| program.rate)
+            })
             .collect();
-        self.calibrate(&mut problem, &current_layout, |task| new_tasks.contains(&task));
-        for (at, scene_task) in problem.tasks.iter_mut().enumerate().filter(|(index, _)| !newcomers.contains(index)) {
+        self.calibrate(&mut problem, &current_layout, |task| {
+            new_tasks.contains(&task)
+        });
+        for (at, scene_task) in problem
+            .tasks
+            .iter_mut()
+            .enumerate()
+            .filter(|(index, _)| !newcomers.contains(index))
+        {
             if let Some(program) = &mut scene_task.program {
                 program.rate = rates[at];
             }
         }
         let is_new = |at: usize| newcomers.contains(&at);
-        let unchanged_position =
-            |at: usize| previous_positions.get(&problem.tasks[at].task).copied().filter(|_| !is_new(at));
-        let score_cache = last_cache.score_cache.carry_over(&problem, unchanged_position);
-        Some(SearchInput { problem, optimistic: None, score_cache, newcomers: Some(newcomers), full_search_window })
+        let unchanged_position = |at: usize| {
+            previous_positions
+                .get(&problem.tasks[at].task)
+                .copied()
+                .filter(|_| !is_new(at))
+        };
+        let score_cache = last_cache
+            .score_cache
+            .carry_over(&problem, unchanged_position);
+        Some(SearchInput {
+            problem,
+            optimistic: None,
+            score_cache,
+            newcomers: Some(newcomers),
+            full_search_window,
+        })
     }
 }
 
@@ -379,10 +529,12 @@ impl InputBuilder<'_, '_> {
 mod tests {
     use super::*;
     use crate::policies::auto::build;
-    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
+    use cachemate_core::test_support::{
+        NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+    };
     use cachemate_core::{
-        Ability, CacheLevel, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts, FactSource, Policy,
-        Profile, Profiles, StallCause, TaskSample, WindowLength,
+        Ability, CacheLevel, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts,
+        FactSource, Policy, Profile, Profiles, StallCause, TaskSample, WindowLength,
     };
 
     const CACHE: u64 = 4 << 20;
@@ -390,7 +542,11 @@ mod tests {
     /// Every third task streams; each of the others fits into half of a cache or less.
     fn rate_at_bytes(id: u32, held_bytes: u64) -> f64 {
         let reused_bytes = CACHE / (2 + u64::from(id) % 5);
-        if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held_bytes as f64 / reused_bytes as f64).max(0.0) }
+        if id.is_multiple_of(3) {
+            10.0
+        } else {
+            20.0 * (1.0 - held_bytes as f64 / reused_bytes as f64).max(0.0)
+        }
     }
 
     fn sample(id: u32) -> TaskSample {
@@ -399,18 +555,34 @@ mod tests {
             (CounterEvent::Instructions, 1e9),
             (CounterEvent::Cycles, 1e9 + 100.0 * misses),
             (CounterEvent::Misses(CacheLevel::L3), misses),
-            (CounterEvent::StallCycles(StallCause::LocalMemory), 100.0 * misses),
+            (
+                CounterEvent::StallCycles(StallCause::LocalMemory),
+                100.0 * misses,
+            ),
         ];
-        let reading =
-            |(event, count): (CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
+        let reading = |(event, count): (CounterEvent, f64)| EventCount {
+            event,
+            count: count as u64,
+            enabled_share: 1.0,
+        };
         let counts = EventCounts(counts.map(reading).to_vec());
         let on_cpu_ns = vec![(CpuId(id % 32), 1_000_000_000)];
-        TaskSample { counts, on_cpu_ns, ..TaskSample::new(TaskId(id), cachemate_core::ProcessId(id)) }
+        TaskSample {
+            counts,
+            on_cpu_ns,
+            ..TaskSample::new(TaskId(id), cachemate_core::ProcessId(id))
+        }
     }
 
     fn profile_fixture(id: u32) -> Profile {
-        let curve =
-            (0..=16).map(|step| (step * CACHE / 16, Estimate::exact(rate_at_bytes(id, step * CACHE / 16)))).collect();
+        let curve = (0..=16)
+            .map(|step| {
+                (
+                    step * CACHE / 16,
+                    Estimate::exact(rate_at_bytes(id, step * CACHE / 16)),
+                )
+            })
+            .collect();
         Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
     }
 
@@ -421,9 +593,13 @@ mod tests {
         tasks: u32,
         previous_plan: &mut Plan,
     ) -> Option<Decision> {
-        let (topology, can) =
-            (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities_fixture(&[Ability::Affinity]));
-        let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile_fixture(id))).collect();
+        let (topology, can) = (
+            last_level_caches(4, 8, CacheLevel::L3, CACHE),
+            capabilities_fixture(&[Ability::Affinity]),
+        );
+        let profiles: Profiles = (0..tasks)
+            .map(|id| (TaskId(id), profile_fixture(id)))
+            .collect();
         for _ in 0..70 {
             *window += 1;
             let mut observation = observation_fixture(*window, 0);
@@ -438,7 +614,11 @@ mod tests {
                 verdicts: &(),
             });
             *previous_plan = decision.plan.clone();
-            if decision.reasons.iter().any(|reason| reason.text.contains(" candidates, ")) {
+            if decision
+                .reasons
+                .iter()
+                .any(|reason| reason.text.contains(" candidates, "))
+            {
                 return Some(decision);
             }
         }
@@ -449,8 +629,12 @@ mod tests {
     /// on a small machine? A gain that no plan reaches keeps the plan unchanged.
     #[test]
     fn an_arrival_causes_a_brief_search_first() {
-        let is_brief =
-            |decision: &Decision| decision.reasons.iter().any(|reason| reason.text.contains("one newcomer was placed"));
+        let is_brief = |decision: &Decision| {
+            decision
+                .reasons
+                .iter()
+                .any(|reason| reason.text.contains("one newcomer was placed"))
+        };
         for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
             let mut policy = build("min_gain = 1.0", 1).unwrap();
             let (mut window, mut plan) = (0, Plan::idle(WindowLength::Time { ns: 1_000_000_000 }));

@@ -140,15 +140,28 @@ impl MemoryDistance {
     /// Queues are the same on all nodes.
     fn split_cost(&self, cycles_per_miss: f64, queue_cycles: f64) -> (f64, Vec<f64>) {
         let is_known = |factor: &f64| *factor >= 1.0;
-        let nearest_factor = self.factors.iter().copied().filter(is_known).fold(f64::INFINITY, f64::min);
-        let Some(current_factor) = self.factors.get(self.current_node).copied().filter(is_known) else {
+        let nearest_factor = self
+            .factors
+            .iter()
+            .copied()
+            .filter(is_known)
+            .fold(f64::INFINITY, f64::min);
+        let Some(current_factor) = self
+            .factors
+            .get(self.current_node)
+            .copied()
+            .filter(is_known)
+        else {
             return (cycles_per_miss, Vec::new());
         };
         let queue_cycles = queue_cycles.clamp(0.0, cycles_per_miss);
         let nearest_cost = (cycles_per_miss - queue_cycles) / current_factor;
         (
             queue_cycles + nearest_cost * nearest_factor,
-            self.factors.iter().map(|factor| nearest_cost * (factor - nearest_factor).max(0.0)).collect(),
+            self.factors
+                .iter()
+                .map(|factor| nearest_cost * (factor - nearest_factor).max(0.0))
+                .collect(),
         )
     }
 }
@@ -156,34 +169,61 @@ impl MemoryDistance {
 impl ProgramModel {
     /// Builds the model; `None` if the curve, the speed or the cost of a miss is missing.
     pub fn from_inputs(inputs: &ModelInputs<'_>) -> Option<Self> {
-        let curve = inputs.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
+        let curve = inputs
+            .profile
+            .misses_per_kilo_instr()
+            .filter(|curve| curve.len() >= 2)?;
         let speed = inputs.speed;
         let step_bytes = inputs.largest_cache_bytes / STEPS as f64;
         let mut next_point = 0;
-        let points = (0..=STEPS).map(|step| rates_near(curve, step as f64 * step_bytes, &mut next_point));
+        let points =
+            (0..=STEPS).map(|step| rates_near(curve, step as f64 * step_bytes, &mut next_point));
         let points: Vec<[f64; 3]> = points.collect();
         let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
-        let rate_errors =
-            |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
+        let rate_errors = |[rate, low, high]: &[f64; 3]| {
+            (
+                (rate - low).max(0.0) / 1000.0,
+                (high - rate).max(0.0) / 1000.0,
+            )
+        };
         let errors = points.iter().map(rate_errors).collect();
         // With no resident lines, every reference misses, if the number of references is known.
-        misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
+        misses[0] = speed
+            .references_per_instr
+            .map_or(misses[1], |references| references.max(misses[1]));
         let lines_per_step = step_bytes / inputs.line_bytes;
-        let mut curve_by_steps = StepCurve { misses, errors, instr_by_steps: Vec::with_capacity(STEPS + 1) };
+        let mut curve_by_steps = StepCurve {
+            misses,
+            errors,
+            instr_by_steps: Vec::with_capacity(STEPS + 1),
+        };
         curve_by_steps.settle(lines_per_step);
         let measured_misses = speed.misses_per_instr;
         let current_misses = measured_misses.unwrap_or(curve_by_steps.misses[STEPS]);
         // Counted stalls are those of the task's present node. A stated cost is that of near memory, for serialized
         // misses; if misses overlap, their total cost is at most the elapsed cycles.
-        let current_factor = inputs.memory.factors.get(inputs.memory.current_node).copied().unwrap_or(1.0);
-        let max_penalty = (1.0 - MIN_COMPUTE_SHARE) * speed.cycles_per_instr / current_misses.max(NEGLIGIBLE_MISSES);
+        let current_factor = inputs
+            .memory
+            .factors
+            .get(inputs.memory.current_node)
+            .copied()
+            .unwrap_or(1.0);
+        let max_penalty = (1.0 - MIN_COMPUTE_SHARE) * speed.cycles_per_instr
+            / current_misses.max(NEGLIGIBLE_MISSES);
         let stated_penalty = || Some((inputs.penalty_cycles? * current_factor).min(max_penalty));
-        let cycles_per_miss = speed.stall_cycles_per_miss.or_else(stated_penalty)?.max(0.0);
-        let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
+        let cycles_per_miss = speed
+            .stall_cycles_per_miss
+            .or_else(stated_penalty)?
+            .max(0.0);
+        let queue_cycles = speed
+            .stall_cycles_per_miss
+            .and(speed.queue_cycles_per_miss)
+            .unwrap_or(0.0);
         let (nearest_cycles, far_cycles) = inputs.memory.split_cost(cycles_per_miss, queue_cycles);
         let remote_cycles = speed.remote_cycles_per_instr.unwrap_or(0.0);
-        let base_cycles = (speed.cycles_per_instr - current_misses * cycles_per_miss - remote_cycles)
-            .max(MIN_COMPUTE_SHARE * speed.cycles_per_instr);
+        let base_cycles =
+            (speed.cycles_per_instr - current_misses * cycles_per_miss - remote_cycles)
+                .max(MIN_COMPUTE_SHARE * speed.cycles_per_instr);
         let split_share = 1.0 - inputs.local_partner_share.clamp(0.0, 0.9);
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
@@ -197,19 +237,29 @@ impl ProgramModel {
             base_cycles,
             cycles_per_miss: nearest_cycles,
             far_cycles,
-            lines_per_miss: speed.bytes_per_miss.map_or(1.0, |bytes| bytes / inputs.line_bytes).clamp(0.5, 50.0),
+            lines_per_miss: speed
+                .bytes_per_miss
+                .map_or(1.0, |bytes| bytes / inputs.line_bytes)
+                .clamp(0.5, 50.0),
             remote_cycles: remote_cycles / split_share,
             cpu_demand: speed.cpu_demand,
             goal,
             rate: None,
             curve_error,
             occupancy_odds: 1.0,
-            solo: inputs.profile.rates.solo_instr_per_cycle.filter(|solo| solo.value > 0.0).map(|solo| {
-                SoloMeasurement {
+            solo: inputs
+                .profile
+                .rates
+                .solo_instr_per_cycle
+                .filter(|solo| solo.value > 0.0)
+                .map(|solo| SoloMeasurement {
                     cycles_per_instr: 1.0 / solo.value,
-                    misses_per_instr: inputs.profile.rates.solo_misses_per_kilo_instr.map(|mpki| mpki.value / 1000.0),
-                }
-            }),
+                    misses_per_instr: inputs
+                        .profile
+                        .rates
+                        .solo_misses_per_kilo_instr
+                        .map(|mpki| mpki.value / 1000.0),
+                }),
         };
         let (most, fewest) = (program.curve.misses[1], program.curve.misses[STEPS]);
         match measured_misses {
@@ -217,9 +267,14 @@ impl ProgramModel {
             Some(count) if count < fewest => program.add_unlogged_misses(fewest, count),
             _ => {}
         }
-        let numbers = [program.base_cycles, program.cycles_per_miss, program.remote_cycles];
-        (numbers.iter().all(|number| number.is_finite()) && program.curve.misses.iter().all(|rate| rate.is_finite()))
-            .then_some(program)
+        let numbers = [
+            program.base_cycles,
+            program.cycles_per_miss,
+            program.remote_cycles,
+        ];
+        (numbers.iter().all(|number| number.is_finite())
+            && program.curve.misses.iter().all(|rate| rate.is_finite()))
+        .then_some(program)
     }
 
     /// Returns the curve for changes, which the draws made so far do not see. A draw itself is never changed.
@@ -268,7 +323,8 @@ impl ProgramModel {
         let position_steps = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
         let misses = &self.curve.misses;
-        self.miss_factor * (misses[low] + (position_steps - low as f64) * (misses[low + 1] - misses[low]))
+        self.miss_factor
+            * (misses[low] + (position_steps - low as f64) * (misses[low + 1] - misses[low]))
     }
 
     /// Returns whether the profiled curve predicts clearly more misses with this space than were measured. Such a curve
@@ -302,13 +358,19 @@ impl ProgramModel {
         for step in 0..=STEPS {
             let bytes = step as f64 * step_bytes;
             let next = counts.partition_point(|(size, _)| *size <= bytes);
-            let (before, after) = (next.checked_sub(1).map(|last| counts[last]), counts.get(next).copied());
+            let (before, after) = (
+                next.checked_sub(1).map(|last| counts[last]),
+                counts.get(next).copied(),
+            );
             let shift = |(size, misses): (f64, f64)| misses - prior.misses_at(size);
             let rate = prior.curve.misses[step];
             let (rate, error) = match (before, after) {
                 (Some(before), Some(after)) => {
                     let fraction = (bytes - before.0) / (after.0 - before.0).max(1.0);
-                    (rate + shift(before) + fraction * (shift(after) - shift(before)), f64::INFINITY)
+                    (
+                        rate + shift(before) + fraction * (shift(after) - shift(before)),
+                        f64::INFINITY,
+                    )
                 }
                 (Some((size, misses)), None) => {
                     let shifted = rate + shift((size, misses));
@@ -322,12 +384,23 @@ impl ProgramModel {
             let high = before.map_or(f64::INFINITY, |(_, misses)| misses).max(low);
             let (below, above) = curve.errors[step];
             // Between two counts, the curve is at most about linear.
-            let above = if after.is_some() && before.is_some() { 0.0 } else { above.max(error) };
+            let above = if after.is_some() && before.is_some() {
+                0.0
+            } else {
+                above.max(error)
+            };
             let is_counted = before.is_some_and(|(size, _)| bytes - size < 0.5 * step_bytes);
-            let rate = if is_counted { high } else { rate.clamp(low, high) };
+            let rate = if is_counted {
+                high
+            } else {
+                rate.clamp(low, high)
+            };
             curve.misses[step] = rate;
-            curve.errors[step] =
-                if is_counted { (0.0, 0.0) } else { (below.max(error).min(rate - low), above.min(high - rate)) };
+            curve.errors[step] = if is_counted {
+                (0.0, 0.0)
+            } else {
+                (below.max(error).min(rate - low), above.min(high - rate))
+            };
         }
         curve.settle(lines_per_step);
     }
@@ -355,11 +428,14 @@ impl ProgramModel {
     /// count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
     pub fn shift_within_error(&mut self, composed_bytes: f64, misses: f64) {
         let misses_deviation = misses - self.misses_at(composed_bytes);
-        let error_on_side = |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
+        let error_on_side =
+            |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
         let position_steps = (composed_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (position_steps as usize).min(STEPS - 1);
-        let (error_before, error_after) =
-            (error_on_side(&self.curve.errors[low]), error_on_side(&self.curve.errors[low + 1]));
+        let (error_before, error_after) = (
+            error_on_side(&self.curve.errors[low]),
+            error_on_side(&self.curve.errors[low + 1]),
+        );
         let error = error_before + (position_steps - low as f64) * (error_after - error_before);
         if error <= 0.0 {
             return;
@@ -377,7 +453,11 @@ impl ProgramModel {
             let max_shift = misses_deviation.abs();
             let shift = error_share * error_on_side(error);
             // Between the two points beside it, the curve passes through the count.
-            let shift = if step == low || step == low + 1 { shift } else { shift.clamp(-max_shift, max_shift) };
+            let shift = if step == low || step == low + 1 {
+                shift
+            } else {
+                shift.clamp(-max_shift, max_shift)
+            };
             let shifted_rate = (*rate + shift).max(0.0);
             let bounds = (*rate - error.0, *rate + error.1);
             *rate = if misses_deviation > 0.0 && step <= low {
@@ -403,7 +483,9 @@ impl ProgramModel {
         self.shift_within_error(composed_bytes, misses);
         let (max_rate, min_rate) = (self.misses_at(0.0), self.misses_at(cache_bytes));
         let expected_misses = self.misses_at(composed_bytes);
-        if (misses - expected_misses).abs() <= NOISE_SHARE * (max_rate - min_rate) || max_rate <= min_rate {
+        if (misses - expected_misses).abs() <= NOISE_SHARE * (max_rate - min_rate)
+            || max_rate <= min_rate
+        {
             return;
         }
         let rates = &self.curve.misses;
@@ -419,8 +501,9 @@ impl ProgramModel {
             let share = (bytes / cache_bytes).clamp(0.02, 0.98);
             share / (1.0 - share)
         };
-        self.occupancy_odds = (occupancy_odds(steps * self.step_bytes) / occupancy_odds(composed_bytes))
-            .clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
+        self.occupancy_odds = (occupancy_odds(steps * self.step_bytes)
+            / occupancy_odds(composed_bytes))
+        .clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
     }
 
     /// Returns the bytes touched within this number of instructions.
@@ -431,13 +514,17 @@ impl ProgramModel {
     /// Returns the footprint, and the bytes that another instruction adds.
     pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
         let curve_instr = instructions * self.miss_factor;
-        let next_index = self.curve.instr_by_steps.partition_point(|&threshold| threshold <= curve_instr);
+        let next_index = self
+            .curve
+            .instr_by_steps
+            .partition_point(|&threshold| threshold <= curve_instr);
         self.interpolate_footprint(next_index, curve_instr)
     }
 
     /// Returns the footprint and its growth, searched from the position of the last call.
     pub fn footprint_near(&self, instructions: f64, position: &mut usize) -> (f64, f64) {
-        let (curve_instr, thresholds) = (instructions * self.miss_factor, &self.curve.instr_by_steps);
+        let (curve_instr, thresholds) =
+            (instructions * self.miss_factor, &self.curve.instr_by_steps);
         let mut next_index = *position;
         while next_index <= STEPS && thresholds[next_index] <= curve_instr {
             next_index += 1;
@@ -457,10 +544,12 @@ impl ProgramModel {
         }
         // The first entry is 0 instructions, so there is always an earlier entry.
         let next_index = next_index.max(1);
-        let [before, after] = [next_index - 1, next_index].map(|index| self.curve.instr_by_steps[index]);
+        let [before, after] =
+            [next_index - 1, next_index].map(|index| self.curve.instr_by_steps[index]);
         let bytes_per_instr = self.step_bytes / (after - before).max(1e-9);
         (
-            (next_index as f64 - 1.0) * self.step_bytes + (curve_instr - before).max(0.0) * bytes_per_instr,
+            (next_index as f64 - 1.0) * self.step_bytes
+                + (curve_instr - before).max(0.0) * bytes_per_instr,
             bytes_per_instr * self.miss_factor,
         )
     }
@@ -473,7 +562,9 @@ impl ProgramModel {
 
     /// Returns the cycles per instruction with this number of misses per instruction.
     pub fn cycles_at(&self, misses: f64, wait_cycles: f64, split_share: f64) -> f64 {
-        self.base_cycles + misses * (self.cycles_per_miss + wait_cycles) + split_share * self.remote_cycles
+        self.base_cycles
+            + misses * (self.cycles_per_miss + wait_cycles)
+            + split_share * self.remote_cycles
     }
 
     /// Moves the curve above the present occupancy, and adjusts the split of cycles into waits and others, so that the
@@ -481,8 +572,12 @@ impl ProgramModel {
     /// a miss's present wait that other traffic causes.
     pub fn calibrate_solo(&mut self, composed_bytes: f64, cache_bytes: f64, queue_cycles: f64) {
         let Some(solo) = self.solo else { return };
-        let (current_misses, curve_solo_misses) = (self.misses_at(composed_bytes), self.misses_at(cache_bytes));
-        let solo_misses = solo.misses_per_instr.unwrap_or(curve_solo_misses).min(current_misses);
+        let (current_misses, curve_solo_misses) =
+            (self.misses_at(composed_bytes), self.misses_at(cache_bytes));
+        let solo_misses = solo
+            .misses_per_instr
+            .unwrap_or(curve_solo_misses)
+            .min(current_misses);
         let (step_bytes, lines_per_step) = (self.step_bytes, self.lines_per_step);
         let curve = self.curve_mut();
         for step in 0..=STEPS {
@@ -490,8 +585,10 @@ impl ProgramModel {
             if bytes <= composed_bytes {
                 continue;
             }
-            let decline_left = if current_misses - curve_solo_misses > NOISE_SHARE * current_misses {
-                ((curve.misses[step] - curve_solo_misses) / (current_misses - curve_solo_misses)).clamp(0.0, 1.0)
+            let decline_left = if current_misses - curve_solo_misses > NOISE_SHARE * current_misses
+            {
+                ((curve.misses[step] - curve_solo_misses) / (current_misses - curve_solo_misses))
+                    .clamp(0.0, 1.0)
             } else {
                 ((cache_bytes - bytes) / (cache_bytes - composed_bytes).max(1.0)).clamp(0.0, 1.0)
             };
@@ -500,19 +597,25 @@ impl ProgramModel {
         curve.rebuild_growth(lines_per_step);
         let current_cycles = self.base_cycles + current_misses * self.cycles_per_miss;
         let misses_beyond_solo = current_misses - solo_misses;
-        if misses_beyond_solo > MIN_BEYOND_SHARE * current_misses && current_cycles > solo.cycles_per_instr {
-            let cost = (current_cycles - solo.cycles_per_instr - solo_misses * queue_cycles) / misses_beyond_solo;
+        if misses_beyond_solo > MIN_BEYOND_SHARE * current_misses
+            && current_cycles > solo.cycles_per_instr
+        {
+            let cost = (current_cycles - solo.cycles_per_instr - solo_misses * queue_cycles)
+                / misses_beyond_solo;
             let previous_cost = self.cycles_per_miss;
-            self.cycles_per_miss = cost.clamp(previous_cost / MAX_COST_FACTOR, previous_cost * MAX_COST_FACTOR);
-            self.base_cycles =
-                (current_cycles - current_misses * self.cycles_per_miss).max(MIN_COMPUTE_SHARE * current_cycles);
+            self.cycles_per_miss = cost.clamp(
+                previous_cost / MAX_COST_FACTOR,
+                previous_cost * MAX_COST_FACTOR,
+            );
+            self.base_cycles = (current_cycles - current_misses * self.cycles_per_miss)
+                .max(MIN_COMPUTE_SHARE * current_cycles);
         }
     }
 
     /// Shifts the cycles without waits by the difference between measured and forecast cycles per instruction.
     pub fn shift_base_cycles(&mut self, forecast_cycles: f64, measured_cycles: f64) {
-        self.base_cycles =
-            (self.base_cycles + measured_cycles - forecast_cycles).max(MIN_COMPUTE_SHARE * measured_cycles);
+        self.base_cycles = (self.base_cycles + measured_cycles - forecast_cycles)
+            .max(MIN_COMPUTE_SHARE * measured_cycles);
     }
 
     /// Returns the solo cycles per instruction on a cache of this size.
@@ -526,8 +629,10 @@ impl ProgramModel {
     /// Returns the solo cycles per instruction if the curve lies as low as its error allows.
     pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
         let position_steps = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
-        let error_below = self.miss_factor * self.curve.errors[(position_steps as usize).min(STEPS)].0;
-        self.base_cycles + (self.misses_at(cache_bytes) - error_below).max(0.0) * self.cycles_per_miss
+        let error_below =
+            self.miss_factor * self.curve.errors[(position_steps as usize).min(STEPS)].0;
+        self.base_cycles
+            + (self.misses_at(cache_bytes) - error_below).max(0.0) * self.cycles_per_miss
     }
 }
 
@@ -538,11 +643,20 @@ fn rates_at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
 
 /// Returns the same as `rates_at`, for sizes that rise from call to call: `next_position` is the point of the last call.
 fn rates_near(curve: &SizeCurve, bytes: f64, next_position: &mut usize) -> [f64; 3] {
-    while curve.get(*next_position).is_some_and(|(size, _)| (*size as f64) < bytes) {
+    while curve
+        .get(*next_position)
+        .is_some_and(|(size, _)| (*size as f64) < bytes)
+    {
         *next_position += 1;
     }
     let next_position = *next_position;
-    let point_values = |index: usize| [curve[index].1.value, curve[index].1.low, curve[index].1.high];
+    let point_values = |index: usize| {
+        [
+            curve[index].1.value,
+            curve[index].1.low,
+            curve[index].1.high,
+        ]
+    };
     if next_position == 0 || next_position == curve.len() {
         return point_values(next_position.min(curve.len() - 1));
     }

@@ -52,11 +52,18 @@ impl ForecastSpeed {
     /// even reach alone is not counted: no plan can provide it, and no other task should lose speed for it.
     pub fn goal_shortfall(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
-        let slowdown_shortfall =
-            goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.relative_speed - 1.0 - target_slowdown(limit));
-        let rate_shortfall =
-            goal.min_rate.zip(self.current_and_solo_rates(program)).map_or(0.0, |(min_rate, (rate, solo_rate))| {
-                if solo_rate < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 }
+        let slowdown_shortfall = goal.max_slowdown.map_or(0.0, |limit| {
+            1.0 / self.relative_speed - 1.0 - target_slowdown(limit)
+        });
+        let rate_shortfall = goal
+            .min_rate
+            .zip(self.current_and_solo_rates(program))
+            .map_or(0.0, |(min_rate, (rate, solo_rate))| {
+                if solo_rate < min_rate {
+                    0.0
+                } else {
+                    min_rate / rate.max(1e-12) - 1.0
+                }
             });
         slowdown_shortfall.clamp(0.0, 10.0) + rate_shortfall.clamp(0.0, 10.0)
     }
@@ -70,7 +77,10 @@ impl ForecastSpeed {
     /// measured.
     pub fn current_and_solo_rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
         let rate_factor = program.rate?.per_instr_per_cycle;
-        Some((rate_factor * self.instr_per_cycle, rate_factor * self.best_solo_instr_per_cycle?))
+        Some((
+            rate_factor * self.instr_per_cycle,
+            rate_factor * self.best_solo_instr_per_cycle?,
+        ))
     }
 }
 
@@ -163,7 +173,12 @@ fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..40 {
             max_share = 0.5 * (low + high);
-            if demands.iter().map(|demand| demand.min(max_share)).sum::<f64>() > cpus {
+            if demands
+                .iter()
+                .map(|demand| demand.min(max_share))
+                .sum::<f64>()
+                > cpus
+            {
                 high = max_share
             } else {
                 low = max_share
@@ -174,16 +189,31 @@ fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
 }
 
 /// Returns the share of each task's partners that are not on this site.
-fn split_share(problem: &PlanningProblem, site_by_task: &[Option<usize>], index: usize, site: usize) -> f64 {
-    let Some(cluster) = problem.tasks[index].cluster else { return 1.0 };
+fn split_share(
+    problem: &PlanningProblem,
+    site_by_task: &[Option<usize>],
+    index: usize,
+    site: usize,
+) -> f64 {
+    let Some(cluster) = problem.tasks[index].cluster else {
+        return 1.0;
+    };
     let (mut partners, mut split_partners) = (0.0, 0.0);
     for (partner, partner_task) in problem.tasks.iter().enumerate() {
         if partner != index && partner_task.cluster == Some(cluster) {
             partners += 1.0;
-            split_partners += if site_by_task[partner] == Some(site) { 0.0 } else { 1.0 };
+            split_partners += if site_by_task[partner] == Some(site) {
+                0.0
+            } else {
+                1.0
+            };
         }
     }
-    if partners > 0.0 { split_partners / partners } else { 1.0 }
+    if partners > 0.0 {
+        split_partners / partners
+    } else {
+        1.0
+    }
 }
 
 /// Returns the split shares of all members of a site.
@@ -193,7 +223,10 @@ pub fn split_shares(
     members: &[usize],
     site: usize,
 ) -> Vec<f64> {
-    members.iter().map(|&index| split_share(problem, site_by_task, index, site)).collect()
+    members
+        .iter()
+        .map(|&index| split_share(problem, site_by_task, index, site))
+        .collect()
 }
 
 /// State of one site under a layout.
@@ -217,15 +250,28 @@ impl SiteState<'_> {
     pub fn speeds(&self) -> Vec<ForecastSpeed> {
         let programs = self.programs;
         let gang_index = |at: usize| {
-            self.rotation.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
+            self.rotation.map_or(0, |turns| {
+                turns
+                    .gangs
+                    .iter()
+                    .position(|gang| gang.contains(&at))
+                    .unwrap_or(0)
+            })
         };
-        let gangs: Vec<usize> = self.members.iter().map(|&index| gang_index(index)).collect();
+        let gangs: Vec<usize> = self
+            .members
+            .iter()
+            .map(|&index| gang_index(index))
+            .collect();
         let gang_count = self.rotation.map_or(1, |turns| turns.gangs.len().max(1));
         let demands: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
         // During its turn, a gang has the CPUs to itself.
-        let time_shares =
-            if gang_count > 1 { demands.iter().map(|_| 1.0).collect() } else { cpu_shares(&demands, cpus) };
+        let time_shares = if gang_count > 1 {
+            demands.iter().map(|_| 1.0).collect()
+        } else {
+            cpu_shares(&demands, cpus)
+        };
         let turn_cycles: Vec<f64> = match self.rotation {
             Some(rotation) => vec![rotation.slice_ns as f64 * self.cycles_per_ns; gang_count],
             None => vec![1.0],
@@ -245,9 +291,14 @@ impl SiteState<'_> {
         for (members, bytes) in self.partition_members() {
             let occupants: Vec<CacheOccupant<'_>> = members
                 .iter()
-                .map(|&(position, line_share)| CacheOccupant { partition_share: line_share, ..all_occupants[position] })
+                .map(|&(position, line_share)| CacheOccupant {
+                    partition_share: line_share,
+                    ..all_occupants[position]
+                })
                 .collect();
-            for (&(position, line_share), performance) in members.iter().zip(compose(&occupants, bytes, &turn_cycles)) {
+            for (&(position, line_share), performance) in
+                members.iter().zip(compose(&occupants, bytes, &turn_cycles))
+            {
                 performances[position].add(performance, line_share);
             }
         }
@@ -259,15 +310,16 @@ impl SiteState<'_> {
             };
             let time_share = time_shares[position] / gang_count as f64;
             let instr_per_cycle = time_share / cycles;
-            let solo_instr_per_cycle = demands[position] / programs[position].solo_cycles(self.site.bytes);
+            let solo_instr_per_cycle =
+                demands[position] / programs[position].solo_cycles(self.site.bytes);
             let misses = performances[position].misses_per_instr;
             let lines_per_cycle = instr_per_cycle * misses * programs[position].lines_per_miss;
             let occupancy_bytes = performances[position].occupancy_bytes;
             let relative_speed = instr_per_cycle / solo_instr_per_cycle.max(1e-12);
             let met_demand_share = time_share / demands[position].max(1e-12);
             let has_promised_rate = programs[position].rate.is_some();
-            let best_solo_instr_per_cycle =
-                has_promised_rate.then(|| demands[position] / programs[position].best_solo_cycles(self.site.bytes));
+            let best_solo_instr_per_cycle = has_promised_rate
+                .then(|| demands[position] / programs[position].best_solo_cycles(self.site.bytes));
             ForecastSpeed {
                 relative_speed,
                 instr_per_cycle,
@@ -285,27 +337,49 @@ impl SiteState<'_> {
     /// that owns it.
     fn partition_members(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
         let all_members = 0..self.members.len();
-        let Some(partition_units) = self.site.partition_units.filter(|_| !self.partitions.is_empty()) else {
-            return vec![(all_members.map(|index| (index, 1.0)).collect(), self.site.bytes)];
+        let Some(partition_units) = self
+            .site
+            .partition_units
+            .filter(|_| !self.partitions.is_empty())
+        else {
+            return vec![(
+                all_members.map(|index| (index, 1.0)).collect(),
+                self.site.bytes,
+            )];
         };
-        let is_in = |group: &PartitionMembers, index: usize| group.members.contains(&self.members[index]);
-        let unpartitioned_members: Vec<usize> =
-            all_members.clone().filter(|&index| self.partitions.iter().all(|group| !is_in(group, index))).collect();
+        let is_in =
+            |group: &PartitionMembers, index: usize| group.members.contains(&self.members[index]);
+        let unpartitioned_members: Vec<usize> = all_members
+            .clone()
+            .filter(|&index| self.partitions.iter().all(|group| !is_in(group, index)))
+            .collect();
         let part_members = |indices: Vec<usize>, units: u32| {
             let share = f64::from(units) / f64::from(partition_units.units());
             let inside = indices.into_iter().map(|index| (index, 1.0));
             (
-                inside.chain(unpartitioned_members.iter().map(|&index| (index, share))).collect::<Vec<_>>(),
+                inside
+                    .chain(unpartitioned_members.iter().map(|&index| (index, share)))
+                    .collect::<Vec<_>>(),
                 share * self.site.bytes,
             )
         };
         let group_part = |group: &PartitionMembers| {
-            part_members(all_members.clone().filter(|&index| is_in(group, index)).collect(), group.units)
+            part_members(
+                all_members
+                    .clone()
+                    .filter(|&index| is_in(group, index))
+                    .collect(),
+                group.units,
+            )
         };
-        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.partitions.iter().map(group_part).collect();
+        let mut parts: Vec<(Vec<(usize, f64)>, f64)> =
+            self.partitions.iter().map(group_part).collect();
         let taken_units: u32 = self.partitions.iter().map(|group| group.units).sum();
         if taken_units < partition_units.units() {
-            parts.push(part_members(Vec::new(), partition_units.units() - taken_units));
+            parts.push(part_members(
+                Vec::new(),
+                partition_units.units() - taken_units,
+            ));
         }
         parts.retain(|(members, _)| !members.is_empty());
         parts
@@ -314,29 +388,50 @@ impl SiteState<'_> {
     /// Returns the speeds of the members, and the sums over them.
     fn forecast(&self) -> SiteForecast {
         let speeds = self.speeds();
-        SiteForecast { score: self.score_speeds(&speeds), speeds }
+        SiteForecast {
+            score: self.score_speeds(&speeds),
+            speeds,
+        }
     }
 
     fn score_speeds(&self, speeds: &[ForecastSpeed]) -> LayoutScore {
         let mut score = LayoutScore::EMPTY;
         for (program, speed) in self.programs.iter().zip(speeds) {
             let goal = program.goal;
-            let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
+            let priority = if goal.priority.is_finite() && goal.priority > 0.0 {
+                goal.priority
+            } else {
+                1.0
+            };
             score.weighted_speed_sum += priority * speed.relative_speed;
             score.total_weight += priority;
             score.instr_per_cycle += speed.instr_per_cycle;
-            score.min_relative_speed = score.min_relative_speed.min(1.0 - (1.0 - speed.relative_speed) * priority);
+            score.min_relative_speed = score
+                .min_relative_speed
+                .min(1.0 - (1.0 - speed.relative_speed) * priority);
             score.unmet_goals += priority * shortfall_cost(speed.goal_shortfall(program));
         }
         let contains_promise = |group: &&PartitionMembers| {
-            let has_goal =
-                |(index, model): (&usize, &&ProgramModel)| group.members.contains(index) && model.goal.is_promised();
+            let has_goal = |(index, model): (&usize, &&ProgramModel)| {
+                group.members.contains(index) && model.goal.is_promised()
+            };
             self.members.iter().zip(self.programs).any(has_goal)
         };
-        let units = self.site.partition_units.map_or(1, |partition_units| partition_units.units());
-        let promised_units: u32 = self.partitions.iter().filter(contains_promise).map(|group| group.units).sum();
-        score.promised_units_share =
-            if self.partitions.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
+        let units = self
+            .site
+            .partition_units
+            .map_or(1, |partition_units| partition_units.units());
+        let promised_units: u32 = self
+            .partitions
+            .iter()
+            .filter(contains_promise)
+            .map(|group| group.units)
+            .sum();
+        score.promised_units_share = if self.partitions.is_empty() {
+            1.0
+        } else {
+            f64::from(promised_units) / f64::from(units)
+        };
         score
     }
 }
@@ -362,12 +457,19 @@ impl<'a> LayoutScorer<'a> {
     pub fn new(problem: &'a PlanningProblem, layout: &'a SiteLayout) -> Self {
         let members = tasks_on_sites(problem, layout);
         let split_shares = split_shares_by_site(problem, layout, &members);
-        LayoutScorer { problem, layout, members, split_shares }
+        LayoutScorer {
+            problem,
+            layout,
+            members,
+            split_shares,
+        }
     }
 
     /// Returns the scores by site, each computed by itself.
     pub fn scores_by_site(&self, draw: &ErrorDraw, score_cache: &ScoreCache) -> Vec<LayoutScore> {
-        (0..self.members.len()).map(|site| self.score(site, draw, score_cache)).collect()
+        (0..self.members.len())
+            .map(|site| self.score(site, draw, score_cache))
+            .collect()
     }
 
     /// Returns the scores if those of another layout are known: sites that are equal in both are scored once.
@@ -379,7 +481,11 @@ impl<'a> LayoutScorer<'a> {
         score_cache: &ScoreCache,
     ) -> Vec<LayoutScore> {
         let reuse_or_score = |site: usize| {
-            if self.is_site_equal(other, site) { scores[site] } else { self.score(site, draw, score_cache) }
+            if self.is_site_equal(other, site) {
+                scores[site]
+            } else {
+                self.score(site, draw, score_cache)
+            }
         };
         (0..self.members.len()).map(reuse_or_score).collect()
     }
@@ -400,20 +506,40 @@ impl<'a> LayoutScorer<'a> {
     }
 
     fn site_scorer(&self, site: usize) -> SiteScorer<'_> {
-        let (problem, members, split_shares) = (self.problem, &self.members[site], &self.split_shares[site]);
-        let (partitions, rotation) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
-        SiteScorer { problem, site, members, split_shares, partitions, rotation }
+        let (problem, members, split_shares) =
+            (self.problem, &self.members[site], &self.split_shares[site]);
+        let (partitions, rotation) = (
+            &self.layout.partitions[site],
+            self.layout.rotations[site].as_ref(),
+        );
+        SiteScorer {
+            problem,
+            site,
+            members,
+            split_shares,
+            partitions,
+            rotation,
+        }
     }
 }
 
-fn split_shares_by_site(problem: &PlanningProblem, layout: &SiteLayout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
-    let site_split_shares =
-        |(site, members): (usize, &Vec<usize>)| split_shares(problem, &layout.site_by_task, members, site);
+fn split_shares_by_site(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    members: &[Vec<usize>],
+) -> Vec<Vec<f64>> {
+    let site_split_shares = |(site, members): (usize, &Vec<usize>)| {
+        split_shares(problem, &layout.site_by_task, members, site)
+    };
     members.iter().enumerate().map(site_split_shares).collect()
 }
 
 /// Scores all sites, with the waits of their packages for memory.
-pub fn score(problem: &PlanningProblem, layout: &SiteLayout, score_cache: &ScoreCache) -> LayoutScore {
+pub fn score(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    score_cache: &ScoreCache,
+) -> LayoutScore {
     score_drawn(problem, layout, &ErrorDraw::default(), score_cache)
 }
 
@@ -435,7 +561,10 @@ pub fn score_drawn(
 
 /// Returns the score of all sites together.
 pub fn total_score(scores: &[LayoutScore]) -> LayoutScore {
-    scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
+    scores
+        .iter()
+        .copied()
+        .fold(LayoutScore::EMPTY, LayoutScore::plus)
 }
 
 /// Returns the known tasks by site.
@@ -467,14 +596,23 @@ impl SiteScorer<'_> {
 
     fn compute(&self, draw: &ErrorDraw) -> SiteForecast {
         let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
-        programs.extend(self.members.iter().filter_map(|&index| self.problem.tasks[index].program.as_ref()));
+        programs.extend(
+            self.members
+                .iter()
+                .filter_map(|&index| self.problem.tasks[index].program.as_ref()),
+        );
         let mut drawn_programs: Vec<ProgramModel> =
             Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
         let scaled_program = |(&at, program): (&usize, &&ProgramModel)| {
             let (misses, cost) = draw.factors_of_task(at)?;
             Some(program.scale(misses, cost))
         };
-        drawn_programs.extend(self.members.iter().zip(&programs).filter_map(scaled_program));
+        drawn_programs.extend(
+            self.members
+                .iter()
+                .zip(&programs)
+                .filter_map(scaled_program),
+        );
         if !drawn_programs.is_empty() {
             programs = drawn_programs.iter().collect();
         }
@@ -496,7 +634,10 @@ impl SiteScorer<'_> {
 /// Returns the additional cycles that a miss of each program waits on this site, relative to the site nearest to its
 /// memory.
 fn far_memory_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
-    programs.iter().map(|program| program.far_cycles(site.memory_node)).collect()
+    programs
+        .iter()
+        .map(|program| program.far_cycles(site.memory_node))
+        .collect()
 }
 
 /// Returns the speeds of all known tasks.
@@ -517,17 +658,26 @@ pub fn forecast_drawn_speeds(
 ) -> Vec<Option<ForecastSpeed>> {
     let mut task_speeds = vec![None; problem.tasks.len()];
     let mut write_speeds = |members: &[usize], speeds: &[ForecastSpeed]| {
-        members.iter().zip(speeds).for_each(|(&index, speed)| task_speeds[index] = Some(*speed));
+        members
+            .iter()
+            .zip(speeds)
+            .for_each(|(&index, speed)| task_speeds[index] = Some(*speed));
     };
     if problem.bus.is_some() {
         let drawn_problem = (!draw.0.is_empty()).then(|| problem.with_errors(draw));
-        for (_, members, speeds) in site_results(drawn_problem.as_ref().unwrap_or(problem), layout) {
+        for (_, members, speeds) in site_results(drawn_problem.as_ref().unwrap_or(problem), layout)
+        {
             write_speeds(&members, &speeds);
         }
         return task_speeds;
     }
     let scorer = LayoutScorer::new(problem, layout);
-    for (site, members) in scorer.members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
+    for (site, members) in scorer
+        .members
+        .iter()
+        .enumerate()
+        .filter(|(_, members)| !members.is_empty())
+    {
         let site_scorer = scorer.site_scorer(site);
         score_cache.read(
             &site_scorer,
@@ -543,20 +693,33 @@ pub fn forecast_drawn_speeds(
 const BUS_ROUNDS: usize = 4;
 
 /// Returns the score, the members and their speeds by site.
-fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
+fn site_results(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
     let members = tasks_on_sites(problem, layout);
     let site_split_shares = split_shares_by_site(problem, layout, &members);
-    let mut queue_waits: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
+    let mut queue_waits: Vec<Vec<f64>> = members
+        .iter()
+        .map(|members| vec![0.0; members.len()])
+        .collect();
     let rounds = if problem.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut site_scores = Vec::new();
     for _ in 0..rounds {
         site_scores.clear();
         let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
-        for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
-            let (partitions, rotation) = (&layout.partitions[site], layout.rotations[site].as_ref());
+        for (site, members) in members
+            .iter()
+            .enumerate()
+            .filter(|(_, members)| !members.is_empty())
+        {
+            let (partitions, rotation) =
+                (&layout.partitions[site], layout.rotations[site].as_ref());
             let split_shares = &site_split_shares[site];
-            let programs: Vec<&ProgramModel> =
-                members.iter().filter_map(|&index| problem.tasks[index].program.as_ref()).collect();
+            let programs: Vec<&ProgramModel> = members
+                .iter()
+                .filter_map(|&index| problem.tasks[index].program.as_ref())
+                .collect();
             let (cache_site, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
             let far_memory_cycles = far_memory_cycles(cache_site, &programs);
             let wait_cycles = &far_memory_cycles
@@ -581,11 +744,16 @@ fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutSc
         }
         let Some(bus) = &problem.bus else { break };
         for (site, members) in members.iter().enumerate() {
-            let package_traffic = traffic.get(&problem.sites[site].package).copied().unwrap_or(0.0);
+            let package_traffic = traffic
+                .get(&problem.sites[site].package)
+                .copied()
+                .unwrap_or(0.0);
             for (queue_wait, &at) in queue_waits[site].iter_mut().zip(members) {
-                let measured_package =
-                    problem.tasks[at].last_site.map_or(0, |last_site| problem.sites[last_site].package);
-                *queue_wait = 0.5 * (*queue_wait + bus.added_wait_cycles(package_traffic, measured_package));
+                let measured_package = problem.tasks[at]
+                    .last_site
+                    .map_or(0, |last_site| problem.sites[last_site].package);
+                *queue_wait =
+                    0.5 * (*queue_wait + bus.added_wait_cycles(package_traffic, measured_package));
             }
         }
     }
@@ -601,6 +769,9 @@ mod tests {
     fn cpu_time_is_shared_fairly_up_to_each_tasks_demand() {
         assert_eq!(cpu_shares(&[1.0, 0.2], 2.0), [1.0, 0.2]);
         let shares = cpu_shares(&[1.0, 1.0, 0.2], 1.0);
-        assert!((shares[0] - 0.4).abs() < 1e-6 && (shares[2] - 0.2).abs() < 1e-6, "{shares:?}");
+        assert!(
+            (shares[0] - 0.4).abs() < 1e-6 && (shares[2] - 0.2).abs() < 1e-6,
+            "{shares:?}"
+        );
     }
 }

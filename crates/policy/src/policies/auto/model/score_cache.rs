@@ -50,18 +50,26 @@ impl ScoreCache {
     /// Carries the forecasts over to the next problem. `unchanged_position` returns the earlier position of a task whose
     /// program has not changed.
     #[must_use]
-    pub fn carry_over(self, problem: &PlanningProblem, unchanged_position: impl Fn(usize) -> Option<usize>) -> Self {
+    pub fn carry_over(
+        self,
+        problem: &PlanningProblem,
+        unchanged_position: impl Fn(usize) -> Option<usize>,
+    ) -> Self {
         let mut last_number = self.last_number;
         let assign_number = |index: usize| {
-            let previous_number =
-                unchanged_position(index).and_then(|position| self.program_numbers.as_ref()?.get(position).copied());
+            let previous_number = unchanged_position(index)
+                .and_then(|position| self.program_numbers.as_ref()?.get(position).copied());
             previous_number.unwrap_or_else(|| {
                 last_number += 1;
                 last_number
             })
         };
         let numbers = (0..problem.tasks.len()).map(assign_number).collect();
-        let previous_forecasts = if self.sites == problem.sites { self.current_forecasts } else { RefCell::default() };
+        let previous_forecasts = if self.sites == problem.sites {
+            self.current_forecasts
+        } else {
+            RefCell::default()
+        };
         ScoreCache {
             program_numbers: Some(numbers),
             last_number,
@@ -77,7 +85,12 @@ impl ScoreCache {
         if self.program_numbers.is_none() {
             return Arc::new(problem.draw(seed));
         }
-        Arc::clone(self.draws.borrow_mut().entry(seed).or_insert_with(|| Arc::new(problem.draw(seed))))
+        Arc::clone(
+            self.draws
+                .borrow_mut()
+                .entry(seed)
+                .or_insert_with(|| Arc::new(problem.draw(seed))),
+        )
     }
 
     /// Reads the stored forecast of a site, or computes and stores it first.
@@ -88,13 +101,20 @@ impl ScoreCache {
         compute: impl FnOnce() -> SiteForecast,
         read: impl FnOnce(&SiteForecast) -> R,
     ) -> R {
-        let Some(key) = self.forecast_key(scorer, draw) else { return read(&compute()) };
+        let Some(key) = self.forecast_key(scorer, draw) else {
+            return read(&compute());
+        };
         if let Some(forecast) = self.current_forecasts.borrow().get(&key) {
             return read(forecast);
         }
         let previous_forecast = self.previous_forecasts.borrow_mut().remove(&key);
         let forecast = previous_forecast.unwrap_or_else(compute);
-        read(self.current_forecasts.borrow_mut().entry(key).or_insert(forecast))
+        read(
+            self.current_forecasts
+                .borrow_mut()
+                .entry(key)
+                .or_insert(forecast),
+        )
     }
 
     /// Returns the key of a forecast: all of its inputs, each list preceded by its length; `None` if nothing is stored.
@@ -104,7 +124,12 @@ impl ScoreCache {
         key.extend([scorer.site as u64, scorer.members.len() as u64]);
         for (&at, split_share) in scorer.members.iter().zip(scorer.split_shares) {
             let (misses, cost) = draw.factors_of_task(at).unwrap_or((1.0, 1.0));
-            key.extend([numbers[at], split_share.to_bits(), misses.to_bits(), cost.to_bits()]);
+            key.extend([
+                numbers[at],
+                split_share.to_bits(),
+                misses.to_bits(),
+                cost.to_bits(),
+            ]);
         }
         let push_list = |key: &mut Vec<u64>, members: &[usize]| {
             key.push(members.len() as u64);
@@ -117,7 +142,10 @@ impl ScoreCache {
         }
         if let Some(rotation) = scorer.rotation {
             key.extend([rotation.slice_ns, scorer.problem.cycles_per_ns.to_bits()]);
-            rotation.gangs.iter().for_each(|gang| push_list(&mut key, gang));
+            rotation
+                .gangs
+                .iter()
+                .for_each(|gang| push_list(&mut key, gang));
         }
         Some(key)
     }
@@ -146,13 +174,22 @@ pub mod tests {
             package: 0,
             memory_node: 0,
             bytes: CACHE,
-            partition_units: Some(PartitionSupport::Ways { ways: 8, min_ways: 1, contiguous: true, max_groups: 4 }),
+            partition_units: Some(PartitionSupport::Ways {
+                ways: 8,
+                min_ways: 1,
+                contiguous: true,
+                max_groups: 4,
+            }),
         }
     }
 
     /// A program that keeps this share of a cache; from 1 on, it is a stream.
     pub fn program_keeping(share: f64) -> ProgramModel {
-        if share < 1.0 { uniform_program((0.1 + share) * CACHE, 0.02) } else { program_fixture(|_| 0.01 * share) }
+        if share < 1.0 {
+            uniform_program((0.1 + share) * CACHE, 0.02)
+        } else {
+            program_fixture(|_| 0.01 * share)
+        }
     }
 
     pub fn task_fixture(id: u32, last_site: usize, share: f64) -> ProblemTask {
@@ -172,7 +209,12 @@ pub mod tests {
         problem: &PlanningProblem,
         score_cache: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
-        let mut search = PlanSearch::with_effort(problem, score_cache, AllowedMechanisms::from_filter(|_| true), 150);
+        let mut search = PlanSearch::with_effort(
+            problem,
+            score_cache,
+            AllowedMechanisms::from_filter(|_| true),
+            150,
+        );
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
         candidates
@@ -226,15 +268,29 @@ pub mod tests {
     /// Is a score computed once while successive searches use it, and dropped after one that does not?
     #[test]
     fn a_score_is_computed_once_and_dropped_in_time() {
-        let problem = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed_problem(vec![site_fixture(0, 2)], tasks);
-        let (first, other_problem) = (problem(vec![task_fixture(0, 0, 0.5)]), problem(vec![task_fixture(0, 0, 0.9)]));
+        let problem = |tasks: Vec<ProblemTask>| {
+            PlanningProblem::undisturbed_problem(vec![site_fixture(0, 2)], tasks)
+        };
+        let (first, other_problem) = (
+            problem(vec![task_fixture(0, 0, 0.5)]),
+            problem(vec![task_fixture(0, 0, 0.9)]),
+        );
         let call_count = Cell::new(0);
         let score_of = |problem: &PlanningProblem, score_cache: &ScoreCache| {
-            let scorer =
-                SiteScorer { problem, site: 0, members: &[0], split_shares: &[1.0], partitions: &[], rotation: None };
+            let scorer = SiteScorer {
+                problem,
+                site: 0,
+                members: &[0],
+                split_shares: &[1.0],
+                partitions: &[],
+                rotation: None,
+            };
             let compute = || {
                 call_count.set(call_count.get() + 1);
-                SiteForecast { score: LayoutScore::EMPTY, speeds: Vec::new() }
+                SiteForecast {
+                    score: LayoutScore::EMPTY,
+                    speeds: Vec::new(),
+                }
             };
             score_cache.read(&scorer, &ErrorDraw::default(), compute, |_| ());
         };
@@ -248,7 +304,10 @@ pub mod tests {
         assert_eq!(call_count.get(), 2, "another program");
         let score_cache = score_cache.carry_over(&other_problem, Some);
         assert_eq!(
-            (score_cache.previous_forecasts.borrow().len(), score_cache.current_forecasts.borrow().len()),
+            (
+                score_cache.previous_forecasts.borrow().len(),
+                score_cache.current_forecasts.borrow().len()
+            ),
             (1, 0)
         );
     }

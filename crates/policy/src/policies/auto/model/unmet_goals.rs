@@ -44,14 +44,19 @@ pub fn improved_processes(
     new: &SiteLayout,
     score_cache: &ScoreCache,
 ) -> Vec<ProcessId> {
-    let [old_speeds, new_speeds] = [old, new].map(|layout| forecast_speeds(problem, layout, score_cache));
+    let [old_speeds, new_speeds] =
+        [old, new].map(|layout| forecast_speeds(problem, layout, score_cache));
     let is_improved = |&index: &usize| {
         let program = problem.tasks[index].program.as_ref();
         let shortfall_at = |speed: Option<ForecastSpeed>| Some(speed?.goal_shortfall(program?));
         let shortfalls = shortfall_at(old_speeds[index]).zip(shortfall_at(new_speeds[index]));
         shortfalls.is_some_and(|(old, new)| old > new + GOAL_TOLERANCE)
     };
-    problem.known_tasks().filter(is_improved).map(|index| problem.tasks[index].process).collect()
+    problem
+        .known_tasks()
+        .filter(is_improved)
+        .map(|index| problem.tasks[index].process)
+        .collect()
 }
 
 /// One unmet goal.
@@ -65,8 +70,15 @@ struct UnmetGoal {
 }
 
 enum GoalTarget {
-    Slowdown { max: f64 },
-    Rate { min: f64, rate: f64, solo_rate: f64, work: WorkMetric },
+    Slowdown {
+        max: f64,
+    },
+    Rate {
+        min: f64,
+        rate: f64,
+        solo_rate: f64,
+        work: WorkMetric,
+    },
 }
 
 /// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
@@ -77,12 +89,17 @@ pub fn explain_unmet(
     score_cache: &ScoreCache,
     reasons: &mut Vec<Reason>,
 ) {
-    let has_goal =
-        |&index: &usize| problem.tasks[index].program.as_ref().is_some_and(|program| program.goal.is_promised());
+    let has_goal = |&index: &usize| {
+        problem.tasks[index]
+            .program
+            .as_ref()
+            .is_some_and(|program| program.goal.is_promised())
+    };
     if !problem.known_tasks().any(|index| has_goal(&index)) {
         return;
     }
-    let [default_speeds, best_speeds] = [default, best].map(|layout| forecast_speeds(problem, layout, score_cache));
+    let [default_speeds, best_speeds] =
+        [default, best].map(|layout| forecast_speeds(problem, layout, score_cache));
     let payers = slowed_tasks(problem, &default_speeds, &best_speeds);
     for (goal_index, unmet_goal) in find_unmet_goals(problem, &best_speeds).iter().enumerate() {
         let removal = if goal_index < MAX_REMOVAL_SEARCHES && unmet_goal.can_be_met_alone {
@@ -94,17 +111,25 @@ pub fn explain_unmet(
     }
     if !payers.is_empty() {
         let mut tasks = Vec::new();
-        let text = format!("goals are met at the cost of {}", name_payers(problem, &payers, &mut tasks));
+        let text = format!(
+            "goals are met at the cost of {}",
+            name_payers(problem, &payers, &mut tasks)
+        );
         let largest_loss = payers.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let numbers = vec![("largest_loss_percent".to_string(), 100.0 * largest_loss)];
         reasons.push(Reason::new(tasks, text, numbers));
     }
 }
 
-fn find_unmet_goals(problem: &PlanningProblem, task_speeds: &[Option<ForecastSpeed>]) -> Vec<UnmetGoal> {
+fn find_unmet_goals(
+    problem: &PlanningProblem,
+    task_speeds: &[Option<ForecastSpeed>],
+) -> Vec<UnmetGoal> {
     let mut unmet_goals = Vec::new();
     for (index, problem_task) in problem.tasks.iter().enumerate() {
-        let Some((program, speed)) = problem_task.program.as_ref().zip(task_speeds[index]) else { continue };
+        let Some((program, speed)) = problem_task.program.as_ref().zip(task_speeds[index]) else {
+            continue;
+        };
         if let Some(max) = program.goal.max_slowdown
             && 1.0 / speed.relative_speed - 1.0 > max + GOAL_TOLERANCE
         {
@@ -115,12 +140,26 @@ fn find_unmet_goals(problem: &PlanningProblem, task_speeds: &[Option<ForecastSpe
                 can_be_met_alone: true,
             });
         }
-        let rates = program.goal.min_rate.zip(speed.current_and_solo_rates(program)).zip(program.rate);
+        let rates = program
+            .goal
+            .min_rate
+            .zip(speed.current_and_solo_rates(program))
+            .zip(program.rate);
         if let Some(((min, (rate, solo_rate)), counted)) = rates
             && rate < min * (1.0 - GOAL_TOLERANCE)
         {
-            let target = GoalTarget::Rate { min, rate, solo_rate, work: counted.work };
-            unmet_goals.push(UnmetGoal { task_index: index, target, speed, can_be_met_alone: solo_rate >= min });
+            let target = GoalTarget::Rate {
+                min,
+                rate,
+                solo_rate,
+                work: counted.work,
+            };
+            unmet_goals.push(UnmetGoal {
+                task_index: index,
+                target,
+                speed,
+                can_be_met_alone: solo_rate >= min,
+            });
         }
     }
     unmet_goals
@@ -133,9 +172,12 @@ fn slowed_tasks(
     speeds_before: &[Option<ForecastSpeed>],
     speeds_after: &[Option<ForecastSpeed>],
 ) -> Vec<(usize, f64)> {
-    let loss_of = |at: usize| Some(speeds_before[at]?.relative_speed - speeds_after[at]?.relative_speed);
-    let mut losses: Vec<(usize, f64)> =
-        problem.known_tasks().filter_map(|index| Some((index, loss_of(index)?))).collect();
+    let loss_of =
+        |at: usize| Some(speeds_before[at]?.relative_speed - speeds_after[at]?.relative_speed);
+    let mut losses: Vec<(usize, f64)> = problem
+        .known_tasks()
+        .filter_map(|index| Some((index, loss_of(index)?)))
+        .collect();
     losses.retain(|(_, loss)| *loss > MIN_REPORTED_LOSS);
     losses.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     losses
@@ -143,14 +185,21 @@ fn slowed_tasks(
 
 /// Returns the programs without which a goal would be met under the same plan; `None` if removing [`MAX_REMOVED`]
 /// programs is not enough.
-fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal: &UnmetGoal) -> Option<Vec<usize>> {
+fn programs_to_remove(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    unmet_goal: &UnmetGoal,
+) -> Option<Vec<usize>> {
     let mut reduced_problem = problem.clone();
     let mut removed_tasks = Vec::new();
     let process = problem.tasks[unmet_goal.task_index].process;
     let shortfall_without = |reduced_problem: &PlanningProblem| {
-        let program = reduced_problem.tasks[unmet_goal.task_index].program.as_ref()?;
+        let program = reduced_problem.tasks[unmet_goal.task_index]
+            .program
+            .as_ref()?;
         Some(
-            forecast_speeds(reduced_problem, layout, &ScoreCache::default())[unmet_goal.task_index]?
+            forecast_speeds(reduced_problem, layout, &ScoreCache::default())
+                [unmet_goal.task_index]?
                 .goal_shortfall(program),
         )
     };
@@ -161,16 +210,23 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal
                 && !removed_tasks.contains(index)
         };
         let pressure_of = |index: usize| {
-            problem.tasks[index].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses_at(0.0))
+            problem.tasks[index]
+                .program
+                .as_ref()
+                .map_or(0.0, |model| model.cpu_demand * model.misses_at(0.0))
         };
-        let mut co_runners: Vec<usize> = reduced_problem.known_tasks().filter(shares_site).collect();
+        let mut co_runners: Vec<usize> =
+            reduced_problem.known_tasks().filter(shares_site).collect();
         co_runners.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));
         let try_removal = |&index: &usize| {
             let mut smaller_problem = reduced_problem.clone();
             smaller_problem.tasks[index].program = None;
             Some((index, shortfall_without(&smaller_problem)?))
         };
-        let removals = co_runners.iter().take(MAX_TRIED_REMOVALS).filter_map(try_removal);
+        let removals = co_runners
+            .iter()
+            .take(MAX_TRIED_REMOVALS)
+            .filter_map(try_removal);
         let (index, remaining_shortfall) = removals.reduce(|a, b| if b.1 < a.1 { b } else { a })?;
         reduced_problem.tasks[index].program = None;
         removed_tasks.push(index);
@@ -182,14 +238,27 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal
 }
 
 /// Names some of the payers, and adds their tasks to those of the reason.
-fn name_payers(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
+fn name_payers(
+    problem: &PlanningProblem,
+    payers: &[(usize, f64)],
+    tasks: &mut Vec<TaskId>,
+) -> String {
     let mut parts = Vec::new();
     for (index, loss) in payers.iter().take(MAX_NAMED_PAYERS) {
-        parts.push(format!("{{{}}} (-{:.0} % of its solo speed)", tasks.len(), 100.0 * loss));
+        parts.push(format!(
+            "{{{}}} (-{:.0} % of its solo speed)",
+            tasks.len(),
+            100.0 * loss
+        ));
         tasks.push(problem.tasks[*index].task);
     }
     let unnamed_count = payers.len().saturating_sub(MAX_NAMED_PAYERS);
-    parts.join(", ") + &if unnamed_count > 0 { format!(" and {unnamed_count} more") } else { String::new() }
+    parts.join(", ")
+        + &if unnamed_count > 0 {
+            format!(" and {unnamed_count} more")
+        } else {
+            String::new()
+        }
 }
 
 impl UnmetGoal {
@@ -213,7 +282,9 @@ impl UnmetGoal {
                 }
                 text += &format!("; without {} it would be met", names.join(" and "));
             }
-            Some(None) => text += &format!("; removing {MAX_REMOVED} other programs would not suffice"),
+            Some(None) => {
+                text += &format!("; removing {MAX_REMOVED} other programs would not suffice")
+            }
             None if self.can_be_met_alone => text += "; it needs fewer programs on the machine",
             None => text += "; only a lower goal can be met",
         }
@@ -225,7 +296,12 @@ impl UnmetGoal {
             let names = name_payers(problem, payers, &mut tasks);
             text += &format!(", and {names} {verb} slowed for the speed that it has");
         }
-        Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
+        Reason {
+            kind: ReasonKind::InfeasibleGoal,
+            tasks,
+            text,
+            numbers,
+        }
     }
 
     /// Describes the task of the same cache whose promise is met instead, and adds it to `tasks`; empty if there is
@@ -237,7 +313,12 @@ impl UnmetGoal {
         speeds: &[Option<ForecastSpeed>],
         tasks: &mut Vec<TaskId>,
     ) -> String {
-        let priority_of = |at: usize| problem.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
+        let priority_of = |at: usize| {
+            problem.tasks[at]
+                .program
+                .as_ref()
+                .map_or(1.0, |program| program.goal.priority)
+        };
         let is_met = |at: usize| {
             let model_and_speed = problem.tasks[at].program.as_ref().zip(speeds[at]);
             model_and_speed.is_some_and(|(program, speed)| {
@@ -245,10 +326,16 @@ impl UnmetGoal {
             })
         };
         let site = layout.site_by_task[self.task_index];
-        let outranking_tasks = problem
-            .known_tasks()
-            .filter(|&index| index != self.task_index && layout.site_by_task[index] == site && is_met(index));
-        let Some(rival) = outranking_tasks.reduce(|a, b| if priority_of(b) > priority_of(a) { b } else { a }) else {
+        let outranking_tasks = problem.known_tasks().filter(|&index| {
+            index != self.task_index && layout.site_by_task[index] == site && is_met(index)
+        });
+        let Some(rival) = outranking_tasks.reduce(|a, b| {
+            if priority_of(b) > priority_of(a) {
+                b
+            } else {
+                a
+            }
+        }) else {
             return String::new();
         };
         tasks.push(problem.tasks[rival].task);
@@ -270,9 +357,20 @@ impl UnmetGoal {
                     100.0 * max,
                     100.0 * slower
                 );
-                (text, vec![named_number("max_slowdown", *max), named_number("forecast_slowdown", slower)])
+                (
+                    text,
+                    vec![
+                        named_number("max_slowdown", *max),
+                        named_number("forecast_slowdown", slower),
+                    ],
+                )
             }
-            GoalTarget::Rate { min, rate, solo_rate, work } => {
+            GoalTarget::Rate {
+                min,
+                rate,
+                solo_rate,
+                work,
+            } => {
                 let text = format!(
                     "{{0}} cannot be kept at {min:.4e} a second in {} (min_rate): the best plan leaves it {rate:.4e}",
                     work.describe()
@@ -296,9 +394,15 @@ impl UnmetGoal {
         }
         let speed_on_cpu = self.speed.relative_speed / self.speed.met_demand_share.max(1e-12);
         if self.speed.met_demand_share < speed_on_cpu {
-            format!(", as it has a CPU for {:.0} % of the time that it wants one", 100.0 * self.speed.met_demand_share)
+            format!(
+                ", as it has a CPU for {:.0} % of the time that it wants one",
+                100.0 * self.speed.met_demand_share
+            )
         } else {
-            format!(", as its neighbors leave it {:.0} % of its speed while it runs", 100.0 * speed_on_cpu)
+            format!(
+                ", as its neighbors leave it {:.0} % of its speed while it runs",
+                100.0 * speed_on_cpu
+            )
         }
     }
 }
@@ -314,7 +418,9 @@ mod tests {
     use super::super::score::score;
     use super::super::score_cache::ScoreCache;
     use super::*;
-    use crate::policies::auto::candidates::{AllowedMechanisms, CandidatePlan, Mechanism, PlanSearch};
+    use crate::policies::auto::candidates::{
+        AllowedMechanisms, CandidatePlan, Mechanism, PlanSearch,
+    };
     use cachemate_core::{CacheId, Goal, ProcessId};
     use proptest::prelude::*;
 
@@ -330,12 +436,17 @@ mod tests {
             partition_units: None,
         };
         let problem_task = |(index, (share, goal)): (usize, &(f64, Option<Goal>))| {
-            let mut program =
-                if *share > 0.0 { uniform_program(share * CACHE, 0.02) } else { program_fixture(|_| 0.02) };
+            let mut program = if *share > 0.0 {
+                uniform_program(share * CACHE, 0.02)
+            } else {
+                program_fixture(|_| 0.02)
+            };
             program.goal = goal.unwrap_or_default();
             // A thousand units of work per second for each instruction per cycle.
-            program.rate =
-                program.goal.min_rate.map(|_| PromisedRate { work: WorkMetric::Reported, per_instr_per_cycle: 1e3 });
+            program.rate = program.goal.min_rate.map(|_| PromisedRate {
+                work: WorkMetric::Reported,
+                per_instr_per_cycle: 1e3,
+            });
             let (task, process) = (TaskId(index as u32), ProcessId(index as u32));
             ProblemTask {
                 task,
@@ -347,7 +458,10 @@ mod tests {
                 must_stay: false,
             }
         };
-        let (sites, tasks) = ((0..2).map(site).collect(), tasks.iter().enumerate().map(problem_task).collect());
+        let (sites, tasks) = (
+            (0..2).map(site).collect(),
+            tasks.iter().enumerate().map(problem_task).collect(),
+        );
         PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
@@ -358,21 +472,33 @@ mod tests {
         let mut search = PlanSearch::with_effort(problem, &score_cache, allowed, 2_000);
         let plans = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
-        let better_plan =
-            |a: usize, b: usize| if judge.score_key(plans[b].score) > judge.score_key(plans[a].score) { b } else { a };
+        let better_plan = |a: usize, b: usize| {
+            if judge.score_key(plans[b].score) > judge.score_key(plans[a].score) {
+                b
+            } else {
+                a
+            }
+        };
         let best = (0..plans.len()).reduce(better_plan).unwrap();
         (plans, best)
     }
 
     fn min_rate_goal(min: f64) -> Option<Goal> {
-        Some(Goal { min_rate: Some(min), ..Goal::default() })
+        Some(Goal {
+            min_rate: Some(min),
+            ..Goal::default()
+        })
     }
 
     /// If no plan meets a goal, does the plan in force stay against one that misses the goal by about the same amount,
     /// and give way to one that meets it or misses it by much less?
     #[test]
     fn the_plan_in_force_stays_if_no_plan_meets_a_goal_better() {
-        assert!(!is_improvement(0.310, 0.305) && !is_improvement(0.30, 0.31) && !is_improvement(0.0005, 0.0));
+        assert!(
+            !is_improvement(0.310, 0.305)
+                && !is_improvement(0.30, 0.31)
+                && !is_improvement(0.0005, 0.0)
+        );
         assert!(is_improvement(0.005, 0.0) && is_improvement(0.30, 0.25));
     }
 
@@ -382,20 +508,39 @@ mod tests {
     fn a_goal_is_met_and_the_paying_task_is_named() {
         let tasks = |goal| problem_fixture(&[(0.9, goal), (0.0, None), (0.9, None)]);
         let without_goals = tasks(None);
-        let alone = 1e3 / without_goals.tasks[0].program.as_ref().unwrap().solo_cycles(CACHE);
+        let alone = 1e3
+            / without_goals.tasks[0]
+                .program
+                .as_ref()
+                .unwrap()
+                .solo_cycles(CACHE);
         let over_alone = |problem: &PlanningProblem, layout: &SiteLayout| {
-            forecast_speeds(problem, layout, &ScoreCache::default())[0].unwrap().relative_speed
+            forecast_speeds(problem, layout, &ScoreCache::default())[0]
+                .unwrap()
+                .relative_speed
         };
         let (plans, best) = search_candidates(&without_goals);
-        assert!(over_alone(&without_goals, &plans[best].layout) < 0.9, "without a goal, it stays beside the stream");
+        assert!(
+            over_alone(&without_goals, &plans[best].layout) < 0.9,
+            "without a goal, it stays beside the stream"
+        );
         let with_goals = tasks(min_rate_goal(0.97 * alone));
         let (plans, best) = search_candidates(&with_goals);
         assert!(over_alone(&with_goals, &plans[best].layout) >= 0.97);
         let mut reasons = Vec::new();
-        explain_unmet(&with_goals, &plans[0].layout, &plans[best].layout, &ScoreCache::default(), &mut reasons);
+        explain_unmet(
+            &with_goals,
+            &plans[0].layout,
+            &plans[best].layout,
+            &ScoreCache::default(),
+            &mut reasons,
+        );
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(
-            reasons[0].text.starts_with("goals are met at the cost of {0}") && reasons[0].tasks == [TaskId(2)],
+            reasons[0]
+                .text
+                .starts_with("goals are met at the cost of {0}")
+                && reasons[0].tasks == [TaskId(2)],
             "{reasons:?}"
         );
     }
@@ -410,10 +555,22 @@ mod tests {
         let (free_plans, free_best) = search_candidates(&without_goal);
         assert_eq!(plans[best].layout, free_plans[free_best].layout);
         let mut reasons = Vec::new();
-        explain_unmet(&with_goal, &plans[0].layout, &plans[best].layout, &ScoreCache::default(), &mut reasons);
+        explain_unmet(
+            &with_goal,
+            &plans[0].layout,
+            &plans[best].layout,
+            &ScoreCache::default(),
+            &mut reasons,
+        );
         let text = &reasons[0].text;
-        assert!(text.contains("min_rate") && text.contains("work reported"), "{text}");
-        assert!(text.contains("even alone") && text.contains("only a lower goal"), "{text}");
+        assert!(
+            text.contains("min_rate") && text.contains("work reported"),
+            "{text}"
+        );
+        assert!(
+            text.contains("even alone") && text.contains("only a lower goal"),
+            "{text}"
+        );
     }
 
     proptest! {

@@ -33,8 +33,14 @@ fn inputs_of(
 }
 
 fn program_far(misses: impl Fn(f64) -> f64, memory: MemoryDistance) -> ProgramModel {
-    let curve: SizeCurve =
-        (0..=64u64).map(|step| (step * 65_536, Estimate::exact(1000.0 * misses(step as f64 * 65_536.0)))).collect();
+    let curve: SizeCurve = (0..=64u64)
+        .map(|step| {
+            (
+                step * 65_536,
+                Estimate::exact(1000.0 * misses(step as f64 * 65_536.0)),
+            )
+        })
+        .collect();
     let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
     let speed = ObservedSpeed {
         cycles_per_instr: 1.0 + 100.0 * misses(CACHE),
@@ -64,7 +70,11 @@ fn footprints_of_independent_references_grow_as_in_theory() {
     let mut last = 0;
     for instructions in [1e3, 1e30, 1e7, 0.0, 2e7, 1e6] {
         let growth = program.footprint_near(instructions, &mut last);
-        assert_eq!(growth, program.footprint_and_growth(instructions), "wherever it is sought from");
+        assert_eq!(
+            growth,
+            program.footprint_and_growth(instructions),
+            "wherever it is sought from"
+        );
     }
     assert!(program.footprint_bytes(1e30) <= CACHE);
 }
@@ -91,7 +101,9 @@ fn a_curve_of_other_work_is_contradicted() {
     assert!(stream.is_contradicted(CACHE, 0.005) && !stream.is_contradicted(CACHE, 0.0079));
     let reuser = uniform_program(0.5 * CACHE, 0.01);
     assert!(!reuser.is_contradicted(CACHE, 0.0) && !reuser.is_contradicted(CACHE, 0.01));
-    assert!(reuser.is_contradicted(0.1 * CACHE, 0.004) && !reuser.is_contradicted(0.4 * CACHE, 0.004));
+    assert!(
+        reuser.is_contradicted(0.1 * CACHE, 0.004) && !reuser.is_contradicted(0.4 * CACHE, 0.004)
+    );
 }
 
 /// Does the curve pass through counts, fall between them, and stay uncertain only beyond the largest counted size?
@@ -113,12 +125,22 @@ fn a_curve_passes_through_counts() {
 #[test]
 fn a_counted_size_separates_the_errors_on_its_two_sides() {
     let mut program = program_fixture(|bytes| 0.02 * (1.0 - 0.9 * bytes / CACHE));
-    program.curve_mut().errors.iter_mut().for_each(|error| *error = (0.002, 0.002));
+    program
+        .curve_mut()
+        .errors
+        .iter_mut()
+        .for_each(|error| *error = (0.002, 0.002));
     program.pass_through(&[(0.5 * CACHE, 0.012)]);
     for (counted_share, other_side) in [(0.25, STEPS / 2..=STEPS), (0.75, 0..=STEPS / 2)] {
         let before = program.curve.misses.clone();
-        program.shift_within_error(counted_share * CACHE, program.misses_at(counted_share * CACHE) - 0.001);
-        assert!(program.misses_at(counted_share * CACHE) < before[(counted_share * STEPS as f64) as usize]);
+        program.shift_within_error(
+            counted_share * CACHE,
+            program.misses_at(counted_share * CACHE) - 0.001,
+        );
+        assert!(
+            program.misses_at(counted_share * CACHE)
+                < before[(counted_share * STEPS as f64) as usize]
+        );
         assert_eq!(program.curve.misses[other_side.clone()], before[other_side]);
     }
 }
@@ -132,7 +154,11 @@ fn a_count_moves_no_point_by_more_than_its_difference() {
     let rate_at_reach = program.curve.misses[reach_step];
     let curve = program.curve_mut();
     for (step, (rate, error)) in curve.misses.iter().zip(&mut curve.errors).enumerate() {
-        *error = if step > reach_step { (*rate, rate_at_reach - *rate) } else { (0.0005, 0.0005) };
+        *error = if step > reach_step {
+            (*rate, rate_at_reach - *rate)
+        } else {
+            (0.0005, 0.0005)
+        };
     }
     for difference in [-0.0003, 0.0003] {
         let mut shifted = program.clone();
@@ -158,7 +184,10 @@ fn unlogged_misses_may_depend_on_space() {
     let (shifted, scaled) = (0.001 + 0.03 - 0.0055, 0.001 * 0.03 / 0.0055);
     let (rate, (below, above)) = (program.misses_at(CACHE), program.curve.errors[STEPS]);
     assert!((rate - 0.5 * (shifted + scaled)).abs() < 1e-6, "{rate}");
-    assert!(rate - below < scaled + 1e-6 && rate + above > shifted - 1e-6, "{rate} {below} {above}");
+    assert!(
+        rate - below < scaled + 1e-6 && rate + above > shifted - 1e-6,
+        "{rate} {below} {above}"
+    );
 }
 
 /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, and is the
@@ -178,15 +207,23 @@ fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
     let mut calibrated = program_fixture(logged);
     for step in 0..=STEPS {
         if step as f64 * calibrated.step_bytes > known_bytes {
-            calibrated.curve_mut().errors[step] =
-                (calibrated.curve.misses[step], truth.misses_at(known_bytes) - calibrated.curve.misses[step]);
+            calibrated.curve_mut().errors[step] = (
+                calibrated.curve.misses[step],
+                truth.misses_at(known_bytes) - calibrated.curve.misses[step],
+            );
         }
     }
     let composed = 0.39 * CACHE;
     calibrated.calibrate(composed, CACHE, truth.misses_at(composed));
     assert!((calibrated.misses_at(composed) - truth.misses_at(composed)).abs() < 1e-6);
-    assert!(calibrated.misses_at(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", calibrated.misses_at(0.5 * CACHE));
-    assert!((calibrated.misses_at(0.25 * CACHE) / truth.misses_at(0.25 * CACHE) - 1.0).abs() < 0.02);
+    assert!(
+        calibrated.misses_at(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE),
+        "{}",
+        calibrated.misses_at(0.5 * CACHE)
+    );
+    assert!(
+        (calibrated.misses_at(0.25 * CACHE) / truth.misses_at(0.25 * CACHE) - 1.0).abs() < 0.02
+    );
     assert_eq!(calibrated.occupancy_odds, 1.0);
 }
 
@@ -195,12 +232,20 @@ fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
 #[test]
 fn a_stream_misses_as_often_with_less_space() {
     let reach = 0.1 * CACHE;
-    let logged =
-        |bytes_held: f64| if bytes_held <= reach { 0.06 } else { 0.06 * reach / bytes_held * reach / bytes_held };
+    let logged = |bytes_held: f64| {
+        if bytes_held <= reach {
+            0.06
+        } else {
+            0.06 * reach / bytes_held * reach / bytes_held
+        }
+    };
     let mut calibrated = program_fixture(logged);
     for step in 0..=STEPS {
         if step as f64 * calibrated.step_bytes > reach {
-            calibrated.curve_mut().errors[step] = (calibrated.curve.misses[step], 0.06 - calibrated.curve.misses[step]);
+            calibrated.curve_mut().errors[step] = (
+                calibrated.curve.misses[step],
+                0.06 - calibrated.curve.misses[step],
+            );
         }
     }
     calibrated.calibrate(0.6 * CACHE, CACHE, 0.013);
@@ -208,7 +253,10 @@ fn a_stream_misses_as_often_with_less_space() {
         let misses = calibrated.misses_at(share * CACHE);
         assert!((misses / 0.013 - 1.0).abs() < 0.05, "{share}: {misses}");
     }
-    assert!(calibrated.misses_at(0.05 * CACHE) > 0.059, "what the log reached stays");
+    assert!(
+        calibrated.misses_at(0.05 * CACHE) > 0.059,
+        "what the log reached stays"
+    );
     assert_eq!(calibrated.occupancy_odds, 1.0);
 }
 
@@ -230,7 +278,9 @@ fn cycles_follow_from_the_measurements() {
 #[test]
 fn overlapping_misses_cost_no_more_than_the_elapsed_time() {
     let model = |cycles_per_instr: f64, misses: f64| {
-        let curve: SizeCurve = [0, CACHE as u64].map(|bytes| (bytes, Estimate::exact(1000.0 * misses))).to_vec();
+        let curve: SizeCurve = [0, CACHE as u64]
+            .map(|bytes| (bytes, Estimate::exact(1000.0 * misses)))
+            .to_vec();
         let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
         let speed = ObservedSpeed {
             cycles_per_instr,
@@ -242,22 +292,50 @@ fn overlapping_misses_cost_no_more_than_the_elapsed_time() {
         ProgramModel::from_inputs(&inputs).unwrap()
     };
     let (chase, stream) = (model(60.0, 0.2), model(6.0, 0.25));
-    assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.solo_cycles(CACHE) - 60.0).abs() < 1e-9);
-    assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.solo_cycles(CACHE) - 6.0).abs() < 1e-9);
+    assert!(
+        (chase.cycles_per_miss - 200.0).abs() < 1e-9
+            && (chase.solo_cycles(CACHE) - 60.0).abs() < 1e-9
+    );
+    assert!(
+        (stream.cycles_per_miss - 21.6).abs() < 1e-9
+            && (stream.solo_cycles(CACHE) - 6.0).abs() < 1e-9
+    );
 }
 
 /// Is the cost of a miss split by node: less on the node of its memory, the same queue on all nodes, and no split
 /// if distances are unknown?
 #[test]
 fn the_cost_of_a_miss_is_split_by_node_distance() {
-    let near_and_far =
-        |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), current_node: now });
-    let costs = |model: &ProgramModel| (model.cycles_per_miss, [0, 1, 2].map(|node| model.far_cycles(node)));
-    assert_eq!(costs(&near_and_far(&[1.0, 2.0], 1)), (50.0, [0.0, 50.0, 0.0]));
-    assert_eq!(costs(&near_and_far(&[1.0, 2.0], 0)), (100.0, [0.0, 100.0, 0.0]));
-    assert_eq!(costs(&near_and_far(&[2.0, 0.0, 1.0], 0)), (50.0, [50.0, 0.0, 0.0]));
+    let near_and_far = |factors: &[f64], now: usize| {
+        far_from(MemoryDistance {
+            factors: factors.to_vec(),
+            current_node: now,
+        })
+    };
+    let costs = |model: &ProgramModel| {
+        (
+            model.cycles_per_miss,
+            [0, 1, 2].map(|node| model.far_cycles(node)),
+        )
+    };
+    assert_eq!(
+        costs(&near_and_far(&[1.0, 2.0], 1)),
+        (50.0, [0.0, 50.0, 0.0])
+    );
+    assert_eq!(
+        costs(&near_and_far(&[1.0, 2.0], 0)),
+        (100.0, [0.0, 100.0, 0.0])
+    );
+    assert_eq!(
+        costs(&near_and_far(&[2.0, 0.0, 1.0], 0)),
+        (50.0, [50.0, 0.0, 0.0])
+    );
     assert_eq!(costs(&near_and_far(&[], 0)), (100.0, [0.0; 3]));
-    let queued = MemoryDistance { factors: vec![1.0, 2.0], current_node: 1 }.split_cost(100.0, 40.0);
+    let queued = MemoryDistance {
+        factors: vec![1.0, 2.0],
+        current_node: 1,
+    }
+    .split_cost(100.0, 40.0);
     assert_eq!(queued, (70.0, vec![0.0, 30.0]));
     // On the node of the measurement, the cost is the measured one.
     let (near_model, far_model) = (near_and_far(&[1.0, 2.0], 0), near_and_far(&[1.0, 2.0], 1));

@@ -44,7 +44,8 @@ pub struct StageCost {
 
 /// Returns the CPU seconds of the process `pid` and of its ended children; `None` once the process has exited.
 pub fn process_cpu_s(pid: &str) -> Option<f64> {
-    let (own_ticks, child_ticks) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    let (own_ticks, child_ticks) =
+        cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     Some((own_ticks + child_ticks) as f64 / TICKS_PER_SECOND)
 }
 
@@ -58,15 +59,29 @@ fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
 
 /// Runs a command as the stage `name`, and appends its cost whether it succeeds or not.
 pub fn run_stage(root: &Path, name: &str, command: &[&str]) -> Result<(), String> {
-    let [program, arguments @ ..] = command else { return Err("ci-time stage NAME COMMAND...".to_string()) };
+    let [program, arguments @ ..] = command else {
+        return Err("ci-time stage NAME COMMAND...".to_string());
+    };
     let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
-    let status = Command::new(program).args(arguments).status().map_err(|error| format!("{program}: {error}"))?;
+    let status = Command::new(program)
+        .args(arguments)
+        .status()
+        .map_err(|error| format!("{program}: {error}"))?;
     let cpu_s = process_cpu_s("self").unwrap_or_default() - cpu_s;
     append(
         root,
-        &StageCost { name: name.to_string(), cpu_s, wall_s: start.elapsed().as_secs_f64(), tests: Vec::new() },
+        &StageCost {
+            name: name.to_string(),
+            cpu_s,
+            wall_s: start.elapsed().as_secs_f64(),
+            tests: Vec::new(),
+        },
     )?;
-    if status.success() { Ok(()) } else { Err(format!("{name}: {program} ended with {status}")) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{name}: {program} ended with {status}"))
+    }
 }
 
 /// Appends a cost to the file of this run.
@@ -75,13 +90,17 @@ pub fn append(root: &Path, cost: &StageCost) -> Result<(), String> {
     let line = serde_json::to_string(cost).map_err(|error| error.to_string())?;
     let file_result = fs::create_dir_all(root.join("target"))
         .and_then(|()| fs::OpenOptions::new().create(true).append(true).open(&path));
-    file_result.and_then(|mut file| writeln!(file, "{line}")).map_err(|error| format!("{}: {error}", path.display()))
+    file_result
+        .and_then(|mut file| writeln!(file, "{line}"))
+        .map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Removes the stages of an earlier run.
 pub fn remove_stages(root: &Path) -> Result<(), String> {
     match fs::remove_file(root.join(CURRENT_FILE)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{CURRENT_FILE}: {error}")),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{CURRENT_FILE}: {error}"))
+        }
         _ => Ok(()),
     }
 }
@@ -94,24 +113,38 @@ pub fn report(root: &Path) -> Result<(), String> {
     let slowdown = host_slowdown(&current, &record);
     println!("this host, by its median stage: {slowdown:.2} times the CPU seconds on record");
     let complaints = |min_growth: f64| -> Vec<String> {
-        current.iter().filter_map(|cost| growth_complaint(cost, &record, slowdown, min_growth)).collect()
+        current
+            .iter()
+            .filter_map(|cost| growth_complaint(cost, &record, slowdown, min_growth))
+            .collect()
     };
-    complaints(MIN_NAMED_GROWTH).iter().for_each(|complaint| println!("ci-time: {complaint}"));
+    complaints(MIN_NAMED_GROWTH)
+        .iter()
+        .for_each(|complaint| println!("ci-time: {complaint}"));
     let failures = complaints(MAX_GROWTH);
-    if failures.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", failures.join("; "))) }
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("ci-time: {}", failures.join("; ")))
+    }
 }
 
 /// Stores the costs of this run as the record.
 pub fn store_record(root: &Path) -> Result<(), String> {
     let mut current = read_current(root)?;
-    current.iter_mut().for_each(|cost| cost.tests.truncate(SLOWEST_TESTS));
+    current
+        .iter_mut()
+        .for_each(|cost| cost.tests.truncate(SLOWEST_TESTS));
     let text = serde_json::to_string_pretty(&current).map_err(|error| error.to_string())?;
-    fs::write(root.join(RECORD_FILE), text + "\n").map_err(|error| format!("{RECORD_FILE}: {error}"))
+    fs::write(root.join(RECORD_FILE), text + "\n")
+        .map_err(|error| format!("{RECORD_FILE}: {error}"))
 }
 
 fn read_current(root: &Path) -> Result<Vec<StageCost>, String> {
-    let text = fs::read_to_string(root.join(CURRENT_FILE)).map_err(|error| format!("{CURRENT_FILE}: {error}"))?;
-    let parse = |line: &str| serde_json::from_str(line).map_err(|error| format!("{CURRENT_FILE}: {error}"));
+    let text = fs::read_to_string(root.join(CURRENT_FILE))
+        .map_err(|error| format!("{CURRENT_FILE}: {error}"))?;
+    let parse =
+        |line: &str| serde_json::from_str(line).map_err(|error| format!("{CURRENT_FILE}: {error}"));
     text.lines().map(parse).collect()
 }
 
@@ -134,28 +167,49 @@ fn comparable_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a Stag
 
 /// Returns the growth of the median stage, between 1 and [`MAX_HOST_SLOWDOWN`]; 1 if too few stages can be compared.
 fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
-    let ratio = |cost: &StageCost| comparable_record(&cost.name, record).map(|recorded| cost.cpu_s / recorded.cpu_s);
+    let ratio = |cost: &StageCost| {
+        comparable_record(&cost.name, record).map(|recorded| cost.cpu_s / recorded.cpu_s)
+    };
     let mut ratios: Vec<f64> = current.iter().filter_map(ratio).collect();
     ratios.sort_by(f64::total_cmp);
-    if ratios.len() < MIN_COMPARED_STAGES { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
+    if ratios.len() < MIN_COMPARED_STAGES {
+        1.0
+    } else {
+        ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN)
+    }
 }
 
 /// Returns a complaint if a stage takes more than `min_growth` times its record on a host that needs `slowdown` times
 /// the record's CPU seconds.
-fn growth_complaint(cost: &StageCost, record: &[StageCost], slowdown: f64, min_growth: f64) -> Option<String> {
+fn growth_complaint(
+    cost: &StageCost,
+    record: &[StageCost],
+    slowdown: f64,
+    min_growth: f64,
+) -> Option<String> {
     let recorded = comparable_record(&cost.name, record)?;
     let exceeds_limit = cost.cpu_s > min_growth * slowdown * recorded.cpu_s;
-    exceeds_limit.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, recorded.cpu_s))
+    exceeds_limit.then(|| {
+        format!(
+            "'{}' takes {:.0} CPU s, {:.0} on record",
+            cost.name, cost.cpu_s, recorded.cpu_s
+        )
+    })
 }
 
 fn render(current: &[StageCost], record: &[StageCost]) -> String {
     let format_row = |cost: &StageCost, record: &[StageCost]| {
-        let recorded_text =
-            find_recorded(&cost.name, record).map_or("-".to_string(), |recorded| format!("{:.1}", recorded.cpu_s));
-        format!("{:>8.1} {:>8.1} {recorded_text:>10}  {}\n", cost.cpu_s, cost.wall_s, cost.name)
+        let recorded_text = find_recorded(&cost.name, record)
+            .map_or("-".to_string(), |recorded| format!("{:.1}", recorded.cpu_s));
+        format!(
+            "{:>8.1} {:>8.1} {recorded_text:>10}  {}\n",
+            cost.cpu_s, cost.wall_s, cost.name
+        )
     };
     let mut text = format!("{:>8} {:>8} {:>10}  stage\n", "CPU s", "wall s", "recorded");
-    current.iter().for_each(|cost| text += &format_row(cost, record));
+    current
+        .iter()
+        .for_each(|cost| text += &format_row(cost, record));
     let sum_over_stages = |value: fn(&StageCost) -> f64| current.iter().map(value).sum::<f64>();
     text += &format!(
         "{:>8.1} {:>8.1} {:>10}  in all\n",
@@ -164,9 +218,14 @@ fn render(current: &[StageCost], record: &[StageCost]) -> String {
         ""
     );
     for stage in current.iter().filter(|cost| !cost.tests.is_empty()) {
-        let recorded_tests = find_recorded(&stage.name, record).map_or(&[][..], |recorded| &recorded.tests);
+        let recorded_tests =
+            find_recorded(&stage.name, record).map_or(&[][..], |recorded| &recorded.tests);
         text += &format!("slowest of '{}'\n", stage.name);
-        stage.tests.iter().take(SLOWEST_TESTS).for_each(|test| text += &format_row(test, recorded_tests));
+        stage
+            .tests
+            .iter()
+            .take(SLOWEST_TESTS)
+            .for_each(|test| text += &format_row(test, recorded_tests));
     }
     text
 }
@@ -176,7 +235,12 @@ mod tests {
     use super::*;
 
     fn stage_cost(name: &str, cpu_s: f64) -> StageCost {
-        StageCost { name: name.to_string(), cpu_s, wall_s: cpu_s / 2.0, tests: Vec::new() }
+        StageCost {
+            name: name.to_string(),
+            cpu_s,
+            wall_s: cpu_s / 2.0,
+            tests: Vec::new(),
+        }
     }
 
     /// Is only gross growth of a sufficiently long stage a failure, and a new stage none?
@@ -213,10 +277,14 @@ mod tests {
         ];
         let slowdown = host_slowdown(&slow, &record);
         assert_eq!(slowdown, 1.3);
-        let has_grown = |cost: &StageCost| growth_complaint(cost, &record, slowdown, MIN_NAMED_GROWTH).is_some();
+        let has_grown = |cost: &StageCost| {
+            growth_complaint(cost, &record, slowdown, MIN_NAMED_GROWTH).is_some()
+        };
         assert_eq!(slow.each_ref().map(has_grown), [false, false, true, false]);
-        let quadrupled: Vec<StageCost> =
-            record.iter().map(|before| stage_cost(&before.name, 4.1 * before.cpu_s)).collect();
+        let quadrupled: Vec<StageCost> = record
+            .iter()
+            .map(|before| stage_cost(&before.name, 4.1 * before.cpu_s))
+            .collect();
         assert_eq!(host_slowdown(&quadrupled, &record), MAX_HOST_SLOWDOWN);
         assert!(
             growth_complaint(&quadrupled[0], &record, MAX_HOST_SLOWDOWN, MAX_GROWTH).is_some(),
@@ -231,7 +299,11 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         run_stage(root.path(), "fine", &["true"]).unwrap();
         assert!(run_stage(root.path(), "broken", &["false"]).is_err());
-        let names: Vec<String> = read_current(root.path()).unwrap().into_iter().map(|cost| cost.name).collect();
+        let names: Vec<String> = read_current(root.path())
+            .unwrap()
+            .into_iter()
+            .map(|cost| cost.name)
+            .collect();
         assert_eq!(names, ["fine", "broken"]);
         store_record(root.path()).unwrap_err();
         fs::create_dir(root.path().join(".ci")).unwrap();
@@ -253,9 +325,18 @@ mod tests {
     #[test]
     fn a_report_shows_each_stage_beside_its_record() {
         let tests = vec![stage_cost("x::slow", 9.0)];
-        let current = [StageCost { tests, ..stage_cost("tests", 50.0) }];
+        let current = [StageCost {
+            tests,
+            ..stage_cost("tests", 50.0)
+        }];
         let text = render(&current, &[stage_cost("tests", 40.0)]);
-        assert!(text.contains("    50.0     25.0       40.0  tests\n"), "{text}");
-        assert!(text.contains("slowest of 'tests'\n     9.0      4.5          -  x::slow\n"), "{text}");
+        assert!(
+            text.contains("    50.0     25.0       40.0  tests\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("slowest of 'tests'\n     9.0      4.5          -  x::slow\n"),
+            "{text}"
+        );
     }
 }

@@ -35,9 +35,14 @@ pub fn write(root: &Path) -> Result<(), String> {
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let picture = std::fs::read_to_string(root.join(PICTURE_FILE)).unwrap_or_default();
     let is_current = picture == draw_graph(&read_graph(root)?);
-    let complaint =
-        format!("{PICTURE_FILE}: found another picture than the crates give, expected `cargo run -p xtask -- map`");
-    Ok(if is_current { Vec::new() } else { vec![complaint] })
+    let complaint = format!(
+        "{PICTURE_FILE}: found another picture than the crates give, expected `cargo run -p xtask -- map`"
+    );
+    Ok(if is_current {
+        Vec::new()
+    } else {
+        vec![complaint]
+    })
 }
 
 fn read_graph(root: &Path) -> Result<CrateGraph, String> {
@@ -46,9 +51,16 @@ fn read_graph(root: &Path) -> Result<CrateGraph, String> {
     let mut graph = CrateGraph::new();
     for entry in std::fs::read_dir(&dir).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path().join("Cargo.toml");
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
-        let manifest: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
-        let name = path.parent().and_then(Path::file_name).map_or(String::new(), |name| name.to_string_lossy().into());
+        let Ok(text) = std::fs::read_to_string(&path) else {
+            continue;
+        };
+        let manifest: toml::Table = text
+            .parse()
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+        let name = path
+            .parent()
+            .and_then(Path::file_name)
+            .map_or(String::new(), |name| name.to_string_lossy().into());
         graph.insert(name, used_crates(&manifest).map(str::to_string).collect());
     }
     Ok(graph)
@@ -57,7 +69,10 @@ fn read_graph(root: &Path) -> Result<CrateGraph, String> {
 /// Crates of this workspace on which a manifest depends, without their common prefix.
 pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
     let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
-    dependencies.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(CRATE_PREFIX))
+    dependencies
+        .into_iter()
+        .flat_map(|table| table.keys())
+        .filter_map(|key| key.strip_prefix(CRATE_PREFIX))
 }
 
 /// Returns the row of each crate: 0 for crates that use no other crate; every other crate is below all crates that it
@@ -67,7 +82,11 @@ fn assign_rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     // Cargo rejects cycles, so a path has fewer edges than there are crates.
     for _ in 0..graph.len() {
         for (name, dependencies) in graph {
-            let row = dependencies.iter().filter_map(|used| rows.get(used.as_str())).max().map_or(0, |row| row + 1);
+            let row = dependencies
+                .iter()
+                .filter_map(|used| rows.get(used.as_str()))
+                .max()
+                .map_or(0, |row| row + 1);
             rows.insert(name, row);
         }
     }
@@ -88,10 +107,14 @@ fn remove_implied_edges(graph: &CrateGraph) -> CrateGraph {
         reached_crates
     };
     let direct_uses = |used: &BTreeSet<String>| {
-        let implied_crates: BTreeSet<String> = used.iter().flat_map(|used| reachable_from(used)).collect();
+        let implied_crates: BTreeSet<String> =
+            used.iter().flat_map(|used| reachable_from(used)).collect();
         used.difference(&implied_crates).cloned().collect()
     };
-    graph.iter().map(|(name, used)| (name.clone(), direct_uses(used))).collect()
+    graph
+        .iter()
+        .map(|(name, used)| (name.clone(), direct_uses(used)))
+        .collect()
 }
 
 fn draw_graph(graph: &CrateGraph) -> String {
@@ -99,22 +122,34 @@ fn draw_graph(graph: &CrateGraph) -> String {
     let mut levels: Vec<Vec<&str>> = vec![Vec::new(); rows.values().max().map_or(0, |row| row + 1)];
     rows.iter().for_each(|(name, &row)| levels[row].push(name));
     let columns = levels.iter().map(Vec::len).max().unwrap_or(0);
-    let (width, height) =
-        (2 * MARGIN + columns * COLUMN_WIDTH, 2 * MARGIN + levels.len() * ROW_HEIGHT - (ROW_HEIGHT - BOX_HEIGHT));
+    let (width, height) = (
+        2 * MARGIN + columns * COLUMN_WIDTH,
+        2 * MARGIN + levels.len() * ROW_HEIGHT - (ROW_HEIGHT - BOX_HEIGHT),
+    );
     let mut centers: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for (row, level) in levels.iter_mut().enumerate() {
         // A crate is placed near the mean position of the crates that it uses, so that fewer arrows cross.
         let preferred_position = |name: &str| {
-            let xs: Vec<usize> =
-                edges[name].iter().filter_map(|used| centers.get(used.as_str())).map(|at| at.0).collect();
-            if xs.is_empty() { 0 } else { xs.iter().sum::<usize>() / xs.len() }
+            let xs: Vec<usize> = edges[name]
+                .iter()
+                .filter_map(|used| centers.get(used.as_str()))
+                .map(|at| at.0)
+                .collect();
+            if xs.is_empty() {
+                0
+            } else {
+                xs.iter().sum::<usize>() / xs.len()
+            }
         };
         level.sort_by_key(|name| (preferred_position(name), name.to_string()));
         let left_edge = (width - level.len() * COLUMN_WIDTH) / 2;
         for (column, name) in level.iter().enumerate() {
             centers.insert(
                 name,
-                (left_edge + column * COLUMN_WIDTH + COLUMN_WIDTH / 2, MARGIN + row * ROW_HEIGHT + BOX_HEIGHT / 2),
+                (
+                    left_edge + column * COLUMN_WIDTH + COLUMN_WIDTH / 2,
+                    MARGIN + row * ROW_HEIGHT + BOX_HEIGHT / 2,
+                ),
             );
         }
     }
@@ -156,16 +191,31 @@ mod tests {
     fn graph_of(edges: &[(&str, &[&str])]) -> CrateGraph {
         edges
             .iter()
-            .map(|(name, used)| (name.to_string(), used.iter().map(|used| used.to_string()).collect()))
+            .map(|(name, used)| {
+                (
+                    name.to_string(),
+                    used.iter().map(|used| used.to_string()).collect(),
+                )
+            })
             .collect()
     }
 
     /// Is every crate below all that it uses, and is an edge omitted that a longer path implies?
     #[test]
     fn every_crate_is_below_all_that_it_uses() {
-        let graph = graph_of(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
-        assert_eq!(assign_rows(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
-        assert_eq!(remove_implied_edges(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
+        let graph = graph_of(&[
+            ("core", &[]),
+            ("spec", &["core"]),
+            ("cli", &["core", "spec"]),
+        ]);
+        assert_eq!(
+            assign_rows(&graph),
+            BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)])
+        );
+        assert_eq!(
+            remove_implied_edges(&graph)["cli"],
+            BTreeSet::from(["spec".to_string()])
+        );
         assert_eq!(draw_graph(&graph).matches("marker-end").count(), 2);
     }
 
@@ -175,7 +225,11 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("crates/core")).unwrap();
         std::fs::create_dir_all(root.path().join("docs/pictures")).unwrap();
-        std::fs::write(root.path().join("crates/core/Cargo.toml"), "[dependencies]\n").unwrap();
+        std::fs::write(
+            root.path().join("crates/core/Cargo.toml"),
+            "[dependencies]\n",
+        )
+        .unwrap();
         assert_eq!(check(root.path()).unwrap().len(), 1);
         write(root.path()).unwrap();
         assert_eq!(check(root.path()).unwrap(), [""; 0]);

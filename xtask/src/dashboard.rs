@@ -23,9 +23,13 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for reader in READERS {
         let names = metric_names(&fs::read_to_string(root.join(reader))?);
-        let unknown_names = names.iter().filter(|name| !registered_names.contains(bare_name(name)));
-        complaints
-            .extend(unknown_names.map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS_FILE}")));
+        let unknown_names = names
+            .iter()
+            .filter(|name| !registered_names.contains(bare_name(name)));
+        complaints.extend(
+            unknown_names
+                .map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS_FILE}")),
+        );
         if names.is_empty() {
             complaints.push(format!("{reader}: no metric is asked for"));
         }
@@ -37,7 +41,10 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
 fn metric_names(dashboard: &str) -> BTreeSet<String> {
     let is_name_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = dashboard.split(|c: char| !is_name_part(c));
-    words.filter(|word| word.starts_with("cachemate_")).map(str::to_string).collect()
+    words
+        .filter(|word| word.starts_with("cachemate_"))
+        .map(str::to_string)
+        .collect()
 }
 
 /// Returns the name under which a metric is registered, without prefix and suffixes.
@@ -68,7 +75,10 @@ mod tests {
                 r#"{"expr": "rate(cachemate_cpu_seconds_total[5m])", "other": "cachemate_gone{cache_id=\"1\"}"}"#,
             ),
             (READERS[1], "expr: cachemate_cpu_seconds_total > 0.01"),
-            (METRICS_FILE, r#"registry.register_with_unit("cpu", "Processor time", Unit::Seconds, counter);"#),
+            (
+                METRICS_FILE,
+                r#"registry.register_with_unit("cpu", "Processor time", Unit::Seconds, counter);"#,
+            ),
         ] {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

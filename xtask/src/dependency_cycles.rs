@@ -14,30 +14,60 @@ type Module = Vec<String>;
 
 /// Cycles that are allowed, each given by a file, with the reason.
 const ALLOWED_CYCLES: &[(&str, &str, &str)] = &[
-    ("sim", "hw/burst", "the hot path of one access is inlined across its four files"),
-    ("policy", "policies/auto/model/problem", "auto's problem and the modules that score it"),
+    (
+        "sim",
+        "hw/burst",
+        "the hot path of one access is inlined across its four files",
+    ),
+    (
+        "policy",
+        "policies/auto/model/problem",
+        "auto's problem and the modules that score it",
+    ),
 ];
 
 /// Adds a complaint for each cycle of a crate, and for each entry of [`ALLOWED_CYCLES`] that no longer exists.
 ///
 /// # Errors
 /// The tree cannot be read.
-pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut Vec<String>) -> io::Result<()> {
+pub fn check(
+    crate_name: &str,
+    src: &Path,
+    files: &[PathBuf],
+    complaints: &mut Vec<String>,
+) -> io::Result<()> {
     let edges = file_edges(src, files)?;
     let cycles = find_cycles(&edges);
     let module_name = |module: &Module| module.join("/");
-    let listed_files: Vec<&str> =
-        ALLOWED_CYCLES.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
+    let listed_files: Vec<&str> = ALLOWED_CYCLES
+        .iter()
+        .filter(|(owner, ..)| *owner == crate_name)
+        .map(|(_, file, _)| *file)
+        .collect();
     for cycle in &cycles {
-        if !cycle.iter().any(|module| listed_files.contains(&module_name(module).as_str())) {
+        if !cycle
+            .iter()
+            .any(|module| listed_files.contains(&module_name(module).as_str()))
+        {
             let names: Vec<String> = cycle.iter().map(module_name).collect();
-            complaints
-                .push(format!("crates/{crate_name}: files that use one another in a cycle: {}", names.join(", ")));
+            complaints.push(format!(
+                "crates/{crate_name}: files that use one another in a cycle: {}",
+                names.join(", ")
+            ));
         }
     }
-    for file in listed_files.into_iter().filter(|file| edges.keys().any(|module| module_name(module) == *file)) {
-        if !cycles.iter().flatten().any(|module| module_name(module) == file) {
-            complaints.push(format!("crates/{crate_name}: {file} lies in no cycle any more: take it off tidy's list"));
+    for file in listed_files
+        .into_iter()
+        .filter(|file| edges.keys().any(|module| module_name(module) == *file))
+    {
+        if !cycles
+            .iter()
+            .flatten()
+            .any(|module| module_name(module) == file)
+        {
+            complaints.push(format!(
+                "crates/{crate_name}: {file} lies in no cycle any more: take it off tidy's list"
+            ));
         }
     }
     Ok(())
@@ -65,9 +95,15 @@ fn file_edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTre
 }
 
 fn module_of(relative_path: &Path) -> Module {
-    let mut module: Module =
-        relative_path.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
-    if module.last().is_some_and(|last| matches!(last.as_str(), "mod" | "lib" | "main")) {
+    let mut module: Module = relative_path
+        .with_extension("")
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned())
+        .collect();
+    if module
+        .last()
+        .is_some_and(|last| matches!(last.as_str(), "mod" | "lib" | "main"))
+    {
         module.pop();
     }
     module
@@ -76,12 +112,20 @@ fn module_of(relative_path: &Path) -> Module {
 /// Returns every path outside of tests that begins with `crate`, `self` or `super`, with groups expanded.
 fn crate_paths(text: &str) -> Vec<String> {
     let code = text.split("mod tests {").next().unwrap_or_default();
-    let code: String =
-        code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
+    let code: String = code
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .collect::<Vec<_>>()
+        .join("\n");
     let mut paths = Vec::new();
     let mut remaining_code = code.as_str();
-    while let Some(index) = ["crate::", "self::", "super::"].iter().filter_map(|root| remaining_code.find(root)).min() {
-        let is_path_start = !remaining_code[..index].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+    while let Some(index) = ["crate::", "self::", "super::"]
+        .iter()
+        .filter_map(|root| remaining_code.find(root))
+        .min()
+    {
+        let is_path_start = !remaining_code[..index]
+            .ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
         let tree = &remaining_code[index..index + tree_length(&remaining_code[index..])];
         if is_path_start {
             expand(&tree.split_whitespace().collect::<String>(), &mut paths);
@@ -152,17 +196,34 @@ fn resolve_path(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Opti
 
 /// Sets of files in which every file can be reached from every other file.
 fn find_cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
-    let reachable_files: BTreeMap<&Module, BTreeSet<&Module>> =
-        edges.keys().map(|module| (module, files_reachable_from(module, edges))).collect();
+    let reachable_files: BTreeMap<&Module, BTreeSet<&Module>> = edges
+        .keys()
+        .map(|module| (module, files_reachable_from(module, edges)))
+        .collect();
     let cycle_of = |module: &&Module| -> BTreeSet<Module> {
         let reaches_back = |other: &&&Module| reachable_files[**other].contains(*module);
-        reachable_files[module].iter().filter(reaches_back).map(|other| (*other).clone()).collect()
+        reachable_files[module]
+            .iter()
+            .filter(reaches_back)
+            .map(|other| (*other).clone())
+            .collect()
     };
-    let all_cycles: BTreeSet<BTreeSet<Module>> = edges.keys().collect::<Vec<_>>().iter().map(cycle_of).collect();
-    all_cycles.into_iter().filter(|cycle| cycle.len() > 1).collect()
+    let all_cycles: BTreeSet<BTreeSet<Module>> = edges
+        .keys()
+        .collect::<Vec<_>>()
+        .iter()
+        .map(cycle_of)
+        .collect();
+    all_cycles
+        .into_iter()
+        .filter(|cycle| cycle.len() > 1)
+        .collect()
 }
 
-fn files_reachable_from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
+fn files_reachable_from<'a>(
+    start: &'a Module,
+    edges: &'a BTreeMap<Module, BTreeSet<Module>>,
+) -> BTreeSet<&'a Module> {
     let (mut reached_modules, mut pending) = (BTreeSet::new(), vec![start]);
     while let Some(module) = pending.pop() {
         for used in edges.get(module).into_iter().flatten() {
@@ -201,14 +262,20 @@ mod tests {
             ("b/mod.rs", "fn f() { super::c::g() }"),
             ("c.rs", "use super::a::Three;\n"),
         ];
-        assert_eq!(cycles_of(&files), ["crates/name: files that use one another in a cycle: a, b, c"]);
+        assert_eq!(
+            cycles_of(&files),
+            ["crates/name: files that use one another in a cycle: a, b, c"]
+        );
     }
 
     /// Are parents and their children, tests, comments and a chain accepted?
     #[test]
     fn parents_tests_comments_and_chains_are_accepted() {
         let files = [
-            ("a.rs", "use crate::a::below::X;\n// crate::b::Y\n#[cfg(test)]\nmod tests {\n use crate::b::Z;\n}\n"),
+            (
+                "a.rs",
+                "use crate::a::below::X;\n// crate::b::Y\n#[cfg(test)]\nmod tests {\n use crate::b::Z;\n}\n",
+            ),
             ("a/below.rs", "use super::W; use crate::b::V;"),
             ("b.rs", "use crate::a::W;"),
         ];

@@ -24,15 +24,30 @@ const ACCESSES: &[&str] = &[
 const UNCHECKED_CRATES: &[&str] = &["crates/files/", "crates/bench/"];
 /// Files that may open paths themselves, at most [`MAX_ALLOWED`], each with its reason.
 const ALLOWED_FILES: &[(&str, &str)] = &[
-    ("crates/linux/src/kernel.rs", "the one place that reads /proc, sysfs and control groups"),
-    ("crates/agent/src/", "runs inside of other programs without the standard library's locks"),
-    ("crates/trace/src/record/fifo.rs", "the recorder's own FIFO, which it makes in a private directory"),
-    ("crates/linux/src/safety/journal.rs", "creates its own file exclusively and checks the owner of what it obeys"),
+    (
+        "crates/linux/src/kernel.rs",
+        "the one place that reads /proc, sysfs and control groups",
+    ),
+    (
+        "crates/agent/src/",
+        "runs inside of other programs without the standard library's locks",
+    ),
+    (
+        "crates/trace/src/record/fifo.rs",
+        "the recorder's own FIFO, which it makes in a private directory",
+    ),
+    (
+        "crates/linux/src/safety/journal.rs",
+        "creates its own file exclusively and checks the owner of what it obeys",
+    ),
     (
         "crates/linux/src/safety/actuation_lock.rs",
         "locks a file whose owner it checks, and publishes another exclusively",
     ),
-    ("crates/fuzzing/src/targets.rs", "lists the corpus in the source tree"),
+    (
+        "crates/fuzzing/src/targets.rs",
+        "lists the corpus in the source tree",
+    ),
     ("crates/cli/build.rs", "runs when the program is built"),
     ("crates/repro/build.rs", "runs when the program is built"),
 ];
@@ -40,15 +55,24 @@ const MAX_ALLOWED: usize = 10;
 
 /// Complaints about accesses outside the allowed files.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
-    assert!(ALLOWED_FILES.len() <= MAX_ALLOWED, "at most {MAX_ALLOWED} places open files themselves");
+    assert!(
+        ALLOWED_FILES.len() <= MAX_ALLOWED,
+        "at most {MAX_ALLOWED} places open files themselves"
+    );
     let mut complaints = Vec::new();
-    for file in tree.files.iter().filter(|file| file.has_ending("rs") && is_checked(&file.path)) {
+    for file in tree
+        .files
+        .iter()
+        .filter(|file| file.has_ending("rs") && is_checked(&file.path))
+    {
         for (index, line) in file.rust_lines().iter().enumerate() {
             if line.code.trim() == "#[cfg(test)]" {
                 break;
             }
             let is_called = |access: &str| {
-                line.code.match_indices(access).any(|(index, _)| !line.code[..index].ends_with(char::is_alphanumeric))
+                line.code
+                    .match_indices(access)
+                    .any(|(index, _)| !line.code[..index].ends_with(char::is_alphanumeric))
             };
             let access = ACCESSES.iter().find(|access| is_called(access));
             complaints.extend(access.map(|access| {
@@ -61,8 +85,12 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
 }
 
 fn is_checked(path: &str) -> bool {
-    let is_test = path.contains("/tests/") || path.ends_with("tests.rs") || path.ends_with("skip_test.rs");
-    let is_test = is_test || path.contains("_tests/") || path.contains("/benches/") || path.contains("/examples/");
+    let is_test =
+        path.contains("/tests/") || path.ends_with("tests.rs") || path.ends_with("skip_test.rs");
+    let is_test = is_test
+        || path.contains("_tests/")
+        || path.contains("/benches/")
+        || path.contains("/examples/");
     let is_free = UNCHECKED_CRATES
         .iter()
         .chain(ALLOWED_FILES.iter().map(|(place, _)| place))
@@ -80,7 +108,12 @@ mod tests {
     fn only_one_crate_opens_files() {
         let text = "fn a() { std::fs::read(\"a\"); } // fs::write(x)\nconst A: &str = \"File::open\";\n\
                     #[cfg(test)]\nfn b() { File::open(\"a\"); }\n";
-        let paths = ["crates/spec/src/a.rs", "crates/files/src/a.rs", "crates/spec/tests/a.rs", "xtask/src/a.rs"];
+        let paths = [
+            "crates/spec/src/a.rs",
+            "crates/files/src/a.rs",
+            "crates/spec/tests/a.rs",
+            "xtask/src/a.rs",
+        ];
         let files: Vec<(&str, &str)> = paths.iter().map(|path| (*path, text)).collect();
         let expected = ["crates/spec/src/a.rs:1: found fs::read(, expected a call of crates/files"];
         assert_eq!(complaint_lines(check(&tree_of(&files))), expected);

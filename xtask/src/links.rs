@@ -8,16 +8,28 @@ use crate::source_tree::{SourceFile, SourceTree};
 
 /// Complaints about relative links whose file or heading does not exist.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
-    let pages: Vec<&SourceFile> = tree.files.iter().filter(|file| file.has_ending("md")).collect();
-    let anchors: BTreeMap<&str, BTreeSet<String>> =
-        pages.iter().map(|page| (page.path.as_str(), heading_anchors(&page.text))).collect();
+    let pages: Vec<&SourceFile> = tree
+        .files
+        .iter()
+        .filter(|file| file.has_ending("md"))
+        .collect();
+    let anchors: BTreeMap<&str, BTreeSet<String>> = pages
+        .iter()
+        .map(|page| (page.path.as_str(), heading_anchors(&page.text)))
+        .collect();
     let mut complaints = Vec::new();
     for page in pages {
         for (line, target) in link_targets(&page.text) {
             let (file, anchor) = target.split_once('#').unwrap_or((target.as_str(), ""));
             let dir = Path::new(&page.path).parent().unwrap_or(Path::new(""));
-            let path = if file.is_empty() { page.path.clone() } else { normalize(&dir.join(file)) };
-            let has_anchor = anchors.get(path.as_str()).is_none_or(|known| anchor.is_empty() || known.contains(anchor));
+            let path = if file.is_empty() {
+                page.path.clone()
+            } else {
+                normalize(&dir.join(file))
+            };
+            let has_anchor = anchors
+                .get(path.as_str())
+                .is_none_or(|known| anchor.is_empty() || known.contains(anchor));
             let exists = tree.paths.contains(&path);
             if !exists || !has_anchor {
                 let missing_kind = if exists { "heading" } else { "file" };
@@ -39,7 +51,9 @@ fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
         let is_fence = line.trim_start().starts_with("```");
         is_in_code ^= is_fence;
         let pieces = line.split('`').enumerate();
-        let plain_text: String = pieces.filter_map(|(index, piece)| (index % 2 == 0).then_some(piece)).collect();
+        let plain_text: String = pieces
+            .filter_map(|(index, piece)| (index % 2 == 0).then_some(piece))
+            .collect();
         (!is_in_code && !is_fence).then_some((index + 1, plain_text))
     })
 }
@@ -48,11 +62,23 @@ fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
 fn link_targets(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
     for (line, prose) in prose_lines(text) {
-        let inline_targets = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
-        let reference_target =
-            prose.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
-        let is_local = |target: &&str| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:");
-        links.extend(inline_targets.chain(reference_target).filter(is_local).map(|target| (line, target.to_string())));
+        let inline_targets = prose
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split([')', ' ']).next());
+        let reference_target = prose
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once("]: "))
+            .map(|(_, target)| target.trim());
+        let is_local = |target: &&str| {
+            !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:")
+        };
+        links.extend(
+            inline_targets
+                .chain(reference_target)
+                .filter(is_local)
+                .map(|target| (line, target.to_string())),
+        );
     }
     links
 }
@@ -72,8 +98,14 @@ fn heading_anchors(text: &str) -> BTreeSet<String> {
                 candidate = format!("{name}-{count}");
             }
         }
-        let html_anchors = ["id=\"", "name=\""].into_iter().flat_map(|attribute| line.split(attribute).skip(1));
-        anchors.extend(html_anchors.filter_map(|rest| rest.split('"').next()).map(str::to_string));
+        let html_anchors = ["id=\"", "name=\""]
+            .into_iter()
+            .flat_map(|attribute| line.split(attribute).skip(1));
+        anchors.extend(
+            html_anchors
+                .filter_map(|rest| rest.split('"').next())
+                .map(str::to_string),
+        );
     }
     anchors
 }
@@ -82,10 +114,19 @@ fn heading_anchors(text: &str) -> BTreeSet<String> {
 fn heading_anchor(heading: &str) -> String {
     let mut text = String::new();
     for (index, piece) in heading.trim().split("](").enumerate() {
-        text.push_str(if index == 0 { piece } else { piece.split_once(')').map_or("", |(_, rest)| rest) });
+        text.push_str(if index == 0 {
+            piece
+        } else {
+            piece.split_once(')').map_or("", |(_, rest)| rest)
+        });
     }
-    let retained_chars = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    retained_chars.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+    let retained_chars = text
+        .chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    retained_chars
+        .flat_map(char::to_lowercase)
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
 }
 
 /// Normalizes a path: `docs/../pack/README.md` becomes `pack/README.md`.
@@ -112,8 +153,10 @@ mod tests {
         let page = "# A `b` page: one\n[x](#a-b-page-one) [y](https://example.org) `[z](none.md)`\n[q](b.md#two)\n[r](b.md#three)\n\
                     [s](../none.md)\n";
         let files = [("docs/a.md", page), ("docs/b.md", "## Two\n")];
-        let expected =
-            ["docs/a.md:4: link to 'b.md#three': no such heading", "docs/a.md:5: link to '../none.md': no such file"];
+        let expected = [
+            "docs/a.md:4: link to 'b.md#three': no such heading",
+            "docs/a.md:5: link to '../none.md': no such file",
+        ];
         assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
     }
 }

@@ -16,8 +16,15 @@ const FUZZER_DIR: &str = "fuzz";
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
     let lock = read_toml(&root.join(FUZZER_DIR).join("Cargo.lock"))?;
-    for package in lock.get("package").and_then(|list| list.as_array()).into_iter().flatten() {
-        let Some(crate_name) = text_or_empty(package.get("name")).strip_prefix("cachemate-") else { continue };
+    for package in lock
+        .get("package")
+        .and_then(|list| list.as_array())
+        .into_iter()
+        .flatten()
+    {
+        let Some(crate_name) = text_or_empty(package.get("name")).strip_prefix("cachemate-") else {
+            continue;
+        };
         let manifest = root.join("crates").join(crate_name).join("Cargo.toml");
         if !manifest.exists() {
             continue; // the package of the directory itself
@@ -36,12 +43,18 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
 fn missing_dependencies(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
     let locked_entries = package.get("dependencies").and_then(|list| list.as_array());
     // A lock file's entry is a name, or a name and a version if there are several versions.
-    let locked_names: Vec<&str> =
-        locked_entries.into_iter().flatten().filter_map(|entry| text_or_empty(Some(entry)).split(' ').next()).collect();
-    let tables =
-        ["dependencies", "build-dependencies"].map(|name| manifest.get(name).and_then(|table| table.as_table()));
+    let locked_names: Vec<&str> = locked_entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| text_or_empty(Some(entry)).split(' ').next())
+        .collect();
+    let tables = ["dependencies", "build-dependencies"]
+        .map(|name| manifest.get(name).and_then(|table| table.as_table()));
     let dependencies = tables.into_iter().flatten().flat_map(|table| table.keys());
-    dependencies.filter(|name| !locked_names.contains(&name.as_str())).cloned().collect()
+    dependencies
+        .filter(|name| !locked_names.contains(&name.as_str()))
+        .cloned()
+        .collect()
 }
 
 fn text_or_empty(value: Option<&toml::Value>) -> &str {
@@ -49,7 +62,8 @@ fn text_or_empty(value: Option<&toml::Value>) -> &str {
 }
 
 fn read_toml(path: &Path) -> io::Result<toml::Table> {
-    let error_in_file = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", path.display()));
+    let error_in_file =
+        |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", path.display()));
     fs::read_to_string(path)
         .map_err(|error| error_in_file(&error))?
         .parse()
@@ -66,7 +80,9 @@ mod tests {
         let manifest = "[dependencies]\nserde.workspace = true\nsyn = \"3\"\n[build-dependencies]\ncc = \"1\"\n\
                         [dev-dependencies]\ntempfile = \"3\"\n";
         let package: toml::Table =
-            "name = \"cachemate-study\"\ndependencies = [\"syn 3.0.9\", \"libm\"]\n".parse().unwrap();
+            "name = \"cachemate-study\"\ndependencies = [\"syn 3.0.9\", \"libm\"]\n"
+                .parse()
+                .unwrap();
         let lacks = missing_dependencies(&manifest.parse().unwrap(), &toml::Value::Table(package));
         assert_eq!(lacks, ["serde", "cc"]);
     }

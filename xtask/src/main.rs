@@ -4,31 +4,26 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod ci_time;
-mod comment_heads;
 mod crate_map;
 mod dashboard;
 mod dependency_cycles;
 mod file_access;
-mod found_values;
 mod links;
 mod locks;
 mod messages;
 mod named_tests;
+mod page_index;
 mod policy_constants;
-mod prose;
 mod raw_markup;
 mod results;
-mod retired_words;
 mod rules;
 mod source_tree;
 mod test_run;
 mod tidy;
 mod type_names;
-mod width;
 
 const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   tidy                           check the rules of STYLE.md and ARCHITECTURE.md
-  tidy --all                     the same, with rules that the project does not keep everywhere yet
   test [NAME...]                 run all tests, or those whose names contain NAME, and measure each
   ci-time start                  forget the costs of an earlier run
   ci-time stage NAME COMMAND...  run a command and record its CPU and wall seconds
@@ -41,12 +36,13 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
 
 fn main() -> ExitCode {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace root");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace root");
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match args[..] {
-        ["tidy"] => tidy(root, false),
-        ["tidy", "--all"] => tidy(root, true),
+        ["tidy"] => tidy(root),
         ["test", ref filter @ ..] => test_run::run(root, filter),
         ["ci-time", "start"] => ci_time::remove_stages(root),
         ["ci-time", "stage", name, ref command @ ..] => ci_time::run_stage(root, name, command),
@@ -73,15 +69,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn tidy(root: &Path, includes_pending: bool) -> Result<(), String> {
+fn tidy(root: &Path) -> Result<(), String> {
     let mut complaints = tidy::check(root).map_err(|error| format!("tidy: {error}"))?;
-    complaints.extend(rules::check(root, includes_pending).map_err(|error| format!("tidy: {error}"))?);
+    complaints.extend(rules::check(root).map_err(|error| format!("tidy: {error}"))?);
     complaints.extend(results::check(root)?);
     complaints.extend(crate_map::check(root)?);
     complaints.extend(dashboard::check(root).map_err(|error| format!("dashboard: {error}"))?);
     complaints.extend(locks::check(root).map_err(|error| format!("lock files: {error}"))?);
     match complaints.len() {
         0 => Ok(()),
-        count => Err(format!("{}\ntidy: {count} complaints; STYLE.md says why", complaints.join("\n"))),
+        count => Err(format!(
+            "{}\ntidy: {count} complaints; STYLE.md says why",
+            complaints.join("\n")
+        )),
     }
 }

@@ -14,10 +14,18 @@ const PAGES: &[&str] = &["docs/threat-model.md"];
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let functions = declared_functions(tree);
     let mut complaints = Vec::new();
-    for page in tree.files.iter().filter(|file| PAGES.contains(&file.path.as_str())) {
+    for page in tree
+        .files
+        .iter()
+        .filter(|file| PAGES.contains(&file.path.as_str()))
+    {
         let mut in_table = false;
         for (line_number, line) in page.numbered_lines() {
-            let last = line.trim().strip_suffix('|').and_then(|row| row.rsplit('|').next()).map(str::trim);
+            let last = line
+                .trim()
+                .strip_suffix('|')
+                .and_then(|row| row.rsplit('|').next())
+                .map(str::trim);
             let Some(last) = last else {
                 in_table = false;
                 continue;
@@ -28,10 +36,13 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             }
             let names: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
             let missing_names = names.iter().filter(|name| !functions.contains(**name));
-            complaints.extend(
-                missing_names
-                    .map(|name| Complaint::new(&page.path, line_number, format!("no test is called '{name}'"))),
-            );
+            complaints.extend(missing_names.map(|name| {
+                Complaint::new(
+                    &page.path,
+                    line_number,
+                    format!("no test is called '{name}'"),
+                )
+            }));
             if names.is_empty() && !last.starts_with("none:") {
                 let text = format!("found '{last}', expected a test's name or 'none: REASON'");
                 complaints.push(Complaint::new(&page.path, line_number, text));

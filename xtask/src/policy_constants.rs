@@ -10,7 +10,10 @@ use std::path::Path;
 use crate::source_tree::{self, SourceFile};
 
 /// Directories with the sources of the policy's decisions.
-const POLICY_PATHS: [&str; 2] = ["crates/policy/src/policies/auto/", "crates/policy/src/verifier/"];
+const POLICY_PATHS: [&str; 2] = [
+    "crates/policy/src/policies/auto/",
+    "crates/policy/src/verifier/",
+];
 
 /// One constant.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,12 +32,22 @@ pub fn print(root: &Path) -> Result<(), String> {
     println!("| constant | value | meaning | file |\n|---|---|---|---|");
     let is_source = |file: &&SourceFile| {
         let is_test = file.path.contains("/tests/") || file.path.ends_with("tests.rs");
-        POLICY_PATHS.iter().any(|dir| file.path.starts_with(dir)) && file.has_ending("rs") && !is_test
+        POLICY_PATHS.iter().any(|dir| file.path.starts_with(dir))
+            && file.has_ending("rs")
+            && !is_test
     };
     for file in tree.files.iter().filter(is_source) {
-        for PolicyConstant { name, value, meaning } in read_constants(&file.text) {
+        for PolicyConstant {
+            name,
+            value,
+            meaning,
+        } in read_constants(&file.text)
+        {
             if meaning.is_empty() {
-                return Err(format!("{}: {name}: found no comment, expected its meaning", file.path));
+                return Err(format!(
+                    "{}: {name}: found no comment, expected its meaning",
+                    file.path
+                ));
             }
             println!("| `{name}` | {value} | {meaning} | {} |", file.path);
         }
@@ -48,9 +61,13 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
     let mut comment: Vec<&str> = Vec::new();
     let mut meaning = String::new();
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    let is_test_module =
-        |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
-    let end = lines.windows(2).position(is_test_module).unwrap_or(lines.len());
+    let is_test_module = |pair: &[&str]| {
+        pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{')
+    };
+    let end = lines
+        .windows(2)
+        .position(is_test_module)
+        .unwrap_or(lines.len());
     for line in &lines[..end] {
         if let Some(doc_text) = line.strip_prefix("///") {
             comment.push(doc_text.trim());
@@ -68,8 +85,9 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
 }
 
 fn numeric_constant(line: &str, meaning: &str) -> Option<PolicyConstant> {
-    let (_, constant) =
-        line.split_once("const ").filter(|(prefix, _)| prefix.is_empty() || prefix.starts_with("pub"))?;
+    let (_, constant) = line
+        .split_once("const ")
+        .filter(|(prefix, _)| prefix.is_empty() || prefix.starts_with("pub"))?;
     let (name, type_and_value) = constant.split_once(": ")?;
     let (type_name, value) = type_and_value.strip_suffix(';')?.split_once(" = ")?;
     let is_number = ["f64", "i32", "u32", "u64", "usize"].contains(&type_name);
@@ -96,7 +114,14 @@ mod tests {
             meaning: meaning.to_string(),
         };
         let wait = "Longest wait in windows.";
-        let expected = [("WAIT", "2 * 3", wait), ("PAUSE", "0.5", wait), ("STEP", "4", "")];
-        assert_eq!(read_constants(text), expected.map(|(name, value, meaning)| policy_constant(name, value, meaning)));
+        let expected = [
+            ("WAIT", "2 * 3", wait),
+            ("PAUSE", "0.5", wait),
+            ("STEP", "4", ""),
+        ];
+        assert_eq!(
+            read_constants(text),
+            expected.map(|(name, value, meaning)| policy_constant(name, value, meaning))
+        );
     }
 }

@@ -7,14 +7,26 @@
 use crate::rules::Complaint;
 use crate::source_tree::SourceTree;
 
-const ALLOWED_FILES: [&str; 2] = ["crates/report/src/html_page.rs", "crates/report/src/figure/svg.rs"];
+const ALLOWED_FILES: [&str; 2] = [
+    "crates/report/src/html_page.rs",
+    "crates/report/src/figure/svg.rs",
+];
 
 /// Returns complaints about raw markup outside the two files.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let is_checked = |path: &str| !path.starts_with("xtask/") && !ALLOWED_FILES.contains(&path);
     let mut complaints = Vec::new();
-    for file in tree.files.iter().filter(|file| file.has_ending("rs") && is_checked(&file.path)) {
-        for (index, _) in file.rust_lines().iter().enumerate().filter(|(_, line)| line.code.contains("PreEscaped")) {
+    for file in tree
+        .files
+        .iter()
+        .filter(|file| file.has_ending("rs") && is_checked(&file.path))
+    {
+        for (index, _) in file
+            .rust_lines()
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| line.code.contains("PreEscaped"))
+        {
             let text = "found PreEscaped, expected text or a figure's Drawing".to_string();
             complaints.push(Complaint::new(&file.path, index + 1, text));
         }
@@ -32,7 +44,8 @@ mod tests {
     fn raw_markup_is_refused_outside_of_its_two_places() {
         let text = "fn a() { html! { (PreEscaped(name)) } }\n// PreEscaped\n";
         let files = [("crates/fleet/src/a.rs", text), (ALLOWED_FILES[0], text)];
-        let expected = ["crates/fleet/src/a.rs:1: found PreEscaped, expected text or a figure's Drawing"];
+        let expected =
+            ["crates/fleet/src/a.rs:1: found PreEscaped, expected text or a figure's Drawing"];
         assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
     }
 }

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::width::wrap;
-
 const RESULTS_DIR: &str = "docs/results";
+/// Columns of a generated line of prose.
+const MAX_COLUMNS: usize = 126;
 const MAX_SENTENCES: usize = 10;
 
 /// One measured figure, from one line of the data.
@@ -82,9 +82,13 @@ struct Paper {
 
 impl Paper {
     fn has_id(&self, id: &str) -> bool {
-        self.ids
-            .iter()
-            .any(|known_id| if known_id.ends_with('-') { id.starts_with(known_id.as_str()) } else { id == known_id })
+        self.ids.iter().any(|known_id| {
+            if known_id.ends_with('-') {
+                id.starts_with(known_id.as_str())
+            } else {
+                id == known_id
+            }
+        })
     }
 }
 
@@ -99,16 +103,30 @@ pub fn write(root: &Path) -> Result<(), String> {
             fs::remove_file(&path).map_err(error_in_file(&path))?;
         }
     }
-    pages.iter().try_for_each(|(path, text)| fs::write(path, text).map_err(error_in_file(path)))
+    pages
+        .iter()
+        .try_for_each(|(path, text)| fs::write(path, text).map_err(error_in_file(path)))
 }
 
 /// Returns the pages that differ from those generated from the data.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let pages = render_pages(root)?;
-    let path_from_root = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
-    let is_outdated = |(path, text): &&(PathBuf, String)| fs::read_to_string(path).ok().as_ref() != Some(text);
-    let mut wrong_pages: Vec<String> = pages.iter().filter(is_outdated).map(|(path, _)| path_from_root(path)).collect();
-    let stray_pages = list_pages(root)?.into_iter().filter(|path| !pages.iter().any(|(page, _)| page == path));
+    let path_from_root = |path: &Path| {
+        path.strip_prefix(root)
+            .unwrap_or(path)
+            .display()
+            .to_string()
+    };
+    let is_outdated =
+        |(path, text): &&(PathBuf, String)| fs::read_to_string(path).ok().as_ref() != Some(text);
+    let mut wrong_pages: Vec<String> = pages
+        .iter()
+        .filter(is_outdated)
+        .map(|(path, _)| path_from_root(path))
+        .collect();
+    let stray_pages = list_pages(root)?
+        .into_iter()
+        .filter(|path| !pages.iter().any(|(page, _)| page == path));
     wrong_pages.extend(stray_pages.map(|path| path_from_root(&path)));
     Ok(wrong_pages
         .into_iter()
@@ -122,19 +140,51 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 /// A file cannot be read or written, or `repro` did not write it.
 pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
     let text = fs::read_to_string(json).map_err(error_in_file(json))?;
-    let MeasuredResults { command, version, date, quick, results } =
-        serde_json::from_str(&text).map_err(error_in_file(json))?;
+    let MeasuredResults {
+        command,
+        version,
+        date,
+        quick,
+        results,
+    } = serde_json::from_str(&text).map_err(error_in_file(json))?;
     let mut lines = String::new();
     // A result without a value is skipped: its recording is missing on this host, or its form lacks the workload.
-    for result in results.into_iter().filter(|result| result.measured.is_some()) {
-        let MeasuredResult { id, title, target, verdict, measured, spread, unit, seeds } = result;
+    for result in results
+        .into_iter()
+        .filter(|result| result.measured.is_some())
+    {
+        let MeasuredResult {
+            id,
+            title,
+            target,
+            verdict,
+            measured,
+            spread,
+            unit,
+            seeds,
+        } = result;
         let (command, version, date) = (command.clone(), version.clone(), date.clone());
-        let figure =
-            ResultRecord { id, title, target, verdict, measured, spread, unit, seeds, quick, date, version, command };
+        let figure = ResultRecord {
+            id,
+            title,
+            target,
+            verdict,
+            measured,
+            spread,
+            unit,
+            seeds,
+            quick,
+            date,
+            version,
+            command,
+        };
         lines.push_str(&serde_json::to_string(&figure).map_err(error_in_file(json))?);
         lines.push('\n');
     }
-    let path = root.join(RESULTS_DIR).join("data").join(format!("{name}.jsonl"));
+    let path = root
+        .join(RESULTS_DIR)
+        .join("data")
+        .join(format!("{name}.jsonl"));
     fs::write(&path, lines).map_err(error_in_file(&path))
 }
 
@@ -161,7 +211,10 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
         let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
         for (index, line) in text.lines().enumerate() {
             let parse_result = serde_json::from_str(line);
-            records.push(parse_result.map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?);
+            records.push(
+                parse_result
+                    .map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?,
+            );
         }
     }
     Ok(records)
@@ -173,26 +226,49 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
     let result_text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
     let figures = read_figures(root)?;
-    if let Some(stray) = figures.iter().find(|figure| !result_text.paper.iter().any(|paper| paper.has_id(&figure.id))) {
-        return Err(format!("{}: no paper has the id '{}'", path.display(), stray.id));
+    if let Some(stray) = figures.iter().find(|figure| {
+        !result_text
+            .paper
+            .iter()
+            .any(|paper| paper.has_id(&figure.id))
+    }) {
+        return Err(format!(
+            "{}: no paper has the id '{}'",
+            path.display(),
+            stray.id
+        ));
     }
     for paper in &result_text.paper {
         let count = paper.findings.len();
         if count > MAX_SENTENCES {
             let (page, file) = (&paper.page, path.display());
-            return Err(format!("{file}: '{page}': found {count} sentences, expected {MAX_SENTENCES} at most"));
+            return Err(format!(
+                "{file}: '{page}': found {count} sentences, expected {MAX_SENTENCES} at most"
+            ));
         }
     }
-    let newest_version = figures.iter().max_by(|a, b| a.date.cmp(&b.date)).map(|figure| figure.version.clone());
+    let newest_version = figures
+        .iter()
+        .max_by(|a, b| a.date.cmp(&b.date))
+        .map(|figure| figure.version.clone());
     let newest_version = newest_version.unwrap_or_default();
     let mut papers = Vec::new();
     for paper in &result_text.paper {
-        papers.push((paper, current_figures(figures.iter().filter(|figure| paper.has_id(&figure.id)))));
+        papers.push((
+            paper,
+            current_figures(figures.iter().filter(|figure| paper.has_id(&figure.id))),
+        ));
     }
     let dir = root.join(RESULTS_DIR);
-    let mut pages = vec![(dir.join("index.md"), render_index(&result_text.introduction, &papers, &newest_version))];
+    let mut pages = vec![(
+        dir.join("index.md"),
+        render_index(&result_text.introduction, &papers, &newest_version),
+    )];
     for (paper, figures) in &papers {
-        pages.push((dir.join(format!("{}.md", paper.page)), render_page(paper, figures, &newest_version)));
+        pages.push((
+            dir.join(format!("{}.md", paper.page)),
+            render_page(paper, figures, &newest_version),
+        ));
     }
     Ok(pages)
 }
@@ -200,35 +276,60 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
 /// Returns the newest figure of each result in each form, and older figures with more seeds; ordered by id.
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
     let mut records: Vec<&ResultRecord> = figures.collect();
-    let is_same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
+    let is_same = |a: &ResultRecord, b: &ResultRecord| {
+        (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick)
+    };
     let is_superseded = |record: &ResultRecord| {
-        records
-            .iter()
-            .any(|other| is_same(record, other) && other.date > record.date && other.seeds.len() >= record.seeds.len())
+        records.iter().any(|other| {
+            is_same(record, other)
+                && other.date > record.date
+                && other.seeds.len() >= record.seeds.len()
+        })
     };
     let superseded: Vec<bool> = records.iter().map(|record| is_superseded(record)).collect();
     let mut superseded = superseded.into_iter();
     records.retain(|_| !superseded.next().unwrap_or_default());
     let figure_number = |figure: &ResultRecord| {
         let (name, number) = figure.id.rsplit_once('-').unwrap_or((&figure.id, ""));
-        (name.to_string(), number.parse::<u32>().unwrap_or(u32::MAX), figure.id.clone())
+        (
+            name.to_string(),
+            number.parse::<u32>().unwrap_or(u32::MAX),
+            figure.id.clone(),
+        )
     };
     // Full runs come first, because they are more informative.
     records.sort_by_key(|figure| (figure_number(figure), figure.quick));
     records
 }
 
-fn render_index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newest: &str) -> String {
+fn render_index(
+    introduction: &[String],
+    papers: &[(&Paper, Vec<&ResultRecord>)],
+    newest: &str,
+) -> String {
     let mut text = String::from("# The papers' results\n\n");
     text.push_str(&generator_note());
-    introduction.iter().for_each(|paragraph| text.push_str(&format!("{}\n\n", wrap(paragraph, ""))));
+    introduction
+        .iter()
+        .for_each(|paragraph| text.push_str(&format!("{}\n\n", wrap(paragraph, ""))));
     text.push_str("| page | paper | quick runs met | full runs met | of the newest version |\n|---|---|---|---|---|\n");
     for (paper, figures) in papers {
-        let (title, page, source, counts) = (&paper.title, &paper.page, &paper.source, count_cells(figures, newest));
+        let (title, page, source, counts) = (
+            &paper.title,
+            &paper.page,
+            &paper.source,
+            count_cells(figures, newest),
+        );
         text.push_str(&format!("| [{title}]({page}.md) | {source} | {counts} |\n"));
     }
-    let all_figures: Vec<&ResultRecord> = papers.iter().flat_map(|(_, figures)| figures.iter().copied()).collect();
-    text.push_str(&format!("| all pages | | {} |\n", count_cells(&all_figures, newest)));
+    let all_figures: Vec<&ResultRecord> = papers
+        .iter()
+        .flat_map(|(_, figures)| figures.iter().copied())
+        .collect();
+    text.push_str(&format!(
+        "| all pages | | {} |\n",
+        count_cells(&all_figures, newest)
+    ));
     text
 }
 
@@ -244,16 +345,31 @@ fn count_cells(figures: &[&ResultRecord], newest: &str) -> String {
         .filter(|figure| has_target(figure) && !figures.iter().any(|other| is_newer(other, figure)))
         .collect();
     let count_met = |quick: bool| {
-        let is_met: Vec<bool> =
-            judged_figures.iter().filter(|figure| figure.quick == quick).map(|figure| !is_missed(figure)).collect();
-        format!("{} of {}", is_met.iter().filter(|met| **met).count(), is_met.len())
+        let is_met: Vec<bool> = judged_figures
+            .iter()
+            .filter(|figure| figure.quick == quick)
+            .map(|figure| !is_missed(figure))
+            .collect();
+        format!(
+            "{} of {}",
+            is_met.iter().filter(|met| **met).count(),
+            is_met.len()
+        )
     };
-    let newest_count = judged_figures.iter().filter(|figure| figure.version == newest).count();
-    format!("{} | {} | {newest_count}", count_met(true), count_met(false))
+    let newest_count = judged_figures
+        .iter()
+        .filter(|figure| figure.version == newest)
+        .count();
+    format!(
+        "{} | {} | {newest_count}",
+        count_met(true),
+        count_met(false)
+    )
 }
 
 fn generator_note() -> String {
-    "Generated from `data/` and `findings.toml` by `cargo run -p xtask -- results`; edit those.\n\n".to_string()
+    "Generated from `data/` and `findings.toml` by `cargo run -p xtask -- results`; edit those.\n\n"
+        .to_string()
 }
 
 /// Returns whether the figure has a target. The pages omit results without a target, because they have no verdict.
@@ -269,15 +385,36 @@ fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String
     let source = wrap(&format!("{}. {}", paper.source, generator_note()), "");
     let mut text = format!("# {}\n\n{source}\n\n", paper.title);
     text.push_str("## Findings\n\n");
-    paper.findings.iter().for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
-    let figures: Vec<&ResultRecord> = figures.iter().copied().filter(|figure| has_target(figure)).collect();
+    paper
+        .findings
+        .iter()
+        .for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
+    let figures: Vec<&ResultRecord> = figures
+        .iter()
+        .copied()
+        .filter(|figure| has_target(figure))
+        .collect();
     let origins = figure_origins(&figures);
     let (comparisons, other_figures) = group_comparisons(&figures);
     text.push_str("\n## Figures\n\n");
     text.push_str(&result_table(&other_figures, &origins));
-    comparisons.iter().for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
-    text.push_str("\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n");
-    for (index, FigureOrigin { seeds: used, quick, date, version, command }) in origins.iter().enumerate() {
+    comparisons
+        .iter()
+        .for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
+    text.push_str(
+        "\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n",
+    );
+    for (
+        index,
+        FigureOrigin {
+            seeds: used,
+            quick,
+            date,
+            version,
+            command,
+        },
+    ) in origins.iter().enumerate()
+    {
         let form_text = if *quick { ", quick" } else { "" };
         let age_mark = if *version == newest { "" } else { " †" };
         let day = date.split('T').next().unwrap_or_default();
@@ -288,7 +425,9 @@ fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String
         ));
     }
     if origins.iter().any(|origin| origin.version != newest) {
-        text.push_str(&format!("\n† a version older than {newest}, the newest measured one.\n"));
+        text.push_str(&format!(
+            "\n† a version older than {newest}, the newest measured one.\n"
+        ));
     }
     text
 }
@@ -305,15 +444,31 @@ struct FigureOrigin<'a> {
 
 impl<'a> FigureOrigin<'a> {
     fn from_record(figure: &'a ResultRecord) -> Self {
-        let ResultRecord { seeds, quick, date, version, command, .. } = figure;
-        FigureOrigin { seeds, quick: *quick, date, version, command }
+        let ResultRecord {
+            seeds,
+            quick,
+            date,
+            version,
+            command,
+            ..
+        } = figure;
+        FigureOrigin {
+            seeds,
+            quick: *quick,
+            date,
+            version,
+            command,
+        }
     }
 }
 
 /// Returns the runs that measured these figures, in the order of the figures.
 fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
-    for origin in figures.iter().map(|figure| FigureOrigin::from_record(figure)) {
+    for origin in figures
+        .iter()
+        .map(|figure| FigureOrigin::from_record(figure))
+    {
         if !origins.contains(&origin) {
             origins.push(origin);
         }
@@ -323,9 +478,15 @@ fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
 
 /// Formats a figure with its verdict, and with the number of its run if the page has several.
 fn format_cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
-    let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
-    let run_index =
-        origins.iter().position(|origin| *origin == FigureOrigin::from_record(figure)).filter(|_| origins.len() > 1);
+    let verdict = if is_missed(figure) {
+        "**missed**"
+    } else {
+        figure.verdict.as_deref().unwrap_or("–")
+    };
+    let run_index = origins
+        .iter()
+        .position(|origin| *origin == FigureOrigin::from_record(figure))
+        .filter(|_| origins.len() > 1);
     let run_text = run_index.map_or(String::new(), |index| format!(" ({})", index + 1));
     format!("{}, {verdict}{run_text}", format_value(figure))
 }
@@ -335,7 +496,8 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
     let mut rows: Vec<(&ResultRecord, Vec<&ResultRecord>)> = Vec::new();
     for figure in figures {
         let is_same = |record: &ResultRecord| {
-            (&record.id, &record.title, &record.target) == (&figure.id, &figure.title, &figure.target)
+            (&record.id, &record.title, &record.target)
+                == (&figure.id, &figure.title, &figure.target)
         };
         match rows.iter_mut().find(|(first, _)| is_same(first)) {
             Some((_, all)) => all.push(figure),
@@ -343,17 +505,27 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
         }
     }
     let forms = [("full run", false), ("quick run", true)];
-    let forms = forms.into_iter().filter(|(_, quick)| figures.iter().any(|figure| figure.quick == *quick));
+    let forms = forms
+        .into_iter()
+        .filter(|(_, quick)| figures.iter().any(|figure| figure.quick == *quick));
     let forms: Vec<(&str, bool)> = forms.collect();
     let mut text = String::from("| id | result | target |");
-    forms.iter().for_each(|(name, _)| text.push_str(&format!(" {name} |")));
+    forms
+        .iter()
+        .for_each(|(name, _)| text.push_str(&format!(" {name} |")));
     text.push_str(&format!("\n|---|---|---|{}\n", "---|".repeat(forms.len())));
     for (first, row_figures) in rows {
         let title = first.title.replace('|', "\\|");
-        text.push_str(&format!("| {} | {title} | {} |", first.id, target_text(&first.target)));
+        text.push_str(&format!(
+            "| {} | {title} | {} |",
+            first.id,
+            target_text(&first.target)
+        ));
         for (_, quick) in &forms {
-            let cells =
-                row_figures.iter().filter(|figure| figure.quick == *quick).map(|figure| format_cell(figure, origins));
+            let cells = row_figures
+                .iter()
+                .filter(|figure| figure.quick == *quick)
+                .map(|figure| format_cell(figure, origins));
             text.push_str(&format!(" {} |", cells.collect::<Vec<_>>().join("; ")));
         }
         text.push('\n');
@@ -385,13 +557,19 @@ fn split_title(title: &str) -> Option<(&str, String)> {
 }
 
 /// Groups figures into comparisons, and returns them with the remaining figures.
-fn group_comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, Vec<&'a ResultRecord>) {
+fn group_comparisons<'a>(
+    figures: &[&'a ResultRecord],
+) -> (Vec<FigureComparison<'a>>, Vec<&'a ResultRecord>) {
     let mut groups: Vec<(&'a str, String, Vec<(&'a str, &'a ResultRecord)>)> = Vec::new();
     for &figure in figures {
-        let Some((variant, measure)) = split_title(&figure.title) else { continue };
+        let Some((variant, measure)) = split_title(&figure.title) else {
+            continue;
+        };
         let is_same = |group: &&mut (&str, String, Vec<(&str, &ResultRecord)>)| {
             let origin = FigureOrigin::from_record(group.2[0].1);
-            group.0 == figure.id && group.1 == measure && origin == FigureOrigin::from_record(figure)
+            group.0 == figure.id
+                && group.1 == measure
+                && origin == FigureOrigin::from_record(figure)
         };
         match groups.iter_mut().find(is_same) {
             Some((.., all)) => all.push((variant, figure)),
@@ -400,15 +578,26 @@ fn group_comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<
     }
     groups.retain(|(.., members)| members.len() >= MIN_VARIANTS);
     let is_compared = |figure: &&ResultRecord| {
-        groups.iter().any(|(.., members)| members.iter().any(|(_, compared)| std::ptr::eq(*compared, *figure)))
+        groups.iter().any(|(.., members)| {
+            members
+                .iter()
+                .any(|(_, compared)| std::ptr::eq(*compared, *figure))
+        })
     };
-    let other_figures = figures.iter().copied().filter(|figure| !is_compared(figure)).collect();
+    let other_figures = figures
+        .iter()
+        .copied()
+        .filter(|figure| !is_compared(figure))
+        .collect();
     let mut tables: Vec<FigureComparison<'a>> = Vec::new();
     for (id, measure, members) in groups {
         let (variants, figures): (Vec<&str>, Vec<&ResultRecord>) = members.into_iter().unzip();
         match tables.iter_mut().find(|table| table.variants == variants) {
             Some(table) => table.measures.push((id, measure, figures)),
-            None => tables.push(FigureComparison { variants, measures: vec![(id, measure, figures)] }),
+            None => tables.push(FigureComparison {
+                variants,
+                measures: vec![(id, measure, figures)],
+            }),
         }
     }
     (tables, other_figures)
@@ -418,24 +607,41 @@ fn group_comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<
 /// its figure.
 fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
     let common_target_of = |figures: &[&ResultRecord]| {
-        let count_with_target = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
-        let common_target =
-            figures.iter().map(|figure| figure.target.clone()).max_by_key(|target| count_with_target(target));
+        let count_with_target = |target: &str| {
+            figures
+                .iter()
+                .filter(|figure| figure.target == target)
+                .count()
+        };
+        let common_target = figures
+            .iter()
+            .map(|figure| figure.target.clone())
+            .max_by_key(|target| count_with_target(target));
         common_target.unwrap_or_default()
     };
-    let targets: Vec<String> = comparison.measures.iter().map(|(.., figures)| common_target_of(figures)).collect();
+    let targets: Vec<String> = comparison
+        .measures
+        .iter()
+        .map(|(.., figures)| common_target_of(figures))
+        .collect();
     let mut text = String::from("\n| |");
     for ((id, measure, _), target) in comparison.measures.iter().zip(&targets) {
         let target = target_text(target);
-        text.push_str(&format!(" {id}: {} ({target}) |", measure.replace('|', "\\|")));
+        text.push_str(&format!(
+            " {id}: {} ({target}) |",
+            measure.replace('|', "\\|")
+        ));
     }
     text.push_str(&format!("\n|---|{}\n", "---|".repeat(targets.len())));
     for (index, variant) in comparison.variants.iter().enumerate() {
         text.push_str(&format!("| {variant} |"));
         for ((.., figures), target) in comparison.measures.iter().zip(&targets) {
             let figure = figures[index];
-            let target_note =
-                if figure.target == *target { "" } else { &format!(" ({})", target_text(&figure.target)) };
+            let target_note = if figure.target == *target {
+                ""
+            } else {
+                &format!(" ({})", target_text(&figure.target))
+            };
             text.push_str(&format!(" {}{target_note} |", format_cell(figure, origins)));
         }
         text.push('\n');
@@ -453,9 +659,15 @@ fn target_text(target: &str) -> String {
 }
 
 fn format_value(figure: &ResultRecord) -> String {
-    let spread = figure.spread.map_or(String::new(), |spread| format!(" ± {}", format_number(spread)));
-    let measured_text = figure.measured.map_or("not measured".to_string(), format_number);
-    format!("{measured_text}{spread} {}", figure.unit).trim_end().to_string()
+    let spread = figure.spread.map_or(String::new(), |spread| {
+        format!(" ± {}", format_number(spread))
+    });
+    let measured_text = figure
+        .measured
+        .map_or("not measured".to_string(), format_number);
+    format!("{measured_text}{spread} {}", figure.unit)
+        .trim_end()
+        .to_string()
 }
 
 /// Formats a number with three significant digits.
@@ -476,10 +688,31 @@ fn format_seeds(seeds: &[u64]) -> String {
     let seed_set: BTreeSet<u64> = seeds.iter().copied().collect();
     match (seed_set.first(), seed_set.last()) {
         (Some(first), Some(last)) if first == last => first.to_string(),
-        (Some(first), Some(last)) if last - first + 1 == seed_set.len() as u64 => format!("{first} to {last}"),
-        (Some(_), _) => seed_set.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+        (Some(first), Some(last)) if last - first + 1 == seed_set.len() as u64 => {
+            format!("{first} to {last}")
+        }
+        (Some(_), _) => seed_set
+            .iter()
+            .map(u64::to_string)
+            .collect::<Vec<_>>()
+            .join(", "),
         _ => "none".to_string(),
     }
+}
+
+/// Wraps a paragraph to the maximum width; indents all lines except the first.
+fn wrap(text: &str, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("never empty");
+        if line.chars().count() + 1 + word.chars().count() > MAX_COLUMNS {
+            lines.push(format!("{indent}{word}"));
+        } else {
+            let separator = if line.is_empty() { "" } else { " " };
+            line.push_str(&format!("{separator}{word}"));
+        }
+    }
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -525,34 +758,70 @@ mod tests {
     fn a_page_shows_measured_figures_and_marks_older_ones() {
         let root = sample_project(1);
         import(root.path(), &root.path().join("repro.json"), "new").unwrap();
-        assert_eq!(check(root.path()).unwrap().len(), 2, "index and page are not there yet");
+        assert_eq!(
+            check(root.path()).unwrap().len(),
+            2,
+            "index and page are not there yet"
+        );
         write(root.path()).unwrap();
         assert!(check(root.path()).unwrap().is_empty());
         let page = fs::read_to_string(root.path().join(RESULTS_DIR).join("x.md")).unwrap();
         let row = "| X-1 | gain | at least 1 | 1.25 %, met (1); 0.500 ± 0.250 %, **missed** (2) |";
         assert!(page.contains(row), "{page}");
-        assert!(page.contains("| 1 | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |"), "{page}");
-        assert!(page.contains("| 2 | 1 to 3 | 2026-11-01 | 1 † | `old` |"), "{page}");
-        assert!(page.contains("- It gains.") && !page.contains("X-2"), "{page}");
+        assert!(
+            page.contains("| 1 | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |"),
+            "{page}"
+        );
+        assert!(
+            page.contains("| 2 | 1 to 3 | 2026-11-01 | 1 † | `old` |"),
+            "{page}"
+        );
+        assert!(
+            page.contains("- It gains.") && !page.contains("X-2"),
+            "{page}"
+        );
         let index = fs::read_to_string(root.path().join(RESULTS_DIR).join("index.md")).unwrap();
-        assert!(index.contains("| [X](x.md) | A | 0 of 0 | 1 of 1 | 1 |"), "{index}");
-        fs::write(root.path().join(RESULTS_DIR).join("x.md"), page.replace("1.25", "9.25")).unwrap();
+        assert!(
+            index.contains("| [X](x.md) | A | 0 of 0 | 1 of 1 | 1 |"),
+            "{index}"
+        );
+        fs::write(
+            root.path().join(RESULTS_DIR).join("x.md"),
+            page.replace("1.25", "9.25"),
+        )
+        .unwrap();
         fs::write(root.path().join(RESULTS_DIR).join("y.md"), "stray").unwrap();
-        assert_eq!(check(root.path()).unwrap().len(), 2, "an edited figure and a stray page");
+        assert_eq!(
+            check(root.path()).unwrap().len(),
+            2,
+            "an edited figure and a stray page"
+        );
     }
 
     /// Are ids without a paper, more than ten sentences and damaged lines reported with their place?
     #[test]
     fn errors_in_data_and_findings_are_reported_with_their_place() {
-        assert!(check(sample_project(11).path()).unwrap_err().contains("'x': found 11 sentences, expected 10 at most"));
+        assert!(
+            check(sample_project(11).path())
+                .unwrap_err()
+                .contains("'x': found 11 sentences, expected 10 at most")
+        );
         let root = sample_project(10);
         let data = root.path().join(RESULTS_DIR).join("data/old.jsonl");
         fs::write(&data, OLD.replace("X-1", "Y-1")).unwrap();
-        assert!(check(root.path()).unwrap_err().contains("no paper has the id 'Y-1'"));
+        assert!(
+            check(root.path())
+                .unwrap_err()
+                .contains("no paper has the id 'Y-1'")
+        );
         fs::write(&data, format!("{OLD}\n{{\"id\": 3}}\n")).unwrap();
         assert!(check(root.path()).unwrap_err().contains("old.jsonl:2: "));
         fs::write(root.path().join("repro.json"), "{}").unwrap();
-        assert!(import(root.path(), &root.path().join("repro.json"), "new").unwrap_err().contains("missing field"));
+        assert!(
+            import(root.path(), &root.path().join("repro.json"), "new")
+                .unwrap_err()
+                .contains("missing field")
+        );
     }
 
     /// Do results that differ in one word share a table, with a differing target beside its figure, and do two stay
@@ -588,10 +857,16 @@ mod tests {
         let table = "\n| | X-1: gain (at least 1) |\n|---|---|\n| a | 1.00 %, met |\n| b | 2.00 %, met |\n\
                      | c | 3.00 %, met (at least 3) |\n";
         assert_eq!(
-            tables.iter().map(|comparison| comparison_table(comparison, &figure_origins(&figures))).collect::<Vec<_>>(),
+            tables
+                .iter()
+                .map(|comparison| comparison_table(comparison, &figure_origins(&figures)))
+                .collect::<Vec<_>>(),
             [table]
         );
-        assert_eq!(split_title("gain over 'dio', all"), Some(("dio", "gain over …, all".to_string())));
+        assert_eq!(
+            split_title("gain over 'dio', all"),
+            Some(("dio", "gain over …, all".to_string()))
+        );
         assert_eq!(split_title("Pain's schedule above the optimal one's"), None);
     }
 
@@ -600,7 +875,13 @@ mod tests {
     fn numbers_have_three_digits_and_seeds_are_ranges() {
         let numbers = [0.0, 148.3, -17.46, 1.2345, 0.0318, 3.55e-15].map(format_number);
         assert_eq!(numbers, ["0", "148", "-17.5", "1.23", "0.0318", "3.6e-15"]);
-        assert_eq!(["at least 0.5154201066721874", "-0.5 to 0.5"].map(target_text), ["at least 0.515", "-0.5 to 0.5"]);
-        assert_eq!([&[1u64][..], &[1, 2, 3], &[1, 4], &[]].map(format_seeds), ["1", "1 to 3", "1, 4", "none"]);
+        assert_eq!(
+            ["at least 0.5154201066721874", "-0.5 to 0.5"].map(target_text),
+            ["at least 0.515", "-0.5 to 0.5"]
+        );
+        assert_eq!(
+            [&[1u64][..], &[1, 2, 3], &[1, 4], &[]].map(format_seeds),
+            ["1", "1 to 3", "1, 4", "none"]
+        );
     }
 }

@@ -9,7 +9,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-const TEXT_EXTENSIONS: &[&str] = &["rs", "md", "toml", "sh", "py", "c", "h", "js", "html", "json"];
+const TEXT_EXTENSIONS: &[&str] = &[
+    "rs", "md", "toml", "sh", "py", "c", "h", "js", "html", "json",
+];
 /// Directories that are not read: build products and version control.
 const SKIPPED_DIRS: &[&str] = &["target", ".git", "build"];
 
@@ -25,7 +27,11 @@ pub struct SourceFile {
 impl SourceFile {
     /// Builds a file with this content.
     pub fn new(path: String, text: String) -> Self {
-        SourceFile { path, text, rust_lines: OnceCell::new() }
+        SourceFile {
+            path,
+            text,
+            rust_lines: OnceCell::new(),
+        }
     }
 
     /// Returns the parts of its lines, if the file is Rust; scanned once for all rules.
@@ -35,12 +41,17 @@ impl SourceFile {
 
     /// Returns whether the file name has this extension (`rs`).
     pub fn has_ending(&self, ending: &str) -> bool {
-        Path::new(&self.path).extension().is_some_and(|extension| extension == ending)
+        Path::new(&self.path)
+            .extension()
+            .is_some_and(|extension| extension == ending)
     }
 
     /// Returns the lines as text, numbered from one.
     pub fn numbered_lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
+        self.text
+            .lines()
+            .enumerate()
+            .map(|(index, line)| (index + 1, line))
     }
 }
 
@@ -63,16 +74,27 @@ pub fn read(root: &Path) -> io::Result<SourceTree> {
     while let Some(directory) = pending_dirs.pop() {
         for entry in fs::read_dir(&directory)? {
             let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let shown_path = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let shown_path = path
+                .strip_prefix(root)
+                .unwrap_or(&path)
+                .display()
+                .to_string();
             if path.is_dir() && !path.is_symlink() && !SKIPPED_DIRS.contains(&name.as_str()) {
                 pending_dirs.push(path);
             } else if path.is_file()
-                && path.extension().is_some_and(|e| TEXT_EXTENSIONS.iter().any(|known| e == *known))
+                && path
+                    .extension()
+                    .is_some_and(|e| TEXT_EXTENSIONS.iter().any(|known| e == *known))
             {
                 // Files that are not UTF-8 are skipped, because they have no words.
                 let text = fs::read_to_string(&path).ok();
-                tree.files.extend(text.map(|text| SourceFile::new(shown_path.clone(), text)));
+                tree.files
+                    .extend(text.map(|text| SourceFile::new(shown_path.clone(), text)));
             }
             tree.paths.insert(shown_path);
         }
@@ -103,7 +125,9 @@ enum ScanState {
 /// Splits Rust into the parts of its lines; strings may span several lines.
 fn scan(text: &str) -> Vec<RustLine> {
     let mut state = ScanState::Code;
-    text.lines().map(|line| scan_line(line, &mut state)).collect()
+    text.lines()
+        .map(|line| scan_line(line, &mut state))
+        .collect()
 }
 
 fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
@@ -150,7 +174,11 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
                     (remaining, *state) = (&remaining[1..], ScanState::Text(None));
                 } else {
                     let literal_length = character_length(remaining).unwrap_or(length);
-                    parts.code.push_str(if literal_length == length { &remaining[..length] } else { "' '" });
+                    parts.code.push_str(if literal_length == length {
+                        &remaining[..length]
+                    } else {
+                        "' '"
+                    });
                     remaining = &remaining[literal_length..];
                 }
             }
@@ -167,7 +195,9 @@ fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usi
     if preceding_code.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
         return None;
     }
-    let remaining = remaining.strip_prefix("br").or_else(|| remaining.strip_prefix('r'))?;
+    let remaining = remaining
+        .strip_prefix("br")
+        .or_else(|| remaining.strip_prefix('r'))?;
     let hashes = remaining.len() - remaining.trim_start_matches('#').len();
     Some((hashes, remaining[hashes..].strip_prefix('"')?))
 }
@@ -175,7 +205,11 @@ fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usi
 /// Returns the length of a character literal; `None` for lifetimes and other code.
 fn character_length(remaining: &str) -> Option<usize> {
     let inner = remaining.strip_prefix('\'')?;
-    let end = if inner.starts_with('\\') { 2 + inner[2..].find('\'')? } else { inner.chars().next()?.len_utf8() };
+    let end = if inner.starts_with('\\') {
+        2 + inner[2..].find('\'')?
+    } else {
+        inner.chars().next()?.len_utf8()
+    };
     inner[end..].starts_with('\'').then_some(end + 2)
 }
 
@@ -193,7 +227,9 @@ pub fn contains(text: &str, part: &str) -> bool {
 pub fn word_position(text: &str, word: &str) -> Option<usize> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let mut positions = text.match_indices(word).map(|(at, _)| at);
-    positions.find(|&index| !text[..index].ends_with(is_part) && !text[index + word.len()..].starts_with(is_part))
+    positions.find(|&index| {
+        !text[..index].ends_with(is_part) && !text[index + word.len()..].starts_with(is_part)
+    })
 }
 
 #[cfg(test)]
@@ -203,14 +239,25 @@ mod tests {
     /// Are strings, raw strings, characters, lifetimes and comments distinguished, also over several lines?
     #[test]
     fn strings_characters_lifetimes_and_comments_are_distinguished() {
-        let text =
-            "let a: &'static str = \"x // \\\" y\"; // note\nf('\"', r#\"raw \" \"#);\nlet b = \"one \\\n  two\"; g()";
+        let text = "let a: &'static str = \"x // \\\" y\"; // note\nf('\"', r#\"raw \" \"#);\nlet b = \"one \\\n  two\"; g()";
         let lines = scan(text);
         assert_eq!(lines[0].code, "let a: &'static str = \"\"; ");
-        assert_eq!((lines[0].strings.as_str(), lines[0].comment.as_deref()), ("x // \\\" y\n", Some(" note")));
-        assert_eq!((lines[1].code.as_str(), lines[1].strings.as_str()), ("f(' ', \"\");", "raw \" \n"));
-        assert_eq!((lines[2].code.as_str(), lines[2].strings.as_str()), ("let b = \"", "one \\"));
-        assert_eq!((lines[3].code.as_str(), lines[3].strings.as_str()), ("\"; g()", "  two\n"));
+        assert_eq!(
+            (lines[0].strings.as_str(), lines[0].comment.as_deref()),
+            ("x // \\\" y\n", Some(" note"))
+        );
+        assert_eq!(
+            (lines[1].code.as_str(), lines[1].strings.as_str()),
+            ("f(' ', \"\");", "raw \" \n")
+        );
+        assert_eq!(
+            (lines[2].code.as_str(), lines[2].strings.as_str()),
+            ("let b = \"", "one \\")
+        );
+        assert_eq!(
+            (lines[3].code.as_str(), lines[3].strings.as_str()),
+            ("\"; g()", "  two\n")
+        );
     }
 
     /// Is only a whole word found?

@@ -102,11 +102,17 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
             });
         }
     });
-    let mut summary = summary.into_inner().map_err(|_| "a lane of tests panicked")?;
+    let mut summary = summary
+        .into_inner()
+        .map_err(|_| "a lane of tests panicked")?;
     if filter.is_empty() {
         run_doc_tests(root, &mut summary);
     }
-    summary.costs.sort_by(|a, b| b.cpu_s.total_cmp(&a.cpu_s).then_with(|| a.name.cmp(&b.name)));
+    summary.costs.sort_by(|a, b| {
+        b.cpu_s
+            .total_cmp(&a.cpu_s)
+            .then_with(|| a.name.cmp(&b.name))
+    });
     let cost = StageCost {
         name: TEST_STAGE.into(),
         cpu_s: process_cpu_s("self").unwrap_or_default() - build_end_s,
@@ -117,17 +123,28 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     for name in &summary.failures {
         println!("failed: {name}");
     }
-    println!("{} passed, {} failed, {} skipped", summary.passed, summary.failures.len(), summary.ignored);
-    if summary.failures.is_empty() { Ok(()) } else { Err(format!("{} tests failed", summary.failures.len())) }
+    println!(
+        "{} passed, {} failed, {} skipped",
+        summary.passed,
+        summary.failures.len(),
+        summary.ignored
+    );
+    if summary.failures.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{} tests failed", summary.failures.len()))
+    }
 }
 
 /// Returns a call of cargo without the variables that `cargo run` sets for this package. Build scripts that depend on
 /// them would run again, and everything that depends on their crates would be built again.
 fn cargo_command() -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string()));
-    for (name, _) in std::env::vars()
-        .filter(|(name, _)| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.starts_with(prefix)))
-    {
+    for (name, _) in std::env::vars().filter(|(name, _)| {
+        ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    }) {
         command.env_remove(name);
     }
     command
@@ -136,7 +153,14 @@ fn cargo_command() -> Command {
 /// Compiles everything, and lists the test programs.
 fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
     let output = cargo_command()
-        .args(["test", "--workspace", "--locked", "--no-run", "--message-format", "json-render-diagnostics"])
+        .args([
+            "test",
+            "--workspace",
+            "--locked",
+            "--no-run",
+            "--message-format",
+            "json-render-diagnostics",
+        ])
         .current_dir(root)
         .stderr(Stdio::inherit())
         .output()
@@ -144,7 +168,10 @@ fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
     if !output.status.success() {
         return Err("the tests do not compile".to_string());
     }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(parse_test_program).collect())
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(parse_test_program)
+        .collect())
 }
 
 /// Returns the test program that a message of cargo names, if any.
@@ -157,22 +184,44 @@ fn parse_test_program(line: &str) -> Option<TestProgram> {
     let dir = message.manifest_path.parent()?.to_path_buf();
     let package = dir.file_name()?.to_string_lossy().into_owned();
     let is_test_file = target.kind.iter().any(|kind| kind == "test");
-    let name = if is_test_file { format!("{package}/{}", target.name) } else { package.clone() };
+    let name = if is_test_file {
+        format!("{package}/{}", target.name)
+    } else {
+        package.clone()
+    };
     let uses_host = HOST_PACKAGES.contains(&package.as_str()) && name != PURE_PROGRAM;
-    Some(TestProgram { name, executable, uses_host, dir })
+    Some(TestProgram {
+        name,
+        executable,
+        uses_host,
+        dir,
+    })
 }
 
 /// Takes the next program for a lane, preferably of the kind with which the lane starts.
 fn next_program(queue: &Mutex<Vec<TestProgram>>, prefers_host: bool) -> Option<TestProgram> {
     let mut queue = queue.lock().ok()?;
-    let preferred_index = queue.iter().position(|program| program.uses_host == prefers_host);
-    if queue.is_empty() { None } else { Some(queue.remove(preferred_index.unwrap_or(0))) }
+    let preferred_index = queue
+        .iter()
+        .position(|program| program.uses_host == prefers_host);
+    if queue.is_empty() {
+        None
+    } else {
+        Some(queue.remove(preferred_index.unwrap_or(0)))
+    }
 }
 
 /// Runs one program and adds its results.
 fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mutex<TestSummary>) {
     let spawn_result = Command::new(&program.executable)
-        .args(["-Z", "unstable-options", "--format", "json", "--test-threads", "1"])
+        .args([
+            "-Z",
+            "unstable-options",
+            "--format",
+            "json",
+            "--test-threads",
+            "1",
+        ])
         .args(filter)
         .current_dir(&program.dir)
         .env("RUSTC_BOOTSTRAP", "1") // libtest's JSON is for the nightly compiler otherwise
@@ -184,13 +233,18 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
     let mut child = match spawn_result {
         Ok(child) => child,
         Err(error) => {
-            return update_summary(summary, |totals| totals.failures.push(format!("{}: {error}", program.name)));
+            return update_summary(summary, |totals| {
+                totals.failures.push(format!("{}: {error}", program.name))
+            });
         }
     };
     let pid = child.id().to_string();
     let (mut cpu_s, mut test_start, mut is_complete) = (0.0, Instant::now(), false);
     let (mut passed, start_time) = (0, Instant::now());
-    for line in BufReader::new(child.stdout.take().expect("piped above")).lines().map_while(Result::ok) {
+    for line in BufReader::new(child.stdout.take().expect("piped above"))
+        .lines()
+        .map_while(Result::ok)
+    {
         let Ok(event) = serde_json::from_str::<TestEvent>(&line) else {
             println!("{line}");
             continue;
@@ -205,7 +259,12 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
             "ok" | "failed" => {
                 let used_s = process_cpu_s(&pid).unwrap_or(cpu_s);
                 let wall_s = test_start.elapsed().as_secs_f64();
-                let cost = StageCost { name: name.clone(), cpu_s: used_s - cpu_s, wall_s, tests: Vec::new() };
+                let cost = StageCost {
+                    name: name.clone(),
+                    cpu_s: used_s - cpu_s,
+                    wall_s,
+                    tests: Vec::new(),
+                };
                 cpu_s = used_s;
                 let is_ok = event.event == "ok";
                 passed += usize::from(is_ok);
@@ -214,7 +273,11 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
                 }
                 update_summary(summary, |totals| {
                     totals.costs.push(cost);
-                    if is_ok { totals.passed += 1 } else { totals.failures.push(name) }
+                    if is_ok {
+                        totals.passed += 1
+                    } else {
+                        totals.failures.push(name)
+                    }
                 });
             }
             _ => continue,
@@ -223,7 +286,11 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
     }
     let status = child.wait();
     if !is_complete {
-        update_summary(summary, |totals| totals.failures.push(format!("{} ended early: {status:?}", program.name)));
+        update_summary(summary, |totals| {
+            totals
+                .failures
+                .push(format!("{} ended early: {status:?}", program.name))
+        });
     }
     println!(
         "{:<40} {passed:>4} passed {cpu_s:>7.1} CPU s {:>7.1} s",
@@ -251,16 +318,26 @@ fn run_doc_tests(root: &Path, summary: &mut TestSummary) {
             summary.passed += text.lines().filter_map(parse_passed_count).sum::<usize>();
             if !output.status.success() {
                 println!("{text}");
-                summary.failures.push("examples in doc comments".to_string());
+                summary
+                    .failures
+                    .push("examples in doc comments".to_string());
             }
         }
-        Err(error) => summary.failures.push(format!("examples in doc comments: {error}")),
+        Err(error) => summary
+            .failures
+            .push(format!("examples in doc comments: {error}")),
     }
 }
 
 /// Parses the number in "test result: ok. 3 passed; ...".
 fn parse_passed_count(line: &str) -> Option<usize> {
-    line.strip_prefix("test result: ")?.split_once(". ")?.1.split_once(" passed")?.0.parse().ok()
+    line.strip_prefix("test result: ")?
+        .split_once(". ")?
+        .1
+        .split_once(" passed")?
+        .0
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -271,7 +348,12 @@ mod tests {
         "target":{"kind":["test"],"name":"kill"},"profile":{"test":true},"executable":"/w/target/kill-1"}"#;
 
     fn program(name: &str, uses_host: bool) -> TestProgram {
-        TestProgram { name: name.into(), executable: PathBuf::new(), dir: PathBuf::new(), uses_host }
+        TestProgram {
+            name: name.into(),
+            executable: PathBuf::new(),
+            dir: PathBuf::new(),
+            uses_host,
+        }
     }
 
     /// Are only test programs taken from cargo's messages, each under its package's name?
@@ -279,20 +361,39 @@ mod tests {
     fn programs_of_tests_are_taken_from_cargos_messages() {
         let kill = parse_test_program(ARTIFACT).unwrap();
         assert_eq!((kill.name.as_str(), kill.uses_host), ("cli/kill", true));
-        let unit = ARTIFACT.replace("[\"test\"]", "[\"lib\"]").replace("crates/cli", "crates/core");
+        let unit = ARTIFACT
+            .replace("[\"test\"]", "[\"lib\"]")
+            .replace("crates/cli", "crates/core");
         let unit = parse_test_program(&unit).unwrap();
         assert_eq!((unit.name.as_str(), unit.uses_host), ("core", false));
-        assert_eq!(parse_test_program(&ARTIFACT.replace("{\"test\":true}", "{\"test\":false}")), None);
-        assert_eq!(parse_test_program("{\"reason\":\"build-finished\",\"success\":true}"), None);
+        assert_eq!(
+            parse_test_program(&ARTIFACT.replace("{\"test\":true}", "{\"test\":false}")),
+            None
+        );
+        assert_eq!(
+            parse_test_program("{\"reason\":\"build-finished\",\"success\":true}"),
+            None
+        );
     }
 
     /// Does each lane begin with its own kind and end with the other, so that nothing is left?
     #[test]
     fn lanes_share_all_programs() {
-        let queue = Mutex::new(vec![program("a", true), program("b", false), program("c", true)]);
-        let take_next = |prefers_host| next_program(&queue, prefers_host).map(|program| program.name);
+        let queue = Mutex::new(vec![
+            program("a", true),
+            program("b", false),
+            program("c", true),
+        ]);
+        let take_next =
+            |prefers_host| next_program(&queue, prefers_host).map(|program| program.name);
         assert_eq!(
-            [take_next(false), take_next(false), take_next(true), take_next(true)].map(Option::unwrap_or_default),
+            [
+                take_next(false),
+                take_next(false),
+                take_next(true),
+                take_next(true)
+            ]
+            .map(Option::unwrap_or_default),
             ["b", "a", "c", ""]
         );
     }
@@ -300,7 +401,10 @@ mod tests {
     /// Is the number of passed examples read, and no other line?
     #[test]
     fn passed_examples_are_counted() {
-        assert_eq!(parse_passed_count("test result: ok. 12 passed; 0 failed; 1 ignored"), Some(12));
+        assert_eq!(
+            parse_passed_count("test result: ok. 12 passed; 0 failed; 1 ignored"),
+            Some(12)
+        );
         assert_eq!(parse_passed_count("running 12 tests"), None);
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{crate_map, dependency_cycles, prose};
+use crate::{crate_map, dependency_cycles, page_index};
 
 /// The crates that each crate may use, as in ARCHITECTURE.md's code map. A crate that is not listed here is rejected.
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
@@ -20,48 +20,89 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("trace", &["core", "files"]),
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
-    ("repro", &["core", "files", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
+    (
+        "repro",
+        &[
+            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "trace",
+            "report", "spec",
+        ],
+    ),
     ("fleet", &["core", "interval", "report", "sim"]),
-    ("scenario", &["core", "pipeline", "sim", "interval", "spec", "trace"]),
+    (
+        "scenario",
+        &["core", "pipeline", "sim", "interval", "spec", "trace"],
+    ),
     ("study", &["core", "locality", "policy", "report", "trace"]),
     ("sweep", &["core", "files", "spec", "report"]),
-    ("fuzzing", &["core", "files", "spec", "linux", "trace", "sweep"]),
+    (
+        "fuzzing",
+        &["core", "files", "spec", "linux", "trace", "sweep"],
+    ),
     ("page", &["core", "policy", "pipeline", "trace", "report"]),
-    ("daemon", &["core", "files", "policy", "pipeline", "linux", "agent", "trace", "report", "page", "spec"]),
-    ("bench", &["core", "files", "daemon", "linux", "report", "spec", "trace"]),
+    (
+        "daemon",
+        &[
+            "core", "files", "policy", "pipeline", "linux", "agent", "trace", "report", "page",
+            "spec",
+        ],
+    ),
+    (
+        "bench",
+        &[
+            "core", "files", "daemon", "linux", "report", "spec", "trace",
+        ],
+    ),
     (
         "python",
         &[
-            "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report", "scenario", "study",
-            "sweep", "page", "repro",
+            "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report",
+            "scenario", "study", "sweep", "page", "repro",
         ],
     ),
     (
         "cli",
         &[
-            "core", "files", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "trace", "report",
-            "repro", "scenario", "study", "sweep", "page", "daemon", "fleet",
+            "core", "files", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux",
+            "trace", "report", "repro", "scenario", "study", "sweep", "page", "daemon", "fleet",
         ],
     ),
 ];
 
 /// Crates that must not use I/O, clocks or hash order.
-const PURE_CRATES: &[&str] = &["core", "locality", "policy", "sim", "interval", "report", "fleet"];
+const PURE_CRATES: &[&str] = &[
+    "core", "locality", "policy", "sim", "interval", "report", "fleet",
+];
 
-const IMPURE_CALLS: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::"];
+const IMPURE_CALLS: &[&str] = &[
+    "std::fs",
+    "std::net",
+    "Instant::now",
+    "SystemTime",
+    "std::env::",
+];
 /// Types whose iteration order differs between runs. The locality engines look up lines in hash maps, but never iterate
 /// over them.
 const HASH_TYPES: &[&str] = &["HashMap", "HashSet"];
-const HOST_MATH_CALLS: &[&str] =
-    &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
+const HOST_MATH_CALLS: &[&str] = &[
+    ".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()",
+];
 const UNFINISHED_MARKS: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
 /// Types that only the pipeline may build, because decisions made elsewhere could differ from those of a replay.
-const PIPELINE_PARTS: &[&str] = &["Profiler::new(", "Profiler::default()", "Verifier::new(", "ReferencePredictor {"];
+const PIPELINE_PARTS: &[&str] = &[
+    "Profiler::new(",
+    "Profiler::default()",
+    "Verifier::new(",
+    "ReferencePredictor {",
+];
 /// Crates that define these types, and the crate that builds them.
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
-const MAX_FILE_LINES: usize = 700;
-const MAX_FUNCTION_LINES: usize = 100;
-const POLICY_HEADINGS: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
+const POLICY_HEADINGS: &[&str] = &[
+    "## Problem",
+    "## Method",
+    "## Properties",
+    "## Cost",
+    "## Source",
+];
 
 /// Returns every complaint, in the form `file:line: description`.
 ///
@@ -75,7 +116,10 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
         for file in &files {
             check_source(&crate_name, root, file, &mut complaints)?;
         }
-        let code: Vec<PathBuf> = files.into_iter().filter(|file| !is_test_file(file)).collect();
+        let code: Vec<PathBuf> = files
+            .into_iter()
+            .filter(|file| !is_test_file(file))
+            .collect();
         dependency_cycles::check(&crate_name, &path.join("src"), &code, &mut complaints)?;
     }
     for dir in ["xtask", "benches"] {
@@ -84,37 +128,30 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
         }
     }
     check_policy_pages(root, &mut complaints)?;
-    check_prose(root, &mut complaints)?;
+    check_pages(root, &mut complaints)?;
     Ok(complaints)
 }
 
-/// Checks the sentences of pages and doc comments; for pages also the abbreviations, and the indexes that list them.
-fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+/// Checks that the indexes list every page.
+fn check_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let mut pages = Vec::new();
     for entry in fs::read_dir(root)? {
         let path = entry?.path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+        let is_hidden = path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        if is_hidden {
             continue;
         }
         for file in files_below(&path)? {
-            let shown_path = file.strip_prefix(root).unwrap_or(&file).display().to_string();
-            if shown_path.ends_with(".rs") {
-                prose::check_comments(
-                    &shown_path,
-                    &fs::read_to_string(&file)?,
-                    is_test_file(Path::new(&shown_path)),
-                    complaints,
-                );
-            } else if shown_path.ends_with(".md") && shown_path != "CHANGELOG.md" {
-                let text = fs::read_to_string(&file)?;
-                prose::check_page(&shown_path, &text, complaints);
-                prose::check_abbreviations(root, &shown_path, &text, complaints)?;
-                pages.push(shown_path);
+            if file.extension().is_some_and(|extension| extension == "md") {
+                let shown_path = file.strip_prefix(root).unwrap_or(&file);
+                pages.push(shown_path.display().to_string());
             }
         }
     }
     pages.sort();
-    prose::check_index(root, &pages, complaints)
+    page_index::check(root, &pages, complaints)
 }
 
 /// Returns the source directories of the crates and of the Python package, by name.
@@ -124,14 +161,21 @@ fn crate_source_dirs(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     for entry in fs::read_dir(root.join("crates"))? {
         let entry = entry?;
         if entry.path().join("Cargo.toml").exists() {
-            crates.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+            crates.push((
+                entry.file_name().to_string_lossy().into_owned(),
+                entry.path(),
+            ));
         }
     }
     crates.sort();
     Ok(crates)
 }
 
-fn check_dependencies(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+fn check_dependencies(
+    crate_name: &str,
+    path: &Path,
+    complaints: &mut Vec<String>,
+) -> io::Result<()> {
     let text = fs::read_to_string(path.join("Cargo.toml"))?;
     let manifest_path = if crate_name == "python" {
         "python/Cargo.toml".to_string()
@@ -145,18 +189,28 @@ fn check_dependencies(crate_name: &str, path: &Path, complaints: &mut Vec<String
             return Ok(());
         }
     };
-    let Some((_, allowed_crates)) = ALLOWED_DEPENDENCIES.iter().find(|(name, _)| *name == crate_name) else {
+    let Some((_, allowed_crates)) = ALLOWED_DEPENDENCIES
+        .iter()
+        .find(|(name, _)| *name == crate_name)
+    else {
         complaints.push(format!(
             "crates/{crate_name}: not in tidy's table of crates; ARCHITECTURE.md's code map comes first"
         ));
         return Ok(());
     };
-    if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
-        complaints.push(format!("{manifest_path}: features are for what only tests want; none is on by itself"));
+    if manifest
+        .get("features")
+        .is_some_and(|features| features.get("default").is_some())
+    {
+        complaints.push(format!(
+            "{manifest_path}: features are for what only tests want; none is on by itself"
+        ));
     }
     for used in crate_map::used_crates(&manifest) {
         if !allowed_crates.contains(&used) {
-            complaints.push(format!("{manifest_path}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"));
+            complaints.push(format!(
+                "{manifest_path}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"
+            ));
         }
     }
     Ok(())
@@ -188,29 +242,40 @@ fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// are checked.
 pub fn is_test_file(path: &Path) -> bool {
     let is_test_dir = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
-    let is_in_test_dir =
-        path.iter().any(|part| part == "tests" || part == "examples" || part == "benches" || is_test_dir(part));
-    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    is_in_test_dir || name == "tests" || name.ends_with("_tests") || name == "build" || name == "conformance"
+    let is_in_test_dir = path.iter().any(|part| {
+        part == "tests" || part == "examples" || part == "benches" || is_test_dir(part)
+    });
+    let name = path
+        .file_stem()
+        .map(|stem| stem.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    is_in_test_dir
+        || name == "tests"
+        || name.ends_with("_tests")
+        || name == "build"
+        || name == "conformance"
 }
 
-fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+fn check_source(
+    crate_name: &str,
+    root: &Path,
+    path: &Path,
+    complaints: &mut Vec<String>,
+) -> io::Result<()> {
     let text = fs::read_to_string(path)?;
-    let shown_path = path.strip_prefix(root).unwrap_or(path).display().to_string();
-    let line_count = text.lines().count();
-    if line_count > MAX_FILE_LINES {
-        complaints.push(format!("{shown_path}: {line_count} lines, at most {MAX_FILE_LINES}"));
-    }
-    for (line_number, length) in long_functions(&text) {
-        complaints
-            .push(format!("{shown_path}:{line_number}: a function of {length} lines, at most {MAX_FUNCTION_LINES}"));
-    }
+    let shown_path = path
+        .strip_prefix(root)
+        .unwrap_or(path)
+        .display()
+        .to_string();
     let mut is_in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
     let is_pure = PURE_CRATES.contains(&crate_name);
     for (index, line) in text.lines().enumerate() {
-        let mut complain = |complaint: String| complaints.push(format!("{shown_path}:{}: {complaint}", index + 1));
+        let mut complain =
+            |complaint: String| complaints.push(format!("{shown_path}:{}: {complaint}", index + 1));
         let code = line.split("//").next().unwrap_or_default();
-        is_in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
+        is_in_tests |= code.trim_start().starts_with("#[cfg(test)]")
+            || code.trim_start().starts_with("#![cfg(test)]");
         if crate_name == "xtask" {
             continue; // names the words it looks for
         }
@@ -224,65 +289,78 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
             complain("`.unwrap()`: return an error, or `.expect(\"the invariant\")`".to_string());
         }
         let hash_types = HASH_TYPES.iter().filter(|_| crate_name != "locality");
-        if let Some(word) = IMPURE_CALLS.iter().chain(hash_types).find(|word| is_pure && code.contains(**word)) {
+        if let Some(word) = IMPURE_CALLS
+            .iter()
+            .chain(hash_types)
+            .find(|word| is_pure && code.contains(**word))
+        {
             complain(format!("'{word}' in the pure crate '{crate_name}'"));
         }
-        let is_misplaced = |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds_type(code, word);
+        let is_misplaced =
+            |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds_type(code, word);
         if let Some(word) = PIPELINE_PARTS.iter().find(is_misplaced) {
-            complain(format!("'{word}' is built in crates/pipeline and nowhere else"));
+            complain(format!(
+                "'{word}' is built in crates/pipeline and nowhere else"
+            ));
         }
-        if let Some(word) = HOST_MATH_CALLS.iter().find(|word| is_pure && code.contains(**word)) {
+        if let Some(word) = HOST_MATH_CALLS
+            .iter()
+            .find(|word| is_pure && code.contains(**word))
+        {
             complain(format!("'{word}' differs between hosts: take it from libm"));
         }
     }
     Ok(())
 }
 
-/// Returns the line and length of functions that are too long. A function ends at the next brace at its own depth, as
-/// rustfmt places it.
-fn long_functions(text: &str) -> Vec<(usize, usize)> {
-    let lines: Vec<&str> = text.lines().collect();
-    let is_modifier =
-        |word: &&str| word.starts_with("pub") || matches!(*word, "const" | "unsafe" | "async" | "extern" | "\"C\"");
-    let begins_function = |line: &str| line.split_whitespace().find(|word| !is_modifier(word)) == Some("fn");
-    let ends_statement = |line: &str| line.ends_with(';') || line.ends_with('}');
-    let functions = lines.iter().enumerate().filter(|(_, line)| begins_function(line) && !ends_statement(line));
-    let lengths = functions.filter_map(|(index, line)| {
-        let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
-        Some((index + 1, lines[index..].iter().position(|line| line.starts_with(&end))? + 1))
-    });
-    lengths.filter(|(_, lines)| *lines > MAX_FUNCTION_LINES).collect()
-}
-
 /// Returns whether the code builds the type itself. A longer name with the same ending does not count
 /// (`OfflineProfiler` is the pipeline's front end).
 fn builds_type(code: &str, fragment: &str) -> bool {
-    code.match_indices(fragment).any(|(index, _)| !code[..index].ends_with("Offline"))
+    code.match_indices(fragment)
+        .any(|(index, _)| !code[..index].ends_with("Offline"))
 }
 
 /// Checks that every policy has its own page, or a heading with its name on a shared page.
 fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let mut pages = Vec::new();
     for path in files_below(&root.join("docs/policies"))? {
-        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let stem = path
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned())
+            .unwrap_or_default();
         pages.push((stem, fs::read_to_string(&path)?));
     }
     for (stem, text) in &pages {
-        let absent_headings = POLICY_HEADINGS.iter().filter(|heading| !text.lines().any(|line| line == **heading));
-        complaints.extend(absent_headings.map(|heading| format!("docs/policies/{stem}.md: no section '{heading}'")));
+        let absent_headings = POLICY_HEADINGS
+            .iter()
+            .filter(|heading| !text.lines().any(|line| line == **heading));
+        complaints.extend(
+            absent_headings
+                .map(|heading| format!("docs/policies/{stem}.md: no section '{heading}'")),
+        );
     }
     for file in rust_files(&root.join("crates/policy/src/policies"))? {
-        let name = file.file_stem().map(|stem| stem.to_string_lossy().replace('_', "-")).unwrap_or_default();
+        let name = file
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().replace('_', "-"))
+            .unwrap_or_default();
         let has_own_directory = file.parent().is_some_and(|dir| !dir.ends_with("policies"));
         if name == "mod" || name.ends_with("-tests") || name == "tests" || has_own_directory {
             continue;
         }
         let has_heading = |text: &str| {
-            text.lines()
-                .any(|line| line.strip_prefix("##").is_some_and(|rest| rest.trim_start_matches('#').trim() == name))
+            text.lines().any(|line| {
+                line.strip_prefix("##")
+                    .is_some_and(|rest| rest.trim_start_matches('#').trim() == name)
+            })
         };
-        if !pages.iter().any(|(stem, text)| *stem == name || has_heading(text)) {
-            complaints.push(format!("docs/policies/{name}.md: missing; every policy has a page"));
+        if !pages
+            .iter()
+            .any(|(stem, text)| *stem == name || has_heading(text))
+        {
+            complaints.push(format!(
+                "docs/policies/{name}.md: missing; every policy has a page"
+            ));
         }
     }
     Ok(())
@@ -316,13 +394,17 @@ mod tests {
     fn a_forbidden_edge_between_crates_is_reported() {
         let manifest = "[dependencies]\ncachemate-cli.workspace = true\n";
         let complaints = complaints_of(&[("crates/core/Cargo.toml", manifest)]);
-        assert_eq!(complaints, ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]);
+        assert_eq!(
+            complaints,
+            ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]
+        );
     }
 
     /// Is a feature that is enabled by default reported, and an optional one accepted?
     #[test]
     fn a_feature_enabled_by_default_is_reported() {
-        let complaint_count = |manifest: &str| complaints_of(&[("crates/core/Cargo.toml", manifest)]).len();
+        let complaint_count =
+            |manifest: &str| complaints_of(&[("crates/core/Cargo.toml", manifest)]).len();
         assert_eq!(
             (
                 complaint_count("[features]\nchaos = []\n"),
@@ -335,19 +417,24 @@ mod tests {
     /// Are impure words, unwraps and unfinished work reported in code, and accepted in tests?
     #[test]
     fn impure_words_count_in_code_but_not_in_tests() {
-        let source =
-            "use std::fs;\nfn f() { x.unwrap(); y.ln(); }\n#[cfg(test)]\nmod tests { fn g() { x.unwrap(); } }\n";
-        let complaints = complaints_of(&[("crates/core/Cargo.toml", ""), ("crates/core/src/lib.rs", source)]);
+        let source = "use std::fs;\nfn f() { x.unwrap(); y.ln(); }\n#[cfg(test)]\nmod tests { fn g() { x.unwrap(); } }\n";
+        let complaints = complaints_of(&[
+            ("crates/core/Cargo.toml", ""),
+            ("crates/core/src/lib.rs", source),
+        ]);
         assert_eq!(complaints.len(), 3, "{complaints:?}");
-        let complaints =
-            complaints_of(&[("crates/linux/Cargo.toml", ""), ("crates/linux/src/lib.rs", "use std::fs;\n")]);
+        let complaints = complaints_of(&[
+            ("crates/linux/Cargo.toml", ""),
+            ("crates/linux/src/lib.rs", "use std::fs;\n"),
+        ]);
         assert!(complaints.is_empty(), "{complaints:?}");
     }
 
     /// Is a second place that builds a profiler or wraps a policy reported, and the pipeline itself accepted?
     #[test]
     fn only_the_pipeline_builds_its_parts() {
-        let source = "fn f() { let p = CountersProfiler::new(level, 1.0); Verifier::new(policy, None); }\n";
+        let source =
+            "fn f() { let p = CountersProfiler::new(level, 1.0); Verifier::new(policy, None); }\n";
         let offline = "fn f() { OfflineProfiler::new(&configs); }\n";
         let in_crate = |crate_name: &str, text: &str| {
             complaints_of(&[
@@ -365,22 +452,17 @@ mod tests {
         let policy = ("crates/policy/src/policies/best_fit.rs", "");
         let manifest = ("crates/policy/Cargo.toml", "");
         assert_eq!(complaints_of(&[manifest, policy]).len(), 1);
-        let page = ("docs/policies/best-fit.md", "## Problem\n## Method\n## Properties\n## Cost\n## Source\n");
+        let page = (
+            "docs/policies/best-fit.md",
+            "## Problem\n## Method\n## Properties\n## Cost\n## Source\n",
+        );
         assert!(complaints_of(&[manifest, policy, page]).is_empty());
         let half = (page.0, "## Problem\n## Method\n## Properties\n## Cost\n");
         assert_eq!(complaints_of(&[manifest, policy, half]).len(), 1);
-        let shared =
-            ("docs/policies/baselines.md", "## Problem\n## Method\n### best-fit\n## Properties\n## Cost\n## Source\n");
+        let shared = (
+            "docs/policies/baselines.md",
+            "## Problem\n## Method\n### best-fit\n## Properties\n## Cost\n## Source\n",
+        );
         assert!(complaints_of(&[manifest, policy, shared]).is_empty());
-    }
-
-    /// Is a function of a hundred and one lines reported at its first line?
-    #[test]
-    fn a_function_of_101_lines_is_reported_at_its_first_line() {
-        let complaints = |lines: usize| {
-            format!("impl A {{\n    pub fn f(\n    ) {{\n{}    }}\n}}\n", "        f();\n".repeat(lines - 3))
-        };
-        assert_eq!(long_functions(&complaints(100)), []);
-        assert_eq!(long_functions(&complaints(101)), [(2, 101)]);
     }
 }

@@ -12,8 +12,14 @@ use crate::source_tree::{RustLine, SourceTree};
 const REPEATABLE_NAMES: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
 /// Other names that may be declared twice, each with the reason; at most ten.
 const ALLOWED_TWICE: &[(&str, &str)] = &[
-    ("Plan", "a class of the Python package is named for the type that it wraps"),
-    ("Profile", "a class of the Python package is named for the type that it wraps"),
+    (
+        "Plan",
+        "a class of the Python package is named for the type that it wraps",
+    ),
+    (
+        "Profile",
+        "a class of the Python package is named for the type that it wraps",
+    ),
 ];
 /// Last words of type names that are not nouns: participles, pronouns, adverbs, prepositions, adjectives and verbs.
 const NON_NOUNS: &str = "\
@@ -39,18 +45,28 @@ struct TypeDeclaration<'a> {
 pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     let mut by_name: BTreeMap<String, Vec<TypeDeclaration<'_>>> = BTreeMap::new();
     for declaration in type_declarations(tree) {
-        by_name.entry(declaration.name.clone()).or_default().push(declaration);
+        by_name
+            .entry(declaration.name.clone())
+            .or_default()
+            .push(declaration);
     }
-    let may_repeat =
-        |name: &str| REPEATABLE_NAMES.contains(&name) || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name);
-    let duplicates = by_name.iter().filter(|(name, declarations)| declarations.len() > 1 && !may_repeat(name));
+    let may_repeat = |name: &str| {
+        REPEATABLE_NAMES.contains(&name)
+            || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name)
+    };
+    let duplicates = by_name
+        .iter()
+        .filter(|(name, declarations)| declarations.len() > 1 && !may_repeat(name));
     let complaints = duplicates.flat_map(|(name, declarations)| {
         declarations.iter().skip(1).map(move |item| {
             let first = &declarations[0];
             Complaint::new(
                 item.file,
                 item.line,
-                format!("type '{name}' is also declared at {}:{}", first.file, first.line),
+                format!(
+                    "type '{name}' is also declared at {}:{}",
+                    first.file, first.line
+                ),
             )
         })
     });
@@ -59,20 +75,28 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
 
 /// Returns complaints about names that end in a word of [`NON_NOUNS`].
 pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
-    let lacks_noun =
-        |declaration: &TypeDeclaration<'_>| NON_NOUNS.split(' ').any(|word| word == last_word(&declaration.name));
+    let lacks_noun = |declaration: &TypeDeclaration<'_>| {
+        NON_NOUNS
+            .split(' ')
+            .any(|word| word == last_word(&declaration.name))
+    };
     type_declarations(tree)
         .into_iter()
         .filter(lacks_noun)
         .map(|type_name| {
-            Complaint::new(type_name.file, type_name.line, format!("type '{}' lacks its noun", type_name.name))
+            Complaint::new(
+                type_name.file,
+                type_name.line,
+                format!("type '{}' lacks its noun", type_name.name),
+            )
         })
         .collect()
 }
 
 /// Returns the last word of a name: `Assigned` of `CacheAssigned`.
 fn last_word(name: &str) -> &str {
-    name.rfind(char::is_uppercase).map_or(name, |index| &name[index..])
+    name.rfind(char::is_uppercase)
+        .map_or(name, |index| &name[index..])
 }
 
 fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
@@ -82,17 +106,24 @@ fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
         let mut block_indent: Option<usize> = None;
         for (index, line) in file.rust_lines().iter().enumerate() {
             let indent = line.code.len() - line.code.trim_start().len();
-            if block_indent.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
+            if block_indent
+                .is_some_and(|open| indent == open && line.code.trim_start().starts_with('}'))
+            {
                 block_indent = None;
             }
             if let Some((keyword, name)) = declared_type(line)
                 && !(keyword == "type" && block_indent.is_some())
             {
-                declarations.push(TypeDeclaration { name, file: &file.path, line: index + 1 });
+                declarations.push(TypeDeclaration {
+                    name,
+                    file: &file.path,
+                    line: index + 1,
+                });
             }
-            let opens_block =
-                words_after_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
-                    || line.code.trim_start().starts_with("impl<");
+            let opens_block = words_after_visibility(&line.code)
+                .next()
+                .is_some_and(|word| matches!(word, "impl" | "trait"))
+                || line.code.trim_start().starts_with("impl<");
             if block_indent.is_none() && opens_block && !line.code.trim_end().ends_with('}') {
                 block_indent = Some(indent);
             }
@@ -104,13 +135,21 @@ fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
 /// Returns the keyword and name, if the line declares a type.
 fn declared_type(line: &RustLine) -> Option<(&str, String)> {
     let mut words = words_after_visibility(&line.code);
-    let keyword = words.next().filter(|word| matches!(*word, "struct" | "enum" | "trait" | "union" | "type"))?;
-    let name: String = words.next()?.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-    name.starts_with(char::is_uppercase).then_some((keyword, name))
+    let keyword = words
+        .next()
+        .filter(|word| matches!(*word, "struct" | "enum" | "trait" | "union" | "type"))?;
+    let name: String = words
+        .next()?
+        .chars()
+        .take_while(|c| c.is_alphanumeric() || *c == '_')
+        .collect();
+    name.starts_with(char::is_uppercase)
+        .then_some((keyword, name))
 }
 
 fn words_after_visibility(code: &str) -> impl Iterator<Item = &str> {
-    code.split_whitespace().skip_while(|word| word.starts_with("pub") || matches!(*word, "unsafe" | "in" | "crate)"))
+    code.split_whitespace()
+        .skip_while(|word| word.starts_with("pub") || matches!(*word, "unsafe" | "in" | "crate)"))
 }
 
 #[cfg(test)]
@@ -123,10 +162,17 @@ mod tests {
     fn a_second_declaration_of_a_type_is_rejected() {
         let files = [
             ("crates/a/src/lib.rs", "pub struct Score(u32);\n"),
-            ("fuzz/src/lib.rs", "mod x {\n    pub(crate) type Score = u32;\n}\n"),
+            (
+                "fuzz/src/lib.rs",
+                "mod x {\n    pub(crate) type Score = u32;\n}\n",
+            ),
         ];
-        let expected = ["fuzz/src/lib.rs:2: type 'Score' is also declared at crates/a/src/lib.rs:1"];
-        assert_eq!(complaint_lines(check_duplicates(&tree_of(&files))), expected);
+        let expected =
+            ["fuzz/src/lib.rs:2: type 'Score' is also declared at crates/a/src/lib.rs:1"];
+        assert_eq!(
+            complaint_lines(check_duplicates(&tree_of(&files))),
+            expected
+        );
     }
 
     /// Are conventional names, types of traits and names in strings accepted?
@@ -134,18 +180,31 @@ mod tests {
     fn conventional_names_and_names_in_strings_are_accepted() {
         let text = "struct Options;\nimpl Iterator for A {\n    type Item = B;\n}\nimpl Iterator for C {\n    type Item = D;\n}\n\
                     const S: &str = \"\nstruct Options2;\n\";\nstruct Options2;\n";
-        let files = [("a.rs", text), ("b.rs", "struct Options;\nstruct Plan;\n"), ("p.rs", "struct Plan;\n")];
-        assert_eq!(complaint_lines(check_duplicates(&tree_of(&files))), [] as [&str; 0]);
+        let files = [
+            ("a.rs", text),
+            ("b.rs", "struct Options;\nstruct Plan;\n"),
+            ("p.rs", "struct Plan;\n"),
+        ];
+        assert_eq!(
+            complaint_lines(check_duplicates(&tree_of(&files))),
+            [] as [&str; 0]
+        );
         assert!(ALLOWED_TWICE.len() <= 10);
     }
 
     /// Is a name that ends in a participle rejected, and one that ends in a noun accepted?
     #[test]
     fn a_type_name_that_ends_in_a_participle_is_rejected() {
-        let files = [("a.rs", "enum Told {}\nstruct CacheAssigned;\nstruct EvictedLine;\nstruct Threshold;\n")];
+        let files = [(
+            "a.rs",
+            "enum Told {}\nstruct CacheAssigned;\nstruct EvictedLine;\nstruct Threshold;\n",
+        )];
         assert_eq!(
             complaint_lines(check_nouns(&tree_of(&files))),
-            ["a.rs:1: type 'Told' lacks its noun", "a.rs:2: type 'CacheAssigned' lacks its noun"]
+            [
+                "a.rs:1: type 'Told' lacks its noun",
+                "a.rs:2: type 'CacheAssigned' lacks its noun"
+            ]
         );
     }
 }

@@ -17,7 +17,7 @@ help:
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s'
-	@echo 'make kubernetes  the chart, the manifests, and the extender under a real scheduler with NODES (1000) and PODS (5000)'
+	@echo 'make kubernetes  the chart, and the extender under a real scheduler with NODES (1000) and PODS (5000)'
 	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and two nodes on this host'
 	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'

@@ -22,7 +22,7 @@ import urllib.request
 from pathlib import Path
 
 from cluster_client import ApiClient, PodWatch, free_port, in_parallel
-from go_tools import CACHE, control_plane, finish, last_line, module_dir, not_run, row, tool
+from go_tools import CACHE, HELM, control_plane, finish, last_line, module_dir, not_run, row, tool
 from simulated_nodes import KINDS, NODE, SimulatedNodes, profile_object
 
 KWOK = ("sigs.k8s.io/kwok", "v0.8.0", "cmd/kwok")
@@ -71,7 +71,7 @@ class Cluster:
                    "--listen-client-urls", etcd, "--advertise-client-urls", etcd, "--listen-peer-urls", peer,
                    "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", "--log-level", "error")
         subprocess.run(["openssl", "genrsa", "-out", str(folder / "key"), "2048"], check=True, capture_output=True)
-        # The daemon and the extender have the rights of their service accounts in the packaged manifests, and no others.
+        # The daemon and the extender have the rights of their service accounts in the chart, and no others.
         accounts = "".join(f'{name}-secret,system:serviceaccount:cachemate:cachemate-{name},{name},"system:authenticated"\n'
                            for name in ("node", "extender"))
         (folder / "tokens.csv").write_text("secret,test,test,system:masters\n" + accounts)
@@ -108,8 +108,10 @@ class Cluster:
 
     def install_resources(self):
         """Installs the packaged resources and roles, and waits until the resources are served."""
-        for document in (PACKAGING / "manifests" / "10-access.yaml").read_text().split("\n---\n"):
-            kind = next(line.split()[1] for line in document.splitlines() if line.startswith("kind:"))
+        rendered = subprocess.run([self.programs["helm"], "template", "cachemate", str(PACKAGING / "chart"), "--namespace",
+                                   "cachemate", "--set", "extender.enabled=true"], check=True, capture_output=True, text=True)
+        for document in rendered.stdout.split("\n---\n"):
+            kind = next((line.split()[1] for line in document.splitlines() if line.startswith("kind:")), None)
             if kind in ("ClusterRole", "ClusterRoleBinding"):
                 self.api.call("POST", f"/apis/rbac.authorization.k8s.io/v1/{kind.lower()}s", document.encode(),
                               kind="application/yaml")
@@ -366,6 +368,7 @@ def main():
         not_run("no openssl to make a key with")
     programs = control_plane(options.tools)
     programs["kwok"] = tool(options.tools, *KWOK)
+    programs["helm"] = tool(options.tools, *HELM)
     source = module_dir(options.tools, *KWOK[:2]) / "kustomize" / "stage"
     with tempfile.TemporaryDirectory(prefix="cachemate-kubernetes-") as folder:
         cluster = Cluster(Path(folder), programs, str(Path(options.program).resolve()), options.priority)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cachemate" / "kubernetes"
+HELM = ("helm.sh/helm/v3", "v3.19.0", "cmd/helm")
 KUBERNETES = ("k8s.io/kubernetes", "v1.36.3")
 # Builds share a machine with its users: low priority, and two compilers at most.
 BUILD = ["nice", "-n", "10", "go", "build", "-p", "2", "-mod=mod", "-ldflags=-s -w"]

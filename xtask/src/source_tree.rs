@@ -213,25 +213,6 @@ fn character_length(remaining: &str) -> Option<usize> {
     inner[end..].starts_with('\'').then_some(end + 2)
 }
 
-/// Returns whether a whole word occurs in a text, without adjacent letters, digits or underscores.
-pub fn has_word(text: &str, word: &str) -> bool {
-    word_position(text, word).is_some()
-}
-
-/// Returns whether a long text contains this part. Unlike that of `str`, the search is compiled with optimization.
-pub fn contains(text: &str, part: &str) -> bool {
-    memchr::memmem::find(text.as_bytes(), part.as_bytes()).is_some()
-}
-
-/// Returns the position of the first occurrence as a whole word.
-pub fn word_position(text: &str, word: &str) -> Option<usize> {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    let mut positions = text.match_indices(word).map(|(at, _)| at);
-    positions.find(|&index| {
-        !text[..index].ends_with(is_part) && !text[index + word.len()..].starts_with(is_part)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,11 +239,5 @@ mod tests {
             (lines[3].code.as_str(), lines[3].strings.as_str()),
             ("\"; g()", "  two\n")
         );
-    }
-
-    /// Is only a whole word found?
-    #[test]
-    fn only_whole_words_are_found() {
-        assert!(has_word("a kit, or", "kit") && !has_word("toolkit test_kit kits", "kit"));
     }
 }

@@ -368,11 +368,10 @@ impl ReferenceSet {
     unsafe fn classify_batch(&mut self, pages: &[*const u8], page_colors: &mut [Option<u32>]) {
         // For so few pages, testing each alone costs less.
         if pages.len() < 4 {
-            // SAFETY: the caller's promise.
-            pages
-                .iter()
-                .zip(page_colors)
-                .for_each(|(page, page_class)| *page_class = unsafe { self.classify(*page) });
+            for (page, page_class) in pages.iter().zip(page_colors) {
+                // SAFETY: the caller's promise.
+                *page_class = unsafe { self.classify(*page) };
+            }
             return;
         }
         let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;

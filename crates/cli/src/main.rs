@@ -28,7 +28,6 @@ mod programs;
 mod repro_run;
 mod repro_store;
 mod repro_sweep;
-mod retired;
 mod run_store;
 mod service_text;
 mod session;
@@ -41,12 +40,6 @@ use std::process::ExitCode;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
-    let args: Vec<_> = std::env::args_os().skip(1).collect();
-    if let Some(refusal) = retired::retired_refusal(&commands::Cli::command(), &args, |name| {
-        std::env::var_os(name).is_some()
-    }) {
-        return exit::exit_code_of(Err(exit::UsageError(refusal).into()));
-    }
     let parsed = commands::Cli::command()
         .try_get_matches()
         .and_then(|matches| {

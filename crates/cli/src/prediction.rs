@@ -397,7 +397,7 @@ fn time_programs(
             .position(|other| *other == names[index])
             .unwrap_or(index)
     };
-    let stop = session.calculation_flag();
+    let stop = session.interrupt_flag();
     let context = ExperimentContext::for_seed(1, &stop);
     let bar = session.progress_bar("programs alone", Some(names.len() as u64));
     let distinct_indices: Vec<usize> = (0..names.len())

@@ -105,9 +105,9 @@ impl Session {
         Arc::clone(&self.interrupted)
     }
 
-    /// Returns the flag for a calculation that leaves nothing behind. If it has not ended [`CALCULATION_GRACE`] after an
-    /// interruption, the process ends, because a simulation or a search may look at the flag only after minutes.
-    pub fn calculation_flag(&self) -> Arc<AtomicBool> {
+    /// Ends the process if a calculation that leaves nothing behind has not ended [`CALCULATION_GRACE`] after an
+    /// interruption, because a simulation or a search may look at the flag only after minutes.
+    pub fn limit_calculation(&self) {
         let flag = self.interrupt_flag();
         std::thread::spawn(move || {
             loop {
@@ -122,7 +122,6 @@ impl Session {
                 }
             }
         });
-        self.interrupt_flag()
     }
 
     /// Clears the interruption after the interrupted work has ended, so that the command can finish.

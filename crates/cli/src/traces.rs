@@ -12,7 +12,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use crate::exit::InterruptedError;
-use crate::input::InterruptibleStdin;
+use crate::input::InterruptibleInput;
 use crate::session::Session;
 
 /// Options for reading a trace.
@@ -60,13 +60,16 @@ impl TraceInput {
             recording_path(path)?
         };
         let path = resolved_path.to_str().unwrap_or(path);
-        let open_result = if path == "-" {
-            let input = InterruptibleStdin {
-                is_interrupted: Arc::clone(&stop),
-            };
-            cachemate_trace::open_input(Box::new(input), "standard input", format)
-        } else {
-            cachemate_trace::open(path, format)
+        let pipe = match path {
+            "-" => Some(InterruptibleInput::stdin(Arc::clone(&stop))?),
+            _ => cachemate_files::open_pipe(path.as_ref())
+                .map_err(|source| TraceError::io_error(path, "open")(source))?
+                .map(|pipe| InterruptibleInput::new(pipe, Arc::clone(&stop))),
+        };
+        let shown_path = if path == "-" { "standard input" } else { path };
+        let open_result = match pipe {
+            Some(input) => cachemate_trace::open_input(Box::new(input), shown_path, format),
+            None => cachemate_trace::open(path, format),
         };
         let reader = open_result.map_err(|error| match stop.load(Ordering::Relaxed) {
             true => InterruptedError("nothing was read".to_string()).into(),

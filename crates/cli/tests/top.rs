@@ -61,10 +61,8 @@ mod screen {
         // SAFETY: all zeros is a valid termios, which the call fills in.
         let mut modes: libc::termios = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is an open terminal, and the structure is live.
-        assert_eq!(
-            unsafe { libc::tcgetattr(terminal.as_raw_fd(), &raw mut modes) },
-            0
-        );
+        let status = unsafe { libc::tcgetattr(terminal.as_raw_fd(), &raw mut modes) };
+        assert_eq!(status, 0);
         [modes.c_iflag, modes.c_oflag, modes.c_lflag]
     }
 

@@ -33,19 +33,16 @@ pub enum PlanItem {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RefusalReason {
     /// The task, process or group has ended.
-    #[serde(alias = "Gone")]
     NotFound,
     /// The machine's owner or the kernel does not permit it.
     NoPermission,
     /// A scarce resource has run out: classes of service, CPUs, memory.
-    #[serde(alias = "NoRoom")]
     NoCapacity,
     /// The resource is in use.
     Busy,
     /// This machine does not support the item, or not in the requested form.
     NotSupported,
     /// Another tool uses the object exclusively, such as a class of service, so it is left unchanged.
-    #[serde(alias = "OwnedByAnother")]
     OwnedByOther,
     /// The recorded run did not do this, so a replay cannot.
     NotRecorded,
@@ -59,10 +56,8 @@ pub struct RefusedItem {
     /// The item of the plan.
     pub item: PlanItem,
     /// The kind of reason, for programs.
-    #[serde(alias = "because")]
     pub reason: RefusalReason,
     /// The message of the kernel or the simulator, with the path or the system call.
-    #[serde(alias = "said")]
     pub message: String,
 }
 
@@ -83,7 +78,6 @@ pub struct ActiveShare {
     /// The share in force, which may be smaller than the planned one.
     pub share: CacheShare,
     /// Share of the members' resident pages in allowed colors.
-    #[serde(alias = "pages_inside")]
     pub pages_in_share: Option<f64>,
     /// Pages allocated since the share began that have a color outside of it, because no frame of its colors was free.
     pub fallback_pages: Option<u64>,
@@ -111,7 +105,6 @@ pub struct AppliedPlan {
     /// Items that the machine did not apply, with their reasons.
     pub refused: Vec<RefusedItem>,
     /// Items whose state another tool has changed since the last observation.
-    #[serde(alias = "overridden")]
     pub overridden_by_others: Vec<PlanItem>,
     /// Time that the change has taken: system calls, page copies, stalls.
     pub cost_ns: u64,

@@ -20,7 +20,6 @@ pub enum Support {
     /// The machine lacks it.
     No {
         /// The reason: the part that is missing.
-        #[serde(alias = "why")]
         reason: String,
         /// A step by which the user can enable the ability; `None` if there is no known remedy.
         remedy: Option<String>,
@@ -114,7 +113,6 @@ pub enum PartitionSupport {
         /// Size of a page.
         page_bytes: u64,
         /// Measured cost of moving one page to another color, including the copy.
-        #[serde(alias = "move_page_ns")]
         page_migration_ns: f64,
     },
     /// By masks of ways.
@@ -122,12 +120,10 @@ pub enum PartitionSupport {
         /// Ways that can be assigned; exclusive upper bound of the indices of a mask.
         ways: u32,
         /// Minimum number of ways in a mask.
-        #[serde(alias = "at_least")]
         min_ways: u32,
         /// Must a mask be contiguous?
         contiguous: bool,
         /// Maximum number of groups with separate masks. On a live host, classes of service, including the default one.
-        #[serde(alias = "groups_at_most")]
         max_groups: u32,
     },
 }
@@ -232,10 +228,8 @@ pub struct Capabilities {
     /// The ways in which each cache can be partitioned; a cache may occur several times or not at all.
     pub partitions: Vec<(CacheId, PartitionSupport)>,
     /// The shortest window that the machine supports.
-    #[serde(alias = "shortest_window_ns")]
     pub min_window_ns: u64,
     /// The shortest quantum of a gang; `None` if there is no known limit, or if there are no gangs.
-    #[serde(alias = "shortest_slice_ns")]
     pub min_slice_ns: Option<u64>,
 }
 

@@ -98,7 +98,6 @@ pub struct EventCount {
     /// Occurrences, cycles or bytes, while the counter was on.
     pub count: u64,
     /// Share of the task's time on CPU in which the counter was enabled; 0 to 1, 0 if never.
-    #[serde(alias = "counted_share")]
     pub enabled_share: f64,
 }
 
@@ -142,12 +141,10 @@ pub struct TaskSample {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceIdentity>,
     /// Time at which it started or was first observed, on the clock of [`TimeSpan`].
-    #[serde(alias = "arrived_ns")]
     pub arrival_ns: u64,
     /// Did it exit in this window? The next one does not list it.
     pub exited: bool,
     /// Must the task stay where it is (a kernel thread, pinned by its owner, or excluded by configuration)?
-    #[serde(alias = "fixed")]
     pub unmovable: bool,
     /// The goal that the operator's rules set; it is part of the observation so that a replay has it.
     pub goal: Option<Goal>,
@@ -156,7 +153,6 @@ pub struct TaskSample {
     /// Time on each CPU within the window; co-runners, CPU shares and fairness are computed from it.
     pub on_cpu_ns: Vec<(CpuId, u64)>,
     /// Time in which the task was runnable but had no CPU; `None` if this is unknown.
-    #[serde(alias = "runnable_wait_ns")]
     pub run_queue_wait_ns: Option<u64>,
     /// Events counted while the task was on CPU.
     pub counts: EventCounts,
@@ -242,7 +238,6 @@ pub struct RowInterval {
     /// Start and length of the interval.
     pub span: TimeSpan,
     /// The task that left its CPU and ended the interval; `None` if the window ended.
-    #[serde(alias = "ended_by")]
     pub ended_by_task: Option<TaskId>,
     /// Counts of the whole shared cache during the interval.
     pub cache_counts: EventCounts,
@@ -313,7 +308,6 @@ pub struct ReuseSample {
     /// Time that the task ran from the start of the watch to the second touch, or to the end of the watch.
     pub elapsed_ns: u64,
     /// If false, the other fields are lower bounds.
-    #[serde(alias = "touched_again")]
     pub reused: bool,
 }
 
@@ -347,7 +341,6 @@ pub enum Neighbor {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PrimeProbeSample {
     /// Was the task running meanwhile? If false, it was kept off its CPU.
-    #[serde(alias = "beside")]
     pub target_running: bool,
     /// Lines of the probe's buffer that had been evicted, out of `reloads`.
     pub evicted: u32,
@@ -376,7 +369,6 @@ pub enum ProbeEvidence {
         lines: Vec<u64>,
         /// Positions in the log, ascending, of code fetches; all others are data. Empty if none were logged.
         #[serde(default)]
-        #[serde(alias = "code")]
         code_positions: Vec<u32>,
         /// Events known to be lost; `None` if the hardware cannot count them.
         lost: Option<u64>,
@@ -388,7 +380,6 @@ pub enum ProbeEvidence {
     /// Sampled accesses; `sample_period` is the rate in force, and `events` includes its jitter.
     Samples {
         /// Events from one sample to the next, on average.
-        #[serde(alias = "one_in")]
         sample_period: u32,
         /// Events that occurred, sampled or not, since the previous result.
         events: u64,
@@ -416,7 +407,6 @@ pub enum ProbeEvidence {
         super_sets: Vec<SuperSetCount>,
     },
     /// An external measurement: how much the neighbor slows down the task, and the task the neighbor.
-    #[serde(alias = "Beside")]
     NeighborSlowdown {
         /// The task that was measured.
         task: TaskId,
@@ -425,17 +415,14 @@ pub enum ProbeEvidence {
         /// Time per access of the neighbor while the task was kept off its CPU.
         neighbor_alone_ns: f64,
         /// Time per access of the neighbor beside the task.
-        #[serde(alias = "neighbor_beside_ns")]
         neighbor_corun_ns: f64,
         /// The task's rate of work without the neighbor; `None` if it is unknown. Only its ratio to `task_corun_rate`
         /// is meaningful.
         task_alone_rate: Option<f64>,
         /// The task's rate of work beside the neighbor.
-        #[serde(alias = "task_beside_rate")]
         task_corun_rate: Option<f64>,
         /// The event that the task's rates count as a proxy for work; `None` if they count the work that the task
         /// reports.
-        #[serde(alias = "rate_of")]
         rate_event: Option<CounterEvent>,
     },
     /// Round-trip time of a cache line between two CPUs, measured because virtual machines may misreport which CPUs
@@ -447,7 +434,6 @@ pub enum ProbeEvidence {
         round_trip_ns: f64,
     },
     /// Raw samples of how much of the shared cache the task evicts, in the order of measurement.
-    #[serde(alias = "Evicted")]
     PrimeProbe {
         /// The task that was measured.
         task: TaskId,
@@ -460,7 +446,6 @@ pub enum ProbeEvidence {
     },
     /// A profile recorded earlier, whose program was recognized. It is part of the evidence so that a replay has it as
     /// well.
-    #[serde(alias = "Known")]
     StoredProfile {
         /// The task that was recognized.
         task: TaskId,
@@ -506,18 +491,14 @@ pub struct Observation {
     /// Start and length of the window.
     pub span: TimeSpan,
     /// The reason why it ended.
-    #[serde(alias = "ended")]
     pub end_reason: WindowEnd,
     /// All tasks that existed in the window, in order of arrival, including those that exited in it.
     pub tasks: Vec<TaskSample>,
     /// Counters of shared resources; a resource that is missing was not counted.
-    #[serde(alias = "places")]
     pub shared_counts: Vec<(CounterScope, EventCounts)>,
     /// The results of the probes in this window.
-    #[serde(alias = "answers")]
     pub probe_results: Vec<ProbeResult>,
     /// The plan in force; it also changes between plans, because slow actions continue and other tools make changes.
-    #[serde(alias = "in_force")]
     pub applied: AppliedPlan,
 }
 

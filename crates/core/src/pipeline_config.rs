@@ -41,7 +41,6 @@ pub enum GuardObjective {
     #[default]
     MeanLogSpeed,
     /// The program that lost the most speed.
-    #[serde(alias = "worst-process")]
     WorstProcessSpeed,
 }
 
@@ -50,13 +49,10 @@ pub enum GuardObjective {
 #[serde(deny_unknown_fields)]
 pub struct GuardConfig {
     /// Windows before and after a change that are compared; at least 2.
-    #[serde(alias = "windows")]
     pub trial_windows: u32,
     /// Smallest loss, as a fraction, that causes a roll-back.
-    #[serde(alias = "loss_at_least")]
     pub min_loss: f64,
     /// Windows of the first cooldown of a plan that was rolled back.
-    #[serde(alias = "keep_out_windows")]
     pub cooldown_windows: u32,
     /// How the guard combines the speeds of several programs.
     #[serde(default)]
@@ -64,7 +60,6 @@ pub struct GuardConfig {
     /// Must the first change wait until a reference was measured? Set on live hosts, whose initial state no policy
     /// chose.
     #[serde(default)]
-    #[serde(alias = "wait_for_reference")]
     pub waits_for_reference: bool,
 }
 
@@ -88,7 +83,6 @@ pub struct PredictorConfig {
     /// Cycles per last-level miss of a task that has no stall curve.
     pub miss_penalty_cycles: f64,
     /// Source of that number: the machine file, or a measurement with its figures.
-    #[serde(alias = "miss_penalty_from")]
     pub miss_penalty_source: String,
 }
 
@@ -110,7 +104,6 @@ pub enum ProfilerConfig {
         /// Level of the contended cache.
         level: CacheLevel,
         /// Instructions that a reading must cover to count.
-        #[serde(alias = "at_least_instructions")]
         min_instructions: f64,
     },
     /// Miss rates at partial cache sizes, from sets of tasks that ran together (CASC).
@@ -130,7 +123,6 @@ pub enum ProfilerConfig {
         /// Counters and regions.
         parameters: ShMapParameters,
         /// Is one filter used for all processes, keyed by physical line?
-        #[serde(alias = "across_processes")]
         machine_wide: bool,
     },
     /// Activity vectors (AV).
@@ -145,7 +137,6 @@ pub enum ProfilerConfig {
         cache: TracedCache,
         /// Use the settings of the thesis instead of the survival curve?
         #[serde(default)]
-        #[serde(alias = "as_in_the_thesis")]
         follows_thesis: bool,
     },
     /// Curves and histograms from watched locations.
@@ -159,7 +150,6 @@ pub enum ProfilerConfig {
         /// Sizes of the curve's points.
         sizes_bytes: Vec<u64>,
         /// Do the watchpoints cover code fetches as well?
-        #[serde(alias = "of_code_too")]
         includes_code: bool,
     },
     /// Stall curves from counters at the occupied sizes.
@@ -172,7 +162,6 @@ pub enum ProfilerConfig {
         /// Geometry of the contended cache.
         cache: TracedCache,
         /// Instructions that a window must cover to count.
-        #[serde(alias = "at_least_instructions")]
         min_instructions: f64,
     },
     /// Profiles that an experiment supplies, in order of the tasks' arrival.
@@ -210,15 +199,12 @@ impl Default for PhaseParameters {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CoRunRowParameters {
     /// Intervals shorter than this are cold starts.
-    #[serde(alias = "shortest_interval_ns")]
     pub min_interval_ns: f64,
     /// MIN_RUNLENGTH: the time to collect for each row, and for each newcomer.
-    #[serde(alias = "least_total_ns")]
     pub min_total_ns: f64,
     /// A factor for both times.
     pub scale: f64,
     /// Use the members' own counts if the machine provides them?
-    #[serde(alias = "own_counts")]
     pub uses_task_counts: bool,
 }
 

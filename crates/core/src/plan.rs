@@ -62,7 +62,6 @@ pub enum Units {
         /// Colors that the members' pages may have; not empty.
         allowed: IndexSet,
         /// The treatment of pages that already have other colors.
-        #[serde(alias = "moving")]
         migration: PageMigration,
     },
     /// A share in ways.
@@ -124,7 +123,6 @@ pub struct CoRunPenalty {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ProbeKind {
     /// Runs the tasks of each row together until `total_ns` is collected. CASC does this by raising their priority.
-    #[serde(alias = "Rows")]
     CoRunRows {
         /// The cache that the rows share.
         cache: CacheId,
@@ -138,7 +136,6 @@ pub enum ProbeKind {
         boost: bool,
     },
     /// Intervals in which `task` runs beside one of `peers` and no other task (CASC secondary).
-    #[serde(alias = "Beside")]
     PairedRows {
         /// The cache that they share.
         cache: CacheId,
@@ -150,7 +147,6 @@ pub enum ProbeKind {
         total_ns: u64,
     },
     /// Data misses of the first level (of the L2 on hosts) and, if requested and supported, code fetches that missed.
-    #[serde(alias = "Trace")]
     MissTrace {
         /// The task that is traced.
         task: TaskId,
@@ -158,25 +154,20 @@ pub enum ProbeKind {
         entries: u32,
         /// Are code fetches logged as well?
         #[serde(default)]
-        #[serde(alias = "code")]
         includes_code: bool,
     },
     /// Sampled accesses, remote ones only or all: one in `sample_period` on average, with jitter from the machine.
-    #[serde(alias = "Samples")]
     AccessSamples {
         /// All threads of these processes are sampled.
         processes: Vec<ProcessId>,
         /// Events from one sample to the next, on average.
-        #[serde(alias = "one_in")]
         sample_period: u32,
         /// Return only accesses that a remote cache served ([`crate::DataSource::RemoteCache`])?
         remote_only: bool,
         /// Maximum number of samples over all processes.
-        #[serde(alias = "at_most")]
         max_samples: u32,
     },
     /// Reuse times of individual locations, each watched until it is touched again.
-    #[serde(alias = "Reuses")]
     ReuseTimes {
         /// The task that is watched.
         task: TaskId,
@@ -184,7 +175,6 @@ pub enum ProbeKind {
         locations: u32,
     },
     /// Accesses and misses by group of cache sets (AV 2.1).
-    #[serde(alias = "Activity")]
     SuperSets {
         /// The tasks that are counted, each separately.
         tasks: Vec<TaskId>,
@@ -206,7 +196,6 @@ pub enum ProbeKind {
         cpus: (CpuId, CpuId),
     },
     /// Prime, wait and reload, beside the task and without it, until there are this many samples beside the task.
-    #[serde(alias = "Evicted")]
     PrimeProbe {
         /// The task that is measured.
         task: TaskId,
@@ -222,7 +211,6 @@ pub struct ProbeRequest {
     /// The id that the policy assigns; it is unique within the plan.
     pub id: ProbeId,
     /// The measurement and its subjects.
-    #[serde(alias = "what")]
     pub kind: ProbeKind,
     /// Maximum CPU time of the probe; the machine stops and reports it when the budget is used up.
     pub budget_ns: u64,

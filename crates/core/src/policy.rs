@@ -66,12 +66,10 @@ impl Reason {
 pub enum ReasonKind {
     /// An explanation of the plan.
     #[default]
-    #[serde(alias = "plain")]
     Explanation,
     /// A plan made the programs slower and was rolled back.
     RolledBack,
     /// A plan was not tried, because it, or several plans in a row, made programs slower.
-    #[serde(alias = "kept-out")]
     CoolingDown,
     /// A change was measured, with the given result.
     TrialVerdict,
@@ -225,7 +223,6 @@ pub struct Decision {
     /// The complete desired state, not a difference.
     pub plan: Plan,
     /// Reasons that explain at least what is new in the plan; may be empty.
-    #[serde(alias = "why")]
     pub reasons: Vec<Reason>,
     /// The policy's own forecast of the plan. The loop moves it to [`crate::WindowRecord::forecast`] and compares it
     /// with the next window. `None` if the policy has no model, in which case the reference predictor forecasts.
@@ -254,12 +251,10 @@ pub struct Goal {
     /// Relative weight of its slowdown; 1.0 by default.
     pub priority: f64,
     /// Maximum slowdown relative to its solo speed (0.05 = 5 %).
-    #[serde(alias = "degradation_at_most")]
     pub max_slowdown: Option<f64>,
     /// Minimum work per second: the work that the task reports, or instructions if no thread of its process reports
     /// work.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(alias = "rate_at_least")]
     pub min_rate: Option<f64>,
 }
 

@@ -17,7 +17,6 @@ pub type ForecastError = (TaskId, Estimate, f64);
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WindowRecord {
     /// The observation of the window.
-    #[serde(alias = "seen")]
     pub observation: Observation,
     /// The decision that followed it, with its reasons.
     pub decision: Decision,
@@ -27,7 +26,6 @@ pub struct WindowRecord {
     /// The state in force that the machine reported after it applied the plan.
     pub applied: crate::AppliedPlan,
     /// Errors of the forecast for this window; tasks without a forecast or a measurement are missing.
-    #[serde(alias = "last_forecast_missed_instr_per_cycle")]
     pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
     /// The state of every promise after this window; empty if no program has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

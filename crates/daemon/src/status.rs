@@ -153,7 +153,6 @@ pub struct DaemonTotals {
     pub probe_results: u64,
     /// Time for which probes kept programs from running. It is not part of the cost, because cachemate used no CPU
     /// during that time.
-    #[serde(alias = "probe_cpu_ns")]
     pub probe_withheld_ns: u64,
     /// The longest uninterrupted time that a managed thread waited for a CPU; `None` if the kernel does not report
     /// it. Children that started and ended between two windows are not included.

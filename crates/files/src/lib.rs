@@ -15,8 +15,8 @@ mod plain;
 mod trusted_dir;
 
 pub use plain::{
-    FreshFile, create, link_target, list_dir, list_subdirs, metadata_if_exists, open_plain,
-    path_exists, read_limited, read_text_limited, replace,
+    FreshFile, create, link_target, list_dir, list_subdirs, metadata_if_exists, open_pipe,
+    open_plain, path_exists, read_limited, read_text_limited, replace,
 };
 pub use trusted_dir::{DirAccess, TrustedDir};
 

@@ -18,11 +18,34 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
     if metadata.is_file() {
-        Ok(file)
-    } else {
-        Err(refusal_error(path, file_kind(&metadata), "a plain file"))
+        return Ok(file);
     }
+    let expected = match file_kind(&metadata) {
+        FIFO => {
+            "a plain file (a pipe can be read only once: write it to a file, or pass '-' to a command that reads \
+             standard input)"
+        }
+        _ => "a plain file",
+    };
+    Err(refusal_error(path, file_kind(&metadata), expected))
 }
+
+/// Opens a pipe for reading, without waiting for its writer; `None` for every other kind of file, and for a missing one.
+///
+/// # Errors
+/// The error of the file system.
+pub fn open_pipe(path: &Path) -> io::Result<Option<File>> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_pipe = |metadata: Metadata| metadata.file_type().is_fifo();
+    if !std::fs::metadata(path).is_ok_and(is_pipe) {
+        return Ok(None);
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
+    Ok(file.metadata().is_ok_and(is_pipe).then_some(file))
+}
+
+const FIFO: &str = "a FIFO";
 
 /// The kind of a file, for messages.
 pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
@@ -30,7 +53,7 @@ pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
     let file_type = metadata.file_type();
     match () {
         () if file_type.is_dir() => "a directory",
-        () if file_type.is_fifo() => "a FIFO",
+        () if file_type.is_fifo() => FIFO,
         () if file_type.is_socket() => "a socket",
         () if file_type.is_char_device() || file_type.is_block_device() => "a device",
         () => "no plain file",

@@ -9,7 +9,6 @@
 
 #![warn(missing_docs)]
 
-pub mod advice;
 pub mod arrivals;
 pub mod cell;
 pub mod cluster_export;

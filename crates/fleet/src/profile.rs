@@ -19,7 +19,6 @@ pub struct MissPoint {
     /// Size of the cache, which the service has to itself.
     pub bytes: f64,
     /// Misses per thousand instructions at this size.
-    #[serde(alias = "misses_per_kilo_instr")]
     pub misses_per_kilo_instr: f64,
 }
 
@@ -28,16 +27,13 @@ pub struct MissPoint {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadProfile {
     /// Cycles per instruction if every reference hits the contended cache.
-    #[serde(alias = "base_cycles_per_instr")]
     pub base_cycles_per_instr: f64,
     /// Cycles that a miss adds; overlap with other misses is included.
-    #[serde(alias = "stall_cycles_per_miss")]
     pub stall_cycles_per_miss: f64,
     /// References to the contended cache, which are its misses at size zero.
-    #[serde(alias = "references_per_kilo_instr")]
     pub references_per_kilo_instr: f64,
     /// Lines written back, as a fraction of the lines filled.
-    #[serde(default = "default_write_share", alias = "write_share")]
+    #[serde(default = "default_write_share")]
     pub write_share: f64,
     /// Misses by size, ascending, from one to [`MAX_CURVE_POINTS`] points.
     pub curve: Vec<MissPoint>,

@@ -2,7 +2,6 @@
 
 use cachemate_core::test_support::{cache_spec, machine_spec, memory_spec};
 use cachemate_core::{CacheLevel, CacheSpec, CoreModel, MachineSpec, WayPartitions};
-use cachemate_fleet::advice::{AdvisedService, advise};
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::corun::{CoRunKey, CoRunMember, CoRunSolver};
 use cachemate_fleet::placement::PlacementPolicy;
@@ -344,50 +343,4 @@ fn slowdowns_rise_with_co_runners_and_other_caches_traffic() {
     );
     assert!(cycles(0, 2, 3) < company[3], "confined streams harm less");
     assert_eq!(solver.solo_cycles_per_instr(member(0)), company[0]);
-}
-
-/// Does advice name the stream as the aggressor, its victim, and nothing against a service that fits?
-#[test]
-fn advice_separates_victims_from_aggressors() {
-    let kinds = [
-        kind("reuse", 20.0, &[(6.0 * MIB, 0.98)], Some(5.0)),
-        kind("stream", 60.0, &[], None),
-        kind("small", 1.0, &[(0.1 * MIB, 1.0)], None),
-        FleetService {
-            profile: None,
-            ..kind("unknown", 1.0, &[], None)
-        },
-    ];
-    let profiles = kinds
-        .iter()
-        .filter_map(|kind| kind.profile.clone())
-        .collect();
-    let solver = CoRunSolver::new(&machine(), profiles).unwrap();
-    let services: Vec<AdvisedService> = kinds
-        .iter()
-        .map(|kind| AdvisedService {
-            kind: kind.clone(),
-            has_whole_cpus: true,
-        })
-        .collect();
-    let advice = advise(&solver, &services);
-    assert_eq!(advice.pairs.len(), 3);
-    assert_eq!(
-        (
-            advice.pairs[0].victim.as_str(),
-            advice.pairs[0].aggressor.as_str()
-        ),
-        ("reuse", "stream")
-    );
-    assert!(
-        advice.pairs[0].is_bad && !advice.pairs[1].is_bad,
-        "{:?}",
-        advice.pairs
-    );
-    let roles: Vec<_> = advice.services.iter().map(|service| service.role).collect();
-    assert_eq!(
-        roles,
-        [Some("victim"), Some("aggressor"), Some("neutral"), None]
-    );
-    assert_eq!(advice.services[0].keep_apart, ["stream"]);
 }

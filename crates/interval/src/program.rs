@@ -25,7 +25,6 @@ pub struct SizePoint {
     /// Cycles spent waiting for memory; overlapped misses count once.
     pub memory_stall_cycles_per_instr: f64,
     /// The same rates with all prefetchers off, if measured. They are the limit when memory drops all prefetches.
-    #[serde(alias = "unaided")]
     pub without_prefetch: Option<UnprefetchedRates>,
 }
 

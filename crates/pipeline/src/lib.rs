@@ -27,7 +27,7 @@ use cachemate_trace::RUN_LOG_VERSION;
 
 pub use evidence::{UnavailableEvidence, missing_evidence};
 pub use forecast::{forecast_plan, pair_forecast};
-pub use replay::{ReplayError, ReplayMachine, ReplayedWindow, replay};
+pub use replay::{ReplayError, ReplayExtent, ReplayMachine, ReplayedWindow, replay};
 pub use standard::{
     CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline,
     miss_penalty_of_machine, with_size_sweeps,

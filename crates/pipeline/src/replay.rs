@@ -28,6 +28,8 @@ pub struct ReplayMachine {
     header: RunHeader,
     /// The record from which the last observation was taken.
     current_record: Rc<RefCell<Option<WindowRecord>>>,
+    /// The damage behind the last whole window, if the log was cut.
+    damage: Rc<RefCell<Option<TraceError>>>,
 }
 
 impl ReplayMachine {
@@ -37,6 +39,7 @@ impl ReplayMachine {
             header: log.header().clone(),
             log,
             current_record: Rc::default(),
+            damage: Rc::default(),
         }
     }
 
@@ -55,10 +58,15 @@ impl Machine for ReplayMachine {
         &self.header.capabilities
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let record = self
-            .log
-            .next_record()
-            .map_err(|error| MachineError(error.to_string()))?;
+        let record = match self.log.next_record() {
+            Ok(record) => record,
+            // A run whose writer crashed is valid up to the cut.
+            Err(error) if self.current_record.borrow().is_some() => {
+                self.damage.replace(Some(error));
+                None
+            }
+            Err(error) => return Err(MachineError(error.to_string())),
+        };
         let observation = record.as_ref().map(|record| record.observation.clone());
         if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
             self.header
@@ -194,9 +202,18 @@ pub enum ReplayError {
     },
 }
 
+/// The extent of a replay.
+#[derive(Debug)]
+pub struct ReplayExtent {
+    /// Number of windows that were replayed.
+    pub windows: u64,
+    /// The damage behind the last of them; `None` if the log is whole.
+    pub damage: Option<TraceError>,
+}
+
 /// Replays a recorded run, and passes each window to `visit_window`. The pipeline is that of the log's header, with the
 /// policy replaced by `other_policy` if given. With the recorded policy, the first plan, reason or forecast that
-/// differs ends the replay. Returns the number of windows.
+/// differs ends the replay. A log that was cut is replayed up to the cut.
 ///
 /// # Errors
 /// Returns a [`ReplayError`]; the windows before the error have been passed to `visit_window`.
@@ -204,7 +221,7 @@ pub fn replay(
     log: RunLogReader,
     other_policy: Option<PolicyConfig>,
     visit_window: impl FnMut(ReplayedWindow),
-) -> Result<u64, ReplayError> {
+) -> Result<ReplayExtent, ReplayError> {
     let mut config = log.header().pipeline.clone();
     let must_match = other_policy
         .as_ref()
@@ -213,12 +230,17 @@ pub fn replay(
     let pipeline = Pipeline::build(config)?;
     let machine = ReplayMachine::new(log);
     let current_record = Rc::clone(&machine.current_record);
-    replay_windows(
+    let damage = Rc::clone(&machine.damage);
+    let windows = replay_windows(
         pipeline.start(machine),
         &current_record,
         must_match,
         visit_window,
-    )
+    )?;
+    Ok(ReplayExtent {
+        windows,
+        damage: damage.take(),
+    })
 }
 
 fn replay_windows<P: Policy>(

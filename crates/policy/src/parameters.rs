@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 
-use cachemate_core::{SpellingScope, successor_of};
 use serde::de::DeserializeOwned;
 
 /// The error for parameters that a policy does not accept.
@@ -12,16 +11,6 @@ pub enum ParameterError {
     /// with line and column.
     #[error("{}", .0.to_string().trim_end())]
     Toml(Box<toml::de::Error>),
-    /// A parameter has a retired name.
-    #[error("{context}`{old}` is now `{new}`")]
-    Retired {
-        /// Heading of the TOML parser with line and column, and the line itself.
-        context: String,
-        /// Retired name, prefixed with the name of the policy.
-        old: String,
-        /// Present name, prefixed with the name of the policy.
-        new: String,
-    },
     /// A value is outside its range.
     #[error("{name}: found {found}, expected {expected}")]
     Value {
@@ -41,35 +30,6 @@ impl ParameterError {
             name: name.to_string(),
             found: found.to_string(),
             expected: expected.to_string(),
-        }
-    }
-
-    /// Adds the successor to the error if `text` sets a parameter of `policy` under a retired name; other errors are
-    /// returned unchanged.
-    pub(crate) fn with_successor(self, policy: &str, text: &str) -> Self {
-        let ParameterError::Toml(error) = &self else {
-            return self;
-        };
-        let unknown_key = error
-            .span()
-            .filter(|_| error.message().starts_with("unknown field"))
-            .and_then(|span| text.get(span));
-        let Some(old_name) = unknown_key.map(|key| format!("{policy}.{key}")) else {
-            return self;
-        };
-        let Some(new_name) = successor_of(SpellingScope::PolicyParameter, &old_name) else {
-            return self;
-        };
-        let error_text = error.to_string();
-        let context = error_text
-            .trim_end()
-            .strip_suffix(error.message())
-            .unwrap_or_default()
-            .to_string();
-        ParameterError::Retired {
-            context,
-            old: old_name,
-            new: format!("{policy}.{new_name}"),
         }
     }
 }

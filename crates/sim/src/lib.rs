@@ -13,3 +13,5 @@ pub mod metrics;
 pub mod os;
 pub mod results;
 pub mod run;
+
+pub use hw::check_machine;

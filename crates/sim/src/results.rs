@@ -139,7 +139,6 @@ pub struct CacheResults {
     /// Number of bytes sent toward the cores, per elapsed cycle.
     pub bytes_per_cycle: f64,
     /// Number of lines of the second task that the first task evicted.
-    #[serde(alias = "who_evicted_whom")]
     pub evictions_by_pair: Vec<(TaskId, TaskId, u64)>,
     /// Number of bytes that each task occupies at the end.
     pub occupancy_bytes: Vec<(TaskId, u64)>,
@@ -166,10 +165,8 @@ pub struct DispatcherResults {
     /// Number of tasks chosen for a CPU that no gang or measurement held.
     pub picks: u64,
     /// Number of choices with more than one waiting task (AV-9).
-    #[serde(alias = "picks_with_a_choice")]
     pub contested_picks: u64,
     /// Number of choices that penalties changed.
-    #[serde(alias = "picks_swayed")]
     pub picks_overridden: u64,
     /// Number of cycles spent on copying pages to other frames, summed over all CPUs.
     pub page_copy_cycles: u64,

@@ -22,8 +22,6 @@ pub struct SpecError {
     pub expected: Box<str>,
     /// The known name that was probably meant; `None` if no known name is similar.
     pub nearest: Option<Box<str>>,
-    /// The spelling that replaced the field's; set only if the field has no other error.
-    pub successor: Option<Box<str>>,
     /// The next error of the same file.
     pub next: Option<Box<SpecError>>,
 }
@@ -36,15 +34,10 @@ impl fmt::Display for SpecError {
         if let Some((line, column)) = self.line_column {
             write!(out, ":{line}:{column}")?;
         }
-        match (&self.field, &self.successor) {
-            (Some(field), Some(successor)) => write!(out, ": '{field}' is now '{successor}'")?,
-            (field, _) => {
-                if let Some(field) = field {
-                    write!(out, ": field '{field}'")?;
-                }
-                write!(out, ": found {}, expected {}", self.found, self.expected)?;
-            }
+        if let Some(field) = &self.field {
+            write!(out, ": field '{field}'")?;
         }
+        write!(out, ": found {}, expected {}", self.found, self.expected)?;
         if let Some(nearest) = &self.nearest {
             write!(out, " (did you mean '{nearest}'?)")?;
         }
@@ -69,7 +62,6 @@ impl SpecError {
             found: found.into(),
             expected: expected.into(),
             nearest: None,
-            successor: None,
             next: None,
         }
     }

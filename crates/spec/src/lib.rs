@@ -18,6 +18,8 @@ mod matrix;
 mod overrides;
 mod scenario;
 
+use std::io::Read;
+
 pub use error::SpecError;
 pub use interval::{
     Distribution, IntervalSpec, MixSpec, SimModel, TimeSharingModel, WeightedProgram,
@@ -38,7 +40,11 @@ pub use scenario::{
 /// Files larger than this are not specifications.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// Reads a specification; `-` is standard input.
 pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
+    if path == "-" {
+        return read_standard_input();
+    }
     let metadata = std::fs::metadata(path)
         .map_err(|error| SpecError::for_file(path, error.to_string(), "a readable file"))?;
     if metadata.len() > MAX_FILE_BYTES {
@@ -50,6 +56,20 @@ pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
     }
     cachemate_files::read_text_limited(path.as_ref(), MAX_FILE_BYTES)
         .map_err(|error| read_error(path, &error))
+}
+
+fn read_standard_input() -> Result<String, SpecError> {
+    let mut text = String::new();
+    let error = |found: String, expected| SpecError::for_file("standard input", found, expected);
+    let length = std::io::stdin()
+        .lock()
+        .take(MAX_FILE_BYTES + 1)
+        .read_to_string(&mut text)
+        .map_err(|failure| error(failure.to_string(), "readable text"))?;
+    if length as u64 > MAX_FILE_BYTES {
+        return Err(error("more".to_string(), "at most 16 MiB"));
+    }
+    Ok(text)
 }
 
 /// The read error as an error of this crate: a rejection gives the path, the kind of file found, and the kind expected.

@@ -4,7 +4,7 @@
 //! tree with spans, from which the values are taken (and overridden, if the caller requests it). Every later error
 //! gives a *path*, which is looked up in the tree.
 
-use cachemate_core::{SpellingScope, key_successor, nearest_name};
+use cachemate_core::nearest_name;
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -21,7 +21,6 @@ pub struct Located<'a> {
     file: &'a str,
     text: &'a str,
     tree: Spanned<DeTable<'a>>,
-    scope: Option<SpellingScope>,
 }
 
 /// Parses `text` as a `T`. `file` is its name in errors.
@@ -43,21 +42,7 @@ impl<'a> Located<'a> {
             line_column: error.span().map(|span| line_column(text, span.start)),
             ..SpecError::for_file(file, first_line(error.message()), "TOML")
         })?;
-        Ok(Located {
-            file,
-            text,
-            tree,
-            scope: None,
-        })
-    }
-
-    /// The same text; retired keys and values of this kind of file are rejected, and the errors name their successors.
-    #[must_use]
-    pub fn with_scope(self, scope: SpellingScope) -> Self {
-        Located {
-            scope: Some(scope),
-            ..self
-        }
+        Ok(Located { file, text, tree })
     }
 
     /// The text as a `T`.
@@ -111,13 +96,6 @@ impl<'a> Located<'a> {
             file: self.file.into(),
             ..error
         })?;
-        let retired = self.scope.map_or(Vec::new(), |scope| {
-            self.retired_spellings(scope, &table, "", "")
-        });
-        // What is below a retired key can only be judged under its successor.
-        if !retired.is_empty() {
-            return Ok((None, retired));
-        }
         let mut errors = Vec::new();
         while errors.len() < MAX_ERRORS {
             let deserialized = serde_path_to_error::deserialize(toml::Value::Table(table.clone()));
@@ -139,67 +117,6 @@ impl<'a> Located<'a> {
             }
         }
         Ok((None, errors))
-    }
-
-    /// Errors of retired keys and values, the innermost first. `place` is the position of `table`; `path`
-    /// is its path without indices, as in the table of retired spellings.
-    fn retired_spellings(
-        &self,
-        scope: SpellingScope,
-        table: &toml::Table,
-        place: &str,
-        path: &str,
-    ) -> Vec<SpecError> {
-        let join_path = |prefix: &str, key: &str| {
-            if prefix.is_empty() {
-                key.into()
-            } else {
-                format!("{prefix}.{key}")
-            }
-        };
-        let mut errors = Vec::new();
-        for (key, value) in table {
-            let (indexed_path, path) = (join_path(place, key), join_path(path, key));
-            let mut spellings = vec![path.clone()];
-            let outer_count = errors.len();
-            match value {
-                toml::Value::Table(inner_table) => {
-                    errors.extend(self.retired_spellings(scope, inner_table, &indexed_path, &path));
-                }
-                toml::Value::Array(entries) => {
-                    for (index, entry) in entries.iter().enumerate() {
-                        if let toml::Value::Table(entry_table) = entry {
-                            errors.extend(self.retired_spellings(
-                                scope,
-                                entry_table,
-                                &format!("{indexed_path}[{index}]"),
-                                &path,
-                            ));
-                        }
-                    }
-                }
-                toml::Value::String(text) => spellings.push(format!("{path} = {text}")),
-                _ => {}
-            }
-            let successor =
-                |old_key: String| Some((key_successor(scope, &old_key)?.into(), old_key.into()));
-            let has_inner_error = errors.len() > outer_count;
-            if let Some((new_key, old_key)) = spellings
-                .into_iter()
-                .find_map(successor)
-                .filter(|_| !has_inner_error)
-            {
-                let line_column = Some(self.locate_path(&indexed_path));
-                let (field, successor) = (Some(old_key), Some(new_key));
-                errors.push(SpecError {
-                    line_column,
-                    field,
-                    successor,
-                    ..SpecError::for_file(self.file, "", "")
-                });
-            }
-        }
-        errors
     }
 
     /// An error about a field that was found after parsing.

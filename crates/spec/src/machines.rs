@@ -1,6 +1,6 @@
 //! Machines by name or by path.
 
-use cachemate_core::{MachineSpec, SpellingScope, Topology};
+use cachemate_core::{MachineSpec, Topology};
 
 use crate::located_toml::Located;
 use crate::overrides::{Override, split_overrides};
@@ -144,7 +144,7 @@ pub fn parse_machine(file: &str, text: &str) -> Result<MachineSpec, SpecError> {
 }
 
 fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<MachineSpec, SpecError> {
-    let located = Located::parse(file, text)?.with_scope(SpellingScope::Machine);
+    let located = Located::parse(file, text)?;
     let machine: MachineSpec = located.deserialize_with_overrides(overrides)?;
     machine
         .check()

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_core::{CpusetGroup, Goal, ServiceKind, SpellingScope};
+use cachemate_core::{CpusetGroup, Goal, ServiceKind};
 use serde::{Deserialize, Serialize};
 
 use crate::located_toml::Located;
@@ -216,7 +216,7 @@ pub fn parse_manage_config(
     text: &str,
     user_id: &dyn Fn(&str) -> Option<u32>,
 ) -> Result<ManageConfig, SpecError> {
-    let located = Located::parse(file, text)?.with_scope(SpellingScope::Configuration);
+    let located = Located::parse(file, text)?;
     let (config, errors) = located.deserialize_usable::<ManageConfig>(|_| Ok(()))?;
     let mut check = FieldCheck {
         located: &located,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{CpuSet, Goal, MachineSpec, RunLimit, SpellingScope};
+use cachemate_core::{CpuSet, Goal, MachineSpec, RunLimit};
 use serde::{Deserialize, Serialize};
 
 use crate::interval::{Distribution, IntervalSpec, SimModel, check_distribution};
@@ -157,7 +157,7 @@ pub fn vary_scenario(
     text: &str,
     changes: &[(String, toml::Value)],
 ) -> Result<(Scenario, MachineSpec), SpecError> {
-    let located = Located::parse(file, text)?.with_scope(SpellingScope::Scenario);
+    let located = Located::parse(file, text)?;
     let set_all = |table: &mut toml::Table| {
         changes
             .iter()

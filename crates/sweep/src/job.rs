@@ -364,7 +364,6 @@ pub(crate) fn whole_file_error(file: &str, found: &str) -> SpecError {
         found: found.into(),
         expected: "a usable point".into(),
         nearest: None,
-        successor: None,
         next: None,
     }
 }

@@ -78,7 +78,7 @@ fn find_by_name(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf,
     match programs.iter().find(|(known, _)| known == name) {
         Some((_, path)) => Ok(path.clone()),
         None => Err(unknown_name_error(
-            "bundled recording",
+            "file or bundled recording",
             name,
             programs.into_iter().map(|(known, _)| known),
         )),
@@ -125,7 +125,7 @@ mod tests {
         let error = find_by_name(programs, "sqlite").unwrap_err().to_string();
         assert_eq!(
             error,
-            "no bundled recording is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3"
+            "no file or bundled recording is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3"
         );
         let error = find_by_name(find_recordings_in(&[empty]), "gzip")
             .unwrap_err()

@@ -121,7 +121,8 @@ fn remedy_hint(remedy: &Option<String>) -> String {
 }
 
 impl TraceError {
-    pub(crate) fn io_error(
+    /// Builds the error of an operation on a file.
+    pub fn io_error(
         file: &str,
         operation: &'static str,
     ) -> impl FnOnce(io::Error) -> TraceError + use<> {

@@ -20,9 +20,6 @@ use crate::{FilePosition, TraceError, create_output};
 
 /// The version that this library writes ([`RunHeader::format`]).
 pub const RUN_LOG_VERSION: u32 = 5;
-/// The oldest version that it reads. Version 4 has other keys, for which `cachemate_core` has aliases; version 3 also
-/// lacks [`WindowRecord::online`].
-const OLDEST_VERSION: u32 = 3;
 /// Longer lines are rejected; a window with a trace of a million addresses is far below this limit.
 const LINE_BYTES_LIMIT: u64 = 64 << 20;
 
@@ -183,9 +180,9 @@ impl RunLogReader {
         };
         reader.read_line()?;
         let version: FormatVersion = reader.parse("a run log's header")?;
-        if !(OLDEST_VERSION..=RUN_LOG_VERSION).contains(&version.format) {
+        if version.format != RUN_LOG_VERSION {
             let found = format!("run log format {}", version.format);
-            let expected = format!("format {OLDEST_VERSION} to {RUN_LOG_VERSION}");
+            let expected = format!("format {RUN_LOG_VERSION}");
             return Err(reader.log_error(found, &expected));
         }
         reader.header = reader.parse("a run log's header")?;

@@ -8,10 +8,10 @@ use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::terminal::plan_boxes;
 use cachemate_study::{DEFAULT_SCHEME, KernelFootprint, ProfileTarget, pair_costs, plan_result};
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::advise_cluster::AdviseCommand;
+use super::slurm_node::AdviseSlurmNode;
 use super::status::SocketArg;
 use super::topology::as_machine::{self, HostFacts};
 use crate::args::JsonArg;
@@ -30,7 +30,7 @@ use cachemate_daemon::{host, socket};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Advise {
     #[command(subcommand)]
-    cluster: Option<AdviseCommand>,
+    other: Option<AdviseCommand>,
     /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
@@ -41,6 +41,11 @@ pub struct Advise {
     socket: SocketArg,
     #[command(flatten)]
     json: JsonArg,
+}
+
+#[derive(Subcommand)]
+enum AdviseCommand {
+    SlurmNode(AdviseSlurmNode),
 }
 
 /// `cachemate advise --json`.
@@ -86,9 +91,10 @@ const MISSES_AT_ONCE: f64 = 12.0;
 
 impl Advise {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if let Some(cluster) = &self.cluster {
-            return cluster.run(session);
+        if let Some(AdviseCommand::SlurmNode(command)) = &self.other {
+            return command.run(session);
         }
+
         let host = host::survey_host(false)?;
         let (cache, target, mut assumed) = survey_shared_cache(&host.topology)?;
         let programs = load_all(session, &self.programs, target)?;

@@ -53,7 +53,7 @@ impl AttributeArgs {
             build_job(&self.with, self.seed.wrapping_add(50))?,
         );
         self.runs.start();
-        let stop = session.calculation_flag();
+        let stop = session.interrupt_flag();
         let bar = session.progress_bar("attribute", None);
         bar.set_message("eight runs");
         let context = ExperimentContext::for_seed(self.seed, &stop);

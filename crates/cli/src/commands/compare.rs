@@ -87,7 +87,7 @@ impl CompareArgs {
             check_policy(policy)?;
         }
         self.runs.start();
-        let stop = session.calculation_flag();
+        let stop = session.interrupt_flag();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
         let query = WhatIfQuery {
             machine: machine.clone(),

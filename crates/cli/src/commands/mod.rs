@@ -6,7 +6,6 @@ use crate::args::Global;
 use crate::session::Session;
 
 mod advise;
-mod advise_cluster;
 mod attribute;
 mod cachesim;
 mod compare;
@@ -97,7 +96,26 @@ pub enum Command {
 }
 
 impl Command {
+    /// Returns whether the command only computes, so that an interruption may end it anywhere.
+    fn is_calculation(&self) -> bool {
+        matches!(
+            self,
+            Command::Advise(_)
+                | Command::Attribute(_)
+                | Command::Compare(_)
+                | Command::Plan(_)
+                | Command::Predict(_)
+                | Command::Profile(_)
+                | Command::Replay(_)
+                | Command::Report(_)
+                | Command::Topology(_)
+        )
+    }
+
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if self.is_calculation() {
+            session.limit_calculation();
+        }
         match self {
             Command::Convert(command) => command.run(session),
             Command::Mrc(command) => command.run(session),

@@ -338,7 +338,7 @@ impl PlanArgs {
         check_policy(policy)?;
         let name = machine.name.clone();
         self.timing.runs.start();
-        let stop = session.calculation_flag();
+        let stop = session.interrupt_flag();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
         let query = WhatIfQuery {
             machine,

@@ -73,16 +73,22 @@ impl ReplayArgs {
                     .map(|miss| (miss.1.value - miss.2).abs() / miss.2),
             );
         };
-        let windows = match replay(log, other_policy, report_window) {
+        let extent = match replay(log, other_policy, report_window) {
             Err(ReplayError::Policy(error)) => return Err(UsageError(error.to_string()).into()),
             other => other?,
         };
+        if let Some(damage) = &extent.damage {
+            session.warn(&format!(
+                "the run log is incomplete: {damage}; the {} windows before it are replayed",
+                extent.windows
+            ));
+        }
         let forecasts = relative_errors.len() as u64;
         let result = ReplayJson {
             log: self.log.clone(),
             recorded_policy: recorded_policy.name,
             policy: policy_name,
-            windows,
+            windows: extent.windows,
             same_plans,
             first_difference,
             mean_forecast_error: (forecasts > 0)

@@ -115,7 +115,8 @@ fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> Strin
     }
     let online_count = topology.online().count() as usize;
     let count_distinct = |key_of: fn(&cachemate_core::Cpu) -> (u32, u32)| {
-        let mut values: Vec<_> = topology.cpus.iter().map(key_of).collect();
+        let online_cpus = topology.cpus.iter().filter(|cpu| cpu.online);
+        let mut values: Vec<_> = online_cpus.map(key_of).collect();
         values.sort_unstable();
         values.dedup();
         values.len() as u64

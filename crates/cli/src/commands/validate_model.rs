@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use cachemate_report::Table;
 use cachemate_report::text::{format_number, value_or_dash};
 use cachemate_repro::ExperimentContext;
@@ -12,7 +12,7 @@ use cachemate_repro::interval::offline::{OfflineScore, score_offline};
 use cachemate_repro::interval::score::{ErrorSummary, ValidationScore, score, score_chart};
 use cachemate_repro::interval::{ValidationTruth, measure_truth, speed};
 use cachemate_repro::setup::failed;
-use cachemate_trace::bundled_recordings;
+use cachemate_trace::{CmtReader, TraceReader, bundled_recordings};
 use clap::Args;
 use serde::Serialize;
 
@@ -155,13 +155,25 @@ impl ValidateModel {
 
     /// Compares forecasts from recordings with the cycle-level machine.
     fn run_offline(&self, session: &Session) -> anyhow::Result<()> {
-        let recordings = match self.recordings.as_slice() {
-            [] => bundled_recordings(),
-            names => names
-                .iter()
-                .map(|name| Ok((file_stem(name), recording_path(name)?)))
-                .collect::<anyhow::Result<_>>()?,
-        };
+        let mut recordings = Vec::new();
+        if self.recordings.is_empty() {
+            // Only a program of one thread can be measured alone.
+            for (name, path) in bundled_recordings() {
+                if count_threads(&path)? <= 1 {
+                    recordings.push((name, path));
+                }
+            }
+        }
+        for name in &self.recordings {
+            let path = recording_path(name)?;
+            let thread_count = count_threads(&path)?;
+            ensure!(
+                thread_count <= 1,
+                "'{name}': found {thread_count} threads, expected one: programs with several threads cannot be measured \
+                 alone"
+            );
+            recordings.push((file_stem(name), path));
+        }
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("validate-model", None);
         let report_stage = |stage: &str| bar.set_message(stage.to_string());
@@ -172,6 +184,12 @@ impl ValidateModel {
         self.runs.report_reuse(session);
         session.print_result(self.json.json, &score, || render_offline(&score))
     }
+}
+
+/// Returns the number of threads of a recording, from its totals.
+fn count_threads(path: &Path) -> anyhow::Result<usize> {
+    let reader = CmtReader::open(path)?;
+    Ok(reader.totals().map_or(0, |totals| totals.threads.len()))
 }
 
 /// Returns the name of a recording's file, without directory and extensions.

@@ -1,4 +1,4 @@
-//! The shipped parts for clusters: image, resources, manifests, Slurm scripts, and advice.
+//! The shipped parts for clusters: image, resources, chart and Slurm scripts.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -139,14 +139,25 @@ fn schemas_have_the_fields_that_are_read() {
     }
 }
 
-/// Do the plain manifests grant exactly the rights on the page: a privileged daemon that writes the two resources, an
-/// extender that reads them?
+/// Does the chart grant exactly the rights on the page: a privileged daemon that writes the two resources, an extender
+/// that reads them?
 #[test]
-fn manifests_grant_exactly_the_rights_on_the_page() {
-    let dir = packaging_dir().join("kubernetes/manifests");
-    let all: Vec<Value> = std::fs::read_dir(dir)
-        .unwrap()
-        .flat_map(|entry| read_documents(&entry.unwrap().path()))
+fn the_chart_grants_exactly_the_rights_on_the_page() {
+    let helm = Command::new("helm")
+        .args(["template", "cachemate", "--namespace", "cachemate"])
+        .args(["--set", "extender.enabled=true"])
+        .arg(packaging_dir().join("kubernetes/chart"))
+        .output();
+    let Ok(rendered) = helm else {
+        report_unchecked("the chart", "no helm");
+        return;
+    };
+    let errors = String::from_utf8_lossy(&rendered.stderr);
+    assert!(rendered.status.success(), "{errors}");
+
+    let text = String::from_utf8(rendered.stdout).unwrap();
+    let all: Vec<Value> = serde_yaml_ng::Deserializer::from_str(&text)
+        .map(|document| Value::deserialize(document).unwrap())
         .collect();
     let find_kind = |kind: &str| {
         all.iter()
@@ -210,47 +221,6 @@ fn manifests_grant_exactly_the_rights_on_the_page() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("c.toml"), config).unwrap();
     run(home.path(), &["manage", "--check", "--config", "c.toml"]).ok();
-}
-
-/// Does the chart with its default values produce the plain manifests?
-#[test]
-fn the_default_chart_produces_the_plain_manifests() {
-    let chart = packaging_dir().join("kubernetes/chart");
-    let args = [
-        "template",
-        "cachemate",
-        "--namespace",
-        "cachemate",
-        "--set",
-        "extender.enabled=true",
-    ];
-    let Ok(rendered) = Command::new("helm").args(args).arg(chart).output() else {
-        report_unchecked("the chart", "no helm");
-        return;
-    };
-    assert!(
-        rendered.status.success(),
-        "{}",
-        String::from_utf8_lossy(&rendered.stderr)
-    );
-    let text = String::from_utf8(rendered.stdout).unwrap();
-    let object_names = |documents: Vec<Value>| -> BTreeSet<String> {
-        let named = documents
-            .iter()
-            .filter(|document| document["kind"].is_string() && document["kind"] != "Namespace");
-        named
-            .map(|document| format!("{} {}", document["kind"], document["metadata"]["name"]))
-            .collect()
-    };
-    let chart = serde_yaml_ng::Deserializer::from_str(&text)
-        .map(|document| Value::deserialize(document).unwrap())
-        .collect();
-    let dir = packaging_dir().join("kubernetes/manifests");
-    let plain = std::fs::read_dir(dir)
-        .unwrap()
-        .flat_map(|entry| read_documents(&entry.unwrap().path()))
-        .collect();
-    assert_eq!(object_names(chart), object_names(plain));
 }
 
 /// Do Slurm's scripts pass on known marks, and neither fail on a hostile comment nor execute it?
@@ -326,67 +296,4 @@ fn the_submit_plugin_checks_comments() {
         lines[3].contains("found 'class=king', expected") && lines[4] == "1",
         "{lines:?}"
     );
-}
-
-/// Does advice about manifests and jobs name the pair to be separated, and the settings?
-#[test]
-fn advice_about_a_cluster_names_bad_pairs() {
-    let dir = tempfile::tempdir().unwrap();
-    let root = dir.path();
-    let examples = packaging_dir().join("../examples/kubernetes");
-    let (manifests, profiles) = (examples.join("deployment.yaml"), examples.join("profiles"));
-    let (manifests, profiles) = (manifests.to_str().unwrap(), profiles.to_str().unwrap());
-    let options = ["--profiles", profiles, "-m", "epyc-7763"];
-    let run_advise = |args: &[&str]| run(root, &[&["advise"], args, &options].concat());
-    let json = run(
-        root,
-        &[&["advise", "kubernetes", manifests, "--json"], &options[..]].concat(),
-    )
-    .json();
-    assert_eq!(
-        json["pairs"].as_array().unwrap().len(),
-        1,
-        "a Service has no pods: {json}"
-    );
-    assert_eq!(
-        (&json["pairs"][0]["victim"], &json["pairs"][0]["is_bad"]),
-        (&"search".into(), &true.into()),
-        "{json}"
-    );
-    let text = run_advise(&["kubernetes", manifests]).ok().out;
-    assert!(
-        text.contains("not on a cache with nightly")
-            && text.contains("prefer-align-cpus-by-uncorecache"),
-        "{text}"
-    );
-    let sacct = "JobID|JobName|AllocCPUS|Comment\n1|search|1|cachemate:profile=index,max-slowdown=5\n2|scan|1|cachemate:profile=scan\n3|scan|1|cachemate:profile=scan\n4|old|2|\n";
-    std::fs::write(root.join("jobs.txt"), sacct).unwrap();
-    let text = run_advise(&["slurm", "jobs.txt"]).ok().out;
-    assert!(
-        text.contains("not on a cache with scan (2)") && text.contains("old (4): unknown"),
-        "{text}"
-    );
-    for (file, content, words) in [
-        ("bad.txt", "JobID|JobName|Comment\n", "column AllocCPUS"),
-        (
-            "bad.txt",
-            "JobID|JobName|AllocCPUS|Comment\n1|a|x|\n",
-            "line 2, AllocCPUS: found 'x'",
-        ),
-        (
-            "bad.txt",
-            "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n",
-            "expected one of index, scan",
-        ),
-    ] {
-        std::fs::write(root.join(file), content).unwrap();
-        run_advise(&["slurm", file]).exits_with(1, &[words]);
-    }
-    for (content, words) in [
-        ("kind: [", "expected Kubernetes objects"),
-        ("kind: Service\n", "found 0 services, expected"),
-    ] {
-        std::fs::write(root.join("bad.yaml"), content).unwrap();
-        run_advise(&["kubernetes", "bad.yaml"]).exits_with(1, &[words]);
-    }
 }

@@ -57,7 +57,6 @@ pub struct ColorAssignment {
     /// Colors that new pages may have.
     pub allowed: IndexSet,
     /// The treatment of pages that already have other colors.
-    #[serde(alias = "moving")]
     pub migration: PageMigration,
 }
 
@@ -160,7 +159,6 @@ pub struct Change {
     /// state.
     pub items: Vec<PlanItem>,
     /// Changes of the same list that this one requires; all precede it.
-    #[serde(alias = "after")]
     pub depends_on: Vec<ChangeId>,
     /// The change.
     pub kind: ChangeKind,

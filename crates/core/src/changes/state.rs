@@ -11,7 +11,6 @@ use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TrackedObject<T> {
     /// The value in force.
-    #[serde(alias = "now")]
     pub current: T,
     /// The value before the first change.
     pub original: T,
@@ -49,7 +48,6 @@ pub struct TaskState {
     /// The reason why the task cannot join a class: it is in a class of another tool.
     pub class_owner: Option<String>,
     /// The reason why the task cannot be in a gang: it must not be kept off its CPU.
-    #[serde(alias = "cannot_wait")]
     pub no_idle_turns: Option<String>,
 }
 
@@ -63,7 +61,6 @@ pub struct ActuationLimits {
     /// Is the machine unable to identify hot pages, so that all pages migrate alike?
     pub no_hot_first: bool,
     /// Maximum number of classes of cachemate; `None` if the machine reports when there are no more.
-    #[serde(alias = "classes_at_most")]
     pub max_classes: Option<u32>,
 }
 
@@ -77,14 +74,12 @@ pub struct MachineState {
     /// Classes of cachemate.
     pub classes: BTreeMap<ServiceClassId, WayMasks>,
     /// Ways that another tool uses exclusively.
-    #[serde(alias = "taken_ways")]
     pub reserved_ways: BTreeMap<CacheId, IndexSet>,
     /// Colors by process, for processes whose pages can be colored.
     pub colors: BTreeMap<ProcessId, TrackedObject<Option<ColorAssignment>>>,
     /// Running gang schedules, ascending by their CPUs, which are disjoint.
     pub gangs: Vec<GangSchedule>,
     /// Limits on changes, in which machines differ.
-    #[serde(alias = "manner")]
     pub limits: ActuationLimits,
 }
 

@@ -57,9 +57,8 @@ impl Fence {
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::fs::fcntl_get_seals(descriptor).map_err(|_| invalid_variable())?;
         // SAFETY: the daemon left the descriptor open for this process, which takes it once, at its start.
-        Ok(Some(Fence {
-            page: File::from(unsafe { OwnedFd::from_raw_fd(fd) }),
-        }))
+        let page = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Some(Fence { page: page.into() }))
     }
 
     /// Raises the fence, so that the daemon makes no more changes.

@@ -212,7 +212,6 @@ enum JournalRecord {
         #[serde(skip_serializing_if = "Option::is_none")]
         pid_namespace: Option<u64>,
     },
-    #[serde(alias = "first")]
     Original {
         object: JournalObject,
         original: ObjectState,
@@ -220,7 +219,6 @@ enum JournalRecord {
         #[serde(default)]
         follows: bool,
     },
-    #[serde(alias = "again")]
     Update {
         object: JournalObject,
         ours: ObjectState,

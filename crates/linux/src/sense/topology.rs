@@ -150,21 +150,32 @@ impl SysfsReader {
                 (None, Some(id)) => (1, package.unwrap_or(0), id),
                 (None, None) => (2, i64::from(cpu), 0),
             };
-            placements.push((cpu, package.unwrap_or(0), core));
+            // An offline CPU has no topology; it must not count as a core or a package of its own.
+            let is_known = online.contains(cpu) || package.is_some() || core_id.is_some();
+            placements.push((cpu, is_known.then_some((package.unwrap_or(0), core))));
         }
         if !cpus_without_package.is_empty() {
             self.warnings.push(format!(
                 "CPUs {cpus_without_package}: no physical_package_id; taken as one package"
             ));
         }
-        let packages = dense_ranks(placements.iter().map(|(_, package, _)| *package));
-        let cores = dense_ranks(placements.iter().map(|(_, _, core)| *core));
+        let known_places = || placements.iter().filter_map(|(_, place)| *place);
+        let packages = dense_ranks(known_places().map(|(package, _)| package));
+        let cores = dense_ranks(known_places().map(|(_, core)| core));
+        let mut next_core = cores.len() as u32;
         let mut cpus = Vec::new();
-        for (cpu, package, core) in &placements {
+        for (cpu, place) in &placements {
+            let (package, core) = match place {
+                Some((package, core)) => (packages[package], cores[core]),
+                None => {
+                    next_core += 1;
+                    (0, next_core - 1)
+                }
+            };
             cpus.push(Cpu {
                 id: CpuId(*cpu),
-                core: cores[core],
-                package: packages[package],
+                core,
+                package,
                 memory_node: nodes.get(cpu).copied().unwrap_or(0),
                 online: online.contains(*cpu),
                 hertz: self.read_hertz(*cpu)?,

@@ -73,9 +73,9 @@ fn assert_replays(policy: &str, path: &Path, records: &[WindowRecord]) {
         );
         index += 1;
     };
-    let windows =
-        replay(log, None, on_window).unwrap_or_else(|error| panic!("'{policy}': {error}"));
-    assert_eq!(windows as usize, records.len(), "'{policy}'");
+    let extent = replay(log, None, on_window).unwrap_or_else(|error| panic!("'{policy}': {error}"));
+    assert_eq!(extent.windows as usize, records.len(), "'{policy}'");
+    assert!(extent.damage.is_none(), "'{policy}'");
 }
 
 /// Does every policy replay on a modeled host, with counters and without, including evicted lines and roll-backs?
@@ -185,4 +185,30 @@ fn a_forged_log_is_detected_at_its_window() {
         "{error}"
     );
     assert!(error.contains("reasons.0: recorded none"), "{error}");
+}
+
+/// Is a log that a crash cut replayed up to the cut, whose place is given?
+#[test]
+fn a_cut_log_is_replayed_up_to_the_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let penalty = PredictorConfig {
+        miss_penalty_cycles: 150.0,
+        miss_penalty_source: "measured".to_string(),
+    };
+    let host = ModeledHost::new(true, 8);
+    let config =
+        standard_pipeline("dio", penalty, false).for_machine(host.topology(), host.capabilities());
+    let path = dir.path().join("dio.jsonl");
+    record(Pipeline::build(config).unwrap(), host, &path);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let fourth_end = text.match_indices('\n').nth(4).unwrap().0;
+    std::fs::write(&path, &text[..fourth_end + 30]).unwrap();
+
+    let extent = replay(RunLogReader::open(&path).unwrap(), None, |_| ()).unwrap();
+    assert_eq!(extent.windows, 4);
+    let damage = extent.damage.unwrap().to_string();
+    assert!(
+        damage.contains("line 6: found the end of the file"),
+        "{damage}"
+    );
 }

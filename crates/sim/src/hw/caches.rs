@@ -663,8 +663,11 @@ impl SnoopResult {
     }
 }
 
-/// Checks that a machine meets the requirements of this engine.
-fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
+/// Checks what the cycle-level machine cannot model, beyond [`MachineSpec::check`].
+///
+/// # Errors
+/// The field, the value found and the values expected.
+pub fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     let spec_error = |field: String, found: String, expected: &str| {
         Err(MachineSpecError {
             machine: machine.name.clone(),

@@ -43,6 +43,7 @@ use pipeline::{Core, CoreEnvironment, RUN_AHEAD_CYCLES, RunBounds};
 use queue::CoreQueue;
 use sampling::SamplingUnit;
 
+pub use caches::check_machine;
 pub use counters::*;
 pub use first_touch::FirstTouchFrames;
 pub(crate) use probe::*;

@@ -3,5 +3,4 @@
 mod machines;
 mod manage;
 mod published;
-mod retired;
 mod scenarios;

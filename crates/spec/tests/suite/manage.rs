@@ -1,6 +1,5 @@
 //! The daemon's configuration.
 
-use cachemate_core::{SpellingScope, retired_spellings};
 use cachemate_spec::{ManageMode, RuleAction, User, parse_manage_config};
 
 fn user_id_of(name: &str) -> Option<u32> {
@@ -239,35 +238,6 @@ fn errors_have_their_line() {
             .to_string();
         assert!(error.contains(expected), "{text}: {error}");
     }
-}
-
-/// Is every retired key and value rejected with the name of its successor, under the old table and the new one?
-#[test]
-fn retired_keys_name_their_successors() {
-    let rows = retired_spellings().filter(|row| row.scope == SpellingScope::Configuration);
-    for row in rows {
-        let (old, value) = row.old.split_once(" = ").unwrap_or((row.old, "1"));
-        let new_table = row.new.rsplit_once('.').map(|(table, _)| table);
-        let text = match (old.rsplit_once('.'), new_table) {
-            (Some((_, key)), Some("rules")) => format!("[[rules]]\n{key} = '{value}'"),
-            (Some((_, key)), Some(table)) => format!("[{table}]\n{key} = '{value}'"),
-            _ => format!("{old} = '{value}'"),
-        };
-        let error = parse_manage_config("c.toml", &text, &user_id_of)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.ends_with(&format!("' is now '{}'", row.new)),
-            "{text}: {error}"
-        );
-    }
-    let error = parse_manage_config("c.toml", "[guard]\nwindows = 3", &user_id_of)
-        .unwrap_err()
-        .to_string();
-    assert_eq!(
-        error,
-        "c.toml:2:11: 'guard.windows' is now 'rollback.trial_windows'"
-    );
 }
 
 /// Is every example of the shipped configuration valid, and does it show every key of the documented table?

@@ -120,20 +120,28 @@ impl<R: Read + Send> RecordSource for ChampSimSource<R> {
         counts: &mut ImportCounts,
         batch: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
-        counts.instructions.get_or_insert(0);
+        counts.counts_instructions = true;
         // A batch of instructions without any access is skipped, because an empty batch would mean the end.
         while batch.is_empty() {
+            let (start, file) = (self.0.offset, self.0.file.clone());
             let entries = self.0.read_entries()?;
             if entries.is_empty() {
                 break;
             }
-            for entry in entries {
-                counts.count_instruction();
+            for (index, entry) in entries.iter().enumerate() {
                 // ip 8, branch flags 2, registers 2 + 4, then two destinations and four sources.
+                if entry[8] > 1 || entry[9] > 1 {
+                    let position = FilePosition::Byte(start + (64 * index + 8) as u64);
+                    let found = format!("branch flags {} and {}", entry[8], entry[9]);
+                    let expected = "0 or 1, as in ChampSim's instructions of 64 bytes (other tools \
+                                    and older versions write other records; archives are unpacked first)";
+                    return Err(TraceError::format_error(&file, position, found, expected));
+                }
+                counts.count_instruction(0);
                 for (index, operand) in entry[16..].chunks_exact(8).enumerate() {
                     let address = u64_of(operand);
                     if address != 0 {
-                        batch.push(counts.record_access(address, 0, index < 2));
+                        batch.push(counts.record_access(0, address, 0, index < 2));
                     }
                 }
             }

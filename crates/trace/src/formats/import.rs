@@ -1,6 +1,8 @@
 //! The reader of every foreign format: a source of records, with the header and the totals that all formats share.
 
-use crate::{AccessRecord, TraceError, TraceHeader, TraceReader, TraceTotals};
+use std::collections::BTreeMap;
+
+use crate::{AccessRecord, ThreadTotals, TraceError, TraceHeader, TraceReader, TraceTotals};
 
 /// Number of records per batch of a foreign format.
 pub(super) const BATCH_RECORDS: usize = 1 << 14;
@@ -9,26 +11,95 @@ pub(super) const BATCH_RECORDS: usize = 1 << 14;
 #[derive(Default)]
 pub struct ImportCounts {
     records: u64,
+    /// The threads, in the order of their first lines; one for a trace that does not tell threads apart.
+    threads: Vec<ImportedThread>,
+    /// Index of each of them, by the recording tool's number.
+    thread_indices: BTreeMap<u64, usize>,
+    /// Index of the thread of the last line, which most lines share.
+    last_thread: usize,
+    /// Whether the trace counts instructions.
+    pub(super) counts_instructions: bool,
+}
+
+/// Counts of one thread.
+#[derive(Default)]
+struct ImportedThread {
+    /// The recording tool's number.
+    tid: u64,
+    records: u64,
+    instructions: u64,
     /// Instructions since the last access.
     gap: u64,
-    /// `None` for a trace that does not count them.
-    pub(super) instructions: Option<u64>,
 }
 
 impl ImportCounts {
-    pub(super) fn count_instruction(&mut self) {
-        self.gap += 1;
-        *self.instructions.get_or_insert(0) += 1;
+    fn thread_mut(&mut self, tid: u64) -> &mut ImportedThread {
+        let is_last = self
+            .threads
+            .get(self.last_thread)
+            .is_some_and(|thread| thread.tid == tid);
+        if !is_last {
+            let next_index = self.threads.len();
+            self.last_thread = *self.thread_indices.entry(tid).or_insert(next_index);
+            if self.last_thread == next_index {
+                self.threads.push(ImportedThread {
+                    tid,
+                    ..ImportedThread::default()
+                });
+            }
+        }
+        &mut self.threads[self.last_thread]
+    }
+
+    pub(super) fn count_instruction(&mut self, tid: u64) {
+        self.counts_instructions = true;
+        let thread = self.thread_mut(tid);
+        thread.gap += 1;
+        thread.instructions += 1;
     }
 
     /// Returns the record of the next access.
-    pub(super) fn record_access(&mut self, address: u64, size: u16, store: bool) -> AccessRecord {
+    pub(super) fn record_access(
+        &mut self,
+        tid: u64,
+        address: u64,
+        size: u16,
+        store: bool,
+    ) -> AccessRecord {
+        let thread = self.thread_mut(tid);
+        thread.records += 1;
+        let gap = std::mem::take(&mut thread.gap);
         AccessRecord {
             address,
-            gap: std::mem::take(&mut self.gap),
-            thread: 0,
+            gap,
+            thread: self.last_thread as u32,
             size,
             store,
+        }
+    }
+
+    /// Returns the totals at the end of the trace.
+    fn totals(&self) -> TraceTotals {
+        let sum = self.threads.iter().map(|thread| thread.instructions).sum();
+        let totals = |(index, thread): (usize, &ImportedThread)| ThreadTotals {
+            thread: index as u32,
+            process: 0,
+            created: None,
+            os_thread: u32::try_from(thread.tid).ok(),
+            records: thread.records,
+            accesses: Some(thread.records),
+            instructions: self.counts_instructions.then_some(thread.instructions),
+        };
+        let has_threads = self.threads.len() > 1;
+        TraceTotals {
+            records: self.records,
+            program_accesses: Some(self.records),
+            instructions: self.counts_instructions.then_some(sum),
+            threads: match has_threads {
+                true => self.threads.iter().enumerate().map(totals).collect(),
+                false => Vec::new(),
+            },
+            ..TraceTotals::default()
         }
     }
 }
@@ -82,12 +153,7 @@ impl<S> ImportReader<S> {
     fn count_batch(&mut self, records: usize) -> bool {
         self.counts.records += records as u64;
         if records == 0 {
-            self.totals = Some(TraceTotals {
-                records: self.counts.records,
-                program_accesses: Some(self.counts.records),
-                instructions: self.counts.instructions,
-                ..TraceTotals::default()
-            });
+            self.totals = Some(self.counts.totals());
         }
         records > 0
     }

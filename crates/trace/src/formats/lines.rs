@@ -7,6 +7,9 @@ use crate::{FilePosition, TraceError};
 /// Longer lines are rejected, so that a malformed file cannot request unbounded memory.
 pub(super) const MAX_LINE_BYTES: usize = 4096;
 
+/// Some editors and exporters begin a text with this.
+pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 pub(super) struct LineReader<R> {
     input: BufReader<R>,
     pub(super) file: String,
@@ -37,6 +40,9 @@ impl<R: Read> LineReader<R> {
             return Ok(false);
         }
         self.line_number += 1;
+        if self.line_number == 1 && self.line.starts_with(BYTE_ORDER_MARK) {
+            self.line.drain(..BYTE_ORDER_MARK.len());
+        }
         if self.line.last() == Some(&b'\n') {
             self.line.pop();
         } else if self.line.len() > MAX_LINE_BYTES {

@@ -2,6 +2,7 @@
 
 mod binary;
 mod compression;
+mod csv;
 mod import;
 mod lines;
 mod open;

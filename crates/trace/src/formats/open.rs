@@ -60,22 +60,33 @@ impl Format {
         }
     }
 
+    /// Returns the format that the name shows. `.bin` and `.raw` say nothing of the content, so the extension before them
+    /// decides, as in `x.oracleGeneral.bin`.
     fn format_by_extension(file: &str) -> Option<Format> {
-        let extension = uncompressed_name(file)
-            .rsplit_once('.')?
-            .1
-            .to_ascii_lowercase();
-        match extension.as_str() {
+        let name = uncompressed_name(file).to_ascii_lowercase();
+        let name = name
+            .strip_suffix(".bin")
+            .or_else(|| name.strip_suffix(".raw"))
+            .unwrap_or(&name);
+        match name.rsplit_once('.')?.1 {
             "cmt" => Some(Format::Cmt),
             "lackey" => Some(Format::Lackey),
             "din" => Some(Format::Din),
             "csv" => Some(Format::Csv),
             "drmemtrace" => Some(Format::DrMemTrace),
-            "u64" | "raw" | "bin" => Some(Format::U64),
+            "u64" => Some(Format::U64),
             "champsim" | "champsimtrace" => Some(Format::ChampSim),
             "oraclegeneral" => Some(Format::OracleGeneral),
             _ => None,
         }
+    }
+
+    /// Returns whether entries of a fixed size follow one another, without a mark by which a wrong format is noticed.
+    fn is_unmarked_binary(self) -> bool {
+        matches!(
+            self,
+            Format::U64 | Format::ChampSim | Format::OracleGeneral | Format::OracleGeneralUnit
+        )
     }
 
     /// Returns the format that the first bytes show, if they fit no other.
@@ -84,13 +95,15 @@ impl Format {
             return Some(Format::Cmt);
         }
         let text = start.utf8_chunks().next()?.valid();
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         // The end of the window may truncate the last line.
         let whole_lines = text.rsplit_once('\n')?.0;
-        if whole_lines
-            .lines()
-            .any(|line| line.contains(" byte(s) @ 0x"))
-        {
+        let is_view = |line: &str| line.contains(" byte(s) @ 0x") || line.contains("<record#>: T");
+        if whole_lines.lines().any(is_view) {
             return Some(Format::DrMemTrace);
+        }
+        if is_dinero(whole_lines) {
+            return Some(Format::Din);
         }
         let line = whole_lines
             .lines()
@@ -98,14 +111,36 @@ impl Format {
         let mut words = line.split_ascii_whitespace();
         match (words.next()?, words.next()?) {
             ("I" | "L" | "S" | "M", rest) if rest.contains(',') => Some(Format::Lackey),
-            ("0" | "1" | "2" | "r" | "w" | "i", address)
-                if super::lines::parse_hex(address.as_bytes()).is_some() =>
-            {
-                Some(Format::Din)
+            ("SB", address) if super::lines::parse_hex(address.as_bytes()).is_some() => {
+                Some(Format::Lackey)
             }
             _ => None,
         }
     }
+}
+
+/// Returns whether every line is a label and a hexadecimal address, and one address shows that it is hexadecimal: other
+/// tools write a small number and a decimal address, which would be read as Dinero without an error.
+fn is_dinero(whole_lines: &str) -> bool {
+    let mut shows_base = false;
+    let mut is_empty = true;
+    for line in whole_lines.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let (Some(label), address) = (words.next(), words.next().unwrap_or_default()) else {
+            continue;
+        };
+        if label.starts_with('#') {
+            continue;
+        }
+        let is_label = ["0", "1", "2", "r", "w", "i"].contains(&label);
+        if !is_label || super::lines::parse_hex(address.as_bytes()).is_none() {
+            return false;
+        }
+        let is_letter_label = ["r", "w", "i"].contains(&label);
+        shows_base |= is_letter_label || address.bytes().any(|byte| !byte.is_ascii_digit());
+        is_empty = false;
+    }
+    shows_base && !is_empty
 }
 
 impl FromStr for Format {
@@ -165,27 +200,35 @@ pub fn open_input(
         input = unpack(&start, whole_input).map_err(TraceError::io_error(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
-    let chosen_format = format
-        .or_else(|| Format::format_by_content(&start))
-        .or_else(|| Format::format_by_extension(file));
+    let known_format = format.or_else(|| Format::format_by_extension(file));
+    let chosen_format = match Format::format_by_content(&start) {
+        Some(shown) if format.is_none() => Some(shown),
+        _ => known_format,
+    };
+    let position = FilePosition::Byte(0);
+    let refusal = |found: String, expected: String| {
+        Err(TraceError::format_error(file, position, found, expected))
+    };
+    if start.is_empty() {
+        return refusal("nothing".to_string(), "a trace".to_string());
+    }
+    if is_archive(&start) {
+        let found = "a tar archive".to_string();
+        return refusal(found, "a trace (unpack the archive first)".to_string());
+    }
     let Some(format) = chosen_format else {
         let shown_bytes = &start[..start.len().min(16)];
-        let found = if shown_bytes.is_empty() {
-            "nothing".to_string()
-        } else {
-            format!("'{}'", shown_bytes.escape_ascii())
-        };
         let expected = format!(
-            "a known format; name one of {}",
+            "a known format; name one of {} with --format",
             Format::ALL.map(Format::name).join(", ")
         );
-        return Err(TraceError::format_error(
-            file,
-            FilePosition::Byte(0),
-            found,
-            expected,
-        ));
+        return refusal(format!("'{}'", shown_bytes.escape_ascii()), expected);
     };
+    if format.is_unmarked_binary() && is_text(&start) {
+        let expected = format!("binary entries of the format '{}'", format.name());
+        let shown_bytes = &start[..start.len().min(16)];
+        return refusal(format!("text ('{}')", shown_bytes.escape_ascii()), expected);
+    }
     let input = std::io::Cursor::new(start).chain(input);
     let file = file.to_string();
     Ok(match format {
@@ -202,6 +245,19 @@ pub fn open_input(
         Format::OracleGeneral => Box::new(binary::oracle_general_reader(input, file, true)),
         Format::OracleGeneralUnit => Box::new(binary::oracle_general_reader(input, file, false)),
     })
+}
+
+/// Returns whether the first bytes are those of a tar archive.
+fn is_archive(start: &[u8]) -> bool {
+    start.get(257..262) == Some(b"ustar")
+}
+
+/// Returns whether the first bytes are lines of text, which no binary format's entries are.
+fn is_text(start: &[u8]) -> bool {
+    start
+        .iter()
+        .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
+        && start.contains(&b'\n')
 }
 
 /// Returns the first bytes, enough to determine the format.

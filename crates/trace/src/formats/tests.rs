@@ -69,7 +69,7 @@ fn din_lines_become_records() {
     assert_eq!(records, expected);
     assert_eq!(totals.unwrap().instructions, Some(1));
     assert_eq!(
-        read(b"0 1000\n", "x", None)
+        read(b"r 1000\n", "x", None)
             .unwrap()
             .1
             .unwrap()
@@ -177,8 +177,144 @@ fn tables_and_views_are_read() {
         .to_string();
     assert_eq!(
         wrong,
-        "in: line 1: found '0x10,8,x', expected an address, and optionally a size and r, w or i, separated by commas"
+        "in: line 1: found '0x10,8,x', expected an address (decimal, or hexadecimal after 0x), and optionally a size up \
+         to 65535 and r, w or i, separated by commas"
     );
+}
+
+/// Do the values of a table stay the same in every dialect: a byte-order mark, quotes, semicolons, tabs, other names and
+/// orders of columns, capital letters?
+#[test]
+fn dialects_of_a_table_give_the_same_records() {
+    let expected = vec![record(0x1000, 0, 8, false), record(0x2040, 0, 4, true)];
+    for table in [
+        "address,size,kind\n0x1000,8,r\n0x2040,4,w\n",
+        "\u{feff}address,size,kind\r\n0x1000,8,r\r\n0x2040,4,w\r\n",
+        "\"address\",\"size\",\"kind\"\n\"0x1000\",\"8\",\"r\"\n\"0x2040\",\"4\",\"w\"\n",
+        "address;size;kind\n0x1000;8;READ\n0x2040;4;Store\n",
+        "address\tsize\tkind\n0X1000\t8\tLoad\n8256\t4\tW\n",
+        "addr,size,rw\n0x1000,8,r\n0x2040,4,w\n",
+        "time,op,size,ADDR\n1,read,8,4096\n2,write,4,0x2040\n",
+        "0x1000,8\n0x2040,4,w\n",
+    ] {
+        assert_eq!(
+            read(table.as_bytes(), "t.csv", None).unwrap().0,
+            expected,
+            "{table}"
+        );
+    }
+}
+
+/// Is a table refused whose columns may mean something else?
+#[test]
+fn ambiguous_tables_are_refused_with_the_remedy() {
+    let refusal = |table: &str| {
+        read(table.as_bytes(), "t.csv", None)
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(refusal("17,4096\n18,4160\n").contains("expected a header such as address,size"));
+    assert!(refusal("time,id\n1,7\n").contains("expected a header with a column 'address'"));
+    assert!(refusal("address\n7f00\n").contains("hexadecimal after 0x"));
+    assert!(refusal("address,size\n0x7f00,65536\n").contains("a size up to 65535"));
+    assert_eq!(
+        refusal(""),
+        "t.csv: byte 0: found nothing, expected a trace"
+    );
+}
+
+/// Are the threads of DynamoRIO's view told apart, is an instruction that is fetched once counted once, and is the view
+/// of 2022 without binaries read?
+#[test]
+fn views_keep_threads_and_count_fetched_instructions() {
+    let view = "           1           0:     71 <marker: version 4>\n\
+        2 1: 71 ifetch 2 byte(s) @ 0x400 f3 a4 rep movsb\n\
+        3 1: 71 read 1 byte(s) @ 0x1000 by PC 0x400\n\
+        4 1: 71 ifetch 2 byte(s) @ 0x400 non-fetched instruction\n\
+        5 1: 71 read 1 byte(s) @ 0x1001 by PC 0x400\n\
+        6 2: 99 ifetch 4 byte(s) @ 0x500 non-branch\n\
+        7 2: 99 write 8 byte(s) @ 0x2000 by PC 0x500\n\
+        8 3: 71 ifetch 4 byte(s) @ 0x404 non-branch\n\
+        View tool results:\n              3 : total instructions\n";
+    let (records, totals) = read(view.as_bytes(), "v", None).unwrap();
+    let on_thread = |thread, record| AccessRecord { thread, ..record };
+    let expected = [
+        record(0x1000, 1, 1, false),
+        record(0x1001, 0, 1, false),
+        on_thread(1, record(0x2000, 1, 8, true)),
+    ];
+    assert_eq!(records, expected);
+    let totals = totals.unwrap();
+    assert_eq!(totals.instructions, Some(3));
+    let threads: Vec<_> = totals
+        .threads
+        .iter()
+        .map(|thread| (thread.os_thread, thread.records, thread.instructions))
+        .collect();
+    assert_eq!(threads, [(Some(71), 2, Some(2)), (Some(99), 1, Some(1))]);
+
+    let old_view = "Output format:\n<record#>: T<tid> <record details>\n-----\n\
+        1: T35   0x7f7fe453152a  non-branch 3 byte(s)\n\
+        2: T35   0x7f7fe453152f  e8 ac 0d 00 00  call   $0x00007f7fe45322e0\n\
+        3: T35   write 8 byte(s) @ 0x7ffe0 by PC 0x7f7fe453152f\n";
+    let (records, totals) = read(old_view.as_bytes(), "v", None).unwrap();
+    assert_eq!(records, [record(0x7ffe0, 2, 8, true)]);
+    assert_eq!(totals.unwrap().instructions, Some(2));
+}
+
+/// Is a foreign binary trace read by the name before `.bin`, and refused if its records are not those of its name?
+#[test]
+fn binary_traces_are_not_guessed() {
+    let oracle_bytes = [5u8; 72];
+    for name in [
+        "c.oracleGeneral.bin",
+        "c.oracleGeneral.RAW",
+        "c.oracleGeneral.bin.zst",
+    ] {
+        assert_eq!(
+            read(&oracle_bytes, name, None).unwrap().0.len(),
+            3,
+            "{name}"
+        );
+    }
+    for name in ["c.bin", "c.raw", "c.trace.BIN", "c"] {
+        let refusal = read(&oracle_bytes, name, None).unwrap_err().to_string();
+        assert!(
+            refusal.contains("expected a known format; name one of"),
+            "{refusal}"
+        );
+    }
+    let champsim_refusal = |bytes: &[u8]| read(bytes, "c.champsim", None).unwrap_err().to_string();
+    assert!(champsim_refusal(&oracle_bytes[..64]).contains("byte 8: found branch flags 5 and 5"));
+    let mut archive = vec![0u8; 512];
+    archive[257..262].copy_from_slice(b"ustar");
+    assert!(champsim_refusal(&archive).contains("found a tar archive"));
+    let table = b"address,size,kind\n0x1000,8,r\n0x2040,4,w\n0x2040,4,w\n";
+    let refusal = read(table, "c", Some(Format::U64)).unwrap_err().to_string();
+    assert!(
+        refusal.contains("found text ('address,size,kin')"),
+        "{refusal}"
+    );
+}
+
+/// Are the superblocks of lackey skipped, and small decimal numbers not taken for Dinero's hexadecimal ones?
+#[test]
+fn superblocks_are_skipped_and_decimals_are_not_guessed_as_dinero() {
+    let superblocks = b"==1== Lackey\nSB 0401ab70\nI  0401ab70,3\n L 1ffe80,8\n";
+    let (records, totals) = read(superblocks, "x", None).unwrap();
+    assert_eq!(records, [record(0x1ffe80, 1, 8, false)]);
+    assert_eq!(totals.unwrap().instructions, Some(1));
+    assert_eq!(
+        read(b"\xef\xbb\xbf0 1000\n0 200f\n", "x", None)
+            .unwrap()
+            .0
+            .len(),
+        2
+    );
+
+    let ramulator = b"0 20734016\n1 20846400\n0 20734208\n";
+    let refusal = read(ramulator, "x", None).unwrap_err().to_string();
+    assert!(refusal.contains("expected a known format"), "{refusal}");
 }
 
 /// Does the error for every invalid input give its place, the value found and the value expected?
@@ -212,7 +348,7 @@ fn invalid_inputs_give_place_found_and_expected_values() {
     assert_eq!(
         unknown,
         "notes.txt: byte 0: found 'hello world\\n', expected a known format; name one of cmt, lackey, din, csv, drmemtrace, \
-         u64, champsim, oracle-general, oracle-general-unit"
+         u64, champsim, oracle-general, oracle-general-unit with --format"
     );
     let absent = open("/no/such/file.cmt", None).err().unwrap().to_string();
     assert!(
@@ -299,7 +435,7 @@ fn sample_files() -> Vec<(Format, Vec<u8>)> {
                 .to_vec(),
         ),
         (Format::U64, vec![7; 40]),
-        (Format::ChampSim, vec![3; 128]),
+        (Format::ChampSim, vec![1; 128]),
         (Format::OracleGeneral, vec![5; 72]),
         (Format::OracleGeneralUnit, vec![5; 72]),
     ]

@@ -255,6 +255,9 @@ impl Recorder {
             && !max_reached
             && matches!(recording_end, RecordingEnd::Exit(_));
         let note = match recorder_tool {
+            _ if recording_end == RecordingEnd::Signal(ILLEGAL_INSTRUCTION) => {
+                Some(ILLEGAL_INSTRUCTION_NOTE.to_string())
+            }
             RecorderTool::Lackey {
                 reason: because, ..
             } => Some(lackey_note(because, self.filter.is_some())),
@@ -477,6 +480,11 @@ impl Recorder {
     }
 }
 
+/// `SIGILL`.
+const ILLEGAL_INSTRUCTION: i32 = 4;
+const ILLEGAL_INSTRUCTION_NOTE: &str = "the program met an instruction that Valgrind does not know (signal 4): if it runs \
+     without Valgrind, it probably uses AVX-512. Compile it with -mno-avx512f, or set \
+     GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW if the library chose the instructions";
 const REPLACED_NOTE: &str = "the program replaced itself by another (exec), which is left alone as children are: \
      name that program itself, or follow children";
 

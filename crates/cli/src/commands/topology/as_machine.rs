@@ -75,7 +75,8 @@ pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow
     let machine = build_machine(name, topology, facts)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
     // The text is parsed again, so that an error appears here rather than at the next command.
-    cachemate_spec::parse_machine(name, &text)?;
+    let machine = cachemate_spec::parse_machine(name, &text)?;
+    cachemate_sim::check_machine(&machine)?;
     Ok(format!(
         "# Printed by 'cachemate topology --as-machine'. Estimates are named in sources: measure, and change them.\n{text}"
     ))
@@ -89,7 +90,14 @@ pub fn build_machine(
 ) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts_per_core =
-        uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
+        uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core)).map_err(
+            |error| match topology.cpus.len() - cpus.len() {
+                0 => error,
+                offline => error.context(format!(
+                    "{offline} CPUs are offline: set their siblings offline too, or all online"
+                )),
+            },
+        )?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
     let packages: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.package).collect();
     let cores_per_package = cores.len() / packages.len().max(1);
@@ -103,6 +111,13 @@ pub fn build_machine(
     let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(facts.hertz);
     let clock_hertz = hertz.unwrap_or(ASSUMED_HERTZ);
     let cycles_of = |ns: u64| u32::try_from(ns * clock_hertz / 1_000_000_000).unwrap_or(u32::MAX);
+    if topology.caches.is_empty() {
+        bail!(
+            "caches: found none, expected at least one: the hypervisor hides them from this guest. Pass the host's caches \
+             through (QEMU: -cpu host,host-cache-info=on), or copy a machine from 'cachemate topology --list' and edit its \
+             caches"
+        );
+    }
     let levels: BTreeSet<CacheLevel> = topology.caches.iter().map(|cache| cache.level).collect();
     let mut caches = Vec::new();
     for level in levels {
@@ -123,10 +138,20 @@ pub fn build_machine(
         .collect::<BTreeSet<u32>>()
         .len()
         .max(1);
+    // A machine's node covers whole packages, so the nodes of one package are described as one.
     let usable_node_count = if packages.len().is_multiple_of(node_count) {
         node_count
+    } else if node_count.is_multiple_of(packages.len()) {
+        packages.len()
     } else {
         1
+    };
+    let node_text = if usable_node_count == node_count {
+        "memory nodes".to_string()
+    } else {
+        format!(
+            "memory nodes ({node_count}, described as {usable_node_count}, one for each package)"
+        )
     };
     let page_bytes = PageSpec::default().page_bytes;
     let memory_bytes = facts.memory_bytes.unwrap_or(ASSUMED_MEMORY_BYTES) / page_bytes * page_bytes;
@@ -153,8 +178,9 @@ pub fn build_machine(
         name: name.to_string(),
         description: format!("{name}: {} CPUs, as its kernel reports them", cpus.len()),
         sources: vec![
-            "host: CPUs, cores, packages, memory nodes; caches with sizes, ways, lines and sharers, from sysfs"
-                .to_string(),
+            format!(
+                "host: CPUs, cores, packages, {node_text}; caches with sizes, ways, lines and sharers, from sysfs"
+            ),
             format!(
                 "estimate: {}; the figures of a server of today, measured nowhere here",
                 estimated_parts.join(", ")
@@ -164,26 +190,46 @@ pub fn build_machine(
         packages: packages.len() as u32,
         cores_per_package: cores_per_package as u32,
         contexts_per_core,
-        pipeline: CoreModel::OutOfOrder { issue_width: 6, window: 320, mshrs: 24, loads_pass: true },
+        pipeline: CoreModel::OutOfOrder {
+            issue_width: 6,
+            window: 320,
+            mshrs: 24,
+            loads_pass: true,
+        },
         caches,
         coherence: CoherenceSpec {
             same_package_cycles: Some(cycles_of(ASSUMED_MEMORY_NS * 3 / 4)),
-            other_package_cycles: (packages.len() > 1).then(|| cycles_of(ASSUMED_REMOTE_NS * 3 / 4)),
+            other_package_cycles: (packages.len() > 1)
+                .then(|| cycles_of(ASSUMED_REMOTE_NS * 3 / 4)),
         },
-        prefetchers: vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 32, degree: 2 }],
+        prefetchers: vec![PrefetcherSpec::Stride {
+            level: CacheLevel::L2,
+            streams: 32,
+            degree: 2,
+        }],
         memory: MemorySpec {
             size_bytes: memory_bytes,
             nodes: usable_node_count as u32,
             local_latency_cycles: cycles_of(ASSUMED_MEMORY_NS),
-            remote_latency_cycles: cycles_of(if usable_node_count > 1 { ASSUMED_REMOTE_NS } else { ASSUMED_MEMORY_NS }),
+            remote_latency_cycles: cycles_of(if usable_node_count > 1 {
+                ASSUMED_REMOTE_NS
+            } else {
+                ASSUMED_MEMORY_NS
+            }),
             bytes_per_cycle: (cores.len() / usable_node_count) as f64 * MEMORY_BYTES_PER_S_PER_CORE
                 / clock_hertz as f64,
             package_bus_bytes_per_cycle: None,
-            scheduling: MemorySchedulingSpec { demand_priority: true, ..MemorySchedulingSpec::default() },
+            scheduling: MemorySchedulingSpec {
+                demand_priority: true,
+                ..MemorySchedulingSpec::default()
+            },
         },
         pages: PageSpec::default(),
         os: OsSpec::default(),
-        counters: PmuSpec { sampler: SamplerModel::Tagged, ..PmuSpec::default() },
+        counters: PmuSpec {
+            sampler: SamplerModel::Tagged,
+            ..PmuSpec::default()
+        },
     })
 }
 
@@ -239,6 +285,10 @@ fn cache_spec(
             "{name}.cpus: found {cpus}, expected whole cores, and equally many caches on each package of {cores_per_package} cores"
         );
     }
+    // Modules of two cores share an L1 for instructions; a description gives each core its part.
+    let is_split = level == CacheLevel::L1Instruction && cores > 1;
+    let (divisor, shared_by_cores) = if is_split { (cores, 1) } else { (1, cores) };
+    let size_bytes = common_size("size", &|cache| cache.size_bytes)? / u64::from(divisor);
     let latency_cycles = match level {
         CacheLevel::L1Instruction => 1,
         CacheLevel::L1Data => 4,
@@ -248,7 +298,7 @@ fn cache_spec(
     };
     Ok(CacheSpec {
         level,
-        size_bytes: common_size("size", &|cache| cache.size_bytes)?,
+        size_bytes,
         ways: common_size("ways", &|cache| cache.ways.map(u64::from))? as u32,
         line_bytes: common_size("line", &|cache| cache.line_bytes.map(u64::from))? as u32,
         latency_cycles,
@@ -256,7 +306,7 @@ fn cache_spec(
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,
-        shared_by_cores: cores,
+        shared_by_cores,
         slices: 1,
         bandwidth_bytes_per_cycle: None,
         way_partitions: None,
@@ -330,8 +380,43 @@ mod tests {
         );
         assert!(
             refusal_after(&|t| t.cpus[1].online = false)
-                .starts_with("CPUs of a core: found {1, 2}")
+                .starts_with("1 CPUs are offline: set their siblings offline too")
         );
+        assert!(
+            refusal_after(&|t| t.caches.clear()).starts_with("caches: found none"),
+            "a guest whose hypervisor hides the caches"
+        );
+    }
+
+    /// Are the memory nodes of a package described as one, with their number in the sources?
+    #[test]
+    fn memory_nodes_of_a_package_are_described_as_one() {
+        let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
+        let cpu_count = topology.cpus.len();
+        for (index, cpu) in topology.cpus.iter_mut().enumerate() {
+            cpu.memory_node = (index * 4 / cpu_count) as u32;
+        }
+        let machine = build_machine("x", &topology, HostFacts::default()).unwrap();
+        assert_eq!(machine.memory.nodes, machine.packages);
+        assert!(machine.sources[0].contains("memory nodes (4, described as 1"));
+    }
+
+    /// Is a module's shared L1 for instructions described so that every command accepts the machine?
+    #[test]
+    fn a_shared_instruction_cache_is_split_among_its_cores() {
+        let mut topology = cachemate_spec::load_topology("xeon-x5365").unwrap();
+        let is_instruction = |cache: &Cache| cache.level == CacheLevel::L1Instruction;
+        let caches = std::mem::take(&mut topology.caches);
+        let (l1_instruction, others): (Vec<Cache>, Vec<Cache>) =
+            caches.into_iter().partition(is_instruction);
+        let pairs = l1_instruction.chunks(2).map(|pair| Cache {
+            cpus: pair[0].cpus.union(&pair[1].cpus),
+            ..pair[0].clone()
+        });
+        topology.caches = pairs.chain(others).collect();
+        let text = machine_text("x", &topology, HostFacts::default()).unwrap();
+        let machine = cachemate_spec::parse_machine("x", &text).unwrap();
+        assert_eq!(machine.caches[0].shared_by_cores, 1);
     }
 
     /// Are clock, memory and classes of service taken from the host's files, and missing values left as estimates?

@@ -214,15 +214,12 @@ impl AgentReport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ResidentPages {
     /// Heap, anonymous mappings and stacks in frames of allowed colors.
-    #[serde(alias = "inside_pages")]
     pub allowed_pages: u64,
     /// The same, in frames of colors that are not allowed.
-    #[serde(alias = "outside_pages")]
     pub other_pages: u64,
     /// Pages of no known color.
     pub unknown_pages: u64,
     /// Anonymous memory that is not colored: zeroed data of libraries and allocations of the dynamic linker.
-    #[serde(alias = "left_out_pages")]
     pub excluded_pages: u64,
     /// The process's own copies of files' pages: data that was relocated or written. The kernel moves frames between
     /// anonymous mappings only.

@@ -27,7 +27,6 @@ pub struct ColorCoverage {
     pub share_bytes: u64,
     /// True if a chase over one color's frames is slow beyond the color's share of the cache. `None` if undecided,
     /// because there are too few frames of one color, or the cache currently holds no set of that size.
-    #[serde(alias = "confines")]
     pub is_partitioned: Option<bool>,
     /// The smallest size at which the color's frames are slower; `None` if they were slower at no tested size.
     pub knee_bytes: Option<u64>,
@@ -65,7 +64,6 @@ pub struct ColorMap {
     /// Boot of the discovery: frame numbers are valid in this boot only.
     pub boot_id: String,
     /// The reference set that the labels belong to.
-    #[serde(alias = "kit")]
     pub reference_set: String,
     /// Number of colors on this host, 2 to 64.
     pub colors: u32,
@@ -86,7 +84,6 @@ pub struct ColorMap {
     /// Pages that were classified.
     pub pages: u64,
     /// Pages among them that fit no color.
-    #[serde(alias = "pages_none")]
     pub pages_unclassified: u64,
     /// Whether colors confine programs in the private cache.
     pub private: ColorCoverage,
@@ -97,7 +94,6 @@ pub struct ColorMap {
     /// Time of the whole discovery, refused tries included.
     pub seconds: f64,
     /// Why earlier tries were not accepted.
-    #[serde(alias = "refused_tries")]
     pub failed_attempts: Vec<String>,
     /// Colors by frame number; empty if frame numbers are not visible.
     pub frames: Vec<FrameRun>,

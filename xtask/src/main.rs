@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod ci_time;
+mod claims;
 mod crate_map;
 mod dashboard;
 mod dependency_cycles;

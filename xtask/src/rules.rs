@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use crate::source_tree::{self, SourceTree};
-use crate::{file_access, links, named_tests, raw_markup, type_names};
+use crate::{claims, file_access, links, named_tests, raw_markup, type_names};
 
 /// A place that violates a rule.
 pub struct Complaint {
@@ -44,6 +44,10 @@ const RULES: &[Rule] = &[
     Rule {
         name: "named-test",
         check: named_tests::check,
+    },
+    Rule {
+        name: "claim",
+        check: claims::check,
     },
     Rule {
         name: "file-access",

@@ -2,7 +2,7 @@
 //!
 //! One thread reads the status every few seconds and writes what is due ([`cachemate_fleet::publication`]). It shares only
 //! the status with the daemon's loop, so a server that is gone, slow or hostile delays nothing but the next object; failed
-//! attempts are repeated after 1 to 60 s. A status that no longer advances is not published: after a minute, the extender
+//! attempts are repeated after 6 to 65 s. A status that no longer advances is not published: after a minute, the extender
 //! then takes the node for silent. Objects of other publishers are never replaced, except for profiles of other nodes that
 //! are less certain.
 

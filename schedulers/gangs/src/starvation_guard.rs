@@ -31,7 +31,7 @@ impl StarvationGuard {
         may_restart
     }
 
-    /// Returns the CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `stolen_ns` is the time
+    /// Returns the CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns` is the time
     /// of higher classes by CPU since attaching. The first call only records it.
     pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
         let has_previous = self.before_ns.len() == taken_ns.len();

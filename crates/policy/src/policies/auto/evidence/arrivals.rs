@@ -36,7 +36,7 @@ impl TaskArrivals {
         has_changed
     }
 
-    /// Records a change of phase, which ends a trial like an arrival.
+    /// Records a change of phase, which interrupts a confirmation like an arrival.
     pub fn record_change(&mut self, window: u64) {
         if self.change_windows.len() == MAX_CHANGES {
             self.change_windows.pop_front();
@@ -81,10 +81,10 @@ mod tests {
         })
     }
 
-    /// Does the rate of changes decide whether there is time for a trial, and is the rate unknown until two changes
+    /// Does the rate of changes decide whether there is time for a confirmation, and is the rate unknown until two changes
     /// after the first tasks?
     #[test]
-    fn a_trial_needs_time_between_changes() {
+    fn a_confirmation_needs_time_between_changes() {
         let mut arrivals = TaskArrivals::default();
         assert!(observe(&mut arrivals, 1, 1) && !observe(&mut arrivals, 2, 1));
         assert!(observe(&mut arrivals, 5, 2));

@@ -1,9 +1,10 @@
 //! Cost of a package's path to memory by its traffic, inferred from measurements.
 //!
-//! Problem: the wait of a miss depends on where misses meet, but a policy does not know the bandwidth. Method: the
-//! queue follows docs/simulators/interval.md, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`. Because
-//! the traffic and the wait of each package are counted, `S` can be computed. Properties: if little or no queueing was
-//! counted, there is no model.
+//! Problem: the wait of a miss depends on where misses meet, but a policy does not know the bandwidth. Method: the path
+//! is a server that needs `S` cycles for each line, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`
+//! (Pollaczek-Khinchine). Because the traffic and the wait of each package are counted, `S` can be computed. Properties:
+//! if little or no queueing was counted, there is no model. Misses that overlap, and programs that always wait, are left
+//! out, unlike in docs/simulators/interval.md; as `S` is fitted to counted waits, it contains part of both.
 
 use std::collections::BTreeMap;
 

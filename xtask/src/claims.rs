@@ -110,7 +110,10 @@ fn shown_number(text: &str) -> Option<f64> {
     }
 
     let mut number = words.pop()?.to_string();
-    while number.len() % 3 == 0 && is_digits(&number) && is_digits(words.last().unwrap_or(&"|")) {
+    while number.len().is_multiple_of(3)
+        && is_digits(&number)
+        && is_digits(words.last().unwrap_or(&"|"))
+    {
         number.insert_str(0, words.pop()?);
     }
     Some(parse_number(&number)? * unit.map_or(1.0, |(_, scale)| *scale))

@@ -3,9 +3,9 @@
 //! Memory is bounded whatever the input declares: a zstd window by [`MAX_ZSTD_WINDOW_LOG`], an xz dictionary by
 //! [`MAX_XZ_MEMORY_BYTES`]; gzip needs 32 KiB.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use liblzma::read::XzDecoder;
 use liblzma::stream::{CONCATENATED, Stream};
 
@@ -43,16 +43,86 @@ pub(super) fn unpack(
     if start.starts_with(ZSTD_MAGIC) {
         let mut decoder = zstd::stream::read::Decoder::new(input)?;
         decoder.window_log_max(MAX_ZSTD_WINDOW_LOG)?;
-        return Ok(Box::new(decoder));
+        return Ok(Box::new(BoundedDecoder {
+            decoder,
+            remedy: "zstd -dc --long=31",
+        }));
     }
     if start.starts_with(GZIP_MAGIC) {
-        return Ok(Box::new(MultiGzDecoder::new(input)));
+        return Ok(Box::new(GzipMembers {
+            decoder: Some(GzDecoder::new(BufReader::new(input))),
+        }));
     }
     if start.starts_with(XZ_MAGIC) {
         let stream = Stream::new_stream_decoder(MAX_XZ_MEMORY_BYTES, CONCATENATED)?;
-        return Ok(Box::new(XzDecoder::new_stream(input, stream)));
+        return Ok(Box::new(BoundedDecoder {
+            decoder: XzDecoder::new_stream(input, stream),
+            remedy: "xz -dc",
+        }));
     }
     Ok(Box::new(input))
+}
+
+/// A decoder with a bound on its memory; an error about memory names the command that unpacks the input without one.
+struct BoundedDecoder<R> {
+    decoder: R,
+    remedy: &'static str,
+}
+
+impl<R: Read> Read for BoundedDecoder<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.decoder.read(bytes).map_err(|error| {
+            if !error.to_string().contains("memory") {
+                return error;
+            }
+            let remedy = self.remedy;
+            let message =
+                format!("{error}: unpack it by '{remedy} FILE', and pass '-' for FILE here");
+            io::Error::new(error.kind(), message)
+        })
+    }
+}
+
+/// The members of a gzip file, one after another. Zeros behind the last one, with which tapes and disks pad files, are
+/// skipped as by gzip itself.
+struct GzipMembers<R> {
+    /// `None` at the end.
+    decoder: Option<GzDecoder<BufReader<R>>>,
+}
+
+impl<R: Read> Read for GzipMembers<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        while let Some(decoder) = &mut self.decoder {
+            let length = decoder.read(bytes)?;
+            if length > 0 || bytes.is_empty() {
+                return Ok(length);
+            }
+            let Some(decoder) = self.decoder.take() else {
+                break;
+            };
+            let mut rest = decoder.into_inner();
+            if skip_zeros(&mut rest)? {
+                self.decoder = Some(GzDecoder::new(rest));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Skips zeros; returns whether another byte follows.
+fn skip_zeros(input: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let buffer = input.fill_buf()?;
+        if buffer.is_empty() {
+            return Ok(false);
+        }
+        let zeros = buffer.iter().take_while(|byte| **byte == 0).count();
+        let has_more = zeros < buffer.len();
+        input.consume(zeros);
+        if has_more {
+            return Ok(true);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -108,8 +178,28 @@ mod tests {
                 plain_bytes,
                 "{ending}: two members"
             );
+            if ending == "gz" {
+                let padded = [compress(&plain_bytes), vec![0; 70_000]].concat();
+                assert_eq!(read(&padded).unwrap(), plain_bytes, "zeros behind");
+            }
             let cut = compress(&plain_bytes);
             assert!(read(&cut[..cut.len() / 2]).is_err(), "{ending}: cut");
         }
+    }
+
+    /// Does an input that needs more memory than is granted name the command that unpacks it?
+    #[test]
+    fn an_input_that_needs_more_memory_names_the_remedy() {
+        let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+        encoder.long_distance_matching(true).unwrap();
+        encoder.window_log(30).unwrap();
+        encoder.write_all(&[7; 64]).unwrap();
+        let packed = encoder.finish().unwrap();
+        let input = Box::new(std::io::Cursor::new(packed));
+        let refusal = crate::open_input(input, "t.u64.zst", None).err().unwrap();
+        assert!(
+            refusal.to_string().contains("'zstd -dc --long=31 FILE'"),
+            "{refusal}"
+        );
     }
 }

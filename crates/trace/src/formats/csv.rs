@@ -1,7 +1,6 @@
 //! Separated values, one access a line.
 
-use super::lines::{parse_hex, parse_size};
-use super::text::LineOutcome;
+use super::lines::{LineOutcome, parse_hex, parse_size};
 
 const LINE_EXPECTED: &str = "an address (decimal, or hexadecimal after 0x), and optionally a size \
                              up to 65535 and r, w or i, separated by commas";

@@ -7,6 +7,33 @@ use crate::{FilePosition, TraceError};
 /// Longer lines are rejected, so that a malformed file cannot request unbounded memory.
 pub(super) const MAX_LINE_BYTES: usize = 4096;
 
+/// The content of one line of a text format.
+pub(super) enum LineOutcome {
+    Nothing,
+    /// An instruction of this thread of the recording tool.
+    Instruction {
+        thread: u64,
+    },
+    Access {
+        thread: u64,
+        address: u64,
+        size: u16,
+        store: bool,
+    },
+}
+
+impl LineOutcome {
+    /// An access of a trace without threads.
+    pub(super) fn access(address: u64, size: u16, store: bool) -> Self {
+        LineOutcome::Access {
+            thread: 0,
+            address,
+            size,
+            store,
+        }
+    }
+}
+
 /// Some editors and exporters begin a text with this.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 

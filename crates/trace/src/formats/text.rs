@@ -8,35 +8,8 @@ use std::io::Read;
 
 use super::csv::CsvSyntax;
 use super::import::{BATCH_RECORDS, ImportCounts, ImportReader, RecordSource};
-use super::lines::{LineReader, parse_hex, parse_size};
+use super::lines::{LineOutcome, LineReader, parse_hex, parse_size};
 use crate::{AccessRecord, TraceError};
-
-/// The content of one line of a text format.
-pub(super) enum LineOutcome {
-    Nothing,
-    /// An instruction of this thread of the recording tool.
-    Instruction {
-        thread: u64,
-    },
-    Access {
-        thread: u64,
-        address: u64,
-        size: u16,
-        store: bool,
-    },
-}
-
-impl LineOutcome {
-    /// An access of a trace without threads.
-    pub(super) fn access(address: u64, size: u16, store: bool) -> Self {
-        LineOutcome::Access {
-            thread: 0,
-            address,
-            size,
-            store,
-        }
-    }
-}
 
 /// A text format, with what it remembers from line to line.
 enum LineSyntax {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, TestCgroup, make_cgroup, run, start_sleeper};
+use common::{ChildGuard, TestCgroup, acting_config, make_cgroup, run, start_sleeper};
 use managed::{
     TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals, thread_state,
 };
@@ -171,6 +171,131 @@ fn everything_is_restored_whichever_process_is_killed() {
         "{kills} kills, all as before, in {:.0} s",
         start.elapsed().as_secs_f64()
     );
+}
+
+/// Programs that are started by double forks in sessions of their own (`daemon`, `setsid`, `nohup`), so that each is a child
+/// of process 1 at once: half of them match a rule, half do not.
+struct Orphans {
+    marker: String,
+    starter: ChildGuard,
+}
+
+impl Orphans {
+    /// A shell that starts `count` of them once it reads a line.
+    fn start(dir: &Path, count: usize) -> Self {
+        // The name and the number occur in no other program of the host.
+        let marker = format!("9{:09}", std::process::id());
+        let program = dir.join(format!("slp{}", std::process::id()));
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let script = format!(
+            "read go; i=0; while [ $i -lt {count} ]; do (setsid {} {marker} &); (setsid sleep {marker} &); \
+             i=$((i+2)); done; exec sleep 1000",
+            program.display()
+        );
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", &script])
+            .stdin(std::process::Stdio::piped());
+        let starter = ChildGuard(shell.spawn().unwrap());
+        Orphans { marker, starter }
+    }
+
+    fn go(&mut self) {
+        use std::io::Write;
+        writeln!(self.starter.0.stdin.as_mut().unwrap()).unwrap();
+    }
+
+    fn pids(&self) -> Vec<i32> {
+        let line = format!("\0{}\0", self.marker);
+        let is_orphan = |pid: &i32| {
+            std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|text| text.ends_with(&line))
+        };
+        let all = LinuxHost::new("/").processes().unwrap();
+        all.into_iter().filter(is_orphan).collect()
+    }
+}
+
+impl Drop for Orphans {
+    fn drop(&mut self) {
+        let _ = self.starter.0.kill();
+        for pid in self.pids() {
+            // SAFETY: a signal to a process that this test started.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
+}
+
+/// After every kind of end, while programs are started by double forks under masks and pauses of ours: does no process that
+/// is younger than the journal have a state that we set?
+#[test]
+fn no_orphan_keeps_a_state_that_we_set() {
+    let kills: Option<usize> = std::env::var("CACHEMATE_KILLS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let orphan_count = if kills.is_some() { 1_000 } else { 60 };
+    let mut generator = cachemate_core::SplitMix64::new(2);
+    for (policy, window_ms) in [("shake", 10), ("random", 50)] {
+        for end in ["exit", "daemon", "guardian", "both"] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut orphans = Orphans::start(dir.path(), orphan_count);
+            let starter = orphans.starter.pid();
+            let want = thread_state(starter).unwrap();
+            let config = acting_config(policy, window_ms, &starter.to_string())
+                + &format!("[[rules]]\ncommand = \"slp{}\"\n", std::process::id());
+            std::fs::write(dir.path().join("c.toml"), config).unwrap();
+            let mut daemon = TestDaemon::start(dir.path(), false);
+            if policy == "shake" {
+                daemon.acts();
+            } else {
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            orphans.go();
+            is_reached_within(Duration::from_secs(60), || {
+                orphans.pids().len() >= orphan_count / 2
+            });
+            std::thread::sleep(Duration::from_micros(generator.next_u64() % 100_000));
+
+            let own = daemon.child.id() as i32;
+            if end == "guardian" || end == "both" {
+                daemon
+                    .guardian()
+                    .into_iter()
+                    .for_each(|pid| send_signal(pid, signals::KILL));
+            }
+            if end == "daemon" || end == "both" {
+                send_signal(own, signals::KILL);
+                let _ = daemon.child.wait();
+            } else {
+                daemon.end();
+            }
+            if end == "both" {
+                run(dir.path(), &["restore", "--state-dir", "state"]).ok();
+            }
+            assert!(
+                journal_gone(dir.path()),
+                "{policy}, {end}: a journal is left"
+            );
+
+            is_reached_within(Duration::from_secs(60), || {
+                orphans.pids().len() == orphan_count
+            });
+            let left: Vec<_> = orphans
+                .pids()
+                .into_iter()
+                .filter_map(|pid| Some((pid, thread_state(pid)?)))
+                .filter(|(_, state)| *state != want)
+                .collect();
+            assert!(
+                left.is_empty(),
+                "{policy}, {end}: {} of {} keep a state, such as {:?}",
+                left.len(),
+                orphans.pids().len(),
+                left.first()
+            );
+            println!("{policy}, {end}: {} orphans, 0 left", orphans.pids().len());
+        }
+    }
 }
 
 /// If a daemon is stopped: is everything restored after a while, and does the resumed daemon change nothing until it

@@ -32,6 +32,8 @@ pub(crate) struct FakeThread {
     pub nice: i32,
     pub policy: u32,
     pub priority: u32,
+    /// Its session and process group.
+    pub session: i32,
 }
 
 /// An error number of no error: the write takes effect, but reports fewer bytes than it was given.
@@ -101,6 +103,7 @@ impl FakeHost {
                 nice: 0,
                 policy: 0,
                 priority: 0,
+                session: 0,
             },
         );
         ThreadKey { tid, start_ticks }
@@ -207,6 +210,7 @@ pub(crate) fn journal_entry(original: ObjectState) -> JournalEntry {
         applied_states: Vec::new(),
         since_ticks: 70,
         follows_cpuset: false,
+        family: None,
     }
 }
 
@@ -251,9 +255,11 @@ impl Kernel for FakeHost {
                 Some("cpuset") if self.cpuset.borrow().is_some() => Ok("/\n".to_string()),
                 Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
                 Some("stat") => Ok(format!(
-                    "{tid} ({}) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} {} 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
+                    "{tid} ({}) S {} {} {} 0 0 0 0 0 0 0 0 0 0 0 20 {} {} 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
                     self.command_name(tid),
                     t.parent,
+                    t.session,
+                    t.session,
                     t.nice,
                     threads.values().filter(|other| other.pid == t.pid).count(),
                     t.start_ticks,

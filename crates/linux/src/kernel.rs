@@ -16,12 +16,14 @@ use crate::safety::fence::Fence;
 
 pub mod group_dirs;
 pub mod group_moves;
+pub mod lineage;
 pub(crate) mod memory_map;
 pub mod process_events;
 pub mod scheduling;
 pub(crate) mod systemd_units;
 
 use group_moves::GroupMoves;
+use lineage::{Lineage, RecordedAncestry};
 use process_events::ProcessEventSubscription;
 use scheduling::SchedParams;
 
@@ -49,6 +51,10 @@ pub struct ThreadStat {
     pub key: ThreadKey,
     /// Parent process.
     pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Session.
+    pub session: i32,
     /// Command name as the kernel stores it: at most 15 bytes.
     pub name: String,
     /// State letter: `R` running, `S` sleeping, `D` uninterruptible, `Z` zombie, and so on.
@@ -214,6 +220,13 @@ pub trait Kernel {
     fn group_moves(&self) -> io::Result<GroupMoves> {
         Err(io::ErrorKind::Unsupported.into())
     }
+    /// Records the births of processes from the first call on, if the host reports them. Later calls take the reports that
+    /// have come since, and must not be far apart, because the kernel keeps a bounded number of them.
+    fn record_births(&self) {}
+    /// The ancestors of a living process whose birth was recorded; `None` if it was not.
+    fn recorded_ancestry(&self, _pid: i32) -> Option<RecordedAncestry> {
+        None
+    }
     /// Returns the threads of a process, in ascending order.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
         Ok(parse_ids(
@@ -309,6 +322,8 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
             start_ticks: parse_field(22)?,
         },
         parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        session: fields.get(3)?.parse().ok()?,
         name: name.to_string(),
         state: fields.first()?.chars().next()?,
         nice: fields.get(16)?.parse().ok()?,
@@ -399,6 +414,27 @@ pub struct LinuxHost {
     root: PathBuf,
     fence: Arc<RwLock<Option<Arc<Fence>>>>,
     group_owners: Option<Arc<dyn GroupOwner>>,
+    births: Arc<Mutex<Option<BirthRecord>>>,
+}
+
+/// The births since this process began to record them.
+#[derive(Debug)]
+struct BirthRecord {
+    events: ProcessEventSubscription,
+    lineage: Lineage,
+}
+
+impl BirthRecord {
+    fn take_events(&mut self) {
+        let lineage = &mut self.lineage;
+        if self
+            .events
+            .deliver_events(|event| lineage.record(event))
+            .is_err()
+        {
+            self.lineage.forget();
+        }
+    }
 }
 
 impl LinuxHost {
@@ -408,6 +444,7 @@ impl LinuxHost {
             root: root.into(),
             fence: Arc::default(),
             group_owners: None,
+            births: Arc::default(),
         }
     }
     /// This host, with owners of control groups that are asked to change a group before its file is written.
@@ -586,6 +623,27 @@ impl Kernel for LinuxHost {
             return Err(io::ErrorKind::Unsupported.into());
         }
         ProcessEventSubscription::subscribe()
+    }
+    fn record_births(&self) {
+        let mut births = lock(&self.births);
+        match &mut *births {
+            Some(record) => record.take_events(),
+            None => {
+                let (Ok(events), Ok(since_ticks)) =
+                    (self.process_events(), self.ticks_since_boot())
+                else {
+                    return;
+                };
+                let lineage = Lineage::new(since_ticks);
+                *births = Some(BirthRecord { events, lineage });
+            }
+        }
+    }
+    fn recorded_ancestry(&self, pid: i32) -> Option<RecordedAncestry> {
+        let mut births = lock(&self.births);
+        let record = births.as_mut()?;
+        record.take_events();
+        record.lineage.ancestry_of(pid)
     }
     fn group_moves(&self) -> io::Result<GroupMoves> {
         if self.root != Path::new("/") {

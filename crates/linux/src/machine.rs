@@ -383,6 +383,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Interrupted);
             }
             self.tasks.take_events();
+            if self.actuator.guardian_pid().is_some() {
+                lock(&self.kernel()).record_births();
+            }
             self.was_stopped |= last_iteration.elapsed() >= MIN_STOP_TIME;
             last_iteration = Instant::now();
             let remaining = deadline.saturating_duration_since(Instant::now());
@@ -497,7 +500,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let restore_result = self.actuator.restore_inherited(
             &*kernel,
             &due_threads,
-            self.tasks.unmanaged_children(),
+            self.tasks.new_unmanaged_pids(),
         );
         let is_alive = |thread| self.tasks.is_alive(thread);
         // If the journal cannot be rewritten, the old one remains and nothing is lost, so the daemon continues.

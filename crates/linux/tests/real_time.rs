@@ -239,6 +239,7 @@ fn every_class_is_restored_with_its_parameters() {
             applied_states: vec![ObjectState::Policy(5)],
             since_ticks: u64::MAX,
             follows_cpuset: false,
+            family: None,
         };
         let account = restore(&host, &BTreeMap::from([(object, entry)]));
         assert_eq!(

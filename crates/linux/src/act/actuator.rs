@@ -16,6 +16,7 @@ use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::guardian::{Guardian, GuardianStatus};
+use crate::safety::inheritance::{Inheritance, read_family};
 use crate::safety::journal::{
     IntendedChange, Journal, JournalEntry, JournalError, JournalObject, ObjectState,
 };
@@ -60,7 +61,13 @@ pub struct Actuator {
     last_states: BTreeMap<JournalObject, ObjectState>,
     /// See [`Actuator::has_unread_settings`].
     unread_threads: BTreeSet<ThreadKey>,
+    /// Journaled threads that have exited, with the number of windows since.
+    ended_threads: BTreeMap<ThreadKey, u32>,
 }
+
+/// Number of windows for which the original of an exited thread is kept for its children, each of which is read in the
+/// second window after its birth at the latest.
+const KEPT_WINDOWS: u32 = 8;
 
 impl Actuator {
     /// An actuator whose journal will be in `state_dir`. The journal is begun and the guardian started before the first
@@ -119,7 +126,9 @@ impl Actuator {
         if changes.is_empty() {
             Ok(())
         } else {
-            self.arm_guardian(kernel)?.journal_changes(changes)
+            let journal = self.arm_guardian(kernel)?;
+            add_families(kernel, journal, changes);
+            journal.journal_changes(changes)
         }
     }
 
@@ -156,6 +165,8 @@ impl Actuator {
                 GuardianStatus::TakenOver => return Err(JournalError::Fenced),
             },
             None => {
+                // From before the journal's beginning, so that no birth under our settings is missing.
+                kernel.record_births();
                 // If the time cannot be read, every thread counts as created after the journal was begun.
                 let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
                 let journal = Journal::create(
@@ -249,7 +260,7 @@ impl Actuator {
                 }
             }
         }
-        self.arm_guardian(kernel)?.journal_changes(&changes)
+        self.journal_changes(kernel, &changes)
     }
 
     /// Sends the guardian a heartbeat, and restarts it if necessary. Does nothing unless something has been changed.
@@ -260,6 +271,7 @@ impl Actuator {
     pub fn heartbeat(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
         if self.journal_and_guardian.is_some() {
             self.arm_guardian(kernel)?;
+            kernel.record_births();
         }
         self.send_heartbeat(window);
         Ok(())
@@ -351,33 +363,21 @@ impl Actuator {
         &mut self,
         kernel: &dyn Kernel,
         new_threads: &[&ManagedThread],
-        unmanaged_processes: &[(i32, i32)],
+        unmanaged_pids: &[i32],
     ) -> Result<(), JournalError> {
         self.unread_threads
             .retain(|thread| new_threads.iter().all(|task| task.thread != *thread));
         let Some((journal, _)) = &mut self.journal_and_guardian else {
             return Ok(());
         };
-        if new_threads.is_empty() && unmanaged_processes.is_empty() {
+        if new_threads.is_empty() && unmanaged_pids.is_empty() {
             return Ok(());
         }
-        let mut inherited_states: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> =
-            BTreeMap::new();
-        for (ancestor, entry) in journal.entries() {
-            if let Some((pid, _)) = ancestor.owner() {
-                inherited_states
-                    .entry(pid)
-                    .or_default()
-                    .push((ancestor.clone(), entry.clone()));
-            }
-        }
-        let inherited_entries = |pids: [i32; 2]| {
-            pids.into_iter()
-                .flat_map(|pid| inherited_states.get(&pid).into_iter().flatten())
-                .collect::<Vec<_>>()
-        };
+        let entries = journal.entries().clone();
+        let inheritance = Inheritance::new(&entries);
+        let stat_of = |pid| kernel.stat(pid).ok();
         for task in new_threads {
-            for (ancestor_object, entry) in inherited_entries([task.pid, task.parent]) {
+            for (ancestor_object, entry) in inheritance.objects_for(kernel, task.pid, &stat_of) {
                 let object = ancestor_object.for_thread(task.pid, task.thread);
                 if journal.entries().contains_key(&object)
                     || !entry.may_be_inherited_by(task.thread)
@@ -402,6 +402,7 @@ impl Actuator {
                     target: current_state,
                     follows_cpuset,
                 };
+                add_families(kernel, journal, std::slice::from_ref(&change));
                 if journal.journal_changes(&[change]).is_err() {
                     // The disk is full: an object whose original cannot be journaled is not changed, and is read again
                     // in the next window.
@@ -414,10 +415,14 @@ impl Actuator {
                 }
             }
         }
-        for &(pid, parent) in unmanaged_processes {
+        for &pid in unmanaged_pids {
+            let inherited_objects = inheritance.objects_for(kernel, pid, &stat_of);
+            if inherited_objects.is_empty() {
+                continue;
+            }
             for tid in kernel.threads(pid).unwrap_or_default() {
                 let Ok(stat) = kernel.stat(tid) else { continue };
-                for (ancestor_object, entry) in inherited_entries([parent, pid]) {
+                for (ancestor_object, entry) in &inherited_objects {
                     restore_if_inherited(kernel, ancestor_object.for_thread(pid, stat.key), entry);
                 }
             }
@@ -468,7 +473,8 @@ impl Actuator {
         }
     }
 
-    /// Drops the journal's entries of exited threads. A thread for which `is_live` returns true was just observed, and
+    /// Drops the journal's entries of threads that exited some windows ago: until then, a child that is not yet known
+    /// may need their originals. To be called once in each window. A thread for which `is_live` returns true was just observed, and
     /// is not checked.
     ///
     /// # Errors
@@ -481,9 +487,27 @@ impl Actuator {
         let Some((journal, _)) = &mut self.journal_and_guardian else {
             return Ok(());
         };
-        // If it is unknown whether a thread lives, its original is kept.
-        let may_be_alive = |thread| is_live(thread) || kernel.is_alive(thread).unwrap_or(true);
-        journal.retain(|object| object.thread().is_none_or(may_be_alive))
+        let mut ended_threads = std::mem::take(&mut self.ended_threads);
+        let mut is_needed = |thread| {
+            // If it is unknown whether a thread lives, its original is kept.
+            if is_live(thread) || kernel.is_alive(thread).unwrap_or(true) {
+                return true;
+            }
+            let window_count = ended_threads.remove(&thread).unwrap_or(0) + 1;
+            self.ended_threads.insert(thread, window_count);
+            window_count <= KEPT_WINDOWS
+        };
+        let mut needed_threads = BTreeMap::new();
+        for thread in journal.entries().keys().filter_map(JournalObject::thread) {
+            needed_threads
+                .entry(thread)
+                .or_insert_with(|| is_needed(thread));
+        }
+        journal.retain(|object| {
+            object
+                .thread()
+                .is_none_or(|thread| needed_threads.get(&thread).copied().unwrap_or(true))
+        })
     }
 
     /// Restores everything and dismisses the guardian. If an object could not be restored, the journal and the
@@ -519,6 +543,11 @@ impl Actuator {
         kernel.set_fence(None);
         Ok(restored_objects)
     }
+}
+
+fn add_families(kernel: &dyn Kernel, journal: &mut Journal, changes: &[IntendedChange]) {
+    let owners = changes.iter().filter_map(|change| change.object.owner());
+    journal.add_families(owners.map(|(pid, _)| pid), |pid| read_family(kernel, pid));
 }
 
 fn failed_objects(restored_objects: &[RestoredObject]) -> Vec<&JournalObject> {

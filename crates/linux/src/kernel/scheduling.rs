@@ -186,3 +186,38 @@ pub(crate) fn write_params(tid: i32, params: &SchedParams) -> io::Result<()> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a child of an idle task inherit its class in spite of `SCHED_RESET_ON_FORK`, so that children must be found?
+    #[test]
+    fn reset_on_fork_does_not_reset_the_idle_class() {
+        use std::os::unix::process::CommandExt;
+        let mut command = std::process::Command::new("sleep");
+        command.arg("10");
+        // SAFETY: system calls only, between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                let idle = SchedParams {
+                    flags: RESET_ON_FORK,
+                    ..SchedParams::from_policy(IDLE)
+                };
+                write_params(0, &idle)?;
+                match libc::fork() {
+                    0 => {
+                        let is_idle = read_params(0)? == SchedParams::from_policy(IDLE);
+                        libc::_exit(if is_idle { 5 } else { 1 });
+                    }
+                    child => {
+                        let mut status = 0;
+                        libc::waitpid(child, &raw mut status, 0);
+                        libc::_exit(libc::WEXITSTATUS(status));
+                    }
+                }
+            });
+        }
+        assert_eq!(command.status().unwrap().code(), Some(5));
+    }
+}

@@ -188,10 +188,15 @@ enum DaemonOutcome {
 }
 
 /// Reads the daemon's messages until it reports a complete restoration, closes the pipe, or is silent for too long.
-fn wait_for_daemon_end(pipe: impl AsFd, min_silence: Duration) -> DaemonOutcome {
+fn wait_for_daemon_end(
+    kernel: &dyn Kernel,
+    pipe: impl AsFd,
+    min_silence: Duration,
+) -> DaemonOutcome {
     let (mut max_silence, mut last_message_time, mut received_bytes) =
         (min_silence, Instant::now(), Vec::new());
     loop {
+        kernel.record_births();
         let poll_start = Instant::now();
         let remaining = max_silence
             .saturating_sub(last_message_time.elapsed())
@@ -275,9 +280,10 @@ pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, Jo
 fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     let io_error = JournalError::io_error_at(state_dir);
     let fence = Fence::inherit().map_err(io_error)?;
+    kernel.record_births();
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
-    match wait_for_daemon_end(io::stdin(), MIN_SILENCE) {
+    match wait_for_daemon_end(kernel, io::stdin(), MIN_SILENCE) {
         DaemonOutcome::AllRestored => return Ok(RecoveryReport::default()),
         DaemonOutcome::Silent(silence) => {
             // The daemon holds the lock, but the raised fence keeps it from changing anything.

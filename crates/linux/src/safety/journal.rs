@@ -10,7 +10,7 @@
 //! originals only, never an intermediate state; size proportional to the live objects; a journal of another boot names
 //! no object that still exists.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -167,6 +167,18 @@ impl ObjectState {
     }
 }
 
+/// What a process shares with its descendants, whether or not their parents live.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ProcessFamily {
+    /// Its session.
+    pub session: i32,
+    /// Its process group.
+    pub group: i32,
+    /// A hash of the text that lists its control groups; `None` if the text cannot be read.
+    #[serde(default)]
+    pub cgroups: Option<u64>,
+}
+
 /// The record of one object: its original, and all states that we ever set (distinct, oldest first).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalEntry {
@@ -179,6 +191,8 @@ pub struct JournalEntry {
     /// Whether the original mask was as wide as the thread's cpuset, so that the restored mask must follow the cpuset
     /// again.
     pub follows_cpuset: bool,
+    /// The family of the object's process before the first change; `None` if it is not a thread's object, or unknown.
+    pub family: Option<ProcessFamily>,
 }
 
 impl JournalEntry {
@@ -218,6 +232,8 @@ enum JournalRecord {
         ours: Vec<ObjectState>,
         #[serde(default)]
         follows: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        family: Option<ProcessFamily>,
     },
     Update {
         object: JournalObject,
@@ -385,6 +401,8 @@ pub struct Journal {
     pid_namespace: Option<u64>,
     since_ticks: u64,
     entries: BTreeMap<JournalObject, JournalEntry>,
+    /// Families of processes whose objects may be journaled, by pid.
+    families: BTreeMap<i32, ProcessFamily>,
 }
 
 impl Journal {
@@ -427,6 +445,7 @@ impl Journal {
             pid_namespace: pid_namespace(),
             since_ticks,
             entries: BTreeMap::new(),
+            families: BTreeMap::new(),
         };
         let outcome = journal
             .append(&[journal.header_record()], true)
@@ -446,6 +465,21 @@ impl Journal {
             boot_id,
             since_ticks: self.since_ticks,
             pid_namespace,
+        }
+    }
+
+    /// Remembers the families of the processes whose objects are about to change for the first time.
+    pub fn add_families(
+        &mut self,
+        pids: impl IntoIterator<Item = i32>,
+        read_family: impl Fn(i32) -> Option<ProcessFamily>,
+    ) {
+        for pid in pids {
+            if !self.families.contains_key(&pid)
+                && let Some(family) = read_family(pid)
+            {
+                self.families.insert(pid, family);
+            }
         }
     }
 
@@ -477,17 +511,21 @@ impl Journal {
                     has_new_object = true;
                     let applied_states = vec![change.target.clone()];
                     let (original, follows) = (change.current.clone(), change.follows_cpuset);
+                    let owner = change.object.owner();
+                    let family = owner.and_then(|(pid, _)| self.families.get(&pid).copied());
                     records.push(JournalRecord::Original {
                         object: change.object.clone(),
                         original: original.clone(),
                         ours: applied_states.clone(),
                         follows,
+                        family,
                     });
                     JournalEntry {
                         original,
                         applied_states,
                         since_ticks: self.since_ticks,
                         follows_cpuset: follows,
+                        family,
                     }
                 }
             };
@@ -512,6 +550,9 @@ impl Journal {
     /// Rewriting failed; the old file is still whole and in use.
     pub fn retain(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
         self.entries.retain(|object, _| is_kept(object));
+        let owners = self.entries.keys().filter_map(JournalObject::owner);
+        let pids: BTreeSet<i32> = owners.map(|(pid, _)| pid).collect();
+        self.families.retain(|pid, _| pids.contains(pid));
         let is_compaction_due = self.valid_bytes > COMPACT_FROM_BYTES.max(2 * self.compacted_bytes);
         if is_compaction_due {
             self.compact()
@@ -537,6 +578,7 @@ impl Journal {
                     original,
                     ours,
                     follows: entry.follows_cpuset,
+                    family: entry.family,
                 },
             );
         }
@@ -726,6 +768,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError
                 original,
                 ours,
                 follows,
+                family,
             }) => {
                 let (since_ticks, applied_states, follows_cpuset) =
                     (header_since_ticks, ours, follows);
@@ -734,6 +777,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError
                     applied_states,
                     since_ticks,
                     follows_cpuset,
+                    family,
                 };
                 recovered_journal.entries.insert(object, entry);
             }

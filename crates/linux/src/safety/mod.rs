@@ -3,6 +3,7 @@
 pub mod actuation_lock;
 pub mod fence;
 pub mod guardian;
+pub(crate) mod inheritance;
 pub mod journal;
 pub(crate) mod limits;
 pub mod object_state;

@@ -6,8 +6,8 @@
 //! recorded originals. Method: thaw first, so that no task stays frozen whatever fails later, and restore the CPUs of
 //! groups, because a thread's affinity cannot reach beyond them; then affinity and nice values, memberships, files, and
 //! last our own directories, deepest first, with their members moved to the parent. An object is restored only if it
-//! still has the state that we set. Threads that are in no journal but belong to a journaled process, or descend from
-//! one, and carry a mask of ours get the original of their ancestor. Properties: idempotent; never stops at a failure;
+//! still has the state that we set. Threads that are in no journal but belong to a journaled process, or are its heirs
+//! ([`crate::safety::inheritance`]), and carry a mask of ours get the original of their ancestor. Properties: idempotent; never stops at a failure;
 //! reports the outcome for every object.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ use std::time::Duration;
 use crate::act::cpusets::effective_cpus;
 use crate::act::resctrl::mount_point;
 use crate::kernel::group_dirs::remove_group;
-use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
+use crate::kernel::{Kernel, ThreadKey, ThreadStat, is_gone, none_if_missing};
+use crate::safety::inheritance::Inheritance;
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::object_state::{
     describe_failure, is_cpuset, partition_kind, read_state, write_cpuset, write_state,
@@ -298,46 +299,6 @@ fn is_in_resctrl(object: &JournalObject, mount: &Path) -> bool {
     }
 }
 
-/// Changed objects of a live process, over all its threads: each object, and its first original with all states that
-/// we set.
-type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>>;
-
-/// Every inherited property by process, with the process's first original and all states that we set. If it is
-/// unknown whether a process still exists, a failure is added to `restored_objects`.
-fn collect_inherited<'a>(
-    kernel: &dyn Kernel,
-    entries: &'a BTreeMap<JournalObject, JournalEntry>,
-    restored_objects: &mut Vec<RestoredObject>,
-) -> InheritedObjects<'a> {
-    let mut inherited_objects: InheritedObjects<'a> = BTreeMap::new();
-    for (object, entry) in entries {
-        let Some((pid, thread)) = object.owner() else {
-            continue;
-        };
-        // A process id may have been reused: it is still the journaled process only if a journaled thread is alive.
-        match kernel.is_alive(thread) {
-            Ok(true) => {}
-            Ok(false) => continue,
-            Err(error) => {
-                restored_objects.push(inheritance_failure(object, &error));
-                continue;
-            }
-        }
-        let inherited_entries = inherited_objects.entry(pid).or_default();
-        let for_first_thread = |thread| object.for_thread(pid, thread);
-        let is_same_object = |other: &&mut (&JournalObject, JournalEntry)| {
-            other.0.thread().map(for_first_thread).as_ref() == Some(other.0)
-        };
-        match inherited_entries.iter_mut().find(is_same_object) {
-            Some((_, first)) => first
-                .applied_states
-                .extend(entry.applied_states.iter().cloned()),
-            None => inherited_entries.push((object, entry.clone())),
-        }
-    }
-    inherited_objects
-}
-
 /// The outcome for an object whose inheriting threads could not be listed.
 fn inheritance_failure(ancestor: &JournalObject, error: &io::Error) -> RestoredObject {
     let outcome = RestoreOutcome::Failed(format!(
@@ -356,25 +317,22 @@ pub(crate) fn restore_inherited(
     entries: &BTreeMap<JournalObject, JournalEntry>,
 ) -> Vec<RestoredObject> {
     let mut restored_objects = Vec::new();
-    let inherited_objects = collect_inherited(kernel, entries, &mut restored_objects);
-    let Some((first_object, _)) = inherited_objects.values().flatten().next() else {
+    let inheritance = Inheritance::new(entries);
+    let Some(first_object) = inheritance.first_object() else {
         return restored_objects;
     };
-    let parents = match read_parents(kernel) {
-        Ok(parents) => parents,
+    let processes = match read_processes(kernel) {
+        Ok(processes) => processes,
         Err(error) => {
             restored_objects.push(inheritance_failure(first_object, &error));
             return restored_objects;
         }
     };
-    for &pid in parents.keys() {
+    let stat_of = |pid: i32| processes.get(&pid).cloned();
+    for &pid in processes.keys() {
         // From the nearest ancestor on, because an ancestor may have passed on properties that are not journaled for
         // the processes in between.
-        let ancestor_objects: Vec<&(&JournalObject, JournalEntry)> = ancestors_of(pid, &parents)
-            .iter()
-            .filter_map(|pid| inherited_objects.get(pid))
-            .flatten()
-            .collect();
+        let ancestor_objects = inheritance.objects_for(kernel, pid, &stat_of);
         let Some((nearest_object, _)) = ancestor_objects.first() else {
             continue;
         };
@@ -399,21 +357,21 @@ pub(crate) fn restore_inherited(
     restored_objects
 }
 
-/// All processes, with their parents. Processes that are hidden from a user (`hidepid=1` of proc(5)) belong to others,
-/// and the user cannot have changed them.
-fn read_parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
+/// All processes. Those that are hidden from a user (`hidepid=1` of proc(5)) belong to others, and the user cannot have
+/// changed them.
+fn read_processes(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, ThreadStat>> {
     let is_hidden = |error: &io::Error| {
         error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root()
     };
-    let mut parents = BTreeMap::new();
+    let mut processes = BTreeMap::new();
     for pid in kernel.processes()? {
         match none_if_missing(kernel.stat(pid)) {
-            Ok(stat) => parents.extend(stat.map(|stat| (pid, stat.parent))),
+            Ok(stat) => processes.extend(stat.map(|stat| (pid, stat))),
             Err(error) if is_hidden(&error) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(parents)
+    Ok(processes)
 }
 
 /// The existing threads of a process.
@@ -448,15 +406,6 @@ pub(crate) fn restore_if_inherited(
         Err(error) => RestoreOutcome::Failed(error.to_string()),
     };
     Some(RestoredObject { object, outcome })
-}
-
-/// A process and its ancestors, nearest first.
-fn ancestors_of(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
-    let parent_of = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
-    // A chain of parents is short; the bound protects against a tree that changes while it is read.
-    std::iter::successors(Some(pid), parent_of)
-        .take(1_000)
-        .collect()
 }
 
 #[cfg(test)]

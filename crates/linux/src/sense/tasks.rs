@@ -172,8 +172,8 @@ pub struct TaskTable {
     unread_programs: BTreeMap<ServiceIdentity, u64>,
     /// Stat lines of first threads that this refresh has read, by process.
     leader_stats: BTreeMap<i32, ThreadStat>,
-    /// Unmanaged processes, examined in the last refresh, that a managed process created: pid and parent.
-    unmanaged_children: Vec<(i32, i32)>,
+    /// Unmanaged processes that the last refresh has examined for the first time.
+    new_unmanaged_pids: Vec<i32>,
     /// Threads that rules no longer allow to be moved, because their process has changed.
     released_threads: Vec<ManagedThread>,
     /// Process id of the guardian, which is never managed, whatever the rules are.
@@ -328,7 +328,7 @@ impl TaskTable {
     ) -> io::Result<()> {
         self.refresh_count = self.refresh_count.wrapping_add(1);
         self.elapsed_ns = now_ns.saturating_sub(std::mem::replace(&mut self.refreshed_ns, now_ns));
-        self.unmanaged_children.clear();
+        self.new_unmanaged_pids.clear();
         self.renamed_tasks.clear();
         self.leader_stats.clear();
         self.idle_threads.begin_refresh();
@@ -691,13 +691,8 @@ impl TaskTable {
 
     fn insert(&mut self, stat: &ThreadStat, process: ManagedProcess) {
         let is_ignored = process.action == ManageAction::Ignore;
-        if is_ignored
-            && self
-                .processes
-                .get(&stat.parent)
-                .is_some_and(|parent| parent.id.is_some())
-        {
-            self.unmanaged_children.push((stat.key.tid, stat.parent));
+        if is_ignored && !process.properties.is_kernel_thread {
+            self.new_unmanaged_pids.push(stat.key.tid);
         }
         let id = (!is_ignored).then(|| {
             process.id.unwrap_or_else(|| {
@@ -733,10 +728,10 @@ impl TaskTable {
             || self.idle_threads.contains(thread)
     }
 
-    /// Unmanaged processes that the last refresh found for the first time and that a managed process created, with
-    /// their parents: the settings that they inherited are ours.
-    pub fn unmanaged_children(&self) -> &[(i32, i32)] {
-        &self.unmanaged_children
+    /// Unmanaged processes that the last refresh found for the first time: if they descend from a managed one, the settings
+    /// that they inherited are ours.
+    pub fn new_unmanaged_pids(&self) -> &[i32] {
+        &self.new_unmanaged_pids
     }
 
     /// Returns the processes and threads that the rules select now.

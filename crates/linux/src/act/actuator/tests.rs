@@ -213,13 +213,10 @@ fn unmanaged_children_lose_inherited_settings() {
         .into_iter()
         .filter(|task| task.pid == 8)
         .collect();
-    assert_eq!(
-        (new.len(), bench.tasks.unmanaged_children()),
-        (1, &[(9, 5)][..])
-    );
+    assert_eq!((new.len(), bench.tasks.new_unmanaged_pids()), (1, &[9][..]));
     bench
         .actuator
-        .restore_inherited(&bench.host, &new, bench.tasks.unmanaged_children())
+        .restore_inherited(&bench.host, &new, bench.tasks.new_unmanaged_pids())
         .unwrap();
     assert_eq!(
         (bench.host.policies(), &bench.host.masks()[1..]),

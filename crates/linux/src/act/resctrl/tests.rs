@@ -539,7 +539,7 @@ fn children_born_into_a_group_move_to_the_plans_or_original_one() {
     bench.cat.fork_child(5, 21);
     bench
         .actuator
-        .restore_inherited(&bench.cat, &[], &[(21, 5)])
+        .restore_inherited(&bench.cat, &[], &[21])
         .unwrap();
     assert_eq!(
         bench

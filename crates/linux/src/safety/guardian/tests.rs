@@ -175,11 +175,16 @@ fn goodbyes_ends_and_silence_are_distinguished() {
     ] {
         let (read, write) = pipe_with(text);
         drop(write);
-        assert_eq!(wait_for_daemon_end(read, short), heard, "{text:?}");
+        assert_eq!(
+            wait_for_daemon_end(&FakeHost::default(), read, short),
+            heard,
+            "{text:?}"
+        );
     }
     for (text, least) in [("", 60), ("1\n", 60), ("junk\n40\n", 200)] {
         let (read, _write) = pipe_with(text);
-        let DaemonOutcome::Silent(silence) = wait_for_daemon_end(read, short) else {
+        let DaemonOutcome::Silent(silence) = wait_for_daemon_end(&FakeHost::default(), read, short)
+        else {
             panic!("no silence")
         };
         assert!(

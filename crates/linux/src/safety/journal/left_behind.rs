@@ -94,6 +94,7 @@ pub fn retain_left_behind(
         pid_namespace,
         since_ticks,
         entries,
+        families: std::collections::BTreeMap::new(),
     }
     .rewrite(is_kept)
 }

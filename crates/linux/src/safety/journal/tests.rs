@@ -258,6 +258,7 @@ fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
                 original: now,
                 ours: vec![wanted],
                 follows,
+                family: None,
             },
         );
     }

@@ -32,6 +32,7 @@ fn apply_change(
             applied_states: Vec::new(),
             since_ticks: 65,
             follows_cpuset: change.follows_cpuset,
+            family: None,
         });
     entry.applied_states.push(change.target.clone());
     write_state(host, &change.object, &change.target).unwrap();
@@ -167,6 +168,31 @@ fn threads_that_inherited_our_mask_get_the_original() {
     restore(&host, &entries);
     let masks: Vec<String> = [5, 50, 8, 9, 10, 11, 6].map(|tid| host.mask_of(tid)).into();
     assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
+}
+
+/// After a double fork, without a record of births: does a child get the original of the program whose session or control
+/// groups it is in, but not one that an unrelated living parent started, one of other groups, or an older one?
+#[test]
+fn orphans_of_a_managed_family_get_the_original() {
+    let (host, mut entries) = moved_threads(5..6);
+    for (tid, group) in [(5, "/a"), (8, "/b"), (9, "/a"), (10, "/b"), (11, "/a")] {
+        host.set_file(&format!("/proc/{tid}/cgroup"), &format!("0::{group}\n"));
+    }
+    host.change_thread(5, |thread| thread.session = 5);
+    let family = crate::safety::inheritance::read_family(&host, 5);
+    entries.values_mut().for_each(|entry| entry.family = family);
+    for (tid, parent, session) in [(1, 0, 1), (2, 1, 2)] {
+        host.add_thread(tid, tid, parent, "0-3");
+        host.change_thread(tid, |thread| thread.session = session);
+    }
+    for (tid, parent, session) in [(8, 1, 5), (9, 1, 9), (10, 1, 10), (11, 2, 2), (6, 1, 5)] {
+        host.add_thread(tid, tid, parent, "1");
+        host.change_thread(tid, |thread| thread.session = session);
+    }
+    host.threads.borrow_mut().remove(&5);
+    restore(&host, &entries);
+    let masks: Vec<String> = [8, 9, 10, 11, 6].map(|tid| host.mask_of(tid)).into();
+    assert_eq!(masks, ["0-3", "0-3", "1", "1", "1"]);
 }
 
 /// If any one change fails with any error: is it reported, is everything else restored, and does a second try

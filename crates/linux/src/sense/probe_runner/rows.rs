@@ -106,6 +106,7 @@ impl RowPlacement {
                         applied_states,
                         since_ticks,
                         follows_cpuset: false,
+                        family: None,
                     },
                 )
             };

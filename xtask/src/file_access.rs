@@ -20,6 +20,58 @@ const ACCESSES: &[&str] = &[
     "fs::write(",
     ".exists()",
 ];
+/// Calls that remove a path. A path that came from listing a directory must not be removed by them, unless the directory has
+/// a marker of ours and the file is reached through its descriptor (`TrustedDir::remove`).
+const REMOVALS: &[&str] = &["fs::remove_file", "fs::remove_dir(", "fs::remove_dir_all"];
+/// Files that may remove paths themselves, each with the path that it removes. None of them lists a directory to find it.
+const REMOVING_FILES: &[(&str, &str)] = &[
+    ("crates/linux/src/kernel.rs", "a control group of ours"),
+    (
+        "crates/agent/src/",
+        "what it made, inside of another program",
+    ),
+    (
+        "crates/linux/src/act/colors/agents.rs",
+        "its own folder, named by a pid, in a directory of this user",
+    ),
+    (
+        "crates/linux/src/safety/journal.rs",
+        "the journal, by its name in the state directory",
+    ),
+    (
+        "crates/linux/src/safety/actuation_lock.rs",
+        "the lock's note, by its name",
+    ),
+    (
+        "crates/daemon/src/colored_program.rs",
+        "the folder that it made for a program",
+    ),
+    (
+        "crates/daemon/src/programs.rs",
+        "the pid file that it wrote",
+    ),
+    (
+        "crates/daemon/src/socket.rs",
+        "a socket at the path that it binds",
+    ),
+    (
+        "crates/page/src/serve/page.rs",
+        "a socket at the path that it binds",
+    ),
+    (
+        "crates/daemon/src/metrics.rs",
+        "the metrics file that it wrote",
+    ),
+    ("crates/cli/src/commands/run.rs", "the folder that it made"),
+    (
+        "crates/trace/src/record/",
+        "a partial output and the library that it unpacked",
+    ),
+    (
+        "crates/linux/src/sense/progress.rs",
+        "reports in the daemon's folder",
+    ),
+];
 /// Crates that may open files: those that are not shipped, and `files` itself.
 const UNCHECKED_CRATES: &[&str] = &["crates/files/", "crates/bench/"];
 /// Files that may open paths themselves, at most [`MAX_ALLOWED`], each with its reason.
@@ -60,11 +112,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
         "at most {MAX_ALLOWED} places open files themselves"
     );
     let mut complaints = Vec::new();
-    for file in tree
-        .files
-        .iter()
-        .filter(|file| file.has_ending("rs") && is_checked(&file.path))
-    {
+    for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         for (index, line) in file.rust_lines().iter().enumerate() {
             if line.code.trim() == "#[cfg(test)]" {
                 break;
@@ -75,8 +123,16 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
                     .any(|(index, _)| !line.code[..index].ends_with(char::is_alphanumeric))
             };
             let access = ACCESSES.iter().find(|access| is_called(access));
+            let access = access.filter(|_| is_checked(&file.path, ALLOWED_FILES));
             complaints.extend(access.map(|access| {
                 let text = format!("found {access}, expected a call of crates/files");
+                Complaint::new(&file.path, index + 1, text)
+            }));
+
+            let removal = REMOVALS.iter().find(|removal| is_called(removal));
+            let removal = removal.filter(|_| is_checked(&file.path, REMOVING_FILES));
+            complaints.extend(removal.map(|removal| {
+                let text = format!("found {removal}, expected TrustedDir::remove");
                 Complaint::new(&file.path, index + 1, text)
             }));
         }
@@ -84,7 +140,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
-fn is_checked(path: &str) -> bool {
+fn is_checked(path: &str, allowed_files: &[(&str, &str)]) -> bool {
     let is_test =
         path.contains("/tests/") || path.ends_with("tests.rs") || path.ends_with("skip_test.rs");
     let is_test = is_test
@@ -93,7 +149,7 @@ fn is_checked(path: &str) -> bool {
         || path.contains("/examples/");
     let is_free = UNCHECKED_CRATES
         .iter()
-        .chain(ALLOWED_FILES.iter().map(|(place, _)| place))
+        .chain(allowed_files.iter().map(|(place, _)| place))
         .any(|place| path.starts_with(place));
     path.starts_with("crates/") && !is_test && !is_free
 }
@@ -116,6 +172,23 @@ mod tests {
         ];
         let files: Vec<(&str, &str)> = paths.iter().map(|path| (*path, text)).collect();
         let expected = ["crates/spec/src/a.rs:1: found fs::read(, expected a call of crates/files"];
+        assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
+    }
+
+    /// Is a removal by path rejected, wherever the file may open paths itself, and a removal through a descriptor not?
+    #[test]
+    fn removals_go_through_a_marked_directory() {
+        let text = "fn a() { std::fs::remove_file(path); dir.remove(name); }\n";
+        let paths = [
+            "crates/repro/src/store/a.rs",
+            "crates/cli/build.rs",
+            "crates/linux/src/kernel.rs",
+        ];
+        let files: Vec<(&str, &str)> = paths.iter().map(|path| (*path, text)).collect();
+        let expected = [
+            "crates/repro/src/store/a.rs:1: found fs::remove_file, expected TrustedDir::remove",
+            "crates/cli/build.rs:1: found fs::remove_file, expected TrustedDir::remove",
+        ];
         assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
     }
 }

@@ -187,7 +187,7 @@ impl ReproPlan {
                 .store
                 .clone()
                 .unwrap_or_else(crate::run_store::default_dir),
-        );
+        )?;
         let stop = session.interrupt_flag();
         store::set_mode(StoreMode::Peek);
         let mut experiments = Vec::new();
@@ -396,7 +396,7 @@ struct AccountLine<'a> {
 
 impl ReproRun {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        self.store.start();
+        self.store.start()?;
         let mut experiments: Vec<ExperimentProgress> = self
             .form
             .experiments()?

@@ -9,7 +9,7 @@ use cachemate_report::Table;
 use cachemate_report::text::format_count_of;
 use cachemate_repro::ReproError;
 use cachemate_repro::run_request::rerun_and_compare;
-use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, read_file, remove};
+use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, StoredFile};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -104,21 +104,19 @@ impl ReproStore {
 }
 
 impl StoreDirArgs {
-    fn open(&self) -> RunDir {
-        RunDir::new(
-            &self.store.clone().unwrap_or_else(default_dir),
-            MAX_DIR_BYTES,
-        )
+    fn open(&self) -> anyhow::Result<RunDir> {
+        let path = self.store.clone().unwrap_or_else(default_dir);
+        RunDir::new(&path, MAX_DIR_BYTES).context("cannot use the store of runs")
     }
 }
 
 fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
-    let dir = args.open();
+    let dir = args.open()?;
     let (mut damaged_count, mut kinds): (usize, BTreeMap<String, KindContent>) =
         (0, BTreeMap::new());
     let files = dir.files().context("cannot read the store")?;
     for file in &files {
-        let Ok(Ok(entry)) = read_file(&file.path) else {
+        let Ok(Some(Ok(entry))) = dir.read(file) else {
             damaged_count += 1;
             continue;
         };
@@ -174,7 +172,7 @@ impl StorePrune {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (removed_files, bytes) = self
             .dir
-            .open()
+            .open()?
             .prune(self.to.0)
             .context("cannot prune the store")?;
         #[derive(Serialize)]
@@ -203,15 +201,16 @@ impl StorePrune {
 impl StoreVerify {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (mut check, mut entries) = (StoreCheck::default(), Vec::new());
-        for file in self.dir.open().files().context("cannot read the store")? {
+        let dir = self.dir.open()?;
+        let path_of = |file: &StoredFile| dir.path().join(file.subpath()).display().to_string();
+        for file in dir.files().context("cannot read the store")? {
             check.files += 1;
-            match read_file(&file.path)? {
-                Ok(entry) => entries.push((draw_order(&entry, self.seed), entry, file.path)),
-                Err(error) => {
-                    remove(&file.path)?;
-                    check
-                        .damaged
-                        .push(format!("{}: {error}", file.path.display()));
+            match dir.read(&file)? {
+                None => {}
+                Some(Ok(entry)) => entries.push((draw_order(&entry, self.seed), entry, file)),
+                Some(Err(error)) => {
+                    dir.remove(&file)?;
+                    check.damaged.push(format!("{}: {error}", path_of(&file)));
                 }
             }
         }
@@ -221,7 +220,7 @@ impl StoreVerify {
             session.interrupt_flag(),
             session.progress_bar("verify", Some(self.runs as u64)),
         );
-        for (_, entry, path) in &entries {
+        for (_, entry, file) in &entries {
             if check.made_again == self.runs || stop.load(Ordering::Relaxed) {
                 break;
             }
@@ -230,16 +229,13 @@ impl StoreVerify {
                 Ok(None) => continue,
                 Ok(Some(true)) => {}
                 Ok(Some(false)) => {
-                    remove(path)?;
-                    check.wrong.push(format!(
-                        "{}: {} {}",
-                        path.display(),
-                        entry.kind,
-                        entry.label
-                    ));
+                    dir.remove(file)?;
+                    check
+                        .wrong
+                        .push(format!("{}: {} {}", path_of(file), entry.kind, entry.label));
                 }
                 Err(ReproError::Interrupted) => break,
-                Err(error) => check.wrong.push(format!("{}: {error}", path.display())),
+                Err(error) => check.wrong.push(format!("{}: {error}", path_of(file))),
             }
             check.made_again += 1;
             bar.inc(1);

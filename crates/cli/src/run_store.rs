@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use cachemate_report::text::format_count_of;
 use cachemate_repro::store::{self, MAX_DIR_BYTES, RunDir};
 use clap::Args;
@@ -24,9 +25,11 @@ pub struct RunStoreArgs {
 
 impl RunStoreArgs {
     /// Opens the store; must be called before any run.
-    pub fn start(&self) {
-        if !self.no_store {
-            open_store(Arc::new(RunDir::new(&self.dir(), MAX_DIR_BYTES)));
+    pub fn start(&self) -> anyhow::Result<()> {
+        if self.no_store {
+            Ok(())
+        } else {
+            use_store_dir(&self.dir())
         }
     }
 
@@ -50,16 +53,18 @@ impl RunStoreArgs {
 
 /// Returns the default directory of a user's store.
 pub fn default_dir() -> PathBuf {
-    paths::cache_dir().join("runs")
+    paths::cache_dir().join("run-store")
 }
 
 /// Stores runs in this directory from this call on, and reuses the stored ones.
-pub fn use_store_dir(dir: &Path) {
-    open_store(Arc::new(RunDir::new(dir, MAX_DIR_BYTES)));
+pub fn use_store_dir(dir: &Path) -> anyhow::Result<()> {
+    let dir = RunDir::new(dir, MAX_DIR_BYTES).context("cannot use the store of runs")?;
+    open_store(Arc::new(dir));
+    Ok(())
 }
 
 /// Stores runs in an open directory, which has its own size limit.
-pub fn open_store(dir: Arc<RunDir>) {
+fn open_store(dir: Arc<RunDir>) {
     store::use_directory(dir, |text: &str| {
         _ = writeln!(std::io::stderr(), "cachemate: {text}")
     });

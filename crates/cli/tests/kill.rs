@@ -235,6 +235,7 @@ fn no_orphan_keeps_a_state_that_we_set() {
         .and_then(|text| text.parse().ok());
     let orphan_count = if kills.is_some() { 1_000 } else { 60 };
     let mut generator = cachemate_core::SplitMix64::new(2);
+    let mut changed_count = 0;
     for (policy, window_ms) in [("shake", 10), ("random", 50)] {
         for end in ["exit", "daemon", "guardian", "both"] {
             let dir = tempfile::tempdir().unwrap();
@@ -256,6 +257,8 @@ fn no_orphan_keeps_a_state_that_we_set() {
             });
             std::thread::sleep(Duration::from_micros(generator.next_u64() % 100_000));
 
+            let is_changed = |pid: &i32| thread_state(*pid).is_some_and(|state| state != want);
+            changed_count += orphans.pids().iter().filter(|pid| is_changed(pid)).count();
             let own = daemon.child.id() as i32;
             if end == "guardian" || end == "both" {
                 daemon
@@ -296,6 +299,10 @@ fn no_orphan_keeps_a_state_that_we_set() {
             println!("{policy}, {end}: {} orphans, 0 left", orphans.pids().len());
         }
     }
+    assert!(
+        changed_count > 0,
+        "none had a state of ours before the ends"
+    );
 }
 
 /// If a daemon is stopped: is everything restored after a while, and does the resumed daemon change nothing until it

@@ -5,12 +5,13 @@
 //! another user's file, or into a directory in which another user replaces files while they are read. Method: every
 //! file is opened without blocking, must be a plain file, and is read up to a stated number of bytes. A file whose
 //! content controls the program (a journal, a store, a library to preload) must be in a [`TrustedDir`], which checks
-//! the owner and the mode and follows no link. A file is written under an unpredictable name and then renamed, so
+//! the owner and the mode and follows no link; one whose files are listed to be removed has a marker as well. A file is written under an unpredictable name and then renamed, so
 //! that readers never find it incomplete.
 //!
 //! Errors are [`std::io::Error`]s whose text gives the path, the value found, and the value expected.
 #![warn(missing_docs)]
 
+mod marked_dir;
 mod plain;
 mod trusted_dir;
 

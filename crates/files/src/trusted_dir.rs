@@ -412,6 +412,11 @@ impl TrustedDir {
     /// Removes a file, which may be missing.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         self.check_writable(Path::new(name))?;
+        // One name only, because the call would follow links in the folders of a longer path.
+        if name.contains('/') {
+            let found = "a path of several names";
+            return Err(refusal_error(&self.path.join(name), found, "a file here"));
+        }
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, StoredLookup, read_file};
+use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, StoredLookup};
 
 const DIR: &str = "CACHEMATE_TEST_STORE";
 const KILLS: u64 = 20;
@@ -37,7 +37,7 @@ fn writer() {
     let Some(dir) = std::env::var_os(DIR) else {
         return;
     };
-    let dir = RunDir::new(Path::new(&dir), MAX_DIR_BYTES);
+    let dir = RunDir::new(Path::new(&dir), MAX_DIR_BYTES).unwrap();
     loop {
         (0..ENTRIES).for_each(|number| dir.store_entry(&entry(number)).unwrap());
     }
@@ -58,7 +58,7 @@ fn start(dir: &Path) -> std::process::Child {
 #[test]
 fn entries_are_whole_or_missing_after_writers_are_killed() {
     let dir = tempfile::tempdir().unwrap();
-    let dir = RunDir::new(dir.path(), MAX_DIR_BYTES);
+    let dir = RunDir::new(dir.path(), MAX_DIR_BYTES).unwrap();
     let mut intact_entries = 0;
     for kill in 0..KILLS {
         let mut writers = [start(dir.path()), start(dir.path())];
@@ -69,9 +69,11 @@ fn entries_are_whole_or_missing_after_writers_are_killed() {
             writer.wait().unwrap();
         });
         for file in dir.files().unwrap() {
-            let stored = read_file(&file.path)
+            let stored = dir
+                .read(&file)
                 .unwrap()
-                .unwrap_or_else(|error| panic!("{}: {error}", file.path.display()));
+                .unwrap()
+                .unwrap_or_else(|error| panic!("{}: {error}", file.subpath().display()));
             let number = stored.inputs.parse().unwrap();
             assert_eq!(stored, entry(number), "kill {kill}");
             intact_entries += 1;

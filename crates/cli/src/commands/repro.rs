@@ -213,7 +213,8 @@ impl Repro {
             .ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let request = self.request()?;
         let store = Arc::new(Store::create(&dir.join(SWEEP))?);
-        use_store_dir(&store.path().join(SHARED_RUNS_DIR));
+        use_store_dir(&store.path().join(SHARED_RUNS_DIR))
+            .map_err(|error| run_error(format!("{error:#}")))?;
         let job_runner: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(request, experiments, &store);

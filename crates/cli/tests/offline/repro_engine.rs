@@ -173,6 +173,7 @@ fn a_store_changes_no_digit() {
     );
     // Damaged files are detected and their runs repeated; the record of costs is rewritten silently.
     let dirs = fs::read_dir(root.join("runs")).unwrap().flatten();
+    let dirs = dirs.filter(|entry| entry.path().is_dir());
     let files = dirs.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
     let mut damaged = 0;
     for file in files {
@@ -212,6 +213,23 @@ fn a_store_changes_no_digit() {
         .json()["files"],
         0
     );
+}
+
+/// Does every command refuse a directory that is no store, and leave what is in it?
+#[test]
+fn a_directory_of_other_files_is_no_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("home/db/table.sqlite");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, "rows").unwrap();
+    for args in [
+        &["repro", "store", "prune", "--to", "1", "--store", "home"][..],
+        &["repro", "store", "show", "--store", "home"],
+        &["repro", "CA-1", "--sample", "--store", "home"],
+    ] {
+        run(dir.path(), args).exits_with(1, &["a directory with other files"]);
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"rows");
 }
 
 /// Does a run until results are decided keep its budget, and report the experiments beyond it?

@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn a_cost_is_that_of_the_last_run() {
         let dir = tempfile::tempdir().unwrap();
-        let dir = RunDir::new(dir.path(), 1 << 20);
+        let dir = RunDir::new(dir.path(), 1 << 20).unwrap();
         assert_eq!(dir.latest_cost(&["CA-1"], "full"), None);
         dir.write_cost(
             &["CA-1"],

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 const FORMAT_LINE: &[u8] = b"cachemate run 1\n";
 const CHECKSUM_BYTES: usize = 32;
-/// Maximum size of a stored value; larger ones are not stored.
+/// Maximum size of a stored value, in its file and unpacked; larger ones are not stored.
 pub(super) const MAX_ENTRY_BYTES: u64 = 64 << 20;
 
 /// A value, and everything that it depends on.
@@ -61,18 +61,23 @@ impl StoredEntry {
         entry_name(&self.kind, &self.sources, &self.inputs)
     }
 
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, EntryError> {
+    /// The bytes of the file; `None` if the value is larger than [`MAX_ENTRY_BYTES`].
+    pub(super) fn to_bytes(&self) -> Result<Option<Vec<u8>>, EntryError> {
         let encoding_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
         let encoded_head = rmp_serde::to_vec_named(self).map_err(|error| encoding_error(&error))?;
         let mut record = (encoded_head.len() as u64).to_le_bytes().to_vec();
         record.extend_from_slice(&encoded_head);
         record.extend_from_slice(&self.answer);
+        if record.len() as u64 > MAX_ENTRY_BYTES {
+            return Ok(None);
+        }
         let compressed_record =
             zstd::bulk::compress(&record, 1).map_err(|error| encoding_error(&error))?;
         let mut bytes = FORMAT_LINE.to_vec();
         bytes.extend_from_slice(&Sha256::digest(&compressed_record));
         bytes.extend_from_slice(&compressed_record);
-        Ok(bytes)
+        let is_small = bytes.len() as u64 <= MAX_ENTRY_BYTES;
+        Ok(is_small.then_some(bytes))
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, EntryError> {
@@ -88,9 +93,12 @@ impl StoredEntry {
         let decoder =
             zstd::Decoder::new(compressed_record).map_err(|error| record_error(&error))?;
         decoder
-            .take(8 * MAX_ENTRY_BYTES)
+            .take(MAX_ENTRY_BYTES + 1)
             .read_to_end(&mut record)
             .map_err(|error| record_error(&error))?;
+        if record.len() as u64 > MAX_ENTRY_BYTES {
+            return Err(record_error(&"more than 64 MiB"));
+        }
         let (length, tail) = record
             .split_first_chunk::<8>()
             .ok_or_else(|| record_error(&"no length"))?;
@@ -124,7 +132,7 @@ mod tests {
     /// Does an entry read back unchanged, and is one that is truncated at any length, or changed in any byte, rejected?
     #[test]
     fn a_cut_or_changed_entry_is_rejected() {
-        let bytes = sample_entry().to_bytes().unwrap();
+        let bytes = sample_entry().to_bytes().unwrap().unwrap();
         assert_eq!(StoredEntry::from_bytes(&bytes), Ok(sample_entry()));
         for length in 0..bytes.len() {
             assert!(
@@ -140,6 +148,20 @@ mod tests {
                 "changed at {position}"
             );
         }
+    }
+
+    /// Is a value that would unpack to more than the bound neither written nor read?
+    #[test]
+    fn a_value_beyond_the_bound_is_neither_written_nor_read() {
+        let mut entry = sample_entry();
+        entry.answer = vec![0; MAX_ENTRY_BYTES as usize];
+        assert_eq!(entry.to_bytes(), Ok(None));
+        let packed = zstd::bulk::compress(&vec![0; MAX_ENTRY_BYTES as usize + 1], 1).unwrap();
+        let mut bytes = FORMAT_LINE.to_vec();
+        bytes.extend_from_slice(&Sha256::digest(&packed));
+        bytes.extend_from_slice(&packed);
+        let error = StoredEntry::from_bytes(&bytes).unwrap_err();
+        assert!(error.to_string().contains("more than 64 MiB"), "{error}");
     }
 
     /// Do inputs with the same concatenation have different names?

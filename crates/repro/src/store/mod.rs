@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 pub use account::ExperimentCost;
 pub use entry::{EntryError, StoredEntry};
-pub use run_dir::{MAX_DIR_BYTES, RunDir, StoredFile, StoredLookup, read_file, remove};
+pub use run_dir::{MAX_DIR_BYTES, RunDir, StoredFile, StoredLookup};
 
 use crate::error::{ReproError, Result};
 use crate::split_runs;

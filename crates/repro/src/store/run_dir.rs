@@ -2,19 +2,28 @@
 //!
 //! Properties: files appear whole or not at all, so that a writer may be killed at any moment; a truncated, damaged or
 //! misplaced file is never used, and its run is made again; when the directory is full, the least recently used files are
-//! removed first.
+//! removed first. The directory has a marker, is made only where nothing was, and its files are reached through
+//! descriptors and by exact names, so that nothing of another user is believed, and nothing but our files is removed.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use cachemate_files::{DirAccess, TrustedDir};
+use rustix::fs::OFlags;
+
 use super::entry::{EntryError, MAX_ENTRY_BYTES, StoredEntry, entry_name};
 
 /// Default size of a directory beyond which files are removed.
 pub const MAX_DIR_BYTES: u64 = 2 << 30;
-const ENTRY_EXTENSION: &str = "run";
+/// The file that shows that a directory is a store.
+const MARKER: &str = "cachemate-run-store";
+const ENTRY_EXTENSION: &str = ".run";
+/// Numbers of hexadecimal digits in the name of a folder, of an entry, and of the random part of a temporary name.
+const FOLDER_DIGITS: usize = 2;
+const ENTRY_DIGITS: usize = 62;
+const RANDOM_DIGITS: usize = 16;
 /// Minimum time between two marks that a value was used.
 const MIN_MARK_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// Files of writers that were killed are removed after this time.
@@ -34,10 +43,21 @@ pub struct RunDir {
 pub struct StoredFile {
     /// Time of its last use, to the day, or of its writing.
     pub last_used: SystemTime,
-    /// Path of the file.
-    pub path: PathBuf,
+    /// Its folder in the store, and its name in the folder.
+    place: [String; 2],
     /// Length of the file.
     pub bytes: u64,
+}
+
+impl StoredFile {
+    /// Path of the file in the store, for messages.
+    pub fn subpath(&self) -> PathBuf {
+        self.place.iter().collect()
+    }
+
+    fn is_entry(&self) -> bool {
+        is_entry_name(&self.place[1])
+    }
 }
 
 /// The result of a lookup in the directory.
@@ -53,13 +73,18 @@ pub enum StoredLookup {
 
 impl RunDir {
     /// Creates a handle for a directory that need not exist yet.
-    pub fn new(path: &Path, max_bytes: u64) -> Self {
+    ///
+    /// # Errors
+    /// There is a directory that is no store: it has other files, or other users can change it.
+    pub fn new(path: &Path, max_bytes: u64) -> io::Result<Self> {
         // Pruned at the first write.
-        RunDir {
+        let dir = RunDir {
             path: path.to_path_buf(),
             max_bytes,
             written_bytes: AtomicU64::new(max_bytes),
-        }
+        };
+        dir.open()?;
+        Ok(dir)
     }
 
     /// Returns the path of the directory.
@@ -67,33 +92,41 @@ impl RunDir {
         &self.path
     }
 
-    fn entry_path(&self, name: &str) -> PathBuf {
-        let (dir, file) = name.split_at(2);
-        self.path
-            .join(dir)
-            .join(file)
-            .with_extension(ENTRY_EXTENSION)
+    fn open(&self) -> io::Result<Option<TrustedDir>> {
+        TrustedDir::open_marked(&self.path, MARKER, DirAccess::ReadWrite)
+    }
+
+    fn open_folder(&self, folder: &str) -> io::Result<Option<TrustedDir>> {
+        let Some(dir) = self.open()? else {
+            return Ok(None);
+        };
+        match dir.open_dir(Path::new(folder)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            folder => folder.map(Some),
+        }
     }
 
     /// Looks up the value that was made from exactly these inputs by these sources.
     pub fn find_entry(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
-        let path = self.entry_path(&entry_name(kind, sources, inputs));
+        let place = entry_place(&entry_name(kind, sources, inputs));
+        let path = self.path.join(place.iter().collect::<PathBuf>());
         let unusable_entry = |reason: &dyn std::fmt::Display| {
             StoredLookup::Unusable(format!("{}: {reason}", path.display()))
         };
-        match read_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => StoredLookup::Miss,
+        match self.read_place(&place) {
             Err(error) => StoredLookup::Unusable(error.to_string()),
-            Ok(Err(error)) => unusable_entry(&error),
-            Ok(Ok(entry))
+            Ok(None) => StoredLookup::Miss,
+            Ok(Some(Err(error))) => unusable_entry(&error),
+            Ok(Some(Ok(entry)))
                 if (&*entry.kind, &*entry.sources, &*entry.inputs) != (kind, sources, inputs) =>
             {
                 unusable_entry(
                     &"found the value of other inputs, expected the one that the name says",
                 )
             }
-            Ok(Ok(entry)) => {
-                mark_used(&path);
+            Ok(Some(Ok(entry))) => {
+                // A directory that is not writable keeps its order.
+                let _ = self.mark_used(&place);
                 StoredLookup::Hit(entry)
             }
         }
@@ -101,14 +134,14 @@ impl RunDir {
 
     /// Stores a value, unless it exceeds the maximum size.
     pub fn store_entry(&self, entry: &StoredEntry) -> io::Result<()> {
-        let bytes = entry.to_bytes().map_err(io::Error::other)?;
-        let length = bytes.len() as u64;
-        if length > MAX_ENTRY_BYTES {
+        let Some(bytes) = entry.to_bytes().map_err(io::Error::other)? else {
             return Ok(());
-        }
-        let path = self.entry_path(&entry.name());
-        path.parent().map_or(Ok(()), fs::create_dir_all)?;
-        cachemate_files::replace(&path, &bytes)?;
+        };
+        let length = bytes.len() as u64;
+        let [folder, name] = entry_place(&entry.name());
+        TrustedDir::create_marked(&self.path, MARKER)?
+            .create_dir(&folder)?
+            .replace(&name, &bytes)?;
         if self.written_bytes.fetch_add(length, Ordering::Relaxed) + length > self.max_bytes / 16 {
             self.written_bytes.store(0, Ordering::Relaxed);
             self.prune(self.max_bytes)?;
@@ -116,43 +149,85 @@ impl RunDir {
         Ok(())
     }
 
+    /// Reads a stored file; `None` if it no longer exists. The inner error is that of a readable file that is not an entry.
+    ///
+    /// # Errors
+    /// The errors of [`TrustedDir::read`]: among others, the file belongs to another user.
+    pub fn read(&self, file: &StoredFile) -> io::Result<Option<Result<StoredEntry, EntryError>>> {
+        self.read_place(&file.place)
+    }
+
+    fn read_place(
+        &self,
+        [folder, name]: &[String; 2],
+    ) -> io::Result<Option<Result<StoredEntry, EntryError>>> {
+        let Some(folder) = self.open_folder(folder)? else {
+            return Ok(None);
+        };
+        let bytes = folder.read(Path::new(name), MAX_ENTRY_BYTES)?;
+        Ok(bytes.map(|bytes| StoredEntry::from_bytes(&bytes)))
+    }
+
+    fn mark_used(&self, [folder, name]: &[String; 2]) -> io::Result<()> {
+        let Some(folder) = self.open_folder(folder)? else {
+            return Ok(());
+        };
+        let file = folder.open_file(Path::new(name), OFlags::RDONLY)?;
+        let age = file.metadata()?.modified()?.elapsed();
+        if age.is_ok_and(|age| age > MIN_MARK_INTERVAL) {
+            file.set_modified(SystemTime::now())?;
+        }
+        Ok(())
+    }
+
     /// Returns every stored file, the least recently used first. A directory that does not exist has none.
     pub fn files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = self.all_files()?;
-        files.retain(|file| {
-            file.path
-                .extension()
-                .is_some_and(|extension| extension == ENTRY_EXTENSION)
-        });
+        files.retain(StoredFile::is_entry);
         files.sort();
         Ok(files)
     }
 
-    /// Returns all files, including those that writers have not finished.
+    /// Returns all files that a store makes, including those that writers have not finished. Whatever has another name, or
+    /// is a link or a folder, is not ours.
     fn all_files(&self) -> io::Result<Vec<StoredFile>> {
+        let Some(dir) = self.open()? else {
+            return Ok(Vec::new());
+        };
         let mut files = Vec::new();
-        for dir in directory_entries(&self.path)? {
-            let is_entry_directory = dir.file_name().is_some_and(|name| name.len() == 2);
-            for path in if is_entry_directory {
-                directory_entries(&dir)?
-            } else {
-                Vec::new()
-            } {
-                // Another process may have removed it.
-                let Ok(metadata) = path.symlink_metadata() else {
+        for folder_name in dir.names()? {
+            if !is_hex(&folder_name, FOLDER_DIGITS) {
+                continue;
+            }
+            let Ok(folder) = dir.open_dir(Path::new(&folder_name)) else {
+                continue;
+            };
+            for name in folder.names()? {
+                if !is_entry_name(&name) && !is_temporary_name(&name) {
+                    continue;
+                }
+                // Another process may have removed it, and one of another user is not ours.
+                let Ok(file) = folder.open_file(Path::new(&name), OFlags::RDONLY) else {
                     continue;
                 };
-                if metadata.is_file() {
-                    let last_used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                    files.push(StoredFile {
-                        last_used,
-                        path,
-                        bytes: metadata.len(),
-                    });
-                }
+                let metadata = file.metadata()?;
+                files.push(StoredFile {
+                    last_used: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+                    place: [folder_name.clone(), name],
+                    bytes: metadata.len(),
+                });
             }
         }
         Ok(files)
+    }
+
+    /// Removes a stored file, which another process may have removed already.
+    pub fn remove(&self, file: &StoredFile) -> io::Result<()> {
+        let [folder, name] = &file.place;
+        match self.open_folder(folder)? {
+            Some(folder) => folder.remove(name),
+            None => Ok(()),
+        }
     }
 
     /// Removes the least recently used files until at most this many bytes are left, and the files of killed writers.
@@ -169,17 +244,14 @@ impl RunDir {
         };
         let (mut removed_files, mut removed_bytes) = (0, 0);
         for file in files {
-            let is_entry = file
-                .path
-                .extension()
-                .is_some_and(|extension| extension == ENTRY_EXTENSION);
+            let is_entry = file.is_entry();
             let is_abandoned = !is_entry
                 && file
                     .last_used
                     .elapsed()
                     .is_ok_and(|age| age > ABANDONED_FILE_AGE);
             if is_abandoned || (is_entry && excess_bytes > 0) {
-                remove(&file.path)?;
+                self.remove(&file)?;
                 (removed_files, removed_bytes) = (removed_files + 1, removed_bytes + file.bytes);
                 excess_bytes = excess_bytes.saturating_sub(file.bytes);
             }
@@ -188,54 +260,34 @@ impl RunDir {
     }
 }
 
-/// Reads the entry in a file; the inner error is that of a readable file that is not an entry.
-pub fn read_file(path: &Path) -> io::Result<Result<StoredEntry, EntryError>> {
-    Ok(StoredEntry::from_bytes(&cachemate_files::read_limited(
-        path,
-        MAX_ENTRY_BYTES,
-    )?))
+/// The folder of an entry, and its name there.
+fn entry_place(name: &str) -> [String; 2] {
+    let (folder, digits) = name.split_at(FOLDER_DIGITS);
+    [folder.to_string(), format!("{digits}{ENTRY_EXTENSION}")]
 }
 
-/// Removes a file, which another process may have removed already.
-pub fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+fn is_hex(text: &str, length: usize) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == length && text.bytes().all(is_digit)
 }
 
-/// Names in a directory; none if it does not exist.
-fn directory_entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    match cachemate_files::list_dir(dir) {
-        Err(error)
-            if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) =>
-        {
-            Ok(Vec::new())
-        }
-        entries => entries,
-    }
+fn is_entry_name(name: &str) -> bool {
+    name.strip_suffix(ENTRY_EXTENSION)
+        .is_some_and(|digits| is_hex(digits, ENTRY_DIGITS))
 }
 
-/// Marks a file as used. A directory that is not writable keeps its order.
-fn mark_used(path: &Path) {
-    let try_mark_used = || -> io::Result<()> {
-        if path
-            .metadata()?
-            .modified()?
-            .elapsed()
-            .is_ok_and(|age| age > MIN_MARK_INTERVAL)
-        {
-            cachemate_files::open_plain(path)?.set_modified(SystemTime::now())?;
-        }
-        Ok(())
-    };
-    let _ = try_mark_used();
+/// Is this the name under which [`TrustedDir::replace`] writes an entry?
+fn is_temporary_name(name: &str) -> bool {
+    name.strip_prefix('.')
+        .and_then(|rest| rest.rsplit_once('.'))
+        .is_some_and(|(entry, random)| is_entry_name(entry) && is_hex(random, RANDOM_DIGITS))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use cachemate_core::SplitMix64;
+    use std::fs;
 
     fn sample_entry(number: u64, length: usize) -> StoredEntry {
         // Incompressible bytes.
@@ -264,7 +316,7 @@ mod tests {
     #[test]
     fn a_damaged_or_misplaced_file_is_rejected_and_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let dir = RunDir::new(&dir.path().join("runs"), MAX_DIR_BYTES);
+        let dir = RunDir::new(&dir.path().join("runs"), MAX_DIR_BYTES).unwrap();
         assert!(matches!(read(&dir, 1), StoredLookup::Miss));
         (1..=8).for_each(|number| dir.store_entry(&sample_entry(number, 2_000)).unwrap());
         assert!(matches!(
@@ -274,14 +326,15 @@ mod tests {
         let files = dir.files().unwrap();
         assert_eq!(files.len(), 8);
         for (nth, file) in files.iter().enumerate() {
-            let mut bytes = fs::read(&file.path).unwrap();
+            let path = dir.path().join(file.subpath());
+            let mut bytes = fs::read(&path).unwrap();
             match nth {
                 0 => bytes.truncate(bytes.len() / 2),
                 1 => bytes.clear(),
-                2 => bytes = fs::read(&files[7].path).unwrap(),
+                2 => bytes = fs::read(dir.path().join(files[7].subpath())).unwrap(),
                 _ => bytes[nth * 200] ^= 1,
             }
-            fs::write(&file.path, bytes).unwrap();
+            fs::write(&path, bytes).unwrap();
         }
         for number in 1..=8 {
             match read(&dir, number) {
@@ -301,7 +354,7 @@ mod tests {
     #[test]
     fn a_full_directory_removes_the_least_recently_used_files() {
         let dir = tempfile::tempdir().unwrap();
-        let dir = RunDir::new(dir.path(), 40_000);
+        let dir = RunDir::new(dir.path(), 40_000).unwrap();
         let long_ago = SystemTime::now() - Duration::from_secs(100_000);
         let set_age = |path: &Path, hours: u64| {
             let file = fs::File::options().append(true).open(path).unwrap();
@@ -310,7 +363,8 @@ mod tests {
         };
         for number in 0..6 {
             dir.store_entry(&sample_entry(number, 5_000)).unwrap();
-            set_age(&dir.entry_path(&sample_entry(number, 0).name()), number);
+            let place = entry_place(&sample_entry(number, 0).name());
+            set_age(&dir.path().join(place.iter().collect::<PathBuf>()), number);
         }
         assert!(
             matches!(read(&dir, 0), StoredLookup::Hit(_)),
@@ -318,8 +372,12 @@ mod tests {
         );
         let leftover = dir.path().join("ab");
         fs::create_dir_all(&leftover).unwrap();
-        fs::write(leftover.join(".left.0123"), "half").unwrap();
-        set_age(&leftover.join(".left.0123"), 0);
+        let left = format!(".{}.run.0123456789abcdef", "a".repeat(62));
+        let foreign = ["main.rs", ".left.0123", ".main.rs.0123456789abcdef"];
+        for name in foreign.into_iter().chain([&*left]) {
+            fs::write(leftover.join(name), "half").unwrap();
+            set_age(&leftover.join(name), 0);
+        }
         assert_eq!(
             dir.prune(40_000).unwrap().0,
             1,
@@ -344,5 +402,51 @@ mod tests {
                 .sum::<u64>()
                 <= 46_000
         );
+    }
+
+    /// Is a directory with other files, or one that another user owns or may write, refused; are other names, links and the
+    /// files of others in a store neither believed nor removed?
+    #[test]
+    fn nothing_but_our_own_files_is_believed_or_removed() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let parent = tempfile::tempdir().unwrap();
+        let home = parent.path().join("home");
+        fs::create_dir_all(home.join("db")).unwrap();
+        fs::write(home.join("db/table.sqlite"), "rows").unwrap();
+        let error = RunDir::new(&home, 0).unwrap_err().to_string();
+        assert!(error.contains("a directory with other files"), "{error}");
+
+        let open_to_all = parent.path().join("shared");
+        fs::create_dir(&open_to_all).unwrap();
+        fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o1777)).unwrap();
+        let error = RunDir::new(&open_to_all, 0).unwrap_err().to_string();
+        assert!(error.contains("mode 1777"), "{error}");
+
+        let dir = RunDir::new(&parent.path().join("runs"), MAX_DIR_BYTES).unwrap();
+        dir.store_entry(&sample_entry(1, 2_000)).unwrap();
+        symlink(home.join("db"), dir.path().join("ab")).unwrap();
+        let (precious, name) = (home.join("db"), format!("{}.run", "b".repeat(62)));
+        fs::write(precious.join(&name), "precious").unwrap();
+        fs::create_dir(dir.path().join("cd")).unwrap();
+        symlink(precious.join(&name), dir.path().join("cd").join(&name)).unwrap();
+        fs::write(dir.path().join("notes"), "mine").unwrap();
+        assert_eq!(dir.files().unwrap().len(), 1);
+        assert_eq!(dir.prune(0).unwrap().0, 1);
+        assert_eq!(fs::read(precious.join(&name)).unwrap(), b"precious");
+        assert!(
+            dir.path().join("cd").join(&name).is_symlink() && dir.path().join("notes").exists()
+        );
+
+        if rustix::process::geteuid().is_root() {
+            dir.store_entry(&sample_entry(1, 2_000)).unwrap();
+            let file = dir.path().join(dir.files().unwrap()[0].subpath());
+            chown(&file, Some(65_534), None).unwrap();
+            assert!(matches!(read(&dir, 1), StoredLookup::Unusable(_)));
+            assert_eq!(
+                (dir.files().unwrap().len(), dir.prune(0).unwrap().0),
+                (0, 0)
+            );
+            assert!(file.exists());
+        }
     }
 }

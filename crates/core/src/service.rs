@@ -118,8 +118,14 @@ impl ServiceIdentity {
         }
     }
 
+    /// Returns whether the name identifies the service without its kind.
+    pub fn has_trusted_name(&self) -> bool {
+        self.kind != ServiceKind::UserUnit
+    }
+
     /// Returns whether a name that a user wrote matches this service: `redis`, `redis.service`, `unit/redis`,
-    /// `pod/namespace/name`.
+    /// `pod/namespace/name`. A unit of a user is matched only with its kind, `user-unit/redis`, because users choose the names
+    /// of their units.
     pub fn is_named(&self, word: &str) -> bool {
         let is_named_by = |word: &str| {
             let stem = self
@@ -134,7 +140,8 @@ impl ServiceIdentity {
         let qualified_name = word
             .split_once('/')
             .filter(|(kind, _)| *kind == self.kind.text());
-        is_named_by(word) || qualified_name.is_some_and(|(_, unit_name)| is_named_by(unit_name))
+        self.has_trusted_name() && is_named_by(word)
+            || qualified_name.is_some_and(|(_, unit_name)| is_named_by(unit_name))
     }
 }
 
@@ -187,9 +194,13 @@ fn specificity_of(kind: ServiceKind) -> u32 {
     }
 }
 
-/// Returns the service that one path names; `None` if it names none.
+/// Returns the service that one path names; `None` if it names none. Below a user's service manager
+/// (`user@UID.service`) the user makes and names the groups, so that nothing there but her units is a service.
 pub fn service_of_cgroup(path: &str) -> Option<CgroupService> {
     let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
+    if user_manager_index(&names).is_some() {
+        return unit_service(&names);
+    }
     pod_service(&names)
         .or_else(|| container_service(&names))
         .or_else(|| guest_service(&names))
@@ -342,16 +353,19 @@ fn job_service(names: &[&str]) -> Option<CgroupService> {
     })
 }
 
+fn user_manager_index(names: &[&str]) -> Option<usize> {
+    names
+        .iter()
+        .position(|name| name.starts_with("user@") && name.ends_with(".service"))
+}
+
 /// Units and sessions: `/system.slice/NAME.service`, `user@UID.service/app.slice/NAME`, `session-N.scope`.
 fn unit_service(names: &[&str]) -> Option<CgroupService> {
     let has_unit_suffix = |name: &str| {
         name.rsplit_once('.')
             .is_some_and(|(_, suffix)| UNIT_SUFFIXES.contains(&suffix))
     };
-    let manager = names
-        .iter()
-        .position(|name| name.starts_with("user@") && name.ends_with(".service"));
-    if let Some(manager) = manager {
+    if let Some(manager) = user_manager_index(names) {
         let user_unit = names[manager + 1..]
             .iter()
             .find(|name| has_unit_suffix(name));
@@ -400,8 +414,8 @@ fn shorten_id(id: &str) -> &str {
 
 /// Returns whether a program of this name belongs to the runtime of a service rather than to the service. These are
 /// pause containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
-/// `(server)`).
-pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
+/// `(server)`). Anyone can give a program such a name, so outside of containers only root's programs are helpers.
+pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>, is_roots: bool) -> bool {
     let helper_prefixes = [
         "containerd-shim",
         "runc:[",
@@ -410,15 +424,16 @@ pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
         "crun:[",
     ];
     let is_contained = matches!(kind, Some(ServiceKind::Pod | ServiceKind::Container));
-    helper_prefixes
-        .iter()
-        .any(|prefix| command.starts_with(prefix))
+    is_roots
+        && helper_prefixes
+            .iter()
+            .any(|prefix| command.starts_with(prefix))
         || is_contained
             && matches!(
                 command,
                 "pause" | "runc" | "crun" | "catatonit" | "docker-init" | "tini"
             )
-        || command.starts_with('(') && command.ends_with(')')
+        || is_roots && command.starts_with('(') && command.ends_with(')')
 }
 
 /// Returns whether a thread of a guest's process is a virtual CPU. The others emulate devices.
@@ -526,7 +541,17 @@ mod tests {
             ),
             (
                 "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope",
-                &format!("container/{}", &ID[..12]),
+                &format!("user-unit/libpod-{ID}.scope"),
+                false,
+            ),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/kubepods/podUU/ID",
+                "user-unit/user@1000.service",
+                false,
+            ),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/slurmx/job_42",
+                "user-unit/user@1000.service",
                 false,
             ),
             ("/default/ID", &format!("container/{}", &ID[..12]), false),
@@ -629,6 +654,8 @@ mod tests {
                 .iter()
                 .all(|word| !unit.is_named(word))
         );
+        let users_unit = ServiceIdentity::new(ServiceKind::UserUnit, "redis.service");
+        assert!(users_unit.is_named("user-unit/redis") && !users_unit.is_named("redis"));
         let named = ServiceIdentity::from_pod("shop/cart-1", Some("redis"));
         assert!(named.is_named("pod/shop/cart-1") && named.is_named("shop/cart-1/redis"));
     }
@@ -662,12 +689,15 @@ mod tests {
             "slurmstepd",
             "(s-server)",
         ] {
-            assert!(is_runtime_helper(command, pod), "{command}");
+            assert!(is_runtime_helper(command, pod, true), "{command}");
+            assert!(!is_runtime_helper(command, None, false), "{command}");
         }
-        assert!(!is_runtime_helper("(half", pod) && !is_runtime_helper("half)", pod));
         assert!(
-            !is_runtime_helper("redis-server", pod)
-                && !is_runtime_helper("pause", Some(ServiceKind::Unit))
+            !is_runtime_helper("(half", pod, true) && !is_runtime_helper("half)", pod, true)
+        );
+        assert!(
+            !is_runtime_helper("redis-server", pod, true)
+                && !is_runtime_helper("pause", Some(ServiceKind::Unit), true)
         );
         assert!(is_virtual_cpu("CPU 0/KVM") && is_virtual_cpu("CPU 12/TCG"));
         assert!(

@@ -34,7 +34,7 @@ use cachemate_pipeline::{
 };
 use cachemate_policy::policies;
 use cachemate_spec::{
-    BudgetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User,
+    BudgetConfig, ManageConfig, ManageMode, PolicyChoice, PromiseSource, RuleAction, RuleConfig, User,
 };
 use cachemate_trace::ProfileFile;
 
@@ -383,6 +383,7 @@ pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
         kind: rule.kind,
         namespace: rule.namespace.clone(),
         labels: rule.labels.clone(),
+        takes_promises_from_labels: rule.promises_from == Some(PromiseSource::Labels),
         action: match rule.action {
             RuleAction::Manage => ManageAction::Manage(rule.goal()),
             RuleAction::Observe => ManageAction::Observe,

@@ -145,7 +145,7 @@ impl ServiceStatus {
     }
 
     /// Adds what the container runtime reports about its image.
-    pub(crate) fn add_container(&mut self, record: ContainerRecord) {
+    pub(crate) fn add_container(&mut self, record: &ContainerRecord) {
         self.profile = record.labels.get("cachemate.io/profile").cloned();
         let repository = record.image_name.as_deref().map(|name| {
             let last_segment = name.rfind('/').map_or(0, |slash| slash + 1);
@@ -263,7 +263,7 @@ mod tests {
             let mut status = ServiceStatus::new(&report);
             let labels = [("cachemate.io/profile".to_string(), "index".to_string())].into();
             let (image_name, image) = (Some(name.to_string()), Some("sha256:1".to_string()));
-            status.add_container(ContainerRecord {
+            status.add_container(&ContainerRecord {
                 labels,
                 image_name,
                 image,

@@ -94,7 +94,7 @@ impl ServiceWatch {
                 let record = self.directory.find_by_identity(&service.identity());
                 record
                     .into_iter()
-                    .for_each(|record| service.add_container(record));
+                    .for_each(|record| service.add_container(&record));
             }
         }
         let idle_threads = machine.idle_threads();

@@ -57,6 +57,8 @@ pub(crate) struct FakeHost {
     pub fence: RefCell<Option<std::sync::Arc<crate::safety::fence::Fence>>>,
     /// Every write to this file fails with this error number.
     pub refused_file: RefCell<Option<(PathBuf, i32)>>,
+    /// Owners of directories; those that are missing here belong to root.
+    pub owners: RefCell<BTreeMap<PathBuf, u32>>,
     /// Number of calls on threads that report a missing process although it exists.
     pub no_such_process_for: Cell<u32>,
 }
@@ -280,6 +282,9 @@ impl Kernel for FakeHost {
             };
         }
         Err(not_found())
+    }
+    fn owner(&self, path: &Path) -> io::Result<u32> {
+        Ok(self.owners.borrow().get(path).copied().unwrap_or(0))
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         if let Some((refused, errno)) = &*self.refused_file.borrow()

@@ -136,6 +136,10 @@ pub trait Kernel {
             Err(error) => Err(error),
         }
     }
+    /// The user to whom a file or directory belongs; a link is not followed.
+    fn owner(&self, _path: &Path) -> io::Result<u32> {
+        Ok(0)
+    }
     /// Takes the exclusive flock of a directory. If another process still holds it after `max_wait`, the error is
     /// `WouldBlock` and names the holders.
     fn lock_dir(&self, path: &Path, max_wait: Duration) -> io::Result<DirLock>;
@@ -614,6 +618,10 @@ impl Kernel for LinuxHost {
             }
             Err(error) => Err(error),
         }
+    }
+    fn owner(&self, path: &Path) -> io::Result<u32> {
+        use std::os::unix::fs::MetadataExt;
+        Ok(fs::symlink_metadata(self.path_below(path))?.uid())
     }
     fn set_fence(&self, fence: Option<Arc<Fence>>) {
         *self.fence.write().unwrap_or_else(PoisonError::into_inner) = fence;

@@ -182,8 +182,18 @@ pub struct RuleConfig {
     /// Maximum slowdown relative to running alone: `0.05` or `"5%"`; a number greater than 1 needs its unit.
     #[serde(deserialize_with = "crate::goals::max_slowdown")]
     pub max_slowdown: Option<f64>,
+    /// Who else may promise a limit: nobody by default.
+    pub promises_from: Option<PromiseSource>,
     /// Minimum work per second: the work that the program reports, or else instructions of each thread.
     pub min_rate: Option<f64>,
+}
+
+/// Who may promise a limit to the programs of a rule that states none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PromiseSource {
+    /// The owner of the pod, by its label or annotation `cachemate.io/max-slowdown`.
+    Labels,
 }
 
 /// Treatment of the programs that match a rule.

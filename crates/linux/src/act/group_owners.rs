@@ -50,7 +50,10 @@ impl GroupOwners {
             .filter(|(_, updates)| updates.is_connected())?;
         let container_id =
             cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
-        let known_id = container_id.filter(|id| directory.find_by_id(id).is_some());
+        let known_id = container_id.filter(|id| {
+            let record = directory.find_by_id(id);
+            record.is_some_and(|record| record.contains_group(group))
+        });
         let id = known_id.or_else(|| directory.find_id_by_cgroup(group))?;
         Some((id, updates))
     }

@@ -28,6 +28,8 @@ pub struct ManageRule {
     pub namespace: Option<String>,
     /// Labels that the pod must have, as the container runtime reports them; values may contain `*` and `?`.
     pub labels: BTreeMap<String, String>,
+    /// Whether the pod's own limit is a promise, if the rule states none.
+    pub takes_promises_from_labels: bool,
     /// Treatment of a program that meets all conditions.
     pub action: ManageAction,
 }
@@ -139,18 +141,22 @@ pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
             .all(|part| names.next().is_some_and(|name| matches_glob(part, name)))
             && names.next().is_none()
     };
-    matches_components(&kind_and_name) || matches_components(&service.name)
+    matches_components(&kind_and_name)
+        || service.has_trusted_name() && matches_components(&service.name)
 }
 
 /// The action of the first rule that matches; [`ManageAction::Ignore`] if none does. A rule without a limit leaves it to
-/// the pod's owner.
+/// the pod's owner, if it says so.
 pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
-    let action = rules
-        .iter()
-        .find(|rule| rule.matches(subject))
-        .map_or(ManageAction::Ignore, |rule| rule.action);
-    let limit_of_pod = subject.container.and_then(ContainerRecord::max_slowdown);
-    match (action, limit_of_pod) {
+    let Some(rule) = rules.iter().find(|rule| rule.matches(subject)) else {
+        return ManageAction::Ignore;
+    };
+    let limit_of_pod = if rule.takes_promises_from_labels {
+        subject.container.and_then(ContainerRecord::max_slowdown)
+    } else {
+        None
+    };
+    match (rule.action, limit_of_pod) {
         (ManageAction::Manage(goal), Some(limit))
             if goal.is_none_or(|goal| goal.max_slowdown.is_none()) =>
         {
@@ -159,7 +165,7 @@ pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
                 ..goal.unwrap_or_default()
             }))
         }
-        _ => action,
+        _ => rule.action,
     }
 }
 
@@ -291,10 +297,11 @@ mod tests {
         );
     }
 
-    /// Does a pod's own limit apply where its rule has none, and an invalid one nowhere?
+    /// Does a pod's own limit apply where its rule has none and allows it, never below the least one, and an invalid one
+    /// nowhere?
     #[test]
-    fn a_pods_limit_applies_where_its_rule_has_none() {
-        let limit_of = |mark: &str, goal: Option<Goal>| {
+    fn a_pods_limit_applies_where_its_rule_allows_it() {
+        let limit_by = |mark: &str, goal: Option<Goal>, takes_promises_from_labels: bool| {
             let labels = [("cachemate.io/max-slowdown".to_string(), mark.to_string())].into();
             let record = ContainerRecord {
                 labels,
@@ -306,6 +313,7 @@ mod tests {
             };
             let rules = [ManageRule {
                 action: ManageAction::Manage(goal),
+                takes_promises_from_labels,
                 ..ManageRule::default()
             }];
             match decide(&rules, &of_pod) {
@@ -313,6 +321,9 @@ mod tests {
                 action => panic!("{action:?}"),
             }
         };
+        let limit_of = |mark: &str, goal: Option<Goal>| limit_by(mark, goal, true);
+        assert_eq!(limit_by("10%", None, false), None);
+        assert_eq!(limit_of("0.001%", None), Some((1.0, Some(0.01))));
         assert_eq!(limit_of("10%", None), Some((1.0, Some(0.1))));
         assert_eq!(
             limit_of(

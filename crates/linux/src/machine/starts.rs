@@ -16,6 +16,7 @@ use crate::act::rules::ManageAction;
 use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::nri::StartRequest;
 use crate::safety::journal::{JournalObject, ObjectState};
+use crate::sense::group_trust::GroupTrust;
 use crate::sense::process_properties::{KnownProperties, PropertyReader, read_own_service};
 
 /// Maximum number of services whose placement is remembered.
@@ -214,6 +215,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             rules,
             directory,
             own_service: own_service.as_ref(),
+            group_trust: GroupTrust::new(kernel),
         };
         let properties = kernel.stat(pid).and_then(|stat| {
             reader.read(

@@ -225,8 +225,13 @@ fn text_fields<const N: usize>(
     }))
 }
 
-/// Prefix of the annotations that are read.
-const ANNOTATION_PREFIX: &str = "cachemate.io/";
+/// Annotations that are read. Kubernetes allows 256 KiB of them for a pod, so all others are left out.
+const ANNOTATIONS: [&str; 2] = ["cachemate.io/max-slowdown", "cachemate.io/profile"];
+/// Maximum length of a name or value that is kept; a label cannot be longer, with its prefix.
+const MAX_TEXT_BYTES: usize = 317;
+const MAX_VALUE_BYTES: usize = 253;
+/// Maximum number of labels that are kept for a pod.
+const MAX_LABELS: usize = 256;
 
 fn parse_pod(message: FieldValue<'_>) -> Result<PodRecord, WireError> {
     let [id, name, namespace] = text_fields(message.bytes(), [1, 2, 4])?;
@@ -237,7 +242,8 @@ fn parse_pod(message: FieldValue<'_>) -> Result<PodRecord, WireError> {
         .filter(|(field, _)| matches!(field, 5 | 6))
     {
         let [key, value] = text_fields(entry.bytes(), [1, 2])?;
-        if field == 5 || key.starts_with(ANNOTATION_PREFIX) {
+        let is_read = field == 5 && labels.len() < MAX_LABELS || ANNOTATIONS.contains(&&*key);
+        if is_read && key.len() <= MAX_TEXT_BYTES && value.len() <= MAX_VALUE_BYTES {
             labels.insert(key, value);
         }
     }

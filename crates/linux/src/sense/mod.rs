@@ -9,6 +9,7 @@ pub(crate) mod counter_table;
 pub mod counters;
 pub mod cpu_load;
 pub mod events;
+pub(crate) mod group_trust;
 pub(crate) mod memory_nodes;
 pub mod miss_cost;
 pub(crate) mod miss_trace;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use cachemate_core::{
     CgroupService, ServiceIdentity, ServiceKind, is_runtime_helper, service_of_cgroups,
@@ -9,6 +10,7 @@ use cachemate_core::{
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
 use crate::kernel::{KeptFile, Kernel, ThreadStat, none_if_missing};
+use crate::sense::group_trust::GroupTrust;
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
@@ -24,6 +26,8 @@ pub(crate) struct PropertyReader<'a> {
     pub(crate) directory: &'a ServiceDirectory,
     /// The service of this process: other programs in the same service are distinguished by their commands.
     pub(crate) own_service: Option<&'a ServiceIdentity>,
+    /// The groups whose names count.
+    pub(crate) group_trust: GroupTrust<'a>,
 }
 
 /// The properties of a process that rules test.
@@ -43,7 +47,7 @@ pub(crate) struct RuleProperties {
     /// Whether it belongs to the runtime and not to the service.
     pub(crate) is_helper: bool,
     /// Its container, as the runtime reports it.
-    container: Option<ContainerRecord>,
+    container: Option<Arc<ContainerRecord>>,
 }
 
 /// Knowledge of a process before its properties are read.
@@ -76,7 +80,7 @@ impl RuleProperties {
             user: self.user,
             service: self.service.as_ref(),
             is_helper: self.is_helper,
-            container: self.container.as_ref(),
+            container: self.container.as_deref(),
         })
     }
 
@@ -171,12 +175,17 @@ impl PropertyReader<'_> {
         &self,
         cgroup_text: &str,
         paths: &[String],
-    ) -> Option<(String, ContainerRecord)> {
+    ) -> Option<(String, Arc<ContainerRecord>)> {
         if self.directory.is_empty() {
             return None;
         }
-        match service_of_cgroups(cgroup_text).and_then(|service| service.identity.container) {
-            Some(id) => self.directory.find_by_id(&id).map(|record| (id, record)),
+        let service = service_of_cgroups(&self.group_trust.cut_to_trusted(cgroup_text));
+        match service.and_then(|service| service.identity.container) {
+            Some(id) => {
+                let record = self.directory.find_by_id(&id)?;
+                let is_inside = paths.iter().any(|path| record.contains_group(path));
+                is_inside.then_some((id, record))
+            }
             None => paths
                 .iter()
                 .find_map(|path| self.directory.find_by_cgroup(path)),
@@ -194,7 +203,8 @@ impl PropertyReader<'_> {
         relative: Option<&RuleProperties>,
         properties: &mut RuleProperties,
     ) -> io::Result<()> {
-        let mut service = service_of_cgroups(&properties.cgroup_text);
+        let trusted_text = self.group_trust.cut_to_trusted(&properties.cgroup_text);
+        let mut service = service_of_cgroups(&trusted_text);
         if let Some((id, record)) =
             self.find_container(&properties.cgroup_text, &properties.cgroups)
         {
@@ -223,7 +233,11 @@ impl PropertyReader<'_> {
         properties.is_helper = service
             .as_ref()
             .is_some_and(|service| service.is_helper && service_kind != Some(ServiceKind::Guest))
-            || is_runtime_helper(&properties.command, service_kind);
+            || is_runtime_helper(
+                &properties.command,
+                service_kind,
+                properties.user == Some(0),
+            );
         properties.service = service.map(|service| service.identity);
         Ok(())
     }
@@ -254,6 +268,10 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
             parent = stat.parent;
             continue;
         };
+        // Anyone can name a program so, and a container that it made up would be joined.
+        if !is_roots(kernel, parent)? {
+            return Ok(None);
+        }
         let command_line =
             none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?
                 .unwrap_or_default();
@@ -266,6 +284,14 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
         return Ok(name.map(ServiceIdentity::container));
     }
     Ok(None)
+}
+
+/// Does a process run as root, with its real, effective and saved user?
+fn is_roots(kernel: &dyn Kernel, pid: i32) -> io::Result<bool> {
+    let status = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?;
+    let status = status.unwrap_or_default();
+    let uid_line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    Ok(uid_line.is_some_and(|users| users.split_ascii_whitespace().all(|user| user == "0")))
 }
 
 /// The option by which a shim or a monitor gets the name of its container; `None` if the command is neither.
@@ -324,6 +350,7 @@ mod tests {
             rules: &[],
             directory,
             own_service: Some(&own_service),
+            group_trust: GroupTrust::new(host),
         };
         let stat = host.stat(pid).unwrap();
         let properties = reader
@@ -361,6 +388,7 @@ mod tests {
         host.add_thread(5, 5, 4, "0");
         host.add_thread(6, 6, 5, "0");
         host.set_file("/proc-comm/4", "containerd-shim");
+        host.set_file("/proc/4/status", "Uid:\t0\t0\t0\t0\nCpus_allowed_list:\t0\n");
         host.set_file(
             "/proc/4/cmdline",
             "/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web-1\0",
@@ -388,6 +416,43 @@ mod tests {
         host.set_file("/proc/6/cgroup", "0::/fleet/other\n");
         host.change_thread(6, |thread| thread.parent = 1);
         assert_eq!(service(&host, &directory, 6), (None, false));
+    }
+
+    /// Does a user join no container by a shim of her own, by a group of her own with the id of another's, or by an id that
+    /// the runtime reports for another group; and does root's own group with such a name still name its service?
+    #[test]
+    fn made_up_identities_join_no_service() {
+        const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        let (host, directory) = (FakeHost::default(), ServiceDirectory::default());
+        host.add_thread(4, 4, 1, "0");
+        host.add_thread(5, 5, 4, "0");
+        host.set_file("/proc-comm/4", "containerd-shim");
+        host.set_file("/proc/4/status", "Uid:\t1001\t1001\t1001\t1001\n");
+        host.set_file("/proc/4/cmdline", "containerd-shim\0-id\0web\0");
+        host.set_file("/proc/5/cgroup", "0::/fleet\n");
+        assert_eq!(service(&host, &directory, 5), (None, false));
+
+        host.set_file("/proc/mounts", "cgroup2 /cg cgroup2 rw 0 0\n");
+        for path in ["/delegated/docker-ID.scope", "/delegated/kubepods/pod3f7a1c22/ID"] {
+            host.set_file("/proc/5/cgroup", &format!("0::{}\n", path.replace("ID", ID)));
+            assert_ne!(service(&host, &directory, 5).0, None, "{path}");
+        }
+        host.owners.borrow_mut().insert("/cg/delegated".into(), 1001);
+        for path in ["/delegated/docker-ID.scope", "/delegated/kubepods/pod3f7a1c22/ID"] {
+            host.set_file("/proc/5/cgroup", &format!("0::{}\n", path.replace("ID", ID)));
+            assert_eq!(service(&host, &directory, 5).0, None, "{path}");
+        }
+
+        let record = ContainerRecord {
+            name: "web".into(),
+            cgroup: format!("/docker/{ID}"),
+            ..ContainerRecord::default()
+        };
+        directory.insert(ID, record);
+        host.set_file("/proc/5/cgroup", &format!("0::/elsewhere/docker-{ID}.scope\n"));
+        assert_ne!(service(&host, &directory, 5).0.as_deref(), Some("container/web"));
+        host.set_file("/proc/5/cgroup", &format!("0::/docker/{ID}\n"));
+        assert_eq!(service(&host, &directory, 5).0.as_deref(), Some("container/web"));
     }
 
     /// Are programs in this process's own session distinguished by command, and those of another session not?

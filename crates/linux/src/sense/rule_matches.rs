@@ -7,6 +7,7 @@ use cachemate_core::ServiceIdentity;
 
 use crate::act::rules::{CgroupPattern, ManageRule};
 use crate::kernel::{Kernel, none_if_missing};
+use crate::sense::group_trust::GroupTrust;
 use crate::sense::process_properties::{KnownProperties, PropertyReader, read_own_service};
 use crate::sense::service_directory::ServiceDirectory;
 
@@ -44,6 +45,7 @@ pub fn find_rule_matches(
         rules,
         directory,
         own_service: own_service.as_ref(),
+        group_trust: GroupTrust::new(kernel),
     };
     for pid in kernel
         .processes()?

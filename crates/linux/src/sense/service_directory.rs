@@ -21,7 +21,7 @@ pub struct ContainerRecord {
     pub namespace: String,
     /// The pod's name; empty if the container is in no pod.
     pub pod: String,
-    /// Labels of the pod, and its annotations that begin with `cachemate.io/`.
+    /// Labels of the pod, and those of its annotations that cachemate reads.
     pub labels: BTreeMap<String, String>,
     /// The image's digest.
     pub image: Option<String>,
@@ -33,7 +33,21 @@ pub struct ContainerRecord {
     pub is_helper: bool,
 }
 
+/// The strictest limit that a pod's owner can ask for; a stricter one counts as this one, because a promise that cannot be
+/// kept makes the policy act against all others for ever.
+const LEAST_MAX_SLOWDOWN: f64 = 0.01;
+
 impl ContainerRecord {
+    /// Does this path of a control group lie in the container's? Without a group in the report, any path does.
+    pub fn contains_group(&self, path: &str) -> bool {
+        // `slice:prefix:name`, as systemd's cgroup driver writes it.
+        if let [_, prefix, name] = self.cgroup.split(':').collect::<Vec<_>>()[..] {
+            let scope = format!("{prefix}-{name}.scope");
+            return path.split('/').any(|component| component == scope);
+        }
+        self.cgroup.is_empty() || is_at_or_below(path, &self.cgroup)
+    }
+
     /// The slowdown that the pod's owner asks for, as a fraction, from `cachemate.io/max-slowdown` in percent; `None` for
     /// an invalid value.
     pub fn max_slowdown(&self) -> Option<f64> {
@@ -44,7 +58,7 @@ impl ContainerRecord {
             .trim()
             .parse()
             .ok()?;
-        (percent > 0.0 && percent.is_finite()).then_some(percent / 100.0)
+        (percent > 0.0 && percent.is_finite()).then_some((percent / 100.0).max(LEAST_MAX_SLOWDOWN))
     }
 
     /// The service, with its display names.
@@ -62,14 +76,14 @@ impl ContainerRecord {
 /// The containers of this host, by their ids; clones share one directory.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceDirectory {
-    containers: Arc<RwLock<BTreeMap<String, ContainerRecord>>>,
+    containers: Arc<RwLock<BTreeMap<String, Arc<ContainerRecord>>>>,
     /// Number of changes so far.
     change_count: Arc<AtomicU64>,
 }
 
 impl ServiceDirectory {
     /// The container with this id.
-    pub fn find_by_id(&self, id: &str) -> Option<ContainerRecord> {
+    pub fn find_by_id(&self, id: &str) -> Option<Arc<ContainerRecord>> {
         self.containers
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -78,26 +92,20 @@ impl ServiceDirectory {
     }
 
     /// The innermost container whose control group is this path or contains it, with its id.
-    pub fn find_by_cgroup(&self, path: &str) -> Option<(String, ContainerRecord)> {
-        let contains = |record: &ContainerRecord| {
-            let group = record.cgroup.trim_end_matches('/');
-            let subpath = path
-                .strip_prefix(group)
-                .filter(|_| group.starts_with('/') && group.len() > 1);
-            subpath.is_some_and(|subpath| subpath.is_empty() || subpath.starts_with('/'))
-        };
+    pub fn find_by_cgroup(&self, path: &str) -> Option<(String, Arc<ContainerRecord>)> {
+        let contains = |record: &ContainerRecord| is_at_or_below(path, &record.cgroup);
         let records = self
             .containers
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        let containing_records = records.iter().filter(|(_, record)| contains(record));
+        let containing_records = records.iter().filter(|(_, record)| contains(record.as_ref()));
         let innermost =
             containing_records.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
         innermost.map(|(id, record)| (id.clone(), record.clone()))
     }
 
     /// The container that has this service's display names.
-    pub fn find_by_identity(&self, service: &ServiceIdentity) -> Option<ContainerRecord> {
+    pub fn find_by_identity(&self, service: &ServiceIdentity) -> Option<Arc<ContainerRecord>> {
         let records = self
             .containers
             .read()
@@ -138,7 +146,7 @@ impl ServiceDirectory {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         if records.len() < MAX_CONTAINERS || records.contains_key(id) {
-            records.insert(id.to_string(), record);
+            records.insert(id.to_string(), Arc::new(record));
         }
         drop(records);
         self.count_change();
@@ -155,13 +163,22 @@ impl ServiceDirectory {
 
     /// Replaces all containers: the runtime reports all of them after each registration.
     pub fn replace(&self, records: BTreeMap<String, ContainerRecord>) {
-        let retained_records = records.into_iter().take(MAX_CONTAINERS).collect();
+        let retained_records = records.into_iter().take(MAX_CONTAINERS);
+        let retained_records = retained_records.map(|(id, record)| (id, Arc::new(record))).collect();
         *self
             .containers
             .write()
             .unwrap_or_else(PoisonError::into_inner) = retained_records;
         self.count_change();
     }
+}
+
+fn is_at_or_below(path: &str, group: &str) -> bool {
+    let group = group.trim_end_matches('/');
+    let subpath = path
+        .strip_prefix(group)
+        .filter(|_| group.starts_with('/') && group.len() > 1);
+    subpath.is_some_and(|subpath| subpath.is_empty() || subpath.starts_with('/'))
 }
 
 #[cfg(test)]
@@ -180,7 +197,13 @@ mod tests {
             ..ContainerRecord::default()
         };
         directory.insert("abc", record.clone());
-        assert_eq!(directory.find_by_id("abc"), Some(record));
+        assert_eq!(directory.find_by_id("abc").as_deref(), Some(&record));
+        let systemd = ContainerRecord {
+            cgroup: "a.slice:cri:x".into(),
+            ..ContainerRecord::default()
+        };
+        assert!(systemd.contains_group("/a.slice/cri-x.scope/y") && !systemd.contains_group("/cri-x"));
+        assert!(record.contains_group("/fleet/redis/x") && !record.contains_group("/fleet/other"));
         let named = |path: &str| {
             directory
                 .find_by_cgroup(path)

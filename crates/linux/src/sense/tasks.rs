@@ -29,6 +29,7 @@ use crate::kernel::group_moves::GroupMoves;
 use crate::kernel::process_events::ProcessEventSubscription;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
+use crate::sense::group_trust::GroupTrust;
 use crate::sense::process_properties::{
     KnownProperties, PropertyReader, RuleProperties, read_own_service,
 };
@@ -345,6 +346,7 @@ impl TaskTable {
             rules,
             directory: &directory,
             own_service: own_service.as_ref(),
+            group_trust: GroupTrust::new(kernel),
         };
         for pid in self.processes.keys().copied().collect::<Vec<_>>() {
             if self.is_match_due(&reader, pid, group_schedule) {
@@ -768,6 +770,7 @@ impl TaskTable {
             rules,
             directory: &directory,
             own_service: own_service.as_ref(),
+            group_trust: GroupTrust::new(kernel),
         };
         for (pid, old_process) in previous_processes {
             self.examine(&reader, pid, kernel.run_time_ns(pid).ok());

@@ -23,4 +23,5 @@ install -m 644 recordings/servers/*.cmt recordings/servers/*.threads "$prefix/sh
 install -d "$prefix/lib/systemd/system" "$prefix/share/doc/cachemate"
 sed "s|/usr/local/bin|$prefix/bin|" packaging/cachemate.service >"$prefix/lib/systemd/system/cachemate.service"
 install -m 644 packaging/cachemate.toml "$prefix/share/doc/cachemate/cachemate.toml"
+install -D -m 644 packaging/cachemate-progress.h "$prefix/include/cachemate-progress.h"
 echo "installed below $prefix"

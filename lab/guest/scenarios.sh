@@ -1,5 +1,8 @@
 # Scenarios of the modeled machine; sourced by init.
 
+# Where the loads find the daemon, to which they report their work.
+export CACHEMATE_SOCKET=/run/lab/s.sock
+
 # load KIND NAME CPU KIB MS [STEP_MS]: runs a load in the foreground; its output is in NAME.out.
 load() { lab-program load "$@" >"$2.out"; }
 # busy KIND NAME CPU KIB: starts a load of that name in the background, where it runs until killed; its pid is in

@@ -404,3 +404,36 @@ def test_pictures_hold_no_markup_of_names() -> None:
         assert picture.startswith("<svg") and "<script" not in picture and "&lt;script&gt;" in picture
     table = cachemate.plan(programs, MACHINE)._repr_html_()
     assert "<table" in table and "<script" not in table and "&lt;script&gt;" in table
+
+
+def test_work_is_counted_in_memory_that_the_daemon_hands_out(tmp_path, monkeypatch):
+    import os
+    import socket
+    import struct
+    import threading
+
+    from cachemate.progress import WorkCounter
+
+    monkeypatch.delenv("CACHEMATE_PROGRESS", raising=False)
+    path = str(tmp_path / "s.sock")
+    assert not WorkCounter.open(path).is_reported
+    memory = os.memfd_create("report")
+    os.ftruncate(memory, 4096)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def answer():
+        peer, _ = listener.accept()
+        assert peer.recv(64) == b"progress\n"
+        socket.send_fds(peer, [b"\n"], [memory])
+        peer.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    work = WorkCounter.open(path)
+    thread.join()
+    work.add(40)
+    work.add(2)
+    assert work.is_reported
+    assert struct.unpack("=Q", os.pread(memory, 8, 0)) == (42,)

@@ -67,10 +67,6 @@ const REMOVING_FILES: &[(&str, &str)] = &[
         "crates/trace/src/record/",
         "a partial output and the library that it unpacked",
     ),
-    (
-        "crates/linux/src/sense/progress.rs",
-        "reports in the daemon's folder",
-    ),
 ];
 /// Crates that may open files: those that are not shipped, and `files` itself.
 const UNCHECKED_CRATES: &[&str] = &["crates/files/", "crates/bench/"];

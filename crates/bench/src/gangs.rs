@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_daemon::host::{self, HostSurvey, LiveLoop, LiveRunOptions};
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
-use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median};
@@ -194,7 +194,7 @@ fn open_control_loop(
         config,
         rules: actors.iter().map(rule).collect(),
         state_dir: bench_host.work_dir.join("state"),
-        progress: ProgressFiles::new(Some(bench_host.work_dir.join("progress"))),
+        progress: ProgressReports::in_dir(bench_host.work_dir.join("progress")),
         learned_profiles: Default::default(),
         runtime: None,
         stop: bench_host.stop_flag.clone(),

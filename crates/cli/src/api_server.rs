@@ -68,6 +68,12 @@ pub struct ApiServer {
     token_file: Option<PathBuf>,
 }
 
+/// Is a host this one, by an address or name that does not depend on a resolver?
+fn is_loopback(host: &str) -> bool {
+    let address = host.parse::<std::net::IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
 impl ApiServer {
     /// Returns the server that a pod finds in its environment.
     pub fn in_cluster() -> anyhow::Result<Self> {
@@ -124,6 +130,10 @@ impl ApiServer {
             .trim_start_matches('[')
             .trim_end_matches(']')
             .to_string();
+        ensure!(
+            tls.is_some() || token_file.is_none() || is_loopback(&host),
+            "found '{url}' with a token, expected https, or http to this host, because others can read the token"
+        );
         Ok(ApiServer {
             host,
             port,
@@ -319,5 +329,35 @@ impl Read for ApiResponse {
             _ => RemainingBody::Known(remaining_after),
         };
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a token sent only to this host or under encryption?
+    #[test]
+    fn a_token_never_leaves_the_host_in_clear_text() {
+        let open = |url: &str| ApiServer::new(url, None, Some(PathBuf::from("token")));
+        for url in [
+            "http://192.0.2.2:8001",
+            "http://example.org:80",
+            "http://[2001:db8::1]:80",
+        ] {
+            let error = open(url).map(drop).unwrap_err().to_string();
+            assert!(error.contains("expected https"), "{error}");
+            assert!(
+                ApiServer::new(url, None, None).is_ok(),
+                "{url} without a token"
+            );
+        }
+        for url in [
+            "http://127.0.0.1:8001",
+            "http://[::1]:8001",
+            "http://localhost:8001",
+        ] {
+            assert!(open(url).is_ok(), "{url}");
+        }
     }
 }

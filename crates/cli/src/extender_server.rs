@@ -17,11 +17,14 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::extender_metrics::ExtenderMetrics;
 
-/// Maximum size of one request: 20 000 names of 253 letters, and a pod.
-const MAX_REQUEST_BYTES: usize = 8 << 20;
+/// Maximum size of one request: the names of 5 000 nodes at most 200 letters long, and a pod.
+const MAX_REQUEST_BYTES: usize = 1 << 20;
+/// Maximum number of requests whose bodies are in memory, over all connections.
+const MAX_OPEN_BODIES: usize = 16;
 /// Deadline for the body of one request; kube-scheduler uses the same one.
 const BODY_DEADLINE: Duration = Duration::from_secs(2);
 /// Deadline for the head of the next request on a connection.
@@ -31,13 +34,38 @@ const MAX_CONNECTIONS: usize = 64;
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// A running extender.
-#[derive(Default)]
 pub struct ExtenderState {
     extender: Mutex<Extender>,
     metrics: ExtenderMetrics,
+    /// What the scheduler must know; `None` if any peer may ask, and nothing that it says is recorded.
+    token: Option<String>,
+    open_bodies: Arc<Semaphore>,
 }
 
 impl ExtenderState {
+    /// An extender that answers peers with this token only, or all peers.
+    pub fn new(token: Option<String>) -> Self {
+        ExtenderState {
+            extender: Mutex::default(),
+            metrics: ExtenderMetrics::default(),
+            token,
+            open_bodies: Arc::new(Semaphore::new(MAX_OPEN_BODIES)),
+        }
+    }
+
+    /// Is the token of a request the extender's? The time does not depend on the place of the first difference.
+    fn accepts(&self, given_token: Option<&str>) -> bool {
+        let Some(token) = &self.token else {
+            return true;
+        };
+        let given_token = given_token.unwrap_or_default();
+        let difference = token
+            .bytes()
+            .zip(given_token.bytes())
+            .fold(0, |sum, (a, b)| sum | (a ^ b));
+        token.len() == given_token.len() && difference == 0
+    }
+
     /// Replaces the published knowledge.
     pub fn publish(&self, knowledge: ClusterKnowledge) {
         self.lock().publish(knowledge);
@@ -78,6 +106,10 @@ impl ExtenderState {
             "filter" => extender
                 .filter(&request, now)
                 .map(|answer| json_bytes(&answer)),
+            // Without a token, anyone could fill a node with pods that do not exist.
+            _ if self.token.is_none() => extender
+                .rank(&request, now)
+                .map(|answer| json_bytes(&answer)),
             _ => extender
                 .prioritize(&request, now)
                 .map(|answer| json_bytes(&answer)),
@@ -108,27 +140,71 @@ pub fn unix_seconds() -> f64 {
         .map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
+/// Reads a body once fewer than the maximum number of bodies are in memory.
+async fn read_body(
+    body: Incoming,
+    state: &ExtenderState,
+) -> Result<(Bytes, OwnedSemaphorePermit), String> {
+    let permit = Arc::clone(&state.open_bodies).acquire_owned().await;
+    let permit = permit.map_err(|error| error.to_string())?;
+    let body = Limited::new(body, MAX_REQUEST_BYTES).collect().await;
+    let body = body.map_err(|error| error.to_string())?;
+    Ok((body.to_bytes(), permit))
+}
+
+/// Parses and answers a request off the thread that serves connections, so that a large one delays only itself.
+async fn handle_in_own_thread(
+    state: Arc<ExtenderState>,
+    verb: &'static str,
+    body: Bytes,
+    permit: OwnedSemaphorePermit,
+) -> (StatusCode, Vec<u8>) {
+    let handle = tokio::task::spawn_blocking(move || {
+        let response = state.handle_request(verb, &body);
+        drop(permit);
+        response
+    });
+    handle.await.unwrap_or_else(|error| {
+        error_response(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string())
+    })
+}
+
 async fn respond(
     request: Request<Incoming>,
     state: Arc<ExtenderState>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let verb = match request.uri().path() {
+    // kube-scheduler sends no header of its own, so its token is the first part of the path.
+    let (path_token, path) = match request.uri().path()[1..].split_once('/') {
+        Some((token, verb)) => (Some(token.to_string()), format!("/{verb}")),
+        None => (None, request.uri().path().to_string()),
+    };
+    let header = request.headers().get(hyper::header::AUTHORIZATION);
+    let header_token = header
+        .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "))
+        .map(str::to_string);
+    let verb = match path.as_str() {
         "/filter" => Some("filter"),
         "/prioritize" => Some("prioritize"),
         _ => None,
     };
+    let is_accepted = state.accepts(header_token.or(path_token).as_deref());
     let mut content_type = "application/json";
-    let (status, body) = match (request.method(), request.uri().path(), verb) {
+    let (status, body) = match (request.method(), path.as_str(), verb) {
         (&Method::GET, "/healthz", _) => (StatusCode::OK, b"{}".to_vec()),
         (&Method::GET, "/metrics", _) => {
             content_type = OPEN_METRICS;
             (StatusCode::OK, state.metrics_page().into_bytes())
         }
+        (&Method::POST, _, Some(_)) if !is_accepted => {
+            error_response(StatusCode::UNAUTHORIZED, "expected the extender's token")
+        }
         (&Method::POST, _, Some(verb)) => {
-            let body_future = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
-            match tokio::time::timeout(BODY_DEADLINE, body_future).await {
-                Ok(Ok(body)) => state.handle_request(verb, &body.to_bytes()),
-                Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+            let read_body = read_body(request.into_body(), &state);
+            match tokio::time::timeout(BODY_DEADLINE, read_body).await {
+                Ok(Ok((body, permit))) => {
+                    handle_in_own_thread(Arc::clone(&state), verb, body, permit).await
+                }
+                Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error),
                 Err(_) => error_response(
                     StatusCode::REQUEST_TIMEOUT,
                     "the body did not arrive within 2 s",

@@ -390,7 +390,7 @@ fn time_programs(
     machine: &MachineSpec,
     timing: &TimingArgs,
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
-    timing.runs.start();
+    timing.runs.start()?;
     let first_index_of = |index: usize| {
         names
             .iter()

@@ -87,7 +87,8 @@ pub fn run_task(
     let experiments = cachemate_repro::experiments();
     let experiment = experiments.get(experiment_index).ok_or_else(no_such_run)?;
     let store = Store::open(dir).map_err(|error| run_error(error.to_string()))?;
-    use_store_dir(&store.path().join(SHARED_RUNS_DIR))?;
+    use_store_dir(&store.path().join(SHARED_RUNS_DIR))
+        .map_err(|error| run_error(format!("{error:#}")))?;
     let lookup = request.stored_lookup(&store, experiment_index);
     let run_division =
         RunDivision::pass_for_run(name, &lookup).map_err(|error| run_error(error.to_string()))?;

@@ -123,6 +123,21 @@ fn reason_lines(services: &[ServiceStatus]) -> String {
         .collect()
 }
 
+/// Maximum number of letters of a name in a table, because one long name widens every row.
+const MAX_NAME_LETTERS: usize = 64;
+
+/// A name with visible escapes, cut in the middle if it is long: its beginning and its end both tell names apart.
+fn shorten_name(name: &str) -> String {
+    let letters: Vec<char> = escape_controls(name).chars().collect();
+    if letters.len() <= MAX_NAME_LETTERS {
+        return letters.into_iter().collect();
+    }
+    let (head, tail) = (MAX_NAME_LETTERS / 2 - 1, MAX_NAME_LETTERS / 2);
+    let head: String = letters[..head].iter().collect();
+    let tail: String = letters[letters.len() - tail..].iter().collect();
+    format!("{head}…{tail}")
+}
+
 /// Returns the table of the services, with at most `max_rows` rows.
 pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
@@ -147,13 +162,13 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
             .map(|(cause, source)| {
                 format!(
                     "{} {} {source}",
-                    escape_controls(&cause.service),
+                    shorten_name(&cause.service),
                     signed_percent(cause.percent)
                 )
             })
             .collect();
         table.add_row([
-            escape_controls(&service.name),
+            shorten_name(&service.name),
             service.kind.to_string(),
             service.tasks.to_string(),
             format_fixed(service.cpu_share, 2),
@@ -221,6 +236,15 @@ pub fn render_services(services: &[ServiceStatus], max_rows: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Is a long name cut in its middle, and one of the usual length not?
+    #[test]
+    fn a_long_name_does_not_widen_the_table() {
+        assert_eq!(shorten_name("redis.service"), "redis.service");
+        let short = shorten_name(&format!("a{}z", "x".repeat(246)));
+        assert_eq!(short.chars().count(), MAX_NAME_LETTERS);
+        assert!(short.starts_with("ax") && short.ends_with("xz") && short.contains('…'));
+    }
     use cachemate_core::ServiceKind;
 
     fn sample_service(

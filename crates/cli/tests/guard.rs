@@ -3,64 +3,63 @@
 
 mod common;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{run, start_daemon, start_sleeper, status_when, stop};
+use common::{ChildGuard, run, start_daemon, start_sleeper, status_when, stop};
 use serde_json::Value;
 
 /// Polling interval, and maximum time until the daemon's state is as expected.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(150));
 
-/// Writes the work counts of two programs as one that is sensitive to confinement would: full speed while it may run on
-/// every CPU, half speed while it may not.
-struct ProgressWriter {
-    over: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+/// Variable with the socket of the daemon, for the program of the test below.
+const SOCKET: &str = "CACHEMATE_TEST_SOCKET";
+
+/// A program that reports its work as one that is sensitive to confinement would: full speed while it may run on every CPU,
+/// half speed while it may not.
+fn start_reporter(dir: &Path) -> ChildGuard {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "part_of_a_program_that_reports_its_work",
+            "--ignored",
+        ])
+        .env(SOCKET, dir.join("s.sock"))
+        .stdout(std::process::Stdio::null());
+    ChildGuard(command.spawn().unwrap())
 }
 
-impl ProgressWriter {
-    fn start(reports: Vec<(i32, PathBuf)>) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let ends = over.clone();
-        let thread = std::thread::spawn(move || {
-            let (host, mut last) = (LinuxHost::new("/"), Instant::now());
-            let whole: Vec<_> = reports
-                .iter()
-                .map(|(pid, _)| host.affinity(*pid).unwrap())
-                .collect();
-            let mut work = vec![0.0; reports.len()];
-            while !ends.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(2));
-                let seconds = std::mem::replace(&mut last, Instant::now())
-                    .elapsed()
-                    .as_secs_f64();
-                for (index, (pid, path)) in reports.iter().enumerate() {
-                    let squeezed = host.affinity(*pid).is_ok_and(|now| now != whole[index]);
-                    work[index] += seconds * if squeezed { 50_000.0 } else { 100_000.0 };
-                    let beside = path.with_extension("new");
-                    std::fs::write(&beside, (work[index] as u64).to_ne_bytes()).unwrap();
-                    std::fs::rename(&beside, path).unwrap();
-                }
-            }
-        });
-        ProgressWriter {
-            over,
-            thread: Some(thread),
+#[test]
+#[ignore = "a program of the test below"]
+fn part_of_a_program_that_reports_its_work() {
+    use std::os::unix::fs::FileExt;
+    let Some(socket) = std::env::var_os(SOCKET) else {
+        return;
+    };
+    let request = || cachemate_daemon::socket::request_report_memory(Path::new(&socket));
+    let memory = loop {
+        match request() {
+            Ok(memory) => break memory,
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }
-    }
-}
-
-impl Drop for ProgressWriter {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+    };
+    let (host, own_pid) = (LinuxHost::new("/"), std::process::id() as i32);
+    let whole = host.affinity(own_pid).unwrap();
+    let (mut last, mut work) = (Instant::now(), 0.0);
+    loop {
+        std::thread::sleep(Duration::from_millis(2));
+        let seconds = std::mem::replace(&mut last, Instant::now())
+            .elapsed()
+            .as_secs_f64();
+        // The thread that reports is a later one of the program; its mask is that of all.
+        let is_squeezed = host.affinity(own_pid).is_ok_and(|now| now != whole);
+        work += seconds * if is_squeezed { 50_000.0 } else { 100_000.0 };
+        memory
+            .write_all_at(&(work as u64).to_ne_bytes(), 0)
+            .unwrap();
     }
 }
 
@@ -69,7 +68,7 @@ impl Drop for ProgressWriter {
 #[test]
 fn a_harmful_decision_is_rolled_back_and_put_on_cooldown() {
     let dir = tempfile::tempdir().unwrap();
-    let programs = [start_sleeper(), start_sleeper()];
+    let programs = [start_reporter(dir.path()), start_reporter(dir.path())];
     let pids: Vec<i32> = programs
         .iter()
         .map(|program| program.0.id() as i32)
@@ -82,13 +81,6 @@ fn a_harmful_decision_is_rolled_back_and_put_on_cooldown() {
     if masks_before[0].count() < 2 {
         panic!("this test needs two CPUs: a program on the only one cannot be squeezed");
     }
-    let reports = dir.path().join("progress");
-    std::fs::create_dir(&reports).unwrap();
-    let source = ProgressWriter::start(
-        pids.iter()
-            .map(|pid| (*pid, reports.join(pid.to_string())))
-            .collect(),
-    );
     let rules: String = pids
         .iter()
         .map(|pid| format!("[[rules]]\npid = {pid}\n"))
@@ -134,7 +126,6 @@ fn a_harmful_decision_is_rolled_back_and_put_on_cooldown() {
     .out;
     assert!(explained.contains("rolled back"), "{explained}");
     stop(&mut daemon);
-    drop(source);
     assert!(!dir.path().join("state/restore.journal").exists());
 }
 
@@ -239,5 +230,33 @@ fn an_invalid_plan_is_rejected_and_the_previous_one_kept() {
         affinity_before,
         "a plan that names nobody puts everybody back"
     );
+    stop(&mut daemon);
+}
+
+/// Is a default configuration that has vanished an error at a reload, so that its rules stay in force?
+#[test]
+fn a_vanished_configuration_drops_no_rule() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = start_sleeper();
+    let pid = program.0.id();
+    let config = dir.path().join("default.toml");
+    let text = format!("window_ms = 100\n[[rules]]\npid = {pid}\naction = \"observe\"\n");
+    std::fs::write(&config, text).unwrap();
+    let mut command = common::command(dir.path(), &["--quiet", "manage", "--socket", "s.sock"]);
+    command.env("CACHEMATE_CONFIG", &config);
+    let mut daemon = ChildGuard(command.stdout(std::process::Stdio::null()).spawn().unwrap());
+    let has_task = |status: &Value| !status["tasks"].as_array().unwrap().is_empty();
+    status_when(dir.path(), "the program", PATIENCE, has_task);
+    std::fs::remove_file(&config).unwrap();
+    let hang_up = std::process::Command::new("kill")
+        .args(["-HUP", &daemon.0.id().to_string()])
+        .status();
+    assert!(hang_up.unwrap().success());
+    let status = status_when(dir.path(), "the error", PATIENCE, |status| {
+        status["config_error"]
+            .as_str()
+            .is_some_and(|error| error.contains("the file is gone"))
+    });
+    assert!(has_task(&status), "{status}");
     stop(&mut daemon);
 }

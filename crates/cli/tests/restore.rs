@@ -301,3 +301,58 @@ fn a_forged_journal_is_not_applied_and_is_reported() {
     );
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
 }
+
+/// Is a journal found in the state directory of the configuration, and in that of the last daemon, without an option, and is
+/// the exit code 0 only if none is left?
+#[test]
+fn a_journal_is_found_wherever_the_last_daemon_left_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for place in ["configuration", "lock"] {
+        let home = dir.path().join(place);
+        std::fs::create_dir_all(home.join("empty")).unwrap();
+        let programs = [start_sleeper()];
+        let whole = affinity_of(programs[0].pid());
+        moved_by_one_who_died(&home, &programs);
+        let state = home.join("state");
+        let (config, lock_dir) = (home.join("c.toml"), home.join("locks"));
+        std::fs::create_dir(&lock_dir).unwrap();
+        if place == "lock" {
+            let user = rustix::process::geteuid().as_raw();
+            let lock = lock_dir.join(format!("cachemate-acting-{user}.lock"));
+            std::fs::write(lock, state.display().to_string()).unwrap();
+        } else {
+            let text = format!("state_dir = \"{}\"\n", state.display());
+            std::fs::write(&config, text).unwrap();
+        }
+        let restore = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_cachemate"));
+            command
+                .args(["restore"])
+                .env("CACHEMATE_STATE_DIR", home.join("empty"));
+            command
+                .env("CACHEMATE_CONFIG", &config)
+                .env("CACHEMATE_LOCK_DIR", &lock_dir);
+            command.output().unwrap()
+        };
+        let output = restore();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success() && text.contains("1 restored"),
+            "{place}: {text}"
+        );
+        assert_eq!(affinity_of(programs[0].pid()), whole, "{place}");
+        assert!(!state.join(Journal::FILE_NAME).exists());
+
+        std::fs::write(state.join(Journal::FILE_NAME), "no journal\n").unwrap();
+        std::fs::set_permissions(
+            state.join(Journal::FILE_NAME),
+            std::os::unix::fs::PermissionsExt::from_mode(0o666),
+        )
+        .unwrap();
+        assert_eq!(
+            restore().status.code(),
+            Some(1),
+            "{place}: a journal is left"
+        );
+    }
+}

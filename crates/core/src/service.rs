@@ -692,9 +692,7 @@ mod tests {
             assert!(is_runtime_helper(command, pod, true), "{command}");
             assert!(!is_runtime_helper(command, None, false), "{command}");
         }
-        assert!(
-            !is_runtime_helper("(half", pod, true) && !is_runtime_helper("half)", pod, true)
-        );
+        assert!(!is_runtime_helper("(half", pod, true) && !is_runtime_helper("half)", pod, true));
         assert!(
             !is_runtime_helper("redis-server", pod, true)
                 && !is_runtime_helper("pause", Some(ServiceKind::Unit), true)

@@ -14,7 +14,7 @@ use cachemate_linux::nri::NriOptions;
 use cachemate_linux::safety::guardian::{DaemonLock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use cachemate_linux::sense::miss_cost::cycle_ns;
-use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_page::serve::page::PageAddress;
 use cachemate_spec::{ManageConfig, ManageMode, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
@@ -130,7 +130,7 @@ pub fn run(
     report_damage(&recovery, report);
     report_failures(&recovery.restored_objects, report)?;
     let host_survey = host::survey_host(false)?;
-    let progress = make_progress_files(&config, report);
+    let progress = ProgressReports::default();
     let service_watch =
         ServiceWatch::start(&state_dir, &config, source.nri.clone(), flags.wake.clone())?;
     let options = LiveRunOptions {
@@ -151,7 +151,7 @@ pub fn run(
     missing_evidence
         .iter()
         .for_each(|evidence| report(&evidence.to_string()));
-    let shared_status = new_shared_status(&options.config, flags);
+    let shared_status = new_shared_status(&options, flags);
     let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone());
     let missing_config = source.describe_absence();
     missing_config.iter().for_each(|absence| report(absence));
@@ -259,35 +259,11 @@ fn describe_colors(control_loop: &LiveLoop) -> String {
     }
 }
 
-/// The directory beside the socket in which programs report their progress.
-pub(crate) fn progress_dir(config: &ManageConfig) -> Option<PathBuf> {
-    Some(config.socket.as_ref()?.parent()?.join("progress"))
-}
-
-/// Creates the files for progress reports, so that every user may report.
-fn make_progress_files(config: &ManageConfig, report: &dyn Fn(&str)) -> ProgressFiles {
-    let Some((dir, socket_dir)) =
-        progress_dir(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
-    else {
-        return ProgressFiles::default();
-    };
-    // A directory that cannot be created is reported like any other failure, and the daemon runs without progress
-    // reports.
-    let progress_files =
-        std::fs::create_dir_all(&socket_dir).and_then(|()| ProgressFiles::create(&dir));
-    progress_files.unwrap_or_else(|error| {
-        report(&format!(
-            "{}: {error}: programs cannot report their progress",
-            dir.display()
-        ));
-        ProgressFiles::default()
-    })
-}
-
-fn new_shared_status(config: &ManageConfig, flags: &ControlFlags) -> SharedStatus {
+fn new_shared_status(options: &LiveRunOptions, flags: &ControlFlags) -> SharedStatus {
     SharedStatus {
         flags: flags.clone(),
-        allow_users: Arc::new(Mutex::new(allowed_user_ids(config))),
+        allow_users: Arc::new(Mutex::new(allowed_user_ids(&options.config))),
+        progress: options.progress.clone(),
     }
 }
 
@@ -466,7 +442,19 @@ fn reload(
     report: &dyn Fn(&str),
 ) -> bool {
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
-    let outcome = source.read().and_then(|config| {
+    // A file that was there and is gone was moved by accident or is being replaced: no rules would be left.
+    let vanished_file = status_tracker
+        .status
+        .config
+        .as_ref()
+        .filter(|file| !cachemate_files::path_exists(std::path::Path::new(file)));
+    let config = match vanished_file {
+        Some(file) => Err(anyhow::anyhow!(
+            "{file}: the file is gone, expected the configuration"
+        )),
+        None => source.read(),
+    };
+    let outcome = config.and_then(|config| {
         let policy = host::build_verified_policy(&config)?;
         let name = host::policy_config(&config).name;
         let is_acting = config.mode == ManageMode::Act;

@@ -5,11 +5,11 @@ use std::path::Path;
 use cachemate_core::{Change, ControlLoopError, WindowRecord};
 use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_linux::safety::journal::Journal;
-use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_spec::ManageMode;
 use serde::Serialize;
 
-use crate::daemon::{ConfigSource, ControlFlags, progress_dir};
+use crate::daemon::{ConfigSource, ControlFlags};
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::paths;
 
@@ -165,8 +165,7 @@ pub fn dry_run(
     let host_survey = host::survey_host(false)?;
     let options = LiveRunOptions {
         rules: host::manage_rules(&config.rules),
-        progress: progress_dir(&config)
-            .map_or_else(ProgressFiles::default, ProgressFiles::read_only),
+        progress: ProgressReports::default(),
         state_dir: state_dir.clone(),
         learned_profiles: Default::default(),
         runtime: None,

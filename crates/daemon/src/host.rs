@@ -27,14 +27,15 @@ use cachemate_linux::sense::capability_survey::{
 };
 use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
-use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_linux::sense::topology::read_topology;
 use cachemate_pipeline::{
     Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, VerifiedPolicy, with_size_sweeps,
 };
 use cachemate_policy::policies;
 use cachemate_spec::{
-    BudgetConfig, ManageConfig, ManageMode, PolicyChoice, PromiseSource, RuleAction, RuleConfig, User,
+    BudgetConfig, ManageConfig, ManageMode, PolicyChoice, PromiseSource, RuleAction, RuleConfig,
+    User,
 };
 use cachemate_trace::ProfileFile;
 
@@ -146,8 +147,8 @@ pub struct LiveRunOptions {
     pub rules: Vec<ManageRule>,
     /// Directory of the restore journal.
     pub state_dir: PathBuf,
-    /// Files in which programs report their progress.
-    pub progress: ProgressFiles,
+    /// Reports of the programs' progress.
+    pub progress: ProgressReports,
     /// Profiles of services' programs from earlier runs.
     pub learned_profiles: ServiceProfiles,
     /// The plugin of a container runtime; `None` if none is registered.

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+pub use cachemate_files::cache_dir;
+use cachemate_files::{path_from_variable, path_variable};
 use cachemate_linux::safety::actuation_lock::LockPaths;
 
 /// The default configuration file. `CACHEMATE_*` variables override the defaults; options and the configuration
 /// override both.
-pub(crate) fn config_file() -> PathBuf {
+pub fn config_file() -> PathBuf {
     path_variable("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/etc/cachemate/cachemate.toml"),
         false => path_from_variable("XDG_CONFIG_HOME", ".config").join("cachemate/cachemate.toml"),
@@ -19,14 +21,6 @@ pub fn state_dir() -> PathBuf {
     path_variable("CACHEMATE_STATE_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/var/lib/cachemate"),
         false => path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
-    })
-}
-
-/// Directory of data that can be measured again.
-pub fn cache_dir() -> PathBuf {
-    path_variable("CACHEMATE_CACHE_DIR").unwrap_or_else(|| match is_root() {
-        true => PathBuf::from("/var/cache/cachemate"),
-        false => path_from_variable("XDG_CACHE_HOME", ".cache").join("cachemate"),
     })
 }
 
@@ -46,37 +40,22 @@ pub fn default_socket() -> PathBuf {
 ///
 /// # Errors
 /// The directory is missing and cannot be created.
-pub(crate) fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
+pub fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
     const ROOT_LOCK_DIR: &str = "/run/cachemate";
     let user = rustix::process::geteuid().as_raw();
     let user_dir = PathBuf::from(format!("/run/user/{user}"));
     let dir = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from(ROOT_LOCK_DIR),
         false if user_dir.is_dir() => user_dir,
-        false => self::path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
+        false => path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     });
-    std::fs::create_dir_all(&dir)
-        .with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
+    create_public_dir(&dir)?;
     let root_announcement = path_variable("CACHEMATE_LOCK_DIR")
         .unwrap_or_else(|| PathBuf::from(ROOT_LOCK_DIR))
         .join("root-acts");
     Ok(LockPaths {
         lock: dir.join(format!("cachemate-acting-{user}.lock")),
         root_announcement,
-    })
-}
-
-fn path_variable(variable: &str) -> Option<PathBuf> {
-    std::env::var_os(variable)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
-}
-
-fn path_from_variable(variable: &str, home_subpath: &str) -> PathBuf {
-    path_variable(variable).unwrap_or_else(|| {
-        path_variable("HOME")
-            .unwrap_or_else(|| PathBuf::from("/"))
-            .join(home_subpath)
     })
 }
 
@@ -98,8 +77,30 @@ pub fn create_private_dir(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{}: the directory cannot be created", path.display()))
 }
 
+/// Creates a directory in which every user may look up names and only its owner may change them, whatever the umask is. One
+/// that exists keeps its mode.
+///
+/// # Errors
+/// It does not exist and cannot be created.
+pub fn create_public_dir(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let creation_error = || format!("{}: the directory cannot be created", path.display());
+    if path.as_os_str().is_empty() || cachemate_files::path_exists(path) {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        create_public_dir(parent)?;
+    }
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        outcome => outcome.with_context(creation_error)?,
+    }
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(path, mode).with_context(creation_error)
+}
+
 /// The numeric id of a user of this host, from `/etc/passwd`.
-pub(crate) fn find_user_id(name: &str) -> Option<u32> {
+pub fn find_user_id(name: &str) -> Option<u32> {
     let users =
         cachemate_files::read_text_limited(std::path::Path::new("/etc/passwd"), 64 << 20).ok()?;
     let mut entries = users

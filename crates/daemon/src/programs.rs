@@ -13,6 +13,8 @@ use cachemate_linux::sense::progress::PROGRESS_VARIABLE;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 
+use crate::paths;
+
 /// Time that a program gets to react to SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(2);
 
@@ -61,12 +63,7 @@ impl ProgramGroup {
         stop: Arc<AtomicBool>,
         is_over: Arc<AtomicBool>,
     ) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(progress_dir).with_context(|| {
-            format!(
-                "{}: the directory cannot be created",
-                progress_dir.display()
-            )
-        })?;
+        paths::create_private_dir(progress_dir)?;
         let mut children: Vec<RunningChild> = Vec::new();
         for (index, command) in commands.iter().enumerate() {
             match spawn_child(

@@ -1,11 +1,16 @@
 //! The daemon's control socket: one request per connection, one JSON object in reply.
 //!
+//! A third request, `progress`, comes from programs that report their work: the reply carries the descriptor of memory for
+//! the process that asks ([`cachemate_linux::sense::progress`]).
+//!
 //! The kernel identifies the client (`SO_PEERCRED`). The socket answers root, the daemon's own user, and the users that
 //! the configuration allows. Only root and the daemon's own user may request `reload`. Owners, allowed users and all
 //! other users have separate sets of connections; in a full set, the user with the most of them loses the oldest. Root
 //! and the daemon's user have a second socket, so that other users cannot keep them from getting an answer.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,17 +19,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_page::serve::connection_limit::{
     ConnectionLimit, Deadlines, accept, serve_in_own_thread,
+};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::paths;
 use crate::status::DaemonStatus;
 
 /// Timeout of a request and its reply.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_REQUEST_BYTES: usize = 256;
+/// Maximum length of a reply: the status of ten thousand threads has a few million bytes.
+const MAX_REPLY_BYTES: u64 = 16 << 20;
 /// Maximum number of simultaneous connections in a set of users; allowed users together have four times as many.
 const MAX_CONNECTIONS: usize = 16;
 
@@ -53,6 +67,8 @@ pub(crate) struct SharedStatus {
     pub flags: ControlFlags,
     /// Users who may query, besides root and the daemon's own user.
     pub allow_users: Arc<Mutex<Vec<u32>>>,
+    /// Reports of programs, which any user's program may request.
+    pub progress: ProgressReports,
 }
 
 impl SharedStatus {
@@ -86,12 +102,8 @@ impl Drop for ControlSocket {
 /// The directory cannot be created, or the socket cannot be bound.
 pub(crate) fn serve(path: &Path, shared_status: SharedStatus) -> anyhow::Result<ControlSocket> {
     let path_text = path.display();
-    if let Some(dir) = path
-        .parent()
-        .filter(|dir| !cachemate_files::path_exists(dir))
-    {
-        std::fs::create_dir_all(dir)
-            .with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
+    if let Some(dir) = path.parent() {
+        paths::create_public_dir(dir)?;
     }
     if UnixStream::connect(path).is_ok() {
         bail!("{path_text}: another daemon listens there");
@@ -137,6 +149,8 @@ fn listen_at(path: &Path, mode: u32, shared_status: SharedStatus) -> anyhow::Res
 #[derive(Clone, Copy)]
 struct Peer {
     user: u32,
+    /// The process that connected.
+    pid: Option<i32>,
     /// Is the user root, or the daemon's own user?
     is_owner: bool,
     is_allowed: bool,
@@ -163,9 +177,10 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
         let Some((stream, _)) = accept(listener.accept().await).await else {
             continue;
         };
-        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else {
+        let Ok(credentials) = stream.peer_cred() else {
             continue;
         };
+        let (user, pid) = (credentials.uid(), credentials.pid());
         let is_owner = user == 0 || user == own_user;
         let is_allowed = is_owner
             || shared_status
@@ -175,6 +190,7 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
                 .contains(&user);
         let peer = Peer {
             user,
+            pid,
             is_owner,
             is_allowed,
         };
@@ -198,9 +214,61 @@ async fn answer_request(
     let Ok(request) = read_request(&mut stream).await else {
         return;
     };
+    if request == PROGRESS_REQUEST {
+        let _ = send_report_memory(&stream, peer, &shared_status.progress).await;
+        return;
+    }
     if let Ok(reply) = render_reply(&request, peer, &shared_status) {
         let _ = stream.write_all(reply.as_bytes()).await;
     }
+}
+
+/// The request of a program for memory in which it reports its work.
+const PROGRESS_REQUEST: &str = "progress";
+
+/// Sends a byte, and with it the descriptor of the memory in which the peer's process reports.
+async fn send_report_memory(
+    stream: &tokio::net::UnixStream,
+    peer: Peer,
+    reports: &ProgressReports,
+) -> io::Result<()> {
+    let pid = peer.pid.filter(|&pid| pid > 0);
+    let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    let memory = reports.hand_out(&LinuxHost::new("/"), pid, peer.user)?;
+    stream.writable().await?;
+    stream.try_io(tokio::io::Interest::WRITABLE, || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [memory.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let data = [IoSlice::new(b"\n")];
+        sendmsg(stream, &data, &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    })
+}
+
+/// Asks a running daemon for memory in which this process reports its work: its first eight bytes are the count.
+/// Programs in other languages do the same by `cachemate-progress.h` or the Python package.
+///
+/// # Errors
+/// No daemon listens there, or it hands out no memory.
+pub fn request_report_memory(path: &Path) -> io::Result<std::fs::File> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.write_all(format!("{PROGRESS_REQUEST}\n").as_bytes())?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0u8; 1];
+    let mut data = [IoSliceMut::new(&mut byte)];
+    recvmsg(&stream, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let messages = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptor = messages.flatten().next();
+    descriptor
+        .map(std::fs::File::from)
+        .ok_or_else(|| io::Error::other("the daemon hands out no memory for reports"))
 }
 
 /// Reads the first line, up to the maximum length of a request.
@@ -265,9 +333,12 @@ fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Resul
         .write_all(format!("{request}\n").as_bytes())
         .with_context(|| format!("{path_text}: cannot ask"))?;
     let mut reply = String::new();
-    stream
-        .read_to_string(&mut reply)
-        .with_context(|| format!("{path_text}: no answer"))?;
+    let no_answer = || format!("{path_text}: no answer");
+    let mut reader = stream.take(MAX_REPLY_BYTES + 1);
+    reader.read_to_string(&mut reply).with_context(no_answer)?;
+    if reply.len() as u64 > MAX_REPLY_BYTES {
+        bail!("{path_text}: found an answer of more than 16 MiB, expected that of a daemon");
+    }
     if let Ok(refusal) = serde_json::from_str::<SocketError>(&reply) {
         bail!("{path_text}: {}", refusal.error);
     }
@@ -368,6 +439,73 @@ mod tests {
             0,
             "closed without an answer"
         );
+    }
+
+    /// Does a program get memory for its own reports, which the daemon reads, whoever its user is?
+    #[test]
+    fn a_program_reports_in_memory_that_it_asked_for() {
+        use std::os::unix::fs::FileExt;
+        let (_dir, path, _server, shared) = server_fixture();
+        let memory = request_report_memory(&path).unwrap();
+        memory.write_all_at(&42u64.to_ne_bytes(), 0).unwrap();
+        let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
+        assert_eq!(shared.progress.read_total(&host, pid), Some(42));
+        assert!(memory.set_len(0).is_err(), "nobody can shrink it");
+    }
+
+    /// Is an endless answer of a socket that is not a daemon's cut off?
+    #[test]
+    fn an_endless_answer_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(&[b'x'; 1 << 16]).is_ok() {}
+        });
+        let error = query(&path, "status").unwrap_err().to_string();
+        assert!(error.contains("more than 16 MiB"), "{error}");
+    }
+
+    /// Do the socket's directory and files have their modes whatever the umask is?
+    #[test]
+    fn modes_do_not_depend_on_the_umask() {
+        // The umask belongs to the process, so another one has it.
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args([
+            "--ignored",
+            "--exact",
+            "socket::tests::part_of_a_daemon_without_umask",
+        ]);
+        assert!(
+            command
+                .env("CACHEMATE_TEST_RUN", &run)
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+
+    #[test]
+    #[ignore = "run by the test above, with another umask"]
+    fn part_of_a_daemon_without_umask() {
+        let Some(run) = std::env::var_os("CACHEMATE_TEST_RUN").map(PathBuf::from) else {
+            return;
+        };
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+        for (umask, name) in [(0, "open"), (0o77, "closed")] {
+            rustix::process::umask(rustix::fs::Mode::from_raw_mode(umask));
+            let dir = run.join(name);
+            let _server = serve(&dir.join("s.sock"), SharedStatus::default()).unwrap();
+            assert_eq!(mode(&dir), 0o755);
+            assert_eq!(mode(&dir.join("s.sock")), 0o666);
+            assert_eq!(mode(&dir.join("s.sock.owner")), 0o600);
+            let file = dir.join("metrics");
+            cachemate_files::replace(&file, b"x").unwrap();
+            assert_eq!(mode(&file) & 0o022, 0, "nobody else writes an output");
+        }
     }
 
     /// Is an invalid request rejected, whatever its length and content?

@@ -13,12 +13,14 @@
 
 mod marked_dir;
 mod plain;
+mod standard_dirs;
 mod trusted_dir;
 
 pub use plain::{
     FreshFile, create, link_target, list_dir, list_subdirs, metadata_if_exists, open_pipe,
-    open_plain, path_exists, read_limited, read_text_limited, replace,
+    open_plain, open_sink, path_exists, read_limited, read_text_limited, replace,
 };
+pub use standard_dirs::{cache_dir, path_from_variable, path_variable};
 pub use trusted_dir::{DirAccess, TrustedDir};
 
 use std::io;

@@ -66,20 +66,44 @@ pub fn path_exists(path: &Path) -> bool {
     matches!(metadata_if_exists(path), Ok(Some(_)))
 }
 
-/// Creates an output file that the user named. If the file exists, it is truncated if `overwrite` is true and
-/// rejected otherwise.
+/// Mode of output files: whatever the umask is, no other user writes to them.
+const OUTPUT_MODE: u32 = 0o644;
+
+/// Creates an output file that the user named, which grows under this name. An existing file or link of that name is
+/// replaced if `may_overwrite` is true, and rejected otherwise; it is never followed or truncated.
 ///
 /// # Errors
-/// The error of the file system; [`io::ErrorKind::AlreadyExists`] for an existing file without `overwrite`.
+/// The error of the file system; [`io::ErrorKind::AlreadyExists`] for an existing file without `may_overwrite`.
 pub fn create(path: &Path, may_overwrite: bool) -> io::Result<File> {
-    let mut options = File::options();
-    options.write(true);
     if may_overwrite {
-        options.create(true).truncate(true)
+        FreshFile::create(path)?.publish()
     } else {
-        options.create_new(true)
-    };
-    options.open(path)
+        create_new(path)
+    }
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options()
+        .write(true)
+        .create_new(true)
+        .mode(OUTPUT_MODE)
+        .open(path)
+}
+
+/// Opens a device, pipe or socket that the user named as an output, such as `/dev/null`. It is neither created nor
+/// truncated.
+///
+/// # Errors
+/// The error of the file system, or the path leads to a plain file or a directory.
+pub fn open_sink(path: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if metadata.is_file() {
+        return Err(refusal_error(path, "a plain file", "a device or a pipe"));
+    }
+    Ok(file)
 }
 
 /// Maximum number of entries that are listed for one directory.
@@ -210,16 +234,23 @@ impl FreshFile {
             ));
         }
         let fresh_path = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .open(&fresh_path)?;
+        let file = create_new(&fresh_path)?;
         Ok(FreshFile {
             file,
             temporary_path: fresh_path,
             path: path.to_path_buf(),
             is_committed: false,
         })
+    }
+
+    /// Renames the empty file to its final name at once, so that readers can follow it while it grows.
+    ///
+    /// # Errors
+    /// The error of the file system. The old file is then unchanged.
+    fn publish(mut self) -> io::Result<File> {
+        std::fs::rename(&self.temporary_path, &self.path)?;
+        self.is_committed = true;
+        self.file.try_clone()
     }
 
     /// Syncs the content to disk and renames the file to its final name. An existing file or link of that name is
@@ -325,9 +356,17 @@ mod tests {
         replace(&path, b"new").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
+        symlink(&secret, dir.path().join("growing")).unwrap();
+        let mut growing = create(&dir.path().join("growing"), true).unwrap();
+        growing.write_all(b"log").unwrap();
+        assert_eq!(std::fs::read(dir.path().join("growing")).unwrap(), b"log");
+        assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
+        symlink(&secret, dir.path().join("new")).unwrap();
+        assert!(create(&dir.path().join("new"), false).is_err() && open_sink(&secret).is_err());
+        assert!(open_sink(Path::new("/dev/null")).is_ok());
         std::fs::create_dir(dir.path().join("occupied")).unwrap();
         assert!(replace(&dir.path().join("occupied"), b"new").is_err());
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 5);
         assert!(
             metadata_if_exists(&dir.path().join("none"))
                 .unwrap()

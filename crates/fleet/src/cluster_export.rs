@@ -52,7 +52,43 @@ pub struct PodMetadata {
 #[serde(default)]
 pub struct PodSpec {
     /// Containers of the pod.
+    #[serde(deserialize_with = "read_containers")]
     pub containers: Vec<PodContainer>,
+}
+
+/// Maximum number of containers of a pod; they are counted while they are parsed.
+const MAX_CONTAINERS: usize = 256;
+
+fn read_containers<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<PodContainer>, D::Error> {
+    struct ContainerVisitor;
+    impl<'de> serde::de::Visitor<'de> for ContainerVisitor {
+        type Value = Vec<PodContainer>;
+
+        fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(out, "at most {MAX_CONTAINERS} containers")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_seq<A: serde::de::SeqAccess<'de>>(
+            self,
+            mut sequence: A,
+        ) -> Result<Self::Value, A::Error> {
+            let mut containers = Vec::new();
+            while let Some(container) = sequence.next_element()? {
+                if containers.len() == MAX_CONTAINERS {
+                    return Err(serde::de::Error::invalid_length(MAX_CONTAINERS + 1, &self));
+                }
+                containers.push(container);
+            }
+            Ok(containers)
+        }
+    }
+    deserializer.deserialize_any(ContainerVisitor)
 }
 
 /// One container.

@@ -79,6 +79,9 @@ struct ScoredPod {
     max_slowdown_percent: Option<f64>,
 }
 
+/// A pod, the scores of the candidates, and the node that the scheduler will probably choose.
+type RankedNodes<'a> = (ScoredPod, Vec<NodeScore<'a>>, Option<&'a str>);
+
 /// Forecasts of one kind of pod, by number of the node.
 #[derive(Debug)]
 struct PodKindForecasts {
@@ -226,6 +229,30 @@ impl Extender {
         request: &'a ExtenderRequest,
         now: f64,
     ) -> Result<Vec<NodeScore<'a>>, FieldError> {
+        let (pod, node_scores, best_host) = self.ranked_nodes(request, now)?;
+        self.record_guess(&pod, best_host, now);
+        Ok(node_scores)
+    }
+
+    /// Like [`Extender::prioritize`], for a peer that may not be the scheduler: nothing is recorded, so that made-up pods
+    /// do not count as placed.
+    ///
+    /// # Errors
+    /// The request names no nodes, or too many.
+    pub fn rank<'a>(
+        &mut self,
+        request: &'a ExtenderRequest,
+        now: f64,
+    ) -> Result<Vec<NodeScore<'a>>, FieldError> {
+        let (_, node_scores, _) = self.ranked_nodes(request, now)?;
+        Ok(node_scores)
+    }
+
+    fn ranked_nodes<'a>(
+        &mut self,
+        request: &'a ExtenderRequest,
+        now: f64,
+    ) -> Result<RankedNodes<'a>, FieldError> {
         let names = node_names(request)?;
         self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
@@ -240,8 +267,7 @@ impl Extender {
             .map(|(host, score)| NodeScore { host, score })
             .collect();
         let best_host = self.single_out_best(&pod, &mut node_scores);
-        self.record_guess(&pod, best_host, now);
-        Ok(node_scores)
+        Ok((pod, node_scores, best_host))
     }
 
     /// Leaves the highest score to one node, the one with the fewest busy CPUs of those that have it, and returns that

@@ -42,7 +42,7 @@ use crate::sense::counters::EventSurvey;
 use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::miss_trace::find_tracer;
 use crate::sense::probe_runner::ProbeRunner;
-use crate::sense::progress::{ProgressFiles, ProgressSweep};
+use crate::sense::progress::ProgressReports;
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 use starts::StartPlacements;
@@ -84,8 +84,8 @@ pub struct LiveOptions {
     pub first_window: Duration,
     /// Maximum share of the time for probes.
     pub probe_share: f64,
-    /// Files in which programs report their work.
-    pub progress: ProgressFiles,
+    /// Reports of programs their work.
+    pub progress: ProgressReports,
     /// The resctrl file system, which partitions caches by ways and counts occupancy and traffic; `None` if it is not
     /// mounted.
     pub resctrl: Option<Resctrl>,
@@ -119,7 +119,6 @@ pub struct LiveMachine<K> {
     counters: CounterTable,
     previous_usage: BTreeMap<ThreadKey, ThreadUsage>,
     previous_progress: BTreeMap<ThreadKey, u64>,
-    progress_sweep: ProgressSweep,
     memory_nodes: MemoryNodes,
     probe_runner: ProbeRunner,
     probe_credit_ns: f64,
@@ -217,7 +216,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             counters: CounterTable::new(event_surveys),
             previous_usage: BTreeMap::new(),
             previous_progress: BTreeMap::new(),
-            progress_sweep: ProgressSweep::default(),
             memory_nodes: MemoryNodes::default(),
             probe_runner,
             probe_credit_ns: 0.0,
@@ -512,18 +510,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn read_progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let reporters = self
-            .options
-            .progress
-            .sweep(&*kernel, &mut self.progress_sweep);
-        let may_report = |pid: i32| {
-            reporters
-                .as_ref()
-                .is_none_or(|reporters| reporters.contains(&pid))
-        };
-        let is_reporter = |task: &&ManagedThread| {
-            task.pid == task.thread.tid && !task.has_exited && may_report(task.pid)
-        };
+        self.options.progress.forget_ended(&*kernel);
+        let is_reporter = |task: &&ManagedThread| task.pid == task.thread.tid && !task.has_exited;
         let leaders = self.tasks.tasks().into_iter().filter(is_reporter);
         let thread_total = |task: &ManagedThread| {
             Some((

@@ -239,3 +239,30 @@ pub struct TraceTotals {
     /// The end of the recording: `exit 0`, `signal 15`, `interrupted`, ...
     pub ended: Option<String>,
 }
+
+impl TraceTotals {
+    /// Do the totals agree with one another? The number of records is compared with the blocks by the reader.
+    ///
+    /// # Errors
+    /// The sum that differs, and the total.
+    pub(crate) fn check(&self) -> Result<(), (String, String)> {
+        let records: u64 = self
+            .threads
+            .iter()
+            .fold(0, |sum, thread| sum.saturating_add(thread.records));
+        if !self.threads.is_empty() && records != self.records {
+            let found = format!("threads with {records} records");
+            return Err((found, format!("{}, the file's total", self.records)));
+        }
+        let instructions = self.threads.iter().fold(0u64, |sum, thread| {
+            sum.saturating_add(thread.instructions.unwrap_or(0))
+        });
+        if let Some(total) = self.instructions
+            && instructions > total
+        {
+            let found = format!("threads with {instructions} instructions");
+            return Err((found, format!("at most {total}, the file's total")));
+        }
+        Ok(())
+    }
+}

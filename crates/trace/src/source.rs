@@ -6,6 +6,10 @@ use cachemate_core::{Access, AccessSource, BatchEnd};
 
 use crate::{AccessRecord, CmtReader, FilePosition, TraceError, TraceReader};
 
+/// Maximum number of instructions of a thread's recording, some hours of a fast core. A simulation of more, which a forged
+/// file may state in a few bytes, would never end.
+const MAX_ROUND_INSTRUCTIONS: u64 = 1 << 45;
+
 /// Accesses per batch.
 const BATCH_ACCESSES: usize = 2048;
 
@@ -86,6 +90,16 @@ impl CmtSource {
         let instructions = thread_totals
             .and_then(|totals| totals.instructions)
             .unwrap_or(total_gap);
+        if instructions.max(total_gap) > MAX_ROUND_INSTRUCTIONS {
+            let found = format!("{} instructions", instructions.max(total_gap));
+            let expected = format!("at most {MAX_ROUND_INSTRUCTIONS} in a recording");
+            return Err(TraceError::format_error(
+                &name,
+                FilePosition::File,
+                found,
+                expected,
+            ));
+        }
         reader.rewind()?;
         let are_instructions_known = reader.header().instructions_known;
         let mut source = CmtSource {

@@ -52,7 +52,7 @@ impl AttributeArgs {
             build_job(&self.program, self.seed)?,
             build_job(&self.with, self.seed.wrapping_add(50))?,
         );
-        self.runs.start();
+        self.runs.start()?;
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("attribute", None);
         bar.set_message("eight runs");

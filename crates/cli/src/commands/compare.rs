@@ -86,7 +86,7 @@ impl CompareArgs {
         for policy in &self.policies {
             check_policy(policy)?;
         }
-        self.runs.start();
+        self.runs.start()?;
         let stop = session.interrupt_flag();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
         let query = WhatIfQuery {

@@ -44,10 +44,17 @@ pub struct ExtenderArgs {
     /// Serve other hosts, too; without this option only a loopback address is accepted
     #[arg(long)]
     allow_remote: bool,
+    /// File with a token that the scheduler sends, as the first part of the path or as a bearer token; without one every
+    /// peer gets an answer, and placements in flight are not counted
+    #[arg(long, value_name = "FILE")]
+    scheduler_token_file: Option<PathBuf>,
 }
 
 /// Time between two reads of the directory.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
+/// Lengths of a token: enough not to be guessed, and bounded.
+const MIN_TOKEN_BYTES: usize = 16;
+const MAX_TOKEN_BYTES: u64 = 4096;
 /// Interval at which the interrupt flag is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -57,7 +64,7 @@ impl ExtenderArgs {
             .enable_io()
             .enable_time()
             .build()?;
-        let state = Arc::new(ExtenderState::default());
+        let state = Arc::new(ExtenderState::new(self.read_token()?));
         if !self.listen.ip().is_loopback() && !self.allow_remote {
             let text = format!(
                 "--listen: found {}, expected a loopback address, or --allow-remote",
@@ -91,6 +98,23 @@ impl ExtenderArgs {
             });
             Ok(())
         })
+    }
+
+    fn read_token(&self) -> anyhow::Result<Option<String>> {
+        let Some(path) = &self.scheduler_token_file else {
+            return Ok(None);
+        };
+        let text = cachemate_files::read_text_limited(path, MAX_TOKEN_BYTES)
+            .with_context(|| format!("{}: cannot be read", path.display()))?;
+        let token = text.trim().to_string();
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+        anyhow::ensure!(
+            token.len() >= MIN_TOKEN_BYTES && token.bytes().all(is_plain),
+            "{}: found a token of {} bytes, expected at least {MIN_TOKEN_BYTES} letters, digits, '-', '_', '.' or '~'",
+            path.display(),
+            token.len()
+        );
+        Ok(Some(token))
     }
 
     fn open_source(

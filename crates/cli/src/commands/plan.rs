@@ -337,7 +337,7 @@ impl PlanArgs {
         // An unknown name is refused before the recordings are timed, which takes seconds.
         check_policy(policy)?;
         let name = machine.name.clone();
-        self.timing.runs.start();
+        self.timing.runs.start()?;
         let stop = session.interrupt_flag();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
         let query = WhatIfQuery {

@@ -51,6 +51,8 @@ struct ExportJson {
 pub const LIVE_SOURCE: &str = "live";
 /// Maximum number of services that an error names.
 const MAX_NAMED_SERVICES: usize = 12;
+/// Maximum length of a file's name before its ending and number; a file system takes 255 bytes.
+const MAX_STEM_BYTES: usize = 200;
 
 impl ProfileExport {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -85,8 +87,12 @@ impl ProfileExport {
             .iter()
             .try_for_each(|path| refuse_existing(path, self.force))?;
         let mut table = Table::from_header("service | program | known | file");
+        let mut failures = Vec::new();
         for ((stored, file), path) in selected_profiles.iter().zip(&files).zip(&file_paths) {
-            write_json(path, file, self.force)?;
+            if let Err(error) = write_json(path, file, self.force) {
+                failures.push(format!("{error:#}"));
+                continue;
+            }
             table.add_row([
                 service_of(stored).to_string(),
                 stored.key.program.clone(),
@@ -94,7 +100,11 @@ impl ProfileExport {
                 path.display().to_string(),
             ]);
         }
-        session.print(&table.text())
+        session.print(&table.text())?;
+        if !failures.is_empty() {
+            bail!("{}", failures.join("; "));
+        }
+        Ok(())
     }
 
     /// Returns the profiles of the named services.
@@ -162,6 +172,7 @@ fn file_names(stored_profiles: &[&StoredServiceProfile]) -> Vec<String> {
         let stem: String = format!("{}-{}", stored.key.service, stored.key.program)
             .chars()
             .map(|c| if is_plain(c) { c } else { '-' })
+            .take(MAX_STEM_BYTES)
             .collect();
         let stem = stem.trim_start_matches('.').to_string();
         let mut name = format!("{stem}.profile.json");

@@ -94,7 +94,7 @@ impl Repro {
         if self.list {
             return session.print(&render_list());
         }
-        self.runs.start();
+        self.runs.start()?;
         if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
             self.run_mixes(session)?;
             self.runs.report_reuse(session);
@@ -213,8 +213,7 @@ impl Repro {
             .ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let request = self.request()?;
         let store = Arc::new(Store::create(&dir.join(SWEEP))?);
-        use_store_dir(&store.path().join(SHARED_RUNS_DIR))
-            .map_err(|error| run_error(format!("{error:#}")))?;
+        use_store_dir(&store.path().join(SHARED_RUNS_DIR))?;
         let job_runner: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(request, experiments, &store);

@@ -8,9 +8,11 @@ use anyhow::bail;
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::act::resctrl;
 use cachemate_linux::kernel::{LinuxHost, is_gone};
+use cachemate_linux::safety::actuation_lock::ActuationLock;
 use cachemate_linux::safety::guardian::{DaemonLock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::journal;
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
+use cachemate_spec::load_manage_config;
 use clap::Args;
 use serde::Serialize;
 
@@ -142,13 +144,18 @@ impl RestoreArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
         let mut result = RestoreJson::default();
-        let dirs = state_dirs(&state_dir)?;
+        let mut dirs = state_dirs(&state_dir)?;
         // The default directory is missing if nothing was ever changed; a named one, if its name is wrong.
         if dirs.is_empty() && self.state_dir.is_some() {
             bail!(
                 "{}: no such directory, expected the one with the restore journal",
                 state_dir.display()
             );
+        }
+        for other_dir in self.other_state_dirs(session) {
+            if other_dir != std::path::absolute(&state_dir).unwrap_or(state_dir.clone()) {
+                dirs.extend(state_dirs(&other_dir)?);
+            }
         }
         for dir in dirs {
             match DaemonLock::acquire_within(&dir, Duration::from_secs(10)) {
@@ -177,9 +184,42 @@ impl RestoreArgs {
             result.damaged.len() + result.kept.len(),
         ) {
             (0, 0) => Ok(()),
+            (0, _) if result.damaged.is_empty() => {
+                bail!(
+                    "all is restored, but a journal is left: remove it once the disk can be written"
+                )
+            }
             (0, _) => bail!("inspect the damaged journal, then remove it"),
             (failed, _) => bail!("{failed} objects could not be restored; the journal is kept"),
         }
+    }
+}
+
+impl RestoreArgs {
+    /// The state directories, other than a named one, in which a daemon of this user may have left a journal: the default,
+    /// the one in the configuration, and that of the lock's last owner.
+    fn other_state_dirs(&self, session: &Session) -> Vec<PathBuf> {
+        let mut dirs = vec![paths::state_dir()];
+        let config_file = paths::config_file();
+        if cachemate_files::path_exists(&config_file) {
+            // A configuration that cannot be read does not keep the host from being restored.
+            match load_manage_config(&config_file.display().to_string(), &paths::find_user_id) {
+                Ok(config) => dirs.extend(config.state_dir),
+                Err(error) => {
+                    session.note(&format!("{error}; its state directory is not searched"))
+                }
+            }
+        }
+        let last_state_dir = paths::actuation_lock_paths()
+            .and_then(|paths| Ok(ActuationLock::last_state_dir(&paths)?));
+        match last_state_dir {
+            Ok(dir) => dirs.extend(dir),
+            Err(error) => session.note(&format!("{error:#}; its state directory is not searched")),
+        }
+        dirs.retain(|dir| cachemate_files::path_exists(dir));
+        dirs.sort();
+        dirs.dedup();
+        dirs
     }
 }
 

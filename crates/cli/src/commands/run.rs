@@ -9,7 +9,7 @@ use anyhow::bail;
 use cachemate_core::ControlLoopError;
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::safety::guardian::DaemonLock;
-use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_report::Table;
 use cachemate_report::text::{format_number, value_or_dash};
 use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
@@ -252,7 +252,7 @@ impl RunArgs {
                 config: config.clone(),
                 rules: programs.pids.iter().map(pid_rule).collect(),
                 state_dir: state_dir.to_path_buf(),
-                progress: ProgressFiles::new(Some(progress_path)),
+                progress: ProgressReports::in_dir(progress_path),
                 learned_profiles: Default::default(),
                 runtime: None,
                 stop: is_over,

@@ -87,7 +87,7 @@ impl ValidateModel {
             // An existing file is allowed, because the command resumes from it.
             refuse_existing(path, true)?;
         }
-        self.runs.start();
+        self.runs.start()?;
         let interrupt_flag = session.interrupt_flag();
         let bar = session.progress_bar("validate-model", None);
         let report_stage = |stage: &str| bar.set_message(stage.to_string());
@@ -178,7 +178,7 @@ impl ValidateModel {
         let bar = session.progress_bar("validate-model", None);
         let report_stage = |stage: &str| bar.set_message(stage.to_string());
         let context = self.build_context(&stop, &report_stage);
-        self.runs.start();
+        self.runs.start()?;
         let score = score_offline(&context, &recordings)?;
         bar.finish_and_clear();
         self.runs.report_reuse(session);

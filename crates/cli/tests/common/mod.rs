@@ -52,6 +52,8 @@ pub fn command(dir: &Path, args: &[&str]) -> Command {
         .env_remove("NO_COLOR")
         .env("CACHEMATE_RECORDINGS", dir.join("recordings"));
     command.env("CACHEMATE_CACHE_DIR", dir.join("cache"));
+    // Neither a journal nor a configuration of the host concerns a test.
+    command.env("CACHEMATE_STATE_DIR", dir.join("state"));
     // Tests act on their own programs concurrently.
     command.env("CACHEMATE_LOCK_DIR", dir);
     command

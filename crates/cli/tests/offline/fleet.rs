@@ -301,6 +301,84 @@ fn requests_of_kube_scheduler_are_answered() {
     }
 }
 
+/// Does an extender with a token refuse everybody else, does one without a token record nothing, and are requests with too
+/// many containers or bytes refused while others are answered at once?
+#[test]
+fn strangers_move_no_pod_and_delay_no_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let knowledge = root.join("knowledge");
+    std::fs::create_dir(&knowledge).unwrap();
+    let objects = [
+        ("profile", workload_profile()),
+        ("a", node_state("node-quiet", 1e6)),
+        ("b", node_state("node-busy", 9e9)),
+    ];
+    for (name, object) in objects {
+        std::fs::write(knowledge.join(format!("{name}.json")), object.to_string()).unwrap();
+    }
+    let token = "0123456789abcdef-secret";
+    std::fs::write(root.join("token"), format!("{token}\n")).unwrap();
+    std::fs::write(root.join("short"), "abc").unwrap();
+    let recorded = include_str!("../fixtures/extender-request.json");
+    let in_flight = |address: &str| {
+        let (_, page) = send_request(address, "GET", "/metrics", "");
+        let line = page
+            .lines()
+            .find(|line| line.contains("in_flight") && !line.starts_with('#'));
+        line.unwrap_or_else(|| panic!("{page}")).to_string()
+    };
+
+    let (_guard, address) = start_extender(root, &["--knowledge", "knowledge"]);
+    for number in 0..5 {
+        let pod = recorded.replace("\"uid\":\"", &format!("\"uid\":\"{number}"));
+        assert_eq!(post_request(&address, "/prioritize", &pod).0, 200);
+    }
+    assert!(in_flight(&address).ends_with(" 0.0") || in_flight(&address).ends_with(" 0"));
+    let containers = vec!["{}"; 300].join(",");
+    let many =
+        format!("{{\"Pod\":{{\"spec\":{{\"containers\":[{containers}]}}}},\"NodeNames\":[\"n\"]}}");
+    let (status, error) = post_request(&address, "/prioritize", &many);
+    assert!(
+        status == 400 && error.to_string().contains("at most 256 containers"),
+        "{error}"
+    );
+    assert_eq!(
+        post_request(&address, "/filter", &" ".repeat(2 << 20)).0,
+        413
+    );
+    assert_eq!(post_request(&address, "/filter", recorded).0, 200);
+
+    let args = [
+        "--knowledge",
+        "knowledge",
+        "--scheduler-token-file",
+        "token",
+    ];
+    let (_guard, address) = start_extender(root, &args);
+    for path in [
+        "/prioritize",
+        "/wrong/prioritize",
+        &format!("/{token}x/filter"),
+    ] {
+        assert_eq!(post_request(&address, path, recorded).0, 401, "{path}");
+    }
+    let path = format!("/{token}/prioritize");
+    assert_eq!(post_request(&address, &path, recorded).0, 200);
+    assert!(in_flight(&address).ends_with(" 1.0") || in_flight(&address).ends_with(" 1"));
+    run(
+        root,
+        &[
+            "extender",
+            "--knowledge",
+            "knowledge",
+            "--scheduler-token-file",
+            "short",
+        ],
+    )
+    .exits_with(1, &["found a token of 3 bytes, expected at least 16"]);
+}
+
 /// Does the extender answer every request for 1 000 nodes of eight caches on one connection? The test prints the times of
 /// `CACHEMATE_REQUESTS` requests, or of four.
 #[test]

@@ -68,3 +68,46 @@ fn an_exported_profile_forecasts_like_its_original() {
     let words = "found web, expected one of the stored services: unit/store.service";
     run(at, &["profile", "export", "web", "--state-dir", "state"]).exits_with(1, &[words]);
 }
+
+/// Does a service with a name longer than a file's get a file, and do the others get theirs although one cannot be written?
+#[test]
+fn a_long_service_name_does_not_end_the_export() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recordings/gzip.cmt");
+    let machine = "xeon-x5365-4";
+    run(
+        at,
+        &["profile", recording, "--machine", machine, "-o", "p.json"],
+    )
+    .ok();
+    let profile: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(at.join("p.json")).unwrap()).unwrap();
+    let entry = |service: &str| {
+        let key = serde_json::json!({ "kind": "unit", "service": service, "program": "x" });
+        serde_json::json!({ "key": key, "profile": profile["profile"], "last_use": 1 })
+    };
+    let long_name = "y".repeat(250);
+    let profiles = serde_json::json!([entry("a.service"), entry(&long_name), entry("z.service")]);
+    let state = serde_json::json!({ "format": 1, "profiles": profiles });
+    std::fs::create_dir(at.join("state")).unwrap();
+    std::fs::write(at.join("state/service-profiles.json"), state.to_string()).unwrap();
+    let export = [
+        "profile",
+        "export",
+        "--state-dir",
+        "state",
+        "-o",
+        "out",
+        "--force",
+    ];
+    std::fs::create_dir(at.join("out")).unwrap();
+    run(at, &export).ok();
+    let names = || std::fs::read_dir(at.join("out")).unwrap().count();
+    assert_eq!(names(), 3);
+
+    std::fs::remove_dir_all(at.join("out")).unwrap();
+    std::fs::create_dir_all(at.join("out/a.service-x.profile.json")).unwrap();
+    run(at, &export).exits_with(1, &["a.service-x.profile.json"]);
+    assert_eq!(names(), 3, "the others are written");
+}

@@ -13,7 +13,7 @@ use std::time::Duration;
 use cachemate_core::{PlanItem, RefusedItem};
 
 use crate::act::desired_state::{DesiredState, refusal};
-use crate::kernel::{Kernel, ThreadKey, is_gone};
+use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::guardian::{Guardian, GuardianStatus};
 use crate::safety::inheritance::{Inheritance, read_family};
@@ -61,6 +61,8 @@ pub struct Actuator {
     last_states: BTreeMap<JournalObject, ObjectState>,
     /// See [`Actuator::has_unread_settings`].
     unread_threads: BTreeSet<ThreadKey>,
+    /// Unmanaged processes of which it could not be read or restored what they inherited.
+    unread_pids: BTreeSet<i32>,
     /// Journaled threads that have exited, with the number of windows since.
     ended_threads: BTreeMap<ThreadKey, u32>,
 }
@@ -370,14 +372,20 @@ impl Actuator {
         let Some((journal, _)) = &mut self.journal_and_guardian else {
             return Ok(());
         };
+        let mut unmanaged_pids: BTreeSet<i32> = unmanaged_pids.iter().copied().collect();
+        unmanaged_pids.append(&mut self.unread_pids);
         if new_threads.is_empty() && unmanaged_pids.is_empty() {
             return Ok(());
         }
         let entries = journal.entries().clone();
         let inheritance = Inheritance::new(&entries);
-        let stat_of = |pid| kernel.stat(pid).ok();
+        let stat_of = |pid| none_if_missing(kernel.stat(pid));
         for task in new_threads {
-            for (ancestor_object, entry) in inheritance.objects_for(kernel, task.pid, &stat_of) {
+            let Ok(inherited_objects) = inheritance.objects_for(kernel, task.pid, &stat_of) else {
+                self.unread_threads.insert(task.thread);
+                continue;
+            };
+            for (ancestor_object, entry) in inherited_objects {
                 let object = ancestor_object.for_thread(task.pid, task.thread);
                 if journal.entries().contains_key(&object)
                     || !entry.may_be_inherited_by(task.thread)
@@ -415,16 +423,9 @@ impl Actuator {
                 }
             }
         }
-        for &pid in unmanaged_pids {
-            let inherited_objects = inheritance.objects_for(kernel, pid, &stat_of);
-            if inherited_objects.is_empty() {
-                continue;
-            }
-            for tid in kernel.threads(pid).unwrap_or_default() {
-                let Ok(stat) = kernel.stat(tid) else { continue };
-                for (ancestor_object, entry) in &inherited_objects {
-                    restore_if_inherited(kernel, ancestor_object.for_thread(pid, stat.key), entry);
-                }
+        for pid in unmanaged_pids {
+            if !restore_unmanaged(kernel, &inheritance, pid).unwrap_or(false) {
+                self.unread_pids.insert(pid);
             }
         }
         Ok(())
@@ -545,9 +546,40 @@ impl Actuator {
     }
 }
 
+/// Restores everything that an unmanaged process has inherited. Returns false if something could not be restored.
+///
+/// # Errors
+/// It cannot be read what the process inherited.
+fn restore_unmanaged(
+    kernel: &dyn Kernel,
+    inheritance: &Inheritance<'_>,
+    pid: i32,
+) -> io::Result<bool> {
+    let stat_of = |pid| none_if_missing(kernel.stat(pid));
+    let inherited_objects = inheritance.objects_for(kernel, pid, &stat_of)?;
+    if inherited_objects.is_empty() {
+        return Ok(true);
+    }
+    let mut is_restored = true;
+    for tid in none_if_missing(kernel.threads(pid))?.unwrap_or_default() {
+        let Some(stat) = stat_of(tid)? else {
+            continue;
+        };
+        for (ancestor_object, entry) in &inherited_objects {
+            let object = ancestor_object.for_thread(pid, stat.key);
+            let outcome = restore_if_inherited(kernel, object, entry);
+            is_restored &= !outcome.is_some_and(|restored| restored.has_failed());
+        }
+    }
+    Ok(is_restored)
+}
+
 fn add_families(kernel: &dyn Kernel, journal: &mut Journal, changes: &[IntendedChange]) {
     let owners = changes.iter().filter_map(|change| change.object.owner());
-    journal.add_families(owners.map(|(pid, _)| pid), |pid| read_family(kernel, pid));
+    journal.add_families(owners.map(|(pid, _)| pid), |pid| {
+        // Without it, a child that outlives its parent is found by the record of births only.
+        read_family(kernel, pid).ok().flatten()
+    });
 }
 
 fn failed_objects(restored_objects: &[RestoredObject]) -> Vec<&JournalObject> {

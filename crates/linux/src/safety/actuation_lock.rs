@@ -115,6 +115,27 @@ impl ActuationLock {
         Ok(Some(actuation_lock))
     }
 
+    /// The state directory of the lock's present or last owner; `None` if there never was one.
+    ///
+    /// # Errors
+    /// The lock is not this user's, or cannot be read.
+    pub fn last_state_dir(paths: &LockPaths) -> Result<Option<PathBuf>, JournalError> {
+        let io_error = JournalError::io_error_at(&paths.lock);
+        let mut options = OpenOptions::new();
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = match options.read(true).custom_flags(flags).open(&paths.lock) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(io_error)?,
+        };
+        check_ownership(&paths.lock, &file.metadata().map_err(io_error)?)?;
+        let mut path_bytes = Vec::new();
+        file.take(libc::PATH_MAX as u64)
+            .read_to_end(&mut path_bytes)
+            .map_err(io_error)?;
+        let state_dir = PathBuf::from(std::ffi::OsString::from_vec(path_bytes));
+        Ok(state_dir.is_absolute().then_some(state_dir))
+    }
+
     /// The lock of a user whom root may overrule.
     #[cfg(test)]
     pub(crate) fn below_root(kernel: &dyn Kernel, dir: &Path) -> Self {

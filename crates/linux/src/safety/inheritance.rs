@@ -9,26 +9,33 @@
 //! only, and an idle task's child is an idle task; a process with a living parent that is no heir is no heir either.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::kernel::{Kernel, ThreadStat};
+use crate::kernel::{Kernel, ThreadStat, none_if_missing};
 use crate::safety::journal::{JournalEntry, JournalObject, ProcessFamily};
 
 /// Maximum length of a chain of parents: it protects against a tree that changes while it is read.
 const MAX_CHAIN: usize = 1_000;
 
-/// The family of a process; `None` if it has exited or cannot be read.
-pub(crate) fn read_family(kernel: &dyn Kernel, pid: i32) -> Option<ProcessFamily> {
-    let stat = kernel.stat(pid).ok()?;
-    let cgroups = kernel
-        .read(&PathBuf::from(format!("/proc/{pid}/cgroup")))
-        .ok();
-    Some(ProcessFamily {
+/// The family of a process; `None` if it has exited.
+///
+/// # Errors
+/// It exists and cannot be read.
+pub(crate) fn read_family(kernel: &dyn Kernel, pid: i32) -> io::Result<Option<ProcessFamily>> {
+    let Some(stat) = none_if_missing(kernel.stat(pid))? else {
+        return Ok(None);
+    };
+    let cgroups = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
+    Ok(Some(ProcessFamily {
         session: stat.session,
         group: stat.group,
         cgroups: cgroups.map(|text| xxhash_rust::xxh3::xxh3_64(text.as_bytes())),
-    })
+    }))
 }
+
+/// Reads a process; `None` if it does not exist.
+pub(crate) type StatReader<'a> = &'a dyn Fn(i32) -> io::Result<Option<ThreadStat>>;
 
 /// A property of a process that may be inherited: its object, and its first original with all states that we set.
 pub(crate) type InheritableObject<'a> = (&'a JournalObject, JournalEntry);
@@ -86,15 +93,18 @@ impl<'a> Inheritance<'a> {
         Some(object)
     }
 
-    /// What a process may have inherited, the nearest ancestor's first. `stat_of` reads a process.
+    /// What a process may have inherited, the nearest ancestor's first.
+    ///
+    /// # Errors
+    /// A process of its family exists and cannot be read, so that it is unknown whether it is an heir.
     pub fn objects_for(
         &self,
         kernel: &dyn Kernel,
         pid: i32,
-        stat_of: &dyn Fn(i32) -> Option<ThreadStat>,
-    ) -> Vec<&InheritableObject<'a>> {
-        let Some(stat) = stat_of(pid) else {
-            return Vec::new();
+        stat_of: StatReader<'_>,
+    ) -> io::Result<Vec<&InheritableObject<'a>>> {
+        let Some(stat) = stat_of(pid)? else {
+            return Ok(Vec::new());
         };
         let recorded = kernel.recorded_ancestry(pid);
         let is_complete = recorded.as_ref().is_some_and(|record| {
@@ -103,18 +113,18 @@ impl<'a> Inheritance<'a> {
                 .is_some_and(|since| since <= self.since_ticks)
         });
 
-        let present = present_ancestors(pid, stat_of);
+        let present = present_ancestors(pid, stat_of)?;
         let recorded = recorded.map_or(Vec::new(), |record| record.ancestors);
         let ancestors = std::iter::once(pid).chain(recorded).chain(present);
         let mut objects = self.objects_of(ancestors);
         if objects.is_empty()
             && !is_complete
             && stat.key.start_ticks >= self.since_ticks
-            && self.is_orphan(kernel, stat, stat_of)
+            && self.is_orphan(kernel, stat, stat_of)?
         {
-            objects = self.objects_of(self.relatives_of(kernel, pid));
+            objects = self.objects_of(self.relatives_of(kernel, pid)?);
         }
-        objects
+        Ok(objects)
     }
 
     fn objects_of(&self, pids: impl IntoIterator<Item = i32>) -> Vec<&InheritableObject<'a>> {
@@ -137,28 +147,29 @@ impl<'a> Inheritance<'a> {
         &self,
         kernel: &dyn Kernel,
         stat: ThreadStat,
-        stat_of: &dyn Fn(i32) -> Option<ThreadStat>,
-    ) -> bool {
+        stat_of: StatReader<'_>,
+    ) -> io::Result<bool> {
         let mut child = stat;
         for _ in 0..MAX_CHAIN {
-            let Some(parent) = stat_of(child.parent) else {
-                return true;
+            let Some(parent) = stat_of(child.parent)? else {
+                return Ok(true);
             };
+            let is_other_session = parent.session != child.session;
             if parent.key.start_ticks < self.since_ticks {
-                return parent.session != child.session || is_init(kernel, parent.key.tid);
+                return Ok(is_other_session || is_init(kernel, parent.key.tid)?);
             }
-            if parent.session != child.session && is_init(kernel, parent.key.tid) {
-                return true;
+            if is_other_session && is_init(kernel, parent.key.tid)? {
+                return Ok(true);
             }
             child = parent;
         }
-        true
+        Ok(true)
     }
 
     /// The journaled processes with which a process shares its session, its group or its control groups, in this order.
-    fn relatives_of(&self, kernel: &dyn Kernel, pid: i32) -> Vec<i32> {
-        let Some(family) = read_family(kernel, pid) else {
-            return Vec::new();
+    fn relatives_of(&self, kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<i32>> {
+        let Some(family) = read_family(kernel, pid)? else {
+            return Ok(Vec::new());
         };
         let shares: [fn(&ProcessFamily, &ProcessFamily) -> bool; 3] = [
             |one, other| one.session == other.session,
@@ -173,31 +184,32 @@ impl<'a> Inheritance<'a> {
                 .filter(|(other, _)| is_shared(&family, other));
             relatives.extend(sharing.map(|(_, pid)| *pid));
         }
-        relatives
+        Ok(relatives)
     }
 }
 
 /// The living ancestors of a process, nearest first.
-fn present_ancestors(pid: i32, stat_of: &dyn Fn(i32) -> Option<ThreadStat>) -> Vec<i32> {
-    let parent_of = |pid: &i32| {
-        let stat = stat_of(*pid)?;
-        (stat.parent > 0).then_some(stat.parent)
-    };
-    std::iter::successors(parent_of(&pid), parent_of)
-        .take(MAX_CHAIN)
-        .collect()
+fn present_ancestors(pid: i32, stat_of: StatReader<'_>) -> io::Result<Vec<i32>> {
+    let (mut ancestors, mut next) = (Vec::new(), pid);
+    while ancestors.len() < MAX_CHAIN
+        && let Some(stat) = stat_of(next)?
+        && stat.parent > 0
+    {
+        ancestors.push(stat.parent);
+        next = stat.parent;
+    }
+    Ok(ancestors)
 }
 
 /// Is a process the first one of its PID namespace, which adopts the orphans in it?
-fn is_init(kernel: &dyn Kernel, pid: i32) -> bool {
+fn is_init(kernel: &dyn Kernel, pid: i32) -> io::Result<bool> {
     if pid == 1 {
-        return true;
+        return Ok(true);
     }
-    let status = kernel.read(Path::new(&format!("/proc/{pid}/status")));
-    status.is_ok_and(|text| {
-        text.lines()
-            .find_map(|line| line.strip_prefix("NSpid:"))
-            .and_then(|pids| pids.split_ascii_whitespace().last())
-            == Some("1")
-    })
+    let status = none_if_missing(kernel.read(Path::new(&format!("/proc/{pid}/status"))))?;
+    let innermost_pid = status.as_deref().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        line.split_ascii_whitespace().last()
+    });
+    Ok(innermost_pid == Some("1"))
 }

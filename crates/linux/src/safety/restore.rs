@@ -328,11 +328,17 @@ pub(crate) fn restore_inherited(
             return restored_objects;
         }
     };
-    let stat_of = |pid: i32| processes.get(&pid).cloned();
+    let stat_of = |pid: i32| Ok(processes.get(&pid).cloned());
     for &pid in processes.keys() {
         // From the nearest ancestor on, because an ancestor may have passed on properties that are not journaled for
         // the processes in between.
-        let ancestor_objects = inheritance.objects_for(kernel, pid, &stat_of);
+        let ancestor_objects = match inheritance.objects_for(kernel, pid, &stat_of) {
+            Ok(objects) => objects,
+            Err(error) => {
+                restored_objects.push(inheritance_failure(first_object, &error));
+                continue;
+            }
+        };
         let Some((nearest_object, _)) = ancestor_objects.first() else {
             continue;
         };

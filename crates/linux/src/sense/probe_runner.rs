@@ -33,7 +33,7 @@ use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
 use crate::sense::probes::watch_candidates::WatchCandidates;
 use crate::sense::probes::{PinnedThread, thread_time_ns, watchpoint};
-use crate::sense::progress::{BracketCounts, ProgressFiles, ProgressTotals};
+use crate::sense::progress::{BracketCounts, ProgressReports, ProgressTotals};
 use crate::sense::sampling::Facility;
 
 /// Length of a phase with a neighbor: a stream beside a program needs some time until the occupancies are stable.
@@ -253,7 +253,7 @@ impl ProbeRunner {
         kernel: &Mutex<K>,
         placement: &ProbePlacement,
         probe: &ProbeRequest,
-        progress: &ProgressFiles,
+        progress: &ProgressReports,
     ) {
         let session = ProbeSession { kernel, placement };
         let outcome = match probe.kind {
@@ -379,7 +379,7 @@ impl ProbeRunner {
         session: &ProbeSession<'_, K>,
         probe: &ProbeRequest,
         neighbor: Neighbor,
-        progress: &ProgressFiles,
+        progress: &ProgressReports,
     ) -> std::io::Result<()> {
         // The measured size is preferred to the reported one.
         let cache_bytes = self

@@ -388,7 +388,10 @@ mod tests {
         host.add_thread(5, 5, 4, "0");
         host.add_thread(6, 6, 5, "0");
         host.set_file("/proc-comm/4", "containerd-shim");
-        host.set_file("/proc/4/status", "Uid:\t0\t0\t0\t0\nCpus_allowed_list:\t0\n");
+        host.set_file(
+            "/proc/4/status",
+            "Uid:\t0\t0\t0\t0\nCpus_allowed_list:\t0\n",
+        );
         host.set_file(
             "/proc/4/cmdline",
             "/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web-1\0",
@@ -433,13 +436,27 @@ mod tests {
         assert_eq!(service(&host, &directory, 5), (None, false));
 
         host.set_file("/proc/mounts", "cgroup2 /cg cgroup2 rw 0 0\n");
-        for path in ["/delegated/docker-ID.scope", "/delegated/kubepods/pod3f7a1c22/ID"] {
-            host.set_file("/proc/5/cgroup", &format!("0::{}\n", path.replace("ID", ID)));
+        for path in [
+            "/delegated/docker-ID.scope",
+            "/delegated/kubepods/pod3f7a1c22/ID",
+        ] {
+            host.set_file(
+                "/proc/5/cgroup",
+                &format!("0::{}\n", path.replace("ID", ID)),
+            );
             assert_ne!(service(&host, &directory, 5).0, None, "{path}");
         }
-        host.owners.borrow_mut().insert("/cg/delegated".into(), 1001);
-        for path in ["/delegated/docker-ID.scope", "/delegated/kubepods/pod3f7a1c22/ID"] {
-            host.set_file("/proc/5/cgroup", &format!("0::{}\n", path.replace("ID", ID)));
+        host.owners
+            .borrow_mut()
+            .insert("/cg/delegated".into(), 1001);
+        for path in [
+            "/delegated/docker-ID.scope",
+            "/delegated/kubepods/pod3f7a1c22/ID",
+        ] {
+            host.set_file(
+                "/proc/5/cgroup",
+                &format!("0::{}\n", path.replace("ID", ID)),
+            );
             assert_eq!(service(&host, &directory, 5).0, None, "{path}");
         }
 
@@ -449,10 +466,19 @@ mod tests {
             ..ContainerRecord::default()
         };
         directory.insert(ID, record);
-        host.set_file("/proc/5/cgroup", &format!("0::/elsewhere/docker-{ID}.scope\n"));
-        assert_ne!(service(&host, &directory, 5).0.as_deref(), Some("container/web"));
+        host.set_file(
+            "/proc/5/cgroup",
+            &format!("0::/elsewhere/docker-{ID}.scope\n"),
+        );
+        assert_ne!(
+            service(&host, &directory, 5).0.as_deref(),
+            Some("container/web")
+        );
         host.set_file("/proc/5/cgroup", &format!("0::/docker/{ID}\n"));
-        assert_eq!(service(&host, &directory, 5).0.as_deref(), Some("container/web"));
+        assert_eq!(
+            service(&host, &directory, 5).0.as_deref(),
+            Some("container/web")
+        );
     }
 
     /// Are programs in this process's own session distinguished by command, and those of another session not?

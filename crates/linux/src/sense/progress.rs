@@ -1,188 +1,139 @@
 //! Work that programs report themselves: without a PMU, the only measure of speed that is not a guess.
 //!
-//! A program finds the name of a file in its environment ([`PROGRESS_VARIABLE`]), maps its first eight bytes and
-//! increments them (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per
-//! window and process. If no file is named, `DIR/PID` is used in the daemon's progress directory.
+//! A program that cachemate starts finds the name of a file in its environment ([`PROGRESS_VARIABLE`]). Any other program
+//! asks the daemon's socket for `progress` and gets a descriptor of memory. Either way it maps the first eight bytes and
+//! increments them (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window
+//! and process.
+//!
+//! Problem: a report is data of one user that root reads, and a folder for such files is one in which every user can block,
+//! fill and shrink what belongs to others. Method: the daemon makes the memory, sealed against any change of its size, and
+//! the kernel says which process asked. Properties: nobody can report for another process, end it by `SIGBUS`, or use more
+//! than a page for each process and a bounded number of them.
 //!
 //! If nothing is reported, an event that the program causes at a steady rate may serve as a proxy, declared as such:
 //! its instructions, if they are counted; its read and write calls, which the kernel counts per thread
 //! (`/proc/PID/task/TID/io`); its waits (voluntary context switches); and its page faults.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use cachemate_core::CounterEvent;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, is_descriptor_scarce, lock};
 use crate::sense::thread_counts::{read_calls, read_waits, run_time_ns};
 
 /// Variable that names the file in a program's environment.
 pub const PROGRESS_VARIABLE: &str = "CACHEMATE_PROGRESS";
 
-/// Entries of the directory that one sweep examines for files of exited processes.
-const SWEPT_ENTRIES: usize = 256;
+/// Size of the memory of a report; programs use its first eight bytes.
+const REPORT_BYTES: u64 = 4096;
+/// Maximum number of reports, each of which costs the daemon a descriptor.
+const MAX_REPORTS: usize = 4_096;
+/// Maximum number of reports of one user other than root.
+const MAX_USER_REPORTS: usize = 256;
 
-/// Locations of progress reports. The directory is never listed to find them: every user can write to it, and it may
-/// hold any number of files.
+/// Where the reports of programs are found; clones share the memory that was handed out.
 #[derive(Clone, Debug, Default)]
-pub struct ProgressFiles {
+pub struct ProgressReports {
+    /// A directory of this user, with one file for each program that it started, named by its process id.
     dir: Option<PathBuf>,
-    /// Whether another process maintains the directory.
-    is_read_only: bool,
+    handed_out: Arc<Mutex<BTreeMap<i32, HandedReport>>>,
 }
 
-/// Position in the directory at which the last sweep stopped.
-#[derive(Debug, Default)]
-pub struct ProgressSweep {
-    position: Option<rustix::fs::Dir>,
+/// Memory in which one process reports.
+#[derive(Debug)]
+struct HandedReport {
+    process: ThreadKey,
+    user: u32,
+    memory: File,
 }
 
-impl ProgressFiles {
-    /// Reports in `dir`, which holds one file per process, named by its id; `None` if programs make no reports.
-    pub fn new(dir: Option<PathBuf>) -> Self {
-        ProgressFiles {
-            dir,
-            is_read_only: false,
-        }
-    }
-
-    /// Reports in a directory that another process maintains; they are read, but no file is removed.
-    pub fn read_only(dir: PathBuf) -> Self {
-        ProgressFiles {
+impl ProgressReports {
+    /// Reports in the files of a directory that only this user can change.
+    pub fn in_dir(dir: PathBuf) -> Self {
+        ProgressReports {
             dir: Some(dir),
-            is_read_only: true,
+            ..ProgressReports::default()
         }
     }
 
-    /// Creates the directory, in which every user may create files but not remove those of others.
+    /// Memory for the reports of a process of this user, the same at each request. The caller knows from the kernel that
+    /// the process asks for itself.
     ///
     /// # Errors
-    /// The directory cannot be created, or the path is a link, not a directory, or another user's.
-    pub fn create(dir: &Path) -> io::Result<Self> {
-        use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+    /// The process has ended or changed its user, there are too many reports, or memory or descriptors are short.
+    pub fn hand_out(&self, kernel: &dyn Kernel, pid: i32, user: u32) -> io::Result<File> {
+        let process = kernel.stat(pid)?.key;
+        if process_user(kernel, pid) != Some(user) {
+            return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = std::fs::File::from(rustix::fs::open(dir, flags, Mode::empty())?);
-        let owner = directory.metadata()?.uid();
-        if owner != rustix::process::geteuid().as_raw() {
-            let message = format!("found a directory of user {owner}, expected one of this user");
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+        self.forget_ended(kernel);
+
+        let mut reports = lock(&self.handed_out);
+        if let Some(report) = reports.get(&pid) {
+            return report.memory.try_clone();
         }
-        directory.set_permissions(std::fs::Permissions::from_mode(0o1777))?;
-        Ok(ProgressFiles::new(Some(dir.to_path_buf())))
+        let user_reports = reports
+            .values()
+            .filter(|report| report.user == user)
+            .count();
+        if reports.len() >= MAX_REPORTS || user != 0 && user_reports >= MAX_USER_REPORTS {
+            return Err(io::Error::other("too many programs report their progress"));
+        }
+        let memory = new_report_memory()?;
+        if is_descriptor_scarce(&memory) {
+            return Err(io::Error::other("no descriptors are left"));
+        }
+        let handed_memory = memory.try_clone()?;
+        let report = HandedReport {
+            process,
+            user,
+            memory,
+        };
+        reports.insert(pid, report);
+        Ok(handed_memory)
     }
 
-    /// The file in which this process reports; `None` if it makes no reports.
+    /// Drops the reports of processes that have ended. To be called once in each window.
+    pub fn forget_ended(&self, kernel: &dyn Kernel) {
+        let is_ended = |report: &HandedReport| matches!(kernel.is_alive(report.process), Ok(false));
+        lock(&self.handed_out).retain(|_, report| !is_ended(report));
+    }
+
+    /// The file in which a program that was started by cachemate reports; `None` if there are no files.
     pub fn path(&self, pid: i32) -> Option<PathBuf> {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }
 
-    /// Removes files of exited processes, a limited number in each call. Returns the processes that had a file,
-    /// including exited ones, if this call has examined all files; `None` if there may be others.
-    pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) -> Option<BTreeSet<i32>> {
-        let dir = self.dir.as_ref().filter(|_| !self.is_read_only)?;
-        let open_dir = || {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            rustix::fs::Dir::new(rustix::fs::open(dir, flags, Mode::empty()).ok()?).ok()
-        };
-        let is_full_sweep = sweep.position.is_none();
-        let mut entries = sweep.position.take().or_else(open_dir)?;
-        let mut reporters = BTreeSet::new();
-        for _ in 0..SWEPT_ENTRIES {
-            // At the directory's end, or after a failed read, the next sweep starts again.
-            let Some(entry) = entries.next() else {
-                return is_full_sweep.then_some(reporters);
-            };
-            let entry = entry.ok()?;
-            let pid = entry
-                .file_name()
-                .to_str()
-                .ok()
-                .and_then(|name| name.parse::<i32>().ok());
-            let Some(pid) = pid.filter(|&pid| pid > 0) else {
-                continue;
-            };
-            reporters.insert(pid);
-            // The file is removed only if the process does not exist; any other error gives no evidence.
-            if kernel
-                .stat(pid)
-                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-            {
-                self.remove(pid);
-            } else {
-                self.replace_foreign_report(kernel, pid);
-            }
-        }
-        sweep.position = Some(entries);
-        None
-    }
-
-    /// Removes a file that another user has put in the place of the report of `pid`, because in a sticky directory the
-    /// process's user could neither write nor remove it. An empty file of the process's user replaces it; otherwise the
-    /// other user could create the file again before the process creates its own.
-    fn replace_foreign_report(&self, kernel: &dyn Kernel, pid: i32) {
-        let Some(path) = self.path(pid).filter(|_| !self.is_read_only) else {
-            return;
-        };
-        let Ok(metadata) = std::fs::symlink_metadata(&path) else {
-            return;
-        };
-        let Some(user) = process_user(kernel, pid) else {
-            return;
-        };
-        if may_report(metadata.uid(), user) || !self.remove(pid) {
-            return;
-        }
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(file) = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) else {
-            return;
-        };
-        // If the daemon may not give the file to the user, the file must not block the user's own.
-        if user != rustix::process::geteuid().as_raw()
-            && std::os::unix::fs::fchown(&file, Some(user), None).is_err()
-        {
-            self.remove(pid);
-        }
-    }
-
-    /// Removes the report of `pid`, whatever it is: a directory that is not empty is renamed out of the way. Returns
-    /// whether it existed and was removed.
-    fn remove(&self, pid: i32) -> bool {
-        let Some(path) = self.path(pid) else {
-            return false;
-        };
-        let removal_result = match std::fs::symlink_metadata(&path) {
-            Ok(metadata) if metadata.is_dir() => {
-                let renamed_path =
-                    |index: u32| path.with_file_name(format!("not-a-report-{pid}-{index}"));
-                let free_path = || {
-                    (0..SWEPT_ENTRIES as u32)
-                        .map(renamed_path)
-                        .find(|aside| std::fs::symlink_metadata(aside).is_err())
-                };
-                std::fs::remove_dir(&path)
-                    .or_else(|error| std::fs::rename(&path, free_path().ok_or(error)?))
-            }
-            Ok(_) => std::fs::remove_file(&path),
-            Err(error) => Err(error),
-        };
-        removal_result.is_ok()
-    }
-
     /// Total that the process has reported; `None` if it does not report, or its report is not a file of at least eight
-    /// bytes that belongs to the process's own user or to root. A file of any other user
-    /// is removed, so that a new process can report from its first window on.
+    /// bytes that belongs to the process's own user or to root.
     pub fn read_total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
-        self.replace_foreign_report(kernel, pid);
+        if let Some(report) = lock(&self.handed_out).get(&pid) {
+            return read_first_number(&report.memory);
+        }
         read_counter(kernel, &self.path(pid)?, pid)
     }
+}
+
+/// Memory of one report, whose size nobody can change: a program that maps it never gets `SIGBUS`.
+fn new_report_memory() -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = File::from(rustix::fs::memfd_create("cachemate-progress", flags)?);
+    memory.set_len(REPORT_BYTES)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&memory, seals)?;
+    Ok(memory)
+}
+
+fn read_first_number(file: &File) -> Option<u64> {
+    let mut bytes = [0u8; 8];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(u64::from_ne_bytes(bytes))
 }
 
 /// Measures of progress, best first; `None` is the program's own report.
@@ -211,7 +162,7 @@ impl ProgressTotals {
     /// The current totals; `instructions` is the thread's count so far, or `None` if they are not counted.
     pub(crate) fn read_current(
         kernel: &dyn Kernel,
-        files: &ProgressFiles,
+        reports: &ProgressReports,
         pid: i32,
         thread: ThreadKey,
         instructions: Option<u64>,
@@ -221,7 +172,7 @@ impl ProgressTotals {
             .ok()
             .filter(|stat| stat.key == thread);
         let counts = [
-            files.read_total(kernel, pid),
+            reports.read_total(kernel, pid),
             instructions,
             read_calls(kernel, pid, thread.tid),
             read_waits(kernel, pid, thread.tid),
@@ -334,15 +285,12 @@ fn mean_rate(phases: &[BracketPhase], measure_index: usize) -> Option<f64> {
 /// A file of another user gives no evidence about this process. Swapping the file has no effect: links are not
 /// followed, opening a pipe does not block, and the opened file is the one that is checked.
 fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
-    use std::os::unix::fs::FileExt;
     let flags =
         OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let metadata = file.metadata().ok()?;
     (metadata.is_file() && may_report(metadata.uid(), process_user(kernel, pid)?)).then_some(())?;
-    let mut bytes = [0u8; 8];
-    file.read_exact_at(&mut bytes, 0).ok()?;
-    Some(u64::from_ne_bytes(bytes))
+    read_first_number(&file)
 }
 
 /// May the owner of a file report for a process of this user?
@@ -366,7 +314,7 @@ fn process_user(kernel: &dyn Kernel, pid: i32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use rustix::fs::{CWD, FileType, RenameFlags};
@@ -513,7 +461,7 @@ mod tests {
     #[test]
     fn only_a_regular_file_of_eight_bytes_is_a_report() {
         let dir = tempfile::tempdir().unwrap();
-        let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
+        let files = ProgressReports::in_dir(dir.path().to_path_buf());
         let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
         assert_eq!(files.read_total(&host, pid), None);
         let path = files.path(pid).unwrap();
@@ -524,7 +472,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/proc/self/stat", &path).unwrap();
         assert_eq!(files.read_total(&host, pid), None);
-        assert_eq!(ProgressFiles::default().read_total(&host, pid), None);
+        assert_eq!(ProgressReports::default().read_total(&host, pid), None);
     }
 
     /// Does the reader never block and never read a linked file, even if a program repeatedly swaps its report for a
@@ -533,7 +481,7 @@ mod tests {
     fn a_report_swapped_for_a_pipe_or_a_link_never_blocks_a_reader() {
         let dir = tempfile::tempdir().unwrap();
         let (pid, swap_path) = (std::process::id() as i32, dir.path().join("other"));
-        let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
+        let files = ProgressReports::in_dir(dir.path().to_path_buf());
         let (report, secret) = (files.path(pid).unwrap(), dir.path().join("secret"));
         std::fs::write(&secret, 99u64.to_ne_bytes()).unwrap();
         for hostile in ["pipe", "link"] {
@@ -582,155 +530,67 @@ mod tests {
         }
     }
 
-    /// Can every user write to the directory, and is a link, a file or another user's directory in its place refused
-    /// and left unchanged?
+    /// Does a process that asks twice get the same memory, which nobody can shrink or grow, is its number read, and is it
+    /// dropped when the process has ended?
     #[test]
-    fn a_progress_directory_that_is_not_ours_is_refused() {
-        use std::os::unix::fs::PermissionsExt;
-        let root = tempfile::tempdir().unwrap();
-        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        let (dir, other) = (root.path().join("progress"), root.path().join("other"));
-        for _ in 0..2 {
-            ProgressFiles::create(&dir).unwrap();
-            assert_eq!(mode(&dir), 0o1777);
-        }
-        std::fs::create_dir(&other).unwrap();
-        std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o700)).unwrap();
-        std::fs::remove_dir(&dir).unwrap();
-        std::os::unix::fs::symlink(&other, &dir).unwrap();
-        assert!(ProgressFiles::create(&dir).is_err());
-        assert_eq!(mode(&other), 0o700, "not through the link");
-        std::fs::remove_file(&dir).unwrap();
-        std::fs::write(&dir, "").unwrap();
-        assert!(ProgressFiles::create(&dir).is_err());
-        if !rustix::process::geteuid().is_root() {
-            println!("not shown here: another user's directory: needs root");
-            return;
-        }
-        std::os::unix::fs::chown(&other, Some(65_534), None).unwrap();
-        assert!(
-            ProgressFiles::create(&other)
-                .unwrap_err()
-                .to_string()
-                .contains("user 65534")
-        );
-        assert_eq!(mode(&other), 0o700);
-    }
-
-    /// Are files of exited processes removed, some at a time, and no others?
-    #[test]
-    fn exited_processes_files_are_removed() {
-        let root = tempfile::tempdir().unwrap();
-        let files = ProgressFiles::new(Some(root.path().to_path_buf()));
-        let (host, own_pid) = (LinuxHost::new("/"), std::process::id());
-        let pid_max: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max")
-            .unwrap()
-            .trim()
-            .parse()
+    fn handed_memory_cannot_be_resized_and_ends_with_its_process() {
+        let (host, reports) = (LinuxHost::new("/"), ProgressReports::default());
+        let user = rustix::process::geteuid().as_raw();
+        let mut child = std::process::Command::new("sleep")
+            .arg("100")
+            .spawn()
             .unwrap();
-        // Ids that no process can have, one of a live process, and names that are not ids.
-        let retained_names = [own_pid.to_string(), "0".into(), "-1".into(), "notes".into()];
-        retained_names
-            .iter()
-            .for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
-        (0..1_000).for_each(|index| {
-            std::fs::write(root.path().join((pid_max + index).to_string()), "").unwrap()
-        });
-        let count_files = || std::fs::read_dir(root.path()).unwrap().count();
-        let mut sweep = ProgressSweep::default();
-        assert_eq!(
-            files.sweep(&host, &mut sweep),
-            None,
-            "not all files are known"
-        );
+        let pid = child.id() as i32;
+        let memory = reports.hand_out(&host, pid, user).unwrap();
+        memory.write_all_at(&7u64.to_ne_bytes(), 0).unwrap();
+        assert_eq!(reports.read_total(&host, pid), Some(7));
+        for bytes in [0, 8, 1 << 30] {
+            assert!(memory.set_len(bytes).is_err(), "{bytes}");
+        }
+        assert!(memory.write_all_at(b"x", REPORT_BYTES).is_err());
+        let again = reports.hand_out(&host, pid, user).unwrap();
+        assert_eq!(read_first_number(&again), Some(7));
         assert!(
-            count_files() >= 1_004 - SWEPT_ENTRIES,
-            "each sweep is bounded"
+            reports.hand_out(&host, pid, user + 1).is_err(),
+            "another user"
         );
-        let reporters = (0..20)
-            .map(|_| files.sweep(&host, &mut sweep))
-            .last()
-            .flatten();
-        assert_eq!(
-            (count_files(), reporters),
-            (
-                retained_names.len(),
-                Some([std::process::id() as i32].into())
-            )
-        );
-        std::fs::write(root.path().join((pid_max + 1).to_string()), "").unwrap();
-        (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
-        assert_eq!(
-            count_files(),
-            retained_names.len(),
-            "a new sweep starts from the beginning"
-        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        reports.forget_ended(&host);
+        assert!(reports.read_total(&host, pid).is_none() && lock(&reports.handed_out).is_empty());
     }
 
-    /// Can each process report from its first window on, even if another user has created its report in the sticky
-    /// directory beforehand (as a file, link, FIFO or directory)?
+    /// Is the number of one user's reports bounded, whatever she starts, while others still report?
     #[test]
-    fn other_users_cannot_squat_on_report_files() {
-        let root = tempfile::tempdir().unwrap();
-        let (files, host) = (
-            ProgressFiles::create(&root.path().join("progress")).unwrap(),
-            LinuxHost::new("/"),
+    fn one_user_cannot_use_up_the_reports() {
+        let (host, reports) = (
+            crate::fake_tests::FakeHost::default(),
+            ProgressReports::default(),
         );
-        crate::stranger_tests::open_to_all(root.path());
-        let program = |seconds: &str| {
-            std::process::Command::new("sleep")
-                .arg(seconds)
-                .spawn()
-                .unwrap()
-        };
-        let mut programs: Vec<_> = (0..5).map(|_| program("100")).collect();
-        let pids: Vec<i32> = programs.iter().map(|program| program.id() as i32).collect();
-        let names: Vec<String> = pids.iter().map(i32::to_string).collect();
-        let was_run_as_stranger = crate::stranger_tests::run(
-            "sense::progress::tests::occupy_reports_as_another_user",
-            &[
-                ("FOLDER", root.path().join("progress").to_str().unwrap()),
-                ("PIDS", &names.join(" ")),
-            ],
-            || Ok(()),
-        );
-        if was_run_as_stranger {
-            let mut sweep = ProgressSweep::default();
-            assert_eq!(
-                files.read_total(&host, pids[0]),
-                None,
-                "read first, as of a process in its first window"
+        for pid in 1..=MAX_USER_REPORTS as i32 + 2 {
+            host.add_thread(pid, pid, 1, "0");
+            let user = if pid == MAX_USER_REPORTS as i32 + 2 {
+                7
+            } else {
+                1001
+            };
+            host.set_file(
+                &format!("/proc/{pid}/status"),
+                &format!("Uid:\t{user}\t0\t0\t0\n"),
             );
-            (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
-            for &pid in &pids {
-                let path = files.path(pid).unwrap();
-                let metadata = std::fs::symlink_metadata(&path).unwrap();
-                assert!(
-                    metadata.is_file() && metadata.uid() == 0,
-                    "{pid}: {metadata:?}"
+        }
+        for pid in 1..=MAX_USER_REPORTS as i32 {
+            let small = File::open("/dev/null").unwrap();
+            if is_descriptor_scarce(&small) {
+                return crate::skip_test::report_unchecked(
+                    "a bound on reports",
+                    "too few descriptors",
                 );
-                std::fs::write(&path, 5u64.to_ne_bytes()).unwrap();
-                assert_eq!(files.read_total(&host, pid), Some(5));
             }
+            reports.hand_out(&host, pid, 1001).unwrap();
         }
-        for program in &mut programs {
-            program.kill().unwrap();
-            program.wait().unwrap();
-        }
-    }
-
-    #[test]
-    #[ignore = "run by the test above, as nobody"]
-    fn occupy_reports_as_another_user() {
-        let Some(dir) = std::env::var_os("FOLDER").map(PathBuf::from) else {
-            return;
-        };
-        let pids = std::env::var("PIDS").unwrap();
-        let paths: Vec<PathBuf> = pids.split(' ').map(|pid| dir.join(pid)).collect();
-        std::fs::write(&paths[0], 99u64.to_ne_bytes()).unwrap();
-        std::os::unix::fs::symlink("/proc/self/stat", &paths[1]).unwrap();
-        rustix::fs::mknodat(CWD, &paths[2], FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        std::fs::create_dir(&paths[3]).unwrap();
-        std::fs::create_dir_all(paths[4].join("occupied")).unwrap();
+        let next = MAX_USER_REPORTS as i32 + 1;
+        assert!(reports.hand_out(&host, next, 1001).is_err());
+        assert!(reports.hand_out(&host, next + 1, 7).is_ok());
     }
 }

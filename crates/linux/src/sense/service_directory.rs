@@ -98,7 +98,9 @@ impl ServiceDirectory {
             .containers
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        let containing_records = records.iter().filter(|(_, record)| contains(record.as_ref()));
+        let containing_records = records
+            .iter()
+            .filter(|(_, record)| contains(record.as_ref()));
         let innermost =
             containing_records.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
         innermost.map(|(id, record)| (id.clone(), record.clone()))
@@ -164,7 +166,9 @@ impl ServiceDirectory {
     /// Replaces all containers: the runtime reports all of them after each registration.
     pub fn replace(&self, records: BTreeMap<String, ContainerRecord>) {
         let retained_records = records.into_iter().take(MAX_CONTAINERS);
-        let retained_records = retained_records.map(|(id, record)| (id, Arc::new(record))).collect();
+        let retained_records = retained_records
+            .map(|(id, record)| (id, Arc::new(record)))
+            .collect();
         *self
             .containers
             .write()
@@ -202,7 +206,9 @@ mod tests {
             cgroup: "a.slice:cri:x".into(),
             ..ContainerRecord::default()
         };
-        assert!(systemd.contains_group("/a.slice/cri-x.scope/y") && !systemd.contains_group("/cri-x"));
+        assert!(
+            systemd.contains_group("/a.slice/cri-x.scope/y") && !systemd.contains_group("/cri-x")
+        );
         assert!(record.contains_group("/fleet/redis/x") && !record.contains_group("/fleet/other"));
         let named = |path: &str| {
             directory

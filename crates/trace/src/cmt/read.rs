@@ -322,6 +322,9 @@ impl<R: Read> CmtReader<R> {
         let totals: TraceTotals = serde_json::from_slice(json).map_err(|error| {
             TraceError::format_error(&self.file, position, error.to_string(), "totals in JSON")
         })?;
+        if let Err((found, expected)) = totals.check() {
+            return self.format_error(position, found, expected);
+        }
         self.index = index
             .chunks_exact(24)
             .map(|entry| IndexEntry {

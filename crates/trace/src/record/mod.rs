@@ -599,7 +599,8 @@ impl RecordingFile {
         let path = path.to_path_buf();
         if cachemate_files::path_exists(&path) && !path.is_file() {
             return Ok(RecordingFile {
-                file: create_output(&path, true)?,
+                file: cachemate_files::open_sink(&path)
+                    .map_err(TraceError::io_error(&path.display().to_string(), "open"))?,
                 path,
                 partial_path: None,
             });

@@ -1,12 +1,16 @@
 //! Finds Valgrind, and builds the recorder for it if necessary.
 
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cachemate_files::path_exists;
+use cachemate_files::{DirAccess, TrustedDir, path_exists};
+use rustix::fs::OFlags;
 
 use crate::TraceError;
 
+/// The file by which Valgrind starts the tool.
+const TOOL_FILE: &str = "cachemate-amd64-linux";
 const SOURCE: &str = include_str!("../../../../recorders/valgrind/cm_main.c");
 const MAKEFILE: &str = include_str!("../../../../recorders/valgrind/Makefile");
 const LICENSE: &str = include_str!("../../../../recorders/valgrind/LICENSE");
@@ -75,7 +79,7 @@ pub fn find_recorder_tool() -> Result<RecorderTool, TraceError> {
         }
     };
     if let Some(library) = std::env::var_os("CACHEMATE_RECORDER").map(PathBuf::from) {
-        if !path_exists(&library.join("cachemate-amd64-linux")) {
+        if !path_exists(&library.join(TOOL_FILE)) {
             let why = format!(
                 "CACHEMATE_RECORDER: no cachemate-amd64-linux in {}",
                 library.display()
@@ -85,6 +89,7 @@ pub fn find_recorder_tool() -> Result<RecorderTool, TraceError> {
                 "build it with make -C recorders/valgrind",
             ));
         }
+        check_tool(&library)?;
         return Ok(RecorderTool::Tool { valgrind, library });
     }
     match build_tool(&valgrind) {
@@ -96,41 +101,51 @@ pub fn find_recorder_tool() -> Result<RecorderTool, TraceError> {
     }
 }
 
-fn cache_dir() -> Result<PathBuf, TraceError> {
-    let absolute_dir = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    absolute_dir("XDG_CACHE_HOME")
-        .or_else(|| absolute_dir("HOME").map(|home| home.join(".cache")))
-        .map(|base| base.join("cachemate"))
-        .ok_or_else(|| recorder_error("there is no cache directory", "set HOME or XDG_CACHE_HOME"))
+/// Checks that nobody but this user and root can change the tool, because Valgrind will execute it.
+fn check_tool(library: &Path) -> Result<(), TraceError> {
+    TrustedDir::open_anchored(library, DirAccess::ReadOnly)
+        .and_then(|dir| dir.open_file(Path::new(TOOL_FILE), OFlags::RDONLY))
+        .map(drop)
+        .map_err(|error| {
+            recorder_error(
+                error.to_string(),
+                "remove it, or name another cache directory",
+            )
+        })
 }
 
 /// Returns the directory with the tool for this source and this Valgrind.
 fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
-    let cache_dir = cache_dir()?;
-    let library = cache_dir.join(format!("recorder-{key:016x}"));
-    // If Valgrind was removed since, its links do not resolve, and the tool is built again.
-    let is_complete = || {
-        path_exists(&library.join("cachemate-amd64-linux"))
-            && path_exists(&library.join("default.supp"))
-    };
-    if is_complete() {
-        return Ok(library);
-    }
+    let cache_dir = cachemate_files::cache_dir();
     let io_error_at =
         |path: &Path, action| TraceError::io_error(&path.display().to_string(), action);
-    std::fs::create_dir_all(&cache_dir).map_err(io_error_at(&cache_dir, "create"))?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&cache_dir)
+        .map_err(io_error_at(&cache_dir, "create"))?;
+    let cache = TrustedDir::open_anchored(&cache_dir, DirAccess::ReadWrite)
+        .map_err(io_error_at(&cache_dir, "use"))?;
+
+    let library = cache_dir.join(format!("recorder-{key:016x}"));
+    // If Valgrind was removed since, its links do not resolve, and the tool is built again.
+    let is_complete =
+        || path_exists(&library.join(TOOL_FILE)) && path_exists(&library.join("default.supp"));
+    if is_complete() {
+        check_tool(&library)?;
+        return Ok(library);
+    }
+
     // One process builds while the others wait, so that no tool is replaced while it is in use.
     let lock_path = cache_dir.join("recorder.lock");
-    let lock =
-        cachemate_files::create(&lock_path, true).map_err(io_error_at(&lock_path, "create"))?;
+    let lock = cache
+        .open_file(Path::new("recorder.lock"), OFlags::RDWR | OFlags::CREATE)
+        .map_err(io_error_at(&lock_path, "create"))?;
     let lock_result = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);
     lock_result.map_err(|error| io_error_at(&lock_path, "lock")(error.into()))?;
     if is_complete() {
+        check_tool(&library)?;
         return Ok(library);
     }
     let work_dir = tempfile::Builder::new()
@@ -166,9 +181,42 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
         ));
     }
     let build_dir = work_dir.path().join("build");
+    std::fs::set_permissions(&build_dir, std::fs::Permissions::from_mode(0o700))
+        .map_err(io_error_at(&build_dir, "protect"))?;
     if path_exists(&library) {
         std::fs::remove_dir_all(&library).map_err(io_error_at(&library, "remove the stale"))?;
     }
     std::fs::rename(&build_dir, &library).map_err(io_error_at(&library, "create"))?;
     Ok(library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// Is a tool refused that another user could have made or can change, and a link to one as well?
+    #[test]
+    fn a_tool_that_another_user_can_change_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = dir.path().join("recorder-1");
+        std::fs::create_dir(&library).unwrap();
+        std::fs::write(library.join(TOOL_FILE), "#!/bin/sh\n").unwrap();
+        let set_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set_mode(&library, 0o755);
+        check_tool(&library).unwrap();
+        symlink(&library, dir.path().join("link")).unwrap();
+        assert!(check_tool(&dir.path().join("link")).is_err());
+        set_mode(&library, 0o777);
+        assert!(check_tool(&library).is_err());
+        set_mode(&library, 0o755);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(library.join(TOOL_FILE), Some(65_534), None).unwrap();
+            assert!(check_tool(&library).is_err(), "a file of another user");
+            std::os::unix::fs::chown(&library, Some(65_534), None).unwrap();
+            assert!(check_tool(&library).is_err(), "a directory of another user");
+        }
+    }
 }

@@ -179,7 +179,7 @@ fn orphans_of_a_managed_family_get_the_original() {
         host.set_file(&format!("/proc/{tid}/cgroup"), &format!("0::{group}\n"));
     }
     host.change_thread(5, |thread| thread.session = 5);
-    let family = crate::safety::inheritance::read_family(&host, 5);
+    let family = crate::safety::inheritance::read_family(&host, 5).unwrap();
     entries.values_mut().for_each(|entry| entry.family = family);
     for (tid, parent, session) in [(1, 0, 1), (2, 1, 2)] {
         host.add_thread(tid, tid, parent, "0-3");

@@ -83,9 +83,12 @@ impl ProfileExport {
             .into_iter()
             .map(|name| self.output.join(name))
             .collect();
-        file_paths
-            .iter()
-            .try_for_each(|path| refuse_existing(path, self.force))?;
+        // With --force each file is tried, so that one that cannot be written costs no other.
+        if !self.force {
+            file_paths
+                .iter()
+                .try_for_each(|path| refuse_existing(path, false))?;
+        }
         let mut table = Table::from_header("service | program | known | file");
         let mut failures = Vec::new();
         for ((stored, file), path) in selected_profiles.iter().zip(&files).zip(&file_paths) {

@@ -4,13 +4,13 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab sweep-engines install image deb rpm deb-test wheel nightly fuzz clean help
+.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab install image deb rpm deb-test wheel nightly fuzz clean help
 
 help:
 	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
 	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests: after each edit'
 	@echo '.ci/run       make test, kills, a sample of every experiment, the wheel, the lab: before a change lands'
-	@echo 'make nightly  every question in full: experiments, kills, faults, soak, fuzzing, lab, sweep engines (hours)'
+	@echo 'make nightly  every question in full: experiments, kills, faults, soak, fuzzing, lab, Slurm (hours)'
 	@echo 'make repro    every result of the papers, a small run of each (REPRO=--quick; --sample; empty for the full run)'
 	@echo 'make bench    speed: ratios against textbook engines, in one run'
 	@echo 'make faults   a fault at every call of a managed run, and of the real restore: is anything lost?'
@@ -21,7 +21,6 @@ help:
 	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and two nodes on this host'
 	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
-	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and the cost of a sweep'
 	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
 	@echo 'make rpm      an rpm with the same files (target/rpm)'
 	@echo 'make image    an OCI image of the command for Kubernetes (target/cachemate-image.tar), built without a daemon'
@@ -103,10 +102,6 @@ lab:
 	$(if $(LAB_FULL),lab/run.sh $(CHAOS))
 	$(if $(LAB_FULL),$(CARGO) build --release --locked -p cachemate-cli && lab/systemd.sh $(RELEASE))
 
-sweep-engines:
-	@scripts/setup.sh build
-	scripts/sweep-engines.sh
-
 REPRO ?= --quick
 repro: build
 	$(RELEASE) repro all $(REPRO) --force -o target/repro
@@ -114,7 +109,7 @@ repro: build
 
 # Each part runs even if one before it failed; the last line names the failed parts.
 nightly:
-	@failed=''; for part in 'repro REPRO=--quick' 'kill KILLS=200' faults soak services wheel 'lab LAB_FULL=1' sweep-engines fuzz; do \
+	@failed=''; for part in 'repro REPRO=--quick' 'kill KILLS=200' faults soak services wheel 'lab LAB_FULL=1' slurm fuzz; do \
 		$(MAKE) $$part || failed="$$failed $$part;"; done; \
 		[ -z "$$failed" ] || { echo "nightly: failed:$$failed"; exit 1; }
 

@@ -11,7 +11,7 @@ RUSTC_BOOTSTRAP=1 RUSTFLAGS="${flags[*]}" cargo build --release --target "$tripl
 beside() {
   case $1 in
     machine) echo ../machines ;;
-    scenario | sweep) echo ../scenarios ;;
+    scenario) echo ../scenarios ;;
     host | topology) echo ../crates/linux/src/act/resctrl/trees ;;
   esac
 }

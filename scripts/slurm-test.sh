@@ -76,6 +76,20 @@ ask "the tasks of a job on two nodes both know its class" "cm-one aggressor cm-t
 ask "a job with another comment runs" runs "$(srun -Q --comment mine echo runs)"
 refusal=$(srun --comment cachemate:class=king true 2>&1 | grep -c "found 'class=king', expected" || true)
 ask "a wrong comment is refused with what was expected" 1 "$refusal"
+# A shard of an array is killed and requeued by Slurm; the joined runs are those of one process, byte for byte.
+repro='repro CA-2 CP-6 --sample --seeds 2'
+CACHEMATE=$cachemate sbatch -Q --wait --array=1-2 --requeue --export=ALL -o run/shard.%a "$scripts/shards.sh" \
+	"$work/run/runs" $repro >/dev/null &
+array=$!
+for _ in $(seq 100); do
+	ls run/runs/* >/dev/null 2>&1 && break
+	sleep 0.1
+done
+pkill -9 -f -- "--shard 1/2 --store $work/run/runs" || true
+wait $array || "$cachemate" $repro --shard 1/2 --store "$work/run/runs" >/dev/null
+results() { "$cachemate" $repro --json "$@" | python3 -c 'import json, sys; print(json.load(sys.stdin)["results"])' | sha256sum; }
+ask "shards of an array, one of them killed, give the digits of one process" "$(results --no-store)" \
+	"$(results --store "$work/run/runs")"
 first=${features#Features=}
 ask "a job that asks for the cache of a node gets that node" cm-one \
 	"$(srun -Q --constraint "${first%%,*}" sh -c 'echo $SLURMD_NODENAME')"

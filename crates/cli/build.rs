@@ -17,12 +17,9 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../sim/src",
     "../spec/src",
     "../study/src",
-    "../sweep/src/job.rs",
     "../trace/src",
-    "src/commands/mrc.rs",
     "src/commands/sim.rs",
-    "src/fleet_sweep.rs",
-    "src/job_runner.rs",
+    "src/interval_programs.rs",
     "../../machines",
     "../../Cargo.lock",
 ];
@@ -66,7 +63,7 @@ fn git(args: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).ok()?.trim().to_string())
 }
 
-/// Sets the fingerprint of the sources, which identifies the version to which a sweep's results belong. It is the
+/// Sets the fingerprint of the sources, which identifies the version to which a stored run belongs. It is the
 /// same on every host that builds the same sources.
 fn fingerprint_sources() {
     let (mut files, mut pending) = (

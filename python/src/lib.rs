@@ -1,4 +1,4 @@
-//! The Python package cachemate: traces, curves, profiles, predictions, plans, scenarios, run logs and sweeps.
+//! The Python package cachemate: traces, curves, profiles, predictions, plans, scenarios and run logs.
 //!
 //! Long calls work in pieces. Between two pieces they acquire the interpreter's lock, check for Ctrl-C, and copy the
 //! next piece of an array. If another thread writes to the array during a call, only the result is affected.
@@ -10,7 +10,6 @@ mod profile;
 mod record;
 mod run;
 mod run_log;
-mod sweep;
 mod trace;
 
 use pyo3::create_exception;
@@ -55,7 +54,6 @@ fn _cachemate(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<run_log::RunLog>()?;
     module.add_class::<run_log::RunLogWindows>()?;
-    module.add_class::<sweep::Sweep>()?;
     module.add_function(wrap_pyfunction!(machines, module)?)?;
     module.add_function(wrap_pyfunction!(models, module)?)?;
     module.add_function(wrap_pyfunction!(curve::mrc, module)?)?;

@@ -373,25 +373,6 @@ def test_a_bad_plan_is_refused_with_its_place() -> None:
         cachemate.simulate(SCENARIO, policy=lambda view: 3)  # type: ignore[arg-type,return-value]
 
 
-@needs_the_command
-def test_a_sweeps_results_are_those_of_the_command(tmp_path: Path) -> None:
-    """Are a sweep's results and report those that the command prints?"""
-    assert COMMAND is not None
-    scenario = """name = "pair"\ndescription = ""\nmachine = "xeon-x5365-4"\nseed = 1\nscale = 100
-length = { cycles = 300_000 }\n[[programs]]\nprogram = "mcf"\n[[programs]]\nprogram = "gamess"\n"""
-    (tmp_path / "pair.toml").write_text(scenario)
-    axes = '[axes]\nscenario = ["pair.toml"]\nseed = { first = 1, count = 2 }\n'
-    (tmp_path / "pairs.toml").write_text('name = "pairs"\n' + axes)
-    words = [COMMAND, "--quiet", "sweep", "run", "pairs.toml", "-o", "out"]
-    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
-    sweep = cachemate.Sweep(tmp_path / "out")
-    assert (sweep.status["finished"], sweep.status["total"]) == (2, 2)
-    assert [result["point"]["seed"] for result in sweep.results()] == [1, 2]
-    assert sweep.report == command("sweep", "report", "out", cwd=tmp_path)
-    with pytest.raises(cachemate.CachemateError, match="nowhere"):
-        cachemate.Sweep(tmp_path / "nowhere")
-
-
 def test_pictures_hold_no_markup_of_names() -> None:
     """Do notebooks show pictures in which a name is plain text?"""
     addresses = sweep(1000, 10)

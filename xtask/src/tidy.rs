@@ -33,11 +33,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         &["core", "pipeline", "sim", "interval", "spec", "trace"],
     ),
     ("study", &["core", "locality", "policy", "report", "trace"]),
-    ("sweep", &["core", "files", "spec", "report"]),
-    (
-        "fuzzing",
-        &["core", "files", "spec", "linux", "trace", "sweep"],
-    ),
+    ("fuzzing", &["core", "files", "spec", "linux", "trace"]),
     ("page", &["core", "policy", "pipeline", "trace", "report"]),
     (
         "daemon",
@@ -56,14 +52,14 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         "python",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report",
-            "scenario", "study", "sweep", "page", "repro",
+            "scenario", "study", "page", "repro",
         ],
     ),
     (
         "cli",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux",
-            "trace", "report", "repro", "scenario", "study", "sweep", "page", "daemon", "fleet",
+            "trace", "report", "repro", "scenario", "study", "page", "daemon", "fleet",
         ],
     ),
 ];

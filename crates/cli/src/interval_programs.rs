@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
-use cachemate_interval::{IntervalJob, PhasedProgram};
+use cachemate_interval::PhasedProgram;
 use cachemate_repro::interval::forecast::{MAX_TIMED_RECORDS, TimedProgram};
 use cachemate_repro::interval::nominal::{HOUR_PROFILE_CYCLES, from_file, measure, stretch_phases};
 use cachemate_repro::setup;
@@ -14,7 +14,6 @@ use cachemate_scenario::recording_of_program;
 use cachemate_sim::kernels::Options;
 use cachemate_trace::{ProfileFile, bundled_recording};
 
-use crate::exit::UsageError;
 use crate::session::Session;
 
 /// A program that a command line or scenario requests.
@@ -61,60 +60,6 @@ pub fn load(
     }
     bar.finish_and_clear();
     Ok(programs)
-}
-
-/// Maximum number of copies of one program.
-const MAX_COPIES: u32 = 4096;
-
-/// Returns the jobs that a command line names, with the requested number of copies of each.
-pub fn load_jobs(
-    session: &Session,
-    specs: &[String],
-    machine: &MachineSpec,
-    seed: u64,
-    phase_scale: f64,
-) -> anyhow::Result<Vec<IntervalJob>> {
-    let counted_requests: Vec<(ProgramRequest, u32)> = specs
-        .iter()
-        .map(|spec| parse_copies(spec))
-        .collect::<anyhow::Result<_>>()?;
-    let requests: Vec<ProgramRequest> = counted_requests
-        .iter()
-        .map(|(request, _)| request.clone())
-        .collect();
-    let programs = load(session, &requests, machine, seed, phase_scale)?;
-    let copies = programs.iter().zip(&counted_requests);
-    Ok(copies
-        .flat_map(|(program, (_, count))| {
-            (0..*count).map(|_| IntervalJob::new(Arc::clone(program)))
-        })
-        .collect())
-}
-
-/// Parses `NAME*N`; a name alone means one copy.
-fn parse_copies(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
-    let (name, count) = match spec.rsplit_once('*') {
-        None => (spec, 1),
-        Some((name, count)) => {
-            let copies_problem = || {
-                UsageError(format!(
-                    "'{spec}': found '{count}' copies, expected 1 to {MAX_COPIES}"
-                ))
-            };
-            let count: u32 = count.parse().map_err(|_| copies_problem())?;
-            if !(1..=MAX_COPIES).contains(&count) {
-                return Err(copies_problem().into());
-            }
-            (name, count)
-        }
-    };
-    Ok((
-        ProgramRequest {
-            program: name.to_string(),
-            parameters: toml::Table::new(),
-        },
-        count,
-    ))
 }
 
 /// Loads one program. Simulated programs draw their inputs from the seed and their index.

@@ -214,7 +214,7 @@ impl ReproPlan {
         let outcome = (experiment.run)(&self.form.build_context(self.seeds, stop, &|_| ()));
         let counts_after = store::store_counts();
         let error = match &outcome {
-            Ok(_) | Err(ReproError::Elsewhere | ReproError::Interrupted) => None,
+            Ok(_) | Err(ReproError::NotStored | ReproError::Interrupted) => None,
             Err(error) => Some(error.to_string()),
         };
         let stored_hours =

@@ -24,12 +24,22 @@ pub struct RunStoreArgs {
 }
 
 impl RunStoreArgs {
-    /// Opens the store; must be called before any run.
+    /// Opens the store; must be called before any run. Without a usable directory in the user's cache, runs are made and
+    /// not stored; a directory that the user names must be usable.
     pub fn start(&self) -> anyhow::Result<()> {
         if self.no_store {
-            Ok(())
-        } else {
-            use_store_dir(&self.dir())
+            return Ok(());
+        }
+        let outcome = use_store_dir(&self.dir());
+        match (&self.store, outcome) {
+            (None, Err(error)) => {
+                _ = writeln!(
+                    std::io::stderr(),
+                    "cachemate: runs are not stored: {error:#}"
+                );
+                Ok(())
+            }
+            (_, outcome) => outcome,
         }
     }
 

@@ -57,7 +57,10 @@ impl Drop for UnitGroup {
 /// name corrected?
 #[test]
 fn a_unit_is_shown_with_its_threads() {
-    let group = match UnitGroup::new("redis.service") {
+    // The name has the number of this process, so that the rule matches no unit of the host.
+    let name = format!("cmtest{}", std::process::id());
+    let (name, unit) = (name.as_str(), format!("{name}.service"));
+    let group = match UnitGroup::new(&unit) {
         Ok(group) => group,
         Err(error) => return report_unchecked("a daemon that shows a unit", error),
     };
@@ -65,7 +68,7 @@ fn a_unit_is_shown_with_its_threads() {
     let (first, second, other) = (start_sleeper(), start_sleeper(), start_sleeper());
     group.join(first.pid());
     let config = format!(
-        "window_ms = 20\npolicy = {{ name = \"default\" }}\n[[rules]]\nservice = \"redis\"\nmax_slowdown = \"5%\"\n\
+        "window_ms = 20\npolicy = {{ name = \"default\" }}\n[[rules]]\nservice = \"{name}\"\nmax_slowdown = \"5%\"\n\
          [[rules]]\npid = {}\n",
         other.pid()
     );
@@ -79,7 +82,7 @@ fn a_unit_is_shown_with_its_threads() {
     };
     let wait_for_tasks = |tasks: u64| {
         let has_tasks = |status: &Value| {
-            service_named(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks)
+            service_named(status, &unit).is_some_and(|shown| shown["tasks"] == tasks)
         };
         status_when(
             dir.path(),
@@ -89,47 +92,47 @@ fn a_unit_is_shown_with_its_threads() {
         )
     };
     let status = wait_for_tasks(1);
-    let redis = service_named(&status, "redis.service").unwrap();
+    let shown = service_named(&status, &unit).unwrap();
     assert_eq!(
         (
-            redis["kind"].as_str(),
-            redis["max_slowdown_percent"].as_f64()
+            shown["kind"].as_str(),
+            shown["max_slowdown_percent"].as_f64()
         ),
         (Some("unit"), Some(5.0))
     );
     assert!(
-        redis["slowdown_percent"].is_null() && redis["reason"].is_string(),
-        "{redis}"
+        shown["slowdown_percent"].is_null() && shown["reason"].is_string(),
+        "{shown}"
     );
     assert!(
-        redis["slowdown_by"].as_array().is_some_and(Vec::is_empty) && redis.get("pod").is_none()
+        shown["slowdown_by"].as_array().is_some_and(Vec::is_empty) && shown.get("pod").is_none()
     );
     assert_eq!(service_named(&status, "sleep").unwrap()["kind"], "command");
     group.join(second.pid());
-    let redis = service_named(&wait_for_tasks(2), "redis.service").unwrap();
-    assert_eq!(redis["task_ids"].as_array().unwrap().len(), 2);
-    for word in ["redis", "redis.service", "unit/redis"] {
+    let shown = service_named(&wait_for_tasks(2), &unit).unwrap();
+    assert_eq!(shown["task_ids"].as_array().unwrap().len(), 2);
+    for word in [name, &unit, &format!("unit/{name}")] {
         let explained = run(
             dir.path(),
             &["explain", word, "--json", "--socket", "s.sock"],
         )
         .json();
-        assert_eq!(explained["services"][0]["name"], "redis.service", "{word}");
+        assert_eq!(explained["services"][0]["name"], unit.as_str(), "{word}");
         assert_eq!(explained["tasks"].as_array().unwrap().len(), 2, "{word}");
     }
-    let text = run(dir.path(), &["explain", "redis", "--socket", "s.sock"])
+    let text = run(dir.path(), &["explain", name, "--socket", "s.sock"])
         .ok()
         .out;
     assert!(
-        text.contains("which service slows which: none is known") && text.contains("redis.service"),
+        text.contains("which service slows which: none is known") && text.contains(&unit),
         "{text}"
     );
     let misspelt = run(
         dir.path(),
-        &["explain", "redis.servce", "--socket", "s.sock"],
+        &["explain", &format!("{name}.servce"), "--socket", "s.sock"],
     );
     assert!(
-        misspelt.err.contains("did you mean 'redis.service'"),
+        misspelt.err.contains(&format!("did you mean '{unit}'")),
         "{}",
         misspelt.err
     );

@@ -84,7 +84,7 @@ pub struct FleetResult {
 }
 
 /// One independent part of a study.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub enum FleetPart {
     /// One cell under one variant.
     Cell {

@@ -69,8 +69,6 @@ pub const TARGETS: &[FuzzTarget] = &[
     ),
     new_target("machine", 64, fuzz_machine, "machines"),
     new_target("scenario", 64, fuzz_scenario, "scenarios"),
-    new_target("sweep", 64, fuzz_sweep, "scenarios"),
-    new_target("manifest", 32, fuzz_manifest, ""),
     new_target("matrix", 32, fuzz_matrix, ""),
     new_target("journal", 32, fuzz_journal, ""),
     new_target("host", 32, fuzz_host, "crates/linux/src/act/resctrl/trees"),
@@ -192,26 +190,6 @@ fn fuzz_machine(bytes: &[u8]) {
 fn fuzz_scenario(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     cachemate_spec::parse_scenario("fuzzed", &text).ok();
-}
-
-fn fuzz_sweep(bytes: &[u8]) {
-    let text = String::from_utf8_lossy(bytes);
-    cachemate_sweep::parse_sweep(
-        Path::new("fuzzed"),
-        &text,
-        &["a".to_string(), "b".to_string()],
-    )
-    .ok();
-}
-
-/// Reads the manifest of a sweep's directory, and the values of its tasks.
-fn fuzz_manifest(bytes: &[u8]) {
-    let Ok(manifest) = cachemate_sweep::Manifest::parse(Path::new("manifest.jsonl"), bytes) else {
-        return;
-    };
-    for task in manifest.distinct_tasks() {
-        task.values().ok();
-    }
 }
 
 fn fuzz_matrix(bytes: &[u8]) {

@@ -9,15 +9,15 @@ pub mod figure;
 mod html;
 mod html_page;
 mod lab_page;
+mod policy_outcome;
 mod results;
 mod table;
 pub mod terminal;
 pub mod text;
-mod whatif;
 
 pub use html::StudyPage;
 pub use html_page::{render_page, scroll_box};
 pub use lab_page::{LabLine, LabResult};
+pub use policy_outcome::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries};
 pub use results::*;
 pub use table::{Align, Table};
-pub use whatif::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries, WhatIfResult};

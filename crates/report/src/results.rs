@@ -90,30 +90,36 @@ pub struct MrcResult {
     pub parts: Vec<MrcPart>,
 }
 
-/// `cachemate cachesim --json`.
+/// `cachemate mrc --ways --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CachesimResult {
     /// The recording, as given.
     pub file: String,
-    /// Size of the simulated cache.
-    pub size_bytes: u64,
     /// Lines per set.
     pub ways: u32,
     /// Line size in bytes.
     pub line_bytes: u32,
     /// `lru`, `plru` or `random`.
     pub replacement: String,
-    /// Records in the file. With `--l1`, this includes the records that hit the L1 and never reach the simulated
-    /// cache.
+    /// Records in the file. With `--l1`, this includes the records that hit the L1 and never reach a simulated cache.
     pub accesses: u64,
-    /// Misses of the simulated cache.
+    /// With `--l1`: misses of the L1 in front of the simulated caches.
+    pub l1_misses: Option<u64>,
+    /// The simulated caches, in the order of the sizes given.
+    pub caches: Vec<SimulatedCache>,
+}
+
+/// Misses of one simulated cache.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SimulatedCache {
+    /// Size of the cache.
+    pub bytes: u64,
+    /// Misses of the cache.
     pub misses: u64,
     /// Misses divided by accesses; `None` without accesses.
     pub miss_ratio: Option<f64>,
     /// Misses per thousand instructions; `None` if the file has no instruction counts.
     pub mpki: Option<f64>,
-    /// With `--l1`: misses of the L1 in front of the simulated cache.
-    pub l1_misses: Option<u64>,
 }
 
 /// Summary of one program for predictions and plans.

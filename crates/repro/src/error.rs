@@ -11,9 +11,9 @@ pub enum ReproError {
     /// The user pressed Ctrl-C; findings so far are kept.
     #[error("interrupted")]
     Interrupted,
-    /// Other processes make the remaining runs, or the requested run was made.
-    #[error("its runs are made elsewhere")]
-    Elsewhere,
+    /// A run is not stored, and none may be made.
+    #[error("its runs are not stored")]
+    NotStored,
 }
 
 /// The result of a part of an experiment.

@@ -16,7 +16,6 @@ use serde::{Serialize, Serializer};
 use crate::confidence::FindingConfidence;
 use crate::error::{ReproError, Result};
 use crate::sources::digest_of;
-use crate::split_runs::{self, RunDivision};
 use crate::statistics::{greatest, least, mean, standard_deviation};
 use crate::store::{self, RunName};
 
@@ -402,8 +401,6 @@ pub struct ExperimentContext<'a> {
     pub machine: Option<&'a str>,
     /// Callback that receives the name of each run before the run starts.
     pub progress: &'a (dyn Fn(&str) + Sync),
-    /// Division of the runs among processes; `None` if all run in this process.
-    pub run_division: Option<&'a RunDivision<'a>>,
 }
 
 impl<'a> ExperimentContext<'a> {
@@ -418,7 +415,6 @@ impl<'a> ExperimentContext<'a> {
             mixes: None,
             machine: None,
             progress: &|_| (),
-            run_division: None,
         }
     }
 }
@@ -474,18 +470,6 @@ impl ExperimentContext<'_> {
         items: &[T],
         run: impl Fn(&T) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
-        if let Some(run_division) = self.run_division.filter(|_| !split_runs::is_within()) {
-            return run_division.run_all(items, |item| {
-                self.check_not_stopped().and_then(|()| run(item))
-            });
-        }
-        if self.run_division.is_some() {
-            // A nested call: its parts run on this thread, which is marked as being within a run.
-            return items
-                .iter()
-                .map(|item| self.check_not_stopped().and_then(|()| run(item)))
-                .collect();
-        }
         self.run_all_in_process(items, run)
     }
 

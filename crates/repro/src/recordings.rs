@@ -63,7 +63,7 @@ impl RecordedRound {
 }
 
 /// Returns a digest of the file's content; empty for a file that cannot be read, whose run fails as well.
-pub(crate) fn file_digest(path: &Path) -> String {
+pub fn file_digest(path: &Path) -> String {
     let content = cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default();
     Sha256::digest(content)
         .iter()

@@ -8,11 +8,11 @@ use cachemate_sim::results::RunResults;
 use cachemate_sim::run::run_alone;
 use serde::{Deserialize, Serialize};
 
+use crate::encoding::encode_result;
 use crate::error::{Result, failed};
 use crate::rates::ProgramRates;
 use crate::recordings;
 use crate::sources::digest_of;
-use crate::split_runs::encode_result;
 use crate::store::{self, RunName, StoredEntry};
 use crate::work::{self, FixedPlan, InstructionRange, WorkRun};
 use crate::workload::Workload;

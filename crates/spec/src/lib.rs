@@ -34,7 +34,7 @@ pub use manage::{
 };
 pub use matrix::{load_measured_matrix, parse_measured_matrix};
 pub use scenario::{
-    PolicyChoice, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario,
+    PolicyChoice, Scenario, ScenarioProgram, load_scenario, load_varied_scenario, parse_scenario,
 };
 
 /// Files larger than this are not specifications.

@@ -138,6 +138,17 @@ pub fn load_scenario(path: &str) -> Result<(Scenario, MachineSpec), SpecError> {
     parse_scenario(path, &read_text(path)?)
 }
 
+/// Does the same as [`load_scenario`], with other values for some fields, each given by its path.
+///
+/// # Errors
+/// The errors of [`vary_scenario`], and an unreadable file.
+pub fn load_varied_scenario(
+    path: &str,
+    changes: &[(String, toml::Value)],
+) -> Result<(Scenario, MachineSpec), SpecError> {
+    vary_scenario(path, &read_text(path)?, changes)
+}
+
 /// Parses a scenario from a text; `file` is its name in errors.
 ///
 /// # Errors
@@ -148,11 +159,10 @@ pub fn parse_scenario(file: &str, text: &str) -> Result<(Scenario, MachineSpec),
 }
 
 /// Parses a scenario with other values for some fields, each given by its path (`policy`, `scale`, `programs.0.count`).
-/// Sweeps derive many scenarios from one in this way.
 ///
 /// # Errors
 /// The errors of [`parse_scenario`], and a path without a field.
-pub fn vary_scenario(
+fn vary_scenario(
     file: &str,
     text: &str,
     changes: &[(String, toml::Value)],

@@ -1,34 +1,34 @@
 //! `cachemate fleet`: simulates a fleet of hosts under several policies.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::cluster_export::{PodList, cluster_services};
 use cachemate_fleet::outcome::FleetOutcome;
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::spec::{FleetService, FleetSpec, MAX_HOSTS, MAX_HOURS};
-use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
+use cachemate_fleet::study::{FleetChange, FleetPart, FleetResult, FleetStudy, RunControl};
 use cachemate_fleet::validation::{FleetValidation, ValidationSlice, validate};
 use cachemate_report::Table;
 use cachemate_report::text::{format_count_of, format_number};
-use cachemate_sweep::JobRunner;
+use cachemate_repro::ReproError;
+use cachemate_repro::store::{self, RunName};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::args::JsonArg;
-use crate::engine_args::EngineArgs;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
-use crate::fleet_sweep::FleetRequest;
-use crate::job_runner::LocalJobRunner;
 use crate::knowledge_dir::ProfileSpec;
 use crate::repro_run::cpu_seconds;
+use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
+use crate::shards::{ShardArg, compute_all, print_shard};
 
 /// Simulate a fleet: which services share hosts under several policies, their slowdowns, and the hosts needed
 ///
@@ -63,11 +63,10 @@ pub struct FleetArgs {
     #[arg(long, value_name = "N", default_value_t = 8_000_000, requires = "validate",
           value_parser = clap::value_parser!(u64).range(1000..=1_000_000_000_000))]
     validate_cycles: u64,
-    /// Run the parts of the fleet as tasks of a sweep in this directory (docs/sweeps.md), with the same results
-    #[arg(long, value_name = "DIR", conflicts_with = "validate")]
-    sweep: Option<PathBuf>,
     #[command(flatten)]
-    engines: EngineArgs,
+    shard: ShardArg,
+    #[command(flatten)]
+    runs: RunStoreArgs,
     /// Write a page with distributions
     #[arg(short, long, value_name = "HTML")]
     output: Option<PathBuf>,
@@ -79,6 +78,17 @@ pub struct FleetArgs {
     force: bool,
     #[command(flatten)]
     json: JsonArg,
+}
+
+/// A fleet with the content of all its files, on which its results depend.
+#[derive(Serialize)]
+struct FleetRequest {
+    spec: FleetSpec,
+    machines: Vec<MachineSpec>,
+    kinds: Vec<FleetService>,
+    /// Index of each pod's kind; `None` without a cluster's export.
+    pods: Option<Vec<u16>>,
+    changes: Vec<FleetChange>,
 }
 
 /// A change of the fleet.
@@ -122,22 +132,21 @@ impl FleetArgs {
             pods,
             changes,
         };
-        let (spec, study) = (&request.spec, request.study()?);
+        let spec = &request.spec;
+        let study = FleetStudy::new(
+            spec,
+            &request.machines,
+            &request.kinds,
+            request.pods.as_deref(),
+            &request.changes,
+        )?;
         if let Some(hosts) = self.validate {
             return self.validate(session, &study, spec, hosts);
         }
         let started = Instant::now();
-        let result = match &self.sweep {
-            Some(dir) => {
-                let job_runner: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, dir));
-                request.run_swept(session, dir, &self.engines, &job_runner, self.json.json)?
-            }
-            None if self.engines.engine.is_some() => {
-                return Err(
-                    UsageError("--engine keeps its parts in --sweep DIR".to_string()).into(),
-                );
-            }
-            None => self.run_parts(session, |control| study.run(control))?,
+        self.runs.start()?;
+        let Some(result) = self.run_stored(session, &request, &study)? else {
+            return Ok(());
         };
         let cpu_seconds = cpu_seconds();
         for (path, text) in [(&self.output, None), (&self.csv, Some(result.csv()))] {
@@ -150,6 +159,68 @@ impl FleetArgs {
         session.print_result(self.json.json, &outcome, || {
             render_outcome(spec, &outcome, &result, started.elapsed())
         })
+    }
+
+    /// Runs the parts of the fleet, or takes them from the store, and merges them. A shard runs its parts only, and has no
+    /// result.
+    fn run_stored(
+        &self,
+        session: &Session,
+        request: &FleetRequest,
+        study: &FleetStudy<'_>,
+    ) -> anyhow::Result<Option<FleetResult>> {
+        let stop = session.interrupt_flag();
+        let should_stop = || stop.load(Ordering::Relaxed);
+        let inputs = serde_json::to_string(request)?;
+        let parts = study.parts();
+        let owned: Vec<FleetPart> = parts
+            .iter()
+            .enumerate()
+            .filter(|(position, _)| self.shard.shard.is_none_or(|shard| shard.owns(*position)))
+            .map(|(_, part)| *part)
+            .collect();
+        let bar = session.progress_bar("fleet", Some(owned.len() as u64));
+
+        // A search begins with the cells, if they are known, and ends with the same result without them.
+        let is_cell = |part: &FleetPart| matches!(part, FleetPart::Cell { .. });
+        let (cells, searches): (Vec<FleetPart>, Vec<FleetPart>) =
+            owned.iter().copied().partition(is_cell);
+        let mut outcomes = BTreeMap::new();
+        for group in [cells, searches] {
+            let found = compute_all(&group, &should_stop, |&part| {
+                let name = RunName {
+                    kind: "fleet",
+                    label: request.spec.name.clone(),
+                    sources: source_version(),
+                    inputs: serde_json::to_string(&(&inputs, part))?,
+                };
+                let outcome = store::find_or_make(name, || {
+                    let outcome = study.run_part(part, &outcomes, &should_stop);
+                    outcome.ok_or(anyhow::Error::from(ReproError::Interrupted))
+                })?;
+                bar.inc(1);
+                anyhow::Ok((part, outcome))
+            });
+            for outcome in found.into_iter().flatten() {
+                match outcome {
+                    Ok((part, outcome)) => _ = outcomes.insert(part, outcome),
+                    Err(_) if should_stop() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        bar.finish_and_clear();
+        if should_stop() {
+            let note = format!("{} of {} parts are stored", outcomes.len(), owned.len());
+            return Err(InterruptedError(format!("{note}; the same command continues")).into());
+        }
+        if let Some(shard) = self.shard.shard {
+            print_shard(session, self.json.json, shard, owned.len(), Vec::new())?;
+            return Ok(None);
+        }
+        self.runs.report_reuse(session);
+        let result = study.merge(&outcomes);
+        Ok(Some(result.context("a part of the fleet has no result")?))
     }
 
     fn read_spec(&self) -> anyhow::Result<FleetSpec> {
@@ -250,11 +321,7 @@ impl FleetArgs {
             }
         };
         let control = RunControl {
-            workers: self
-                .engines
-                .workers
-                .map_or(available_cpus, usize::from)
-                .clamp(1, 1024),
+            workers: available_cpus,
             report_progress: &report_progress,
             should_stop: &|| stop.load(Ordering::Relaxed),
         };

@@ -8,7 +8,6 @@ use crate::session::Session;
 mod advise;
 mod attribute;
 mod cachesim;
-mod compare;
 mod completions;
 mod convert;
 mod dashboard;
@@ -20,8 +19,9 @@ mod guardian;
 mod lab;
 mod man;
 mod manage;
+mod merge;
 mod mixes;
-pub mod mrc;
+mod mrc;
 mod page_color;
 mod plan;
 mod predict;
@@ -33,12 +33,10 @@ mod report;
 mod repro;
 mod restore;
 mod run;
-pub mod sim;
+mod sim;
 mod sim_interval;
 mod slurm_node;
 mod status;
-mod sweep;
-mod sweep_run;
 mod top;
 mod topology;
 mod validate_model;
@@ -63,12 +61,10 @@ pub enum Command {
     Record(record::Record),
     Convert(convert::Convert),
     Mrc(mrc::Mrc),
-    Cachesim(cachesim::Cachesim),
     PageColor(page_color::PageColorArgs),
     Profile(profile::ProfileArgs),
     Topology(topology::TopologyArgs),
     ValidateModel(validate_model::ValidateModel),
-    Compare(compare::CompareArgs),
     Predict(predict::Predict),
     Plan(plan::PlanArgs),
     Attribute(attribute::AttributeArgs),
@@ -77,7 +73,7 @@ pub enum Command {
     Replay(replay::ReplayArgs),
     Dashboard(dashboard::DashboardArgs),
     Repro(Box<repro::Repro>),
-    Sweep(sweep::SweepArgs),
+    Merge(merge::MergeArgs),
     Fleet(fleet::FleetArgs),
     Extender(extender::ExtenderArgs),
     Doctor(doctor::Doctor),
@@ -102,7 +98,6 @@ impl Command {
             self,
             Command::Advise(_)
                 | Command::Attribute(_)
-                | Command::Compare(_)
                 | Command::Plan(_)
                 | Command::Predict(_)
                 | Command::Profile(_)
@@ -120,7 +115,6 @@ impl Command {
             Command::Convert(command) => command.run(session),
             Command::Mrc(command) => command.run(session),
             Command::Record(command) => command.run(session),
-            Command::Cachesim(command) => command.run(session),
             Command::PageColor(command) => command.run(session),
             Command::Profile(command) => command.run(session),
             Command::Predict(command) => command.run(session),
@@ -129,12 +123,11 @@ impl Command {
             Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
             Command::ValidateModel(command) => command.run(session),
-            Command::Compare(command) => command.run(session),
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
             Command::Dashboard(command) => command.run(session),
             Command::Repro(command) => command.run(session),
-            Command::Sweep(command) => command.run(session),
+            Command::Merge(command) => command.run(session),
             Command::Fleet(command) => command.run(session),
             Command::Extender(command) => command.run(session),
             Command::Doctor(command) => command.run(session),

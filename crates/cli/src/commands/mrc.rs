@@ -17,6 +17,7 @@ use cachemate_study::{
 use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
 
+use super::cachesim::{self, SetAssociativeArgs};
 use crate::args::{JsonArg, SizeList};
 use crate::exit::UsageError;
 use crate::files::write_file;
@@ -25,7 +26,7 @@ use crate::traces::{TraceArgs, TraceInput};
 
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
-/// The caches are fully associative LRU caches. The curve is exact, unless --sample-rate is given or the trace was recorded
+/// The caches are fully associative LRU caches, unless --ways is given. The curve is exact, unless --sample-rate is given or the trace was recorded
 /// in bursts; sizes below a recorder's first-level filter have no points. Misses per thousand instructions (MPKI) are
 /// printed if the trace has instruction counts.
 #[derive(Args)]
@@ -47,9 +48,11 @@ pub struct Mrc {
     /// Follow only this share of the lines (0.01 = 1 %): much faster, with an error bar
     #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "by"], value_parser = parse_sample_rate)]
     sample_rate: Option<f64>,
-    /// Seed for the choice of the sampled lines
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "sample_rate")]
+    /// Seed for the choice of the sampled lines, and for random replacement
+    #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    associativity: SetAssociativeArgs,
     /// Threads that compute one curve, with the same result [default: two for large files if there are two CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
@@ -134,48 +137,6 @@ impl Engines {
 }
 
 impl Mrc {
-    /// Options for the curve of one recording in a sweep. They use one thread, because a sweep measures many curves
-    /// at a time.
-    pub fn for_sweep(
-        file: &std::path::Path,
-        line_bytes: u32,
-        sizes: Option<SizeList>,
-        sample_rate: Option<f64>,
-        seed: u64,
-    ) -> Result<Self, String> {
-        check_line_bytes(line_bytes).map_err(|problem| format!("line_bytes: {problem}"))?;
-        sample_rate
-            .map_or(Ok(()), check_rate)
-            .map_err(|problem| format!("sample: {problem}"))?;
-        let (trace, by, threads, json) = (
-            TraceArgs::default(),
-            CurveScope::All,
-            Some(1),
-            JsonArg { json: true },
-        );
-        let file = file.display().to_string();
-        Ok(Mrc {
-            file,
-            trace,
-            line_bytes,
-            sizes,
-            by,
-            sample_rate,
-            seed,
-            threads,
-            histogram: None,
-            force: false,
-            json,
-        })
-    }
-
-    /// Measures the curve of an intact trace.
-    pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
-        let (result, trace) = self.measure_part(session)?;
-        trace.check_whole()?;
-        Ok(result)
-    }
-
     /// Returns the curve of the part that could be read.
     fn measure_part(&self, session: &Session) -> anyhow::Result<(MrcResult, TraceInput)> {
         let mut sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
@@ -203,7 +164,24 @@ impl Mrc {
         Ok((result, trace))
     }
 
+    fn simulate_ways(&self, session: &Session, ways: u32) -> anyhow::Result<()> {
+        check_line_bytes(self.line_bytes).map_err(UsageError)?;
+        let Some(SizeList(sizes)) = &self.sizes else {
+            return Err(UsageError("--ways: expected --sizes, such as 512K,1M".to_string()).into());
+        };
+        let trace = TraceInput::open(session, &self.file, &self.trace, "simulating")?;
+        let options = (&sizes[..], self.line_bytes, ways, self.seed);
+        let (result, trace) = self
+            .associativity
+            .simulate(session, &self.file, trace, options)?;
+        session.print_result(self.json.json, &result, || cachesim::render(&result))?;
+        trace.check_whole()
+    }
+
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(ways) = self.associativity.ways {
+            return self.simulate_ways(session, ways);
+        }
         check_line_bytes(self.line_bytes)
             .map_err(|problem| UsageError(format!("--line-bytes: {problem}")))?;
         if let Some(path) = &self.histogram {

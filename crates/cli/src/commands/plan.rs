@@ -2,15 +2,11 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{CacheId, CpuId, MachineSpec};
+use cachemate_core::{CacheId, CpuId};
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
-use cachemate_report::text::format_number;
-use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::plan::{PlannedRun, plan_under_policy};
-use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy};
 use cachemate_spec::load_measured_matrix;
 use cachemate_study::plan_result;
 use clap::Args;
@@ -19,8 +15,6 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
-use crate::interval_programs::load_jobs;
-use crate::pareto_plans::ParetoPlans;
 use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
 use crate::programs::name_without_number;
 use crate::session::Session;
@@ -29,9 +23,8 @@ use crate::session::Session;
 ///
 /// A program is a profile file, a recording, or the name of a bundled recording. With --slowdowns, the slowdowns are read
 /// instead of predicted, and programs are names in that file (all of them if none is given). With --model as well, the model
-/// decides and the plan is evaluated with the measured slowdowns. With --policy, a policy decides as it would for running
-/// programs: they run on the interval machine from their profiles (docs/simulators/interval.md), and the output lists every
-/// mechanism that the policy uses.
+/// decides and the plan is evaluated with the measured slowdowns. What a policy
+/// would do with running programs is a question for `cachemate sim`.
 #[derive(Args)]
 pub struct PlanArgs {
     /// Profile files, recordings, or names of bundled recordings
@@ -44,20 +37,13 @@ pub struct PlanArgs {
     model: Option<String>,
     #[command(flatten)]
     timing: TimingArgs,
-    /// Let a policy decide; auto considers placement, sharing, cache partitions and gangs
-    #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["model", "slowdowns"])]
-    policy: Option<String>,
     /// CSV of measured slowdowns in percent: of the row's program by the column's
     #[arg(long, value_name = "FILE")]
     slowdowns: Option<PathBuf>,
     /// Promise that a program is at most this much slower than alone, and answer whether a plan can keep all promises:
     /// redis=5% or redis=0.05
-    #[arg(long = "goal", value_name = "PROGRAM=MAX", value_parser = parse_goal, conflicts_with_all = ["policy", "slowdowns"])]
+    #[arg(long = "goal", value_name = "PROGRAM=MAX", value_parser = parse_goal, conflicts_with = "slowdowns")]
     goals: Vec<RequestedGoal>,
-    /// List the plans, with partitions, that no other plan beats in mean slowdown, worst slowdown and number of caches in
-    /// use; with --goal, only those that keep the promises
-    #[arg(long, conflicts_with_all = ["policy", "slowdowns"])]
-    pareto: bool,
     /// Seed for the sample of random assignments
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -79,9 +65,6 @@ struct PlanJson<'a> {
     /// Answer to --goal; absent without this option.
     #[serde(skip_serializing_if = "Option::is_none")]
     goals: Option<GoalPlan>,
-    /// Answer to --pareto, by mean slowdown; absent without this option.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pareto: Option<ParetoPlans>,
 }
 
 /// Programs on one cache of the plan, forecast as a group.
@@ -142,78 +125,6 @@ fn forecast_groups(
     Ok(groups)
 }
 
-/// `cachemate plan --policy --json`.
-#[derive(Serialize)]
-struct PolicyPlanJson<'a> {
-    machine: &'a str,
-    #[serde(flatten)]
-    planned: &'a PlannedRun,
-}
-
-/// Nominal time that a policy has to profile programs, decide and test its plan.
-const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
-/// Factor by which the phases of measured programs are stretched, as in `compare`.
-const PHASE_SCALE: f64 = 1000.0;
-fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
-    let PlannedRun {
-        policy,
-        seconds,
-        share_in_force,
-        decided_at,
-        changes,
-        refused,
-        programs,
-        decisions,
-    } = result.planned;
-    let mut text = format!(
-        "{} under '{policy}': the plan in force for {:.0} % of the second half of {} nominal seconds\n",
-        result.machine,
-        100.0 * share_in_force,
-        format_number(*seconds)
-    );
-    if changes.is_empty() {
-        text.push_str("  nothing is changed\n");
-    }
-    changes
-        .iter()
-        .for_each(|line| text.push_str(&format!("  {line}\n")));
-    refused
-        .iter()
-        .for_each(|line| text.push_str(&format!("  refused: {line}\n")));
-    text.push_str("\nslower than alone:\n");
-    for program in programs {
-        let percent = |slowdown: Option<f64>| {
-            slowdown.map_or("unknown".to_string(), |s| format!("{:.1} %", 100.0 * s))
-        };
-        let (forecast, measured) = (
-            percent(program.forecast_slowdown),
-            percent(program.measured_slowdown),
-        );
-        text.push_str(&format!(
-            "  {}: {forecast} forecast, {measured} measured\n",
-            program.program
-        ));
-    }
-    // Only the decision for this plan is printed, or the last report if nothing changed; the JSON output contains all.
-    let report = match decided_at {
-        Some(decided_at) => decisions
-            .iter()
-            .find(|report| report.seconds == *decided_at),
-        None => decisions.last(),
-    };
-    if let Some(report) = report {
-        text.push_str(&format!(
-            "\ndecided at {} s:\n",
-            format_number(report.seconds)
-        ));
-        report
-            .reasons
-            .iter()
-            .for_each(|reason| text.push_str(&format!("  {reason}\n")));
-    }
-    text
-}
-
 /// The slowdowns on which a plan is based.
 enum PlanBasis {
     Measured {
@@ -230,9 +141,6 @@ enum PlanBasis {
 impl PlanArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
-        if let Some(policy) = &self.policy {
-            return self.run_policy(session, machine, policy);
-        }
         let basis = self.basis(session)?;
         let (model, kind, placement, groups) = match &basis {
             PlanBasis::Measured { names, costs } => (
@@ -259,7 +167,6 @@ impl PlanArgs {
             PlanBasis::Measured { .. } => None,
             PlanBasis::Predicted { prediction, .. } => self.build_plan_search(prediction)?,
         };
-        let search = search.as_ref();
         let result = PlanJson {
             machine: &machine.name,
             model,
@@ -271,12 +178,8 @@ impl PlanArgs {
             placement: &placement,
             groups,
             goals: search
-                .filter(|_| !self.goals.is_empty())
+                .as_ref()
                 .map(StaticPlanSearch::best_for_goals)
-                .transpose()?,
-            pareto: search
-                .filter(|_| self.pareto)
-                .map(ParetoPlans::plan_search)
                 .transpose()?,
         };
         let describe = || {
@@ -286,10 +189,6 @@ impl PlanArgs {
                     .goals
                     .as_ref()
                     .map_or(String::new(), GoalPlan::describe)
-                + &result
-                    .pareto
-                    .as_ref()
-                    .map_or(String::new(), ParetoPlans::describe)
         };
         session.print_result(self.json.json, &result, describe)
     }
@@ -299,7 +198,7 @@ impl PlanArgs {
         &self,
         prediction: &Prediction,
     ) -> anyhow::Result<Option<StaticPlanSearch>> {
-        if self.goals.is_empty() && !self.pareto {
+        if self.goals.is_empty() {
             return Ok(None);
         }
         let SlowdownModel::Interval {
@@ -307,14 +206,10 @@ impl PlanArgs {
             ..
         } = &prediction.model
         else {
-            let (option, model) = (
-                if self.pareto { "--pareto" } else { "--goal" },
-                prediction.model.name(),
+            let model = prediction.model.name();
+            return Err(
+                UsageError(format!("--goal: found --model {model}, expected interval")).into(),
             );
-            return Err(UsageError(format!(
-                "{option}: found --model {model}, expected interval"
-            ))
-            .into());
         };
         let timed_programs: Vec<_> = timed_programs.iter().map(AsRef::as_ref).collect();
         StaticPlanSearch::new(
@@ -325,36 +220,6 @@ impl PlanArgs {
             self.seed,
         )
         .map(Some)
-    }
-
-    /// Runs a policy for some nominal minutes, and prints its decisions.
-    fn run_policy(
-        &self,
-        session: &Session,
-        machine: MachineSpec,
-        policy: &str,
-    ) -> anyhow::Result<()> {
-        // An unknown name is refused before the recordings are timed, which takes seconds.
-        check_policy(policy)?;
-        let name = machine.name.clone();
-        self.timing.runs.start()?;
-        let stop = session.interrupt_flag();
-        let jobs = load_jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
-        let query = WhatIfQuery {
-            machine,
-            jobs,
-            length_ns: DECIDES_WITHIN_NS,
-            seed: self.seed,
-            has_explicit_turns: false,
-            has_guard: false,
-        };
-        let context = ExperimentContext::for_seed(self.seed, &stop);
-        let planned_run = plan_under_policy(&context, &query, policy)?;
-        let result = PolicyPlanJson {
-            machine: &name,
-            planned: &planned_run,
-        };
-        session.print_result(self.json.json, &result, || render_policy_plan(&result))
     }
 
     fn basis(&self, session: &Session) -> anyhow::Result<PlanBasis> {

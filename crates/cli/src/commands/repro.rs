@@ -1,8 +1,7 @@
 //! `cachemate repro`: reproduces the papers' results, selected by their ids, on the simulator.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use cachemate_report::Table;
@@ -11,22 +10,19 @@ use cachemate_repro::{
     Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html,
     select_experiments,
 };
-use cachemate_sweep::{JobRunner, Store};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::args::JsonArg;
-use crate::engine_args::EngineArgs;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::prepare_output_dir;
-use crate::job_runner::LocalJobRunner;
 use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form_name, processor_hours};
 use crate::repro_store::ReproStore;
-use crate::repro_sweep::{ReproRequest, SHARED_RUNS_DIR, Waves};
-use crate::run_store::{RunStoreArgs, source_version, use_store_dir};
+use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
+use crate::shards::{Shard, ShardArg, print_shard};
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
 #[derive(Args)]
@@ -66,7 +62,7 @@ pub struct Repro {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     mixes: Option<u32>,
     #[command(flatten)]
-    engines: EngineArgs,
+    shard: ShardArg,
     #[command(flatten)]
     runs: RunStoreArgs,
     #[command(flatten)]
@@ -79,9 +75,6 @@ enum ReproAction {
     Run(ReproRun),
     Store(ReproStore),
 }
-
-/// Directory of the sweep with --engine, below the output directory. A repeated command resumes from it.
-const SWEEP: &str = "sweep";
 
 impl Repro {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -102,18 +95,14 @@ impl Repro {
         }
         let experiments =
             select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
-        if let Some(dir) = self
-            .output
-            .as_deref()
-            .filter(|dir| !cachemate_files::path_exists(&dir.join(SWEEP)))
-        {
+        if let Some(dir) = self.output.as_deref() {
             prepare_output_dir(dir, self.force)?;
         }
         self.print_cost(session, &experiments);
-        let (findings, failures, interrupted) = match self.engines.engine {
-            None => self.run_all(session, &experiments)?,
-            Some(_) => self.run_swept(session, &experiments)?,
-        };
+        if let Some(shard) = self.shard.shard {
+            return self.run_shard(session, &experiments, shard);
+        }
+        let (findings, failures, interrupted) = self.run_all(session, &experiments)?;
         self.runs.report_reuse(session);
         let report = self.build_report(if self.sample {
             findings.without_targets()
@@ -172,83 +161,70 @@ impl Repro {
             processor_hours(experiments, count),
             format_count_of(count as u64, "seed"),
         );
-        let cost = format!("about {hours:.1} processor hours for {seeds}");
-        match self.engines.engine {
-            None => session.note(&format!("{cost}; --quick shows less in a fraction of it")),
-            Some(_) if self.json.json => session.note(&cost),
-            Some(_) => session.log(&cost),
-        }
+        session.note(&format!(
+            "about {hours:.1} processor hours for {seeds}; --quick shows less in a fraction of it"
+        ));
     }
 
-    fn request(&self) -> anyhow::Result<ReproRequest> {
-        if let Some(file) = self
-            .machine
-            .as_deref()
-            .filter(|machine| cachemate_files::path_exists(Path::new(machine)))
-        {
-            let problem = format!(
-                "--machine: found the file {file}; with --engine expected a machine's name"
-            );
-            return Err(UsageError(problem).into());
-        }
-        let (mixes, machine) = (self.mixes, self.machine.clone());
-        Ok(ReproRequest {
-            quick: self.is_short(),
-            sample: self.sample,
-            seeds: self.seeds(),
-            mixes,
-            machine,
-        })
-    }
-
-    /// Runs the experiments on an engine, with the same findings as in this process; see [`crate::repro_sweep`].
-    fn run_swept(
+    /// Runs the experiments of a shard, each with one seed at a time, and stores their runs. What an experiment with all
+    /// seeds needs is then stored, whichever shard made it.
+    fn run_shard(
         &self,
         session: &Session,
         experiments: &[Experiment],
-    ) -> anyhow::Result<(Findings, Vec<String>, bool)> {
-        let dir = self
-            .output
-            .as_deref()
-            .ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
-        let request = self.request()?;
-        let store = Arc::new(Store::create(&dir.join(SWEEP))?);
-        use_store_dir(&store.path().join(SHARED_RUNS_DIR))?;
-        let job_runner: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
+        shard: Shard,
+    ) -> anyhow::Result<()> {
+        let seeds = self.seeds();
+        let units = experiments
+            .iter()
+            .flat_map(|experiment| seeds.iter().map(move |&seed| (experiment, seed)));
+        let owned: Vec<(&Experiment, u64)> = units
+            .enumerate()
+            .filter(|(position, _)| shard.owns(*position))
+            .map(|(_, unit)| unit)
+            .collect();
+
         let stop = session.interrupt_flag();
-        let mut waves = Waves::new(request, experiments, &store);
-        loop {
-            let tasks = waves.next_wave(&store, &stop);
-            if tasks.is_empty() || stop.load(Ordering::Relaxed) {
-                let (findings, failures) = waves.into_findings();
-                return Ok((findings, failures, stop.load(Ordering::Relaxed)));
+        let bar = session.progress_bar("repro", Some(owned.len() as u64));
+        let mut failures = Vec::new();
+        for (experiment, seed) in &owned {
+            let ids = experiment.ids.join(", ");
+            let report_stage =
+                |stage: &str| bar.set_message(format!("{ids}, seed {seed}: {stage}"));
+            let mut context = self.build_context(&stop, &report_stage);
+            context.seeds = vec![*seed];
+            match (experiment.run)(&context) {
+                Ok(_) => {}
+                Err(ReproError::Interrupted) => {
+                    let note = format!("the runs before {ids}, seed {seed}, are stored");
+                    return Err(InterruptedError(note).into());
+                }
+                Err(error) => failures.push(format!("{ids}, seed {seed}: {error}")),
             }
-            // Tasks that an earlier command abandoned are retried.
-            tasks
-                .iter()
-                .try_for_each(|task| store.forget_attempts(task.id))?;
-            let manifest = waves.manifest();
-            store.write_manifest(&manifest)?;
-            let summary = self.engines.drive_tasks(
-                session,
-                &store,
-                &manifest,
-                &tasks,
-                &job_runner,
-                self.json.json,
-            )?;
-            let missing_count = summary.missing.len();
-            let engine = self.engines.name();
-            anyhow::ensure!(
-                summary.interrupted || missing_count == 0,
-                "{engine} brought {missing_count} runs no answer"
-            );
-            waves.record_abandoned_runs(&summary.failed);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        print_shard(session, self.json.json, shard, owned.len(), failures)
+    }
+
+    fn build_context<'a>(
+        &'a self,
+        stop: &'a AtomicBool,
+        progress: &'a (dyn Fn(&str) + Sync),
+    ) -> ExperimentContext<'a> {
+        ExperimentContext {
+            quick: self.is_short(),
+            sample: self.sample,
+            seeds: self.seeds(),
+            stop,
+            mixes: self.mixes,
+            machine: self.machine.as_deref(),
+            progress,
         }
     }
 
     fn run_mixes(&self, session: &Session) -> anyhow::Result<()> {
-        if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() {
+        if self.ids.len() > 1 || self.output.is_some() || self.shard.shard.is_some() {
             anyhow::bail!(UsageError(
                 "mixes run by themselves and print a table; use --json for a file".to_string()
             ));
@@ -282,16 +258,7 @@ impl Repro {
             bar.set_message(experiment.ids.join(", "));
             let report_stage =
                 |stage: &str| bar.set_message(format!("{}: {stage}", experiment.ids.join(", ")));
-            let context = ExperimentContext {
-                quick: self.is_short(),
-                sample: self.sample,
-                seeds: self.seeds(),
-                stop: &stop,
-                mixes: self.mixes,
-                machine: self.machine.as_deref(),
-                progress: &report_stage,
-                run_division: None,
-            };
+            let context = self.build_context(&stop, &report_stage);
             let meter = CostMeter::start();
             match (experiment.run)(&context) {
                 Ok(mut new_findings) => {

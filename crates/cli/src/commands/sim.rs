@@ -1,67 +1,139 @@
 //! `cachemate sim`: runs a scenario on the simulated machine.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use cachemate_core::{AppliedPlan, Machine, MachineSpec, PipelineConfig, WindowLength};
+use cachemate_interval::{IntervalMachine, IntervalResults};
 use cachemate_pipeline::Pipeline;
 use cachemate_report::Table;
 use cachemate_report::text::{format_count, format_number, format_percent, value_or_dash};
-use cachemate_scenario::{build, pipeline_config};
+use cachemate_repro::store::{self, RunName};
+use cachemate_scenario::{build, interval, pipeline_config};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
-use cachemate_spec::{Scenario, SimModel, load_scenario};
+use cachemate_spec::{Scenario, SimModel, load_varied_scenario};
 use cachemate_trace::RunLogWriter;
 use clap::Args;
-use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
+use super::sim_interval;
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
-use crate::job_runner::run_until_stopped;
+use crate::run_store::{RunStoreArgs, source_version};
 use crate::session::Session;
+use crate::shards::{ShardArg, compute_all, content_digest, print_shard};
 
-/// Run a scenario on the simulated machine (docs/scenarios.md)
+/// Run scenarios on a simulated machine, under one policy or several (docs/scenarios.md)
 ///
-/// Prints the counts of every task and every cache. The same scenario and seed give bit-identical results on any host.
+/// One run prints the counts of every task and every cache. Several runs, which are the combinations of the given
+/// scenarios, machines, policies and seeds, print one line each. The same scenario and seed give bit-identical results on
+/// any host, so a run is stored and not made twice.
 #[derive(Args)]
 pub struct Sim {
-    /// The scenario's file
-    #[arg(value_name = "SCENARIO")]
-    pub(super) scenario: String,
-    /// Seed, instead of the scenario's
+    /// The scenarios' files; `-` is standard input
+    #[arg(value_name = "SCENARIO", required = true)]
+    scenarios: Vec<String>,
+    /// Machine, instead of the scenario's; repeated for each machine
+    #[arg(long, short, value_name = "MACHINE")]
+    machine: Vec<String>,
+    /// Policy, instead of the scenario's, with parameters after a colon (TOML); repeated for each policy to compare
+    #[arg(long, short, value_name = "POLICY")]
+    policy: Vec<String>,
+    /// Another value for a field of the scenario, by its path, such as programs.0.count=2; repeated
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = parse_change)]
+    changes: Vec<(String, toml::Value)>,
+    /// First seed, instead of the scenario's
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Number of seeds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    seeds: u64,
     /// Write a run log, which `cachemate replay` reads (compressed if its name ends in .zst)
-    #[arg(short, long, value_name = "LOG")]
-    pub(super) output: Option<PathBuf>,
+    #[arg(short, long, value_name = "LOG", conflicts_with = "shard")]
+    output: Option<PathBuf>,
     /// Overwrite the run log if it exists
     #[arg(long)]
-    pub(super) force: bool,
+    force: bool,
     #[command(flatten)]
-    pub(super) json: JsonArg,
+    shard: ShardArg,
+    #[command(flatten)]
+    runs: RunStoreArgs,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// Parses `FIELD=VALUE`; a value that is not TOML is text.
+fn parse_change(text: &str) -> Result<(String, toml::Value), String> {
+    let (field, value) = text
+        .split_once('=')
+        .ok_or_else(|| format!("found '{text}', expected FIELD=VALUE"))?;
+    let parsed: Option<toml::Table> = format!("value = {value}").parse().ok();
+    let parsed = parsed.and_then(|mut table| table.remove("value"));
+    Ok((field.to_string(), parsed.unwrap_or(value.into())))
+}
+
+/// A scenario with its machine, as one run needs them.
+struct SimPoint {
+    /// The scenario's file, for messages.
+    file: String,
+    scenario: Scenario,
+    spec: MachineSpec,
 }
 
 /// `cachemate sim --json`; `R` is the type of the machine's results.
-#[derive(Serialize)]
-pub(super) struct SimJson<R> {
-    pub(super) scenario: String,
-    pub(super) seed: u64,
-    pub(super) policy: String,
-    pub(super) windows: u64,
+#[derive(Clone, Serialize, Deserialize)]
+struct SimJson<R> {
+    scenario: String,
+    machine: String,
+    seed: u64,
+    policy: String,
+    windows: u64,
     /// Whether the run completed; if not, the user stopped it, and the counts cover the time before the stop.
     complete: bool,
-    pub(super) results: R,
+    results: R,
+}
+
+/// The result of a run on either machine.
+#[derive(Clone, Serialize)]
+#[serde(untagged)]
+enum SimResult {
+    Cycle(SimJson<RunResults>),
+    Interval(SimJson<IntervalResults>),
+}
+
+/// `cachemate sim --json` for several runs.
+#[derive(Serialize)]
+struct SimRunsJson {
+    runs: Vec<SimResult>,
 }
 
 /// A simulated machine that the command can run.
-pub(super) trait SimulatedMachine: Machine {
+trait SimulatedMachine: Machine {
     type Results: Serialize;
     /// Sets the length of the window before the policy's first plan.
     fn set_first_window(&mut self, window: WindowLength);
     /// Returns the simulated time that has passed, for the progress bar.
     fn position(&self) -> u64;
     fn results(self) -> Self::Results;
+}
+
+impl SimulatedMachine for IntervalMachine {
+    type Results = IntervalResults;
+    fn set_first_window(&mut self, window: WindowLength) {
+        IntervalMachine::set_first_window(self, window);
+    }
+    fn position(&self) -> u64 {
+        self.now_ns()
+    }
+    fn results(self) -> IntervalResults {
+        IntervalMachine::results(&self)
+    }
 }
 
 impl SimulatedMachine for SimMachine {
@@ -79,25 +151,199 @@ impl SimulatedMachine for SimMachine {
 
 impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (mut scenario, spec) = load_scenario(&self.scenario)?;
-        scenario.seed = self.seed.unwrap_or(scenario.seed);
-        if scenario.simulator == SimModel::Interval {
-            return self.run_interval(session, &scenario, &spec);
+        let points = self.load_points()?;
+        if let (Some(path), [_, _, ..]) = (&self.output, &points[..]) {
+            bail!(UsageError(format!(
+                "-o {}: found {} runs, expected one: a run log has one run",
+                path.display(),
+                points.len()
+            )));
         }
-        let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
-        let config = pipeline_config(&scenario, &spec, &machine);
-        let total_cycles = end_cycles(&scenario, &spec);
-        let result = run_until_stopped(&machine.stop_flag(), &session.interrupt_flag(), || {
-            self.run_to_end(session, &scenario, config, machine, total_cycles, |_| ())
+        self.runs.start()?;
+        if let ([point], None) = (&points[..], self.shard.shard) {
+            let result = self.run_point(session, point)?;
+            return self.print_one(session, &result);
+        }
+        self.run_many(session, &points)
+    }
+
+    /// Returns the runs: every combination of scenario, machine, policy and seed.
+    fn load_points(&self) -> anyhow::Result<Vec<SimPoint>> {
+        let machine_choices = or_unchanged(self.machine.iter().map(|name| name.clone().into()));
+        let mut policies = Vec::new();
+        for policy in &self.policy {
+            policies.push(policy_value(policy)?);
+        }
+        let policy_choices = or_unchanged(policies.into_iter());
+
+        let mut points = Vec::new();
+        for file in &self.scenarios {
+            for machine in &machine_choices {
+                for policy in &policy_choices {
+                    let mut changes = self.changes.clone();
+                    changes.extend(machine.clone().map(|value| ("machine".to_string(), value)));
+                    changes.extend(policy.clone().map(|value| ("policy".to_string(), value)));
+                    let (scenario, spec) = load_varied_scenario(file, &changes)?;
+                    let first = self.seed.unwrap_or(scenario.seed);
+                    for seed in first..first.saturating_add(self.seeds) {
+                        let scenario = Scenario {
+                            seed,
+                            ..scenario.clone()
+                        };
+                        points.push(SimPoint {
+                            file: file.clone(),
+                            scenario,
+                            spec: spec.clone(),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(points)
+    }
+
+    fn run_many(&self, session: &Session, points: &[SimPoint]) -> anyhow::Result<()> {
+        let owned: Vec<&SimPoint> = points
+            .iter()
+            .enumerate()
+            .filter(|(position, _)| self.shard.shard.is_none_or(|shard| shard.owns(*position)))
+            .map(|(_, point)| point)
+            .collect();
+        let stop = session.interrupt_flag();
+        let bar = session.progress_bar("sim", Some(owned.len() as u64));
+        let silent = session.silent();
+        let outcomes = compute_all(&owned, &|| stop.load(Ordering::Relaxed), |point| {
+            let outcome = self.run_point(&silent, point);
+            bar.inc(1);
+            outcome
+        });
+        bar.finish_and_clear();
+
+        let (mut runs, mut failures) = (Vec::new(), Vec::new());
+        for (outcome, point) in outcomes.into_iter().zip(&owned) {
+            match outcome {
+                Some(Ok(result)) if result.is_complete() => runs.push(result),
+                Some(Ok(_)) | None => {}
+                Some(Err(error)) if error.is::<InterruptedError>() => {}
+                Some(Err(error)) => failures.push(format!("{}: {error:#}", point.file)),
+            }
+        }
+        if stop.load(Ordering::Relaxed) {
+            let note = format!("{} of {} runs are stored", runs.len(), owned.len());
+            return Err(InterruptedError(note).into());
+        }
+        if let Some(shard) = self.shard.shard {
+            return print_shard(session, self.json.json, shard, runs.len(), failures);
+        }
+        self.runs.report_reuse(session);
+        let result = SimRunsJson { runs };
+        session.print_result(self.json.json, &result, || runs_table(&result.runs))?;
+        ensure!(failures.is_empty(), "runs failed: {}", failures.join("; "));
+        Ok(())
+    }
+
+    /// Makes a run, or takes it from the store. With a run log it is made in any case, because the store keeps no windows.
+    fn run_point(&self, session: &Session, point: &SimPoint) -> anyhow::Result<SimResult> {
+        match point.scenario.simulator {
+            SimModel::Cycle => self
+                .run_stored(point, || self.run_cycle(session, point))
+                .map(SimResult::Cycle),
+            SimModel::Interval => self
+                .run_stored(point, || self.run_interval(session, point))
+                .map(SimResult::Interval),
+        }
+    }
+
+    fn run_stored<R: Serialize + DeserializeOwned + Clone>(
+        &self,
+        point: &SimPoint,
+        make: impl FnOnce() -> anyhow::Result<SimJson<R>>,
+    ) -> anyhow::Result<SimJson<R>> {
+        if self.output.is_some() {
+            return make();
+        }
+        let mut incomplete = None;
+        let outcome = store::find_or_make(run_name(point)?, || {
+            let result = make()?;
+            if result.complete {
+                return Ok(result);
+            }
+            let note = format!("{} windows were measured before that", result.windows);
+            incomplete = Some(result);
+            Err(anyhow::Error::from(InterruptedError(note)))
+        });
+        match incomplete {
+            Some(result) => Ok(result),
+            None => outcome,
+        }
+    }
+
+    fn run_cycle(
+        &self,
+        session: &Session,
+        point: &SimPoint,
+    ) -> anyhow::Result<SimJson<RunResults>> {
+        let SimPoint { scenario, spec, .. } = point;
+        let machine = build(scenario, spec).with_context(|| point.file.clone())?;
+        let config = pipeline_config(scenario, spec, &machine);
+        let total_cycles = end_cycles(scenario, spec);
+        run_until_stopped(&machine.stop_flag(), &session.interrupt_flag(), || {
+            self.run_to_end(session, point, config, machine, total_cycles, |_| ())
+        })
+    }
+
+    fn run_interval(
+        &self,
+        session: &Session,
+        point: &SimPoint,
+    ) -> anyhow::Result<SimJson<IntervalResults>> {
+        let SimPoint {
+            file,
+            scenario,
+            spec,
+        } = point;
+        let programs =
+            sim_interval::load_programs(session, scenario, spec).with_context(|| file.clone())?;
+        let machine =
+            interval::build_machine(scenario, spec, &programs).with_context(|| file.clone())?;
+        let config = pipeline_config(scenario, spec, &machine);
+        let nominal_ns = |length| interval::length_ns(length, spec).unwrap_or(0);
+        let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
+        let total_ns = Some(warm_up_ns + nominal_ns(scenario.length));
+
+        let mut is_measuring = warm_up_ns == 0;
+        self.run_to_end(session, point, config, machine, total_ns, |machine| {
+            if !is_measuring && machine.now_ns() >= warm_up_ns {
+                is_measuring = true;
+                machine.begin_measuring();
+            }
+        })
+    }
+
+    /// Prints the result of one run; an interrupted run ends with exit code 130.
+    fn print_one(&self, session: &Session, result: &SimResult) -> anyhow::Result<()> {
+        session.print_result(self.json.json, result, || match result {
+            SimResult::Cycle(result) => render(result),
+            SimResult::Interval(result) => {
+                let head = format!(
+                    "{}: {} under '{}', seed {}",
+                    result.scenario, result.machine, result.policy, result.seed
+                );
+                sim_interval::render(&head, result.windows, &result.results)
+            }
         })?;
-        self.print_result(session, &result, render)
+        if !result.is_complete() {
+            let note = format!("{} windows were measured before that", result.windows());
+            return Err(InterruptedError(note).into());
+        }
+        Ok(())
     }
 
     /// Runs a machine to its end under the scenario's policy, and writes the run log.
-    pub(super) fn run_to_end<M: SimulatedMachine>(
+    fn run_to_end<M: SimulatedMachine>(
         &self,
         session: &Session,
-        scenario: &Scenario,
+        SimPoint { scenario, spec, .. }: &SimPoint,
         config: PipelineConfig,
         mut machine: M,
         end_position: Option<u64>,
@@ -139,6 +385,7 @@ impl Sim {
         }
         Ok(SimJson {
             scenario: scenario.name.clone(),
+            machine: spec.name.clone(),
             seed: scenario.seed,
             policy: scenario.policy.name.clone(),
             windows: window_count,
@@ -146,23 +393,186 @@ impl Sim {
             results: machine.results(),
         })
     }
+}
 
-    /// Prints the result; an interrupted run ends with exit code 130.
-    pub(super) fn print_result<R: Serialize>(
-        &self,
-        session: &Session,
-        result: &SimJson<R>,
-        render: impl FnOnce(&SimJson<R>) -> String,
-    ) -> anyhow::Result<()> {
-        session.print_result(self.json.json, result, || render(result))?;
-        if !result.complete {
-            return Err(InterruptedError(format!(
-                "{} windows were measured before that",
-                result.windows
-            ))
-            .into());
+impl SimResult {
+    fn is_complete(&self) -> bool {
+        match self {
+            SimResult::Cycle(result) => result.complete,
+            SimResult::Interval(result) => result.complete,
         }
-        Ok(())
+    }
+
+    fn windows(&self) -> u64 {
+        match self {
+            SimResult::Cycle(result) => result.windows,
+            SimResult::Interval(result) => result.windows,
+        }
+    }
+}
+
+/// The given values, or one `None`, which leaves the scenario's value.
+fn or_unchanged(values: impl Iterator<Item = toml::Value>) -> Vec<Option<toml::Value>> {
+    let mut choices: Vec<Option<toml::Value>> = values.map(Some).collect();
+    if choices.is_empty() {
+        choices.push(None);
+    }
+    choices
+}
+
+/// Parses `NAME` or `NAME:TOML` as a scenario's field.
+fn policy_value(text: &str) -> anyhow::Result<toml::Value> {
+    let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
+    cachemate_policy::policies::build(name, parameters, 1)
+        .map_err(|error| UsageError(format!("--policy: {error}")))?;
+    let parameters: toml::Table = parameters.parse().context("--policy")?;
+    let mut choice = toml::Table::new();
+    choice.insert("name".to_string(), name.into());
+    choice.insert("parameters".to_string(), parameters.into());
+    Ok(choice.into())
+}
+
+/// Returns everything that a run depends on: scenario, machine, contents of the files that it names, and all sources.
+fn run_name(point: &SimPoint) -> anyhow::Result<RunName> {
+    let SimPoint { scenario, spec, .. } = point;
+    let default_interval = Default::default();
+    let mixes = &scenario
+        .interval
+        .as_ref()
+        .unwrap_or(&default_interval)
+        .mixes;
+    let mix_programs = mixes.iter().flat_map(|mix| &mix.programs);
+    let program_names = scenario
+        .programs
+        .iter()
+        .map(|program| &program.program)
+        .chain(mix_programs.map(|part| &part.program));
+    let mut contents = Vec::new();
+    for name in program_names {
+        let recording = cachemate_scenario::recording_of_program(name)
+            .ok()
+            .flatten();
+        let path = recording.unwrap_or_else(|| PathBuf::from(name));
+        contents.push(content_digest(&path));
+    }
+    let unnamed = Scenario {
+        name: String::new(),
+        description: String::new(),
+        ..scenario.clone()
+    };
+    Ok(RunName {
+        kind: "sim",
+        label: format!("{} on {}", scenario.name, spec.name),
+        sources: source_version(),
+        inputs: serde_json::to_string(&(&scenario.name, unnamed, spec, contents))?,
+    })
+}
+
+/// Calls `run`, and meanwhile copies the stop flag to the machine's own flag, so that the run ends within a window. The two
+/// are separate, because a machine may also stop by itself.
+fn run_until_stopped<T>(
+    machine_stop: &Arc<AtomicBool>,
+    stop: &AtomicBool,
+    run: impl FnOnce() -> T,
+) -> T {
+    let (done_sender, done_receiver) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while done_receiver.recv_timeout(Duration::from_millis(50))
+                == Err(RecvTimeoutError::Timeout)
+            {
+                if stop.load(Ordering::Relaxed) {
+                    machine_stop.store(true, Ordering::Relaxed);
+                }
+            }
+        });
+        let outcome = run();
+        drop(done_sender);
+        outcome
+    })
+}
+
+/// One line for each run. A slowdown is relative to a program alone, which only the interval machine knows.
+fn runs_table(runs: &[SimResult]) -> String {
+    let mut table = Table::from_header(
+        "scenario | machine | policy | > seed | > windows | > IPC | > slowest IPC | > misses/1000 | > mean slowdown | > worst",
+    );
+    for run in runs {
+        let (labels, figures) = match run {
+            SimResult::Cycle(run) => (
+                [&run.scenario, &run.machine, &run.policy],
+                RunFigures::of_cycle_run(&run.results),
+            ),
+            SimResult::Interval(run) => (
+                [&run.scenario, &run.machine, &run.policy],
+                RunFigures::of_interval_run(&run.results),
+            ),
+        };
+        let seed = match run {
+            SimResult::Cycle(run) => run.seed,
+            SimResult::Interval(run) => run.seed,
+        };
+        let percent =
+            |value: Option<f64>| value_or_dash(value.map(|factor| format_percent(factor - 1.0, 1)));
+        let number = |value: Option<f64>| value_or_dash(value.map(format_number));
+        table.add_row(labels.into_iter().cloned().chain([
+            seed.to_string(),
+            run.windows().to_string(),
+            number(figures.instr_per_cycle),
+            number(figures.slowest_instr_per_cycle),
+            number(figures.mpki),
+            percent(figures.mean_slowdown),
+            percent(figures.worst_slowdown),
+        ]));
+    }
+    table.text()
+}
+
+/// The figures of a run in a table of several; slowdowns as factors.
+#[derive(Default)]
+struct RunFigures {
+    instr_per_cycle: Option<f64>,
+    slowest_instr_per_cycle: Option<f64>,
+    mpki: Option<f64>,
+    mean_slowdown: Option<f64>,
+    worst_slowdown: Option<f64>,
+}
+
+impl RunFigures {
+    fn of_cycle_run(results: &RunResults) -> Self {
+        let cycles = results.elapsed_cycles as f64;
+        let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
+        let last_levels = results.tasks.iter().filter_map(|task| task.levels.last());
+        let misses: u64 = last_levels.map(|level| level.misses).sum();
+        let fewest = results.tasks.iter().map(|task| task.instructions).min();
+        let ratio = |value: f64, base: f64| (base > 0.0).then(|| value / base);
+        RunFigures {
+            instr_per_cycle: ratio(instructions as f64, cycles),
+            slowest_instr_per_cycle: fewest.and_then(|count| ratio(count as f64, cycles)),
+            mpki: ratio(1000.0 * misses as f64, instructions as f64),
+            ..RunFigures::default()
+        }
+    }
+
+    fn of_interval_run(results: &IntervalResults) -> Self {
+        let jobs = &results.jobs;
+        let slowdowns: Vec<f64> = jobs.iter().filter_map(|job| job.slowdown).collect();
+        let speeds: Vec<f64> = jobs.iter().filter_map(|job| job.instr_per_cycle).collect();
+        let instructions: f64 = jobs.iter().map(|job| job.instructions).sum();
+        let misses = jobs
+            .iter()
+            .map(|job| job.mpki.map_or(0.0, |mpki| mpki * job.instructions))
+            .sum::<f64>();
+        let mean = |values: &[f64]| {
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        };
+        RunFigures {
+            instr_per_cycle: mean(&speeds),
+            slowest_instr_per_cycle: speeds.iter().copied().reduce(f64::min),
+            mpki: (instructions > 0.0).then(|| misses / instructions),
+            mean_slowdown: mean(&slowdowns),
+            worst_slowdown: slowdowns.iter().copied().reduce(f64::max),
+        }
     }
 }
 

@@ -1,59 +1,17 @@
-//! `cachemate sim` for scenarios with `simulator = "interval"`: runs programs in nominal time, from their profiles.
+//! Programs and results of scenarios with `simulator = "interval"`, for `cachemate sim`.
 
-use anyhow::Context;
-use cachemate_core::{MachineSpec, WindowLength};
-use cachemate_interval::{IntervalMachine, IntervalResults};
+use cachemate_core::MachineSpec;
+use cachemate_interval::IntervalResults;
 use cachemate_report::Table;
 use cachemate_report::text::{format_number, format_percent, value_or_dash};
-use cachemate_scenario::interval::{self, ScenarioPrograms};
-use cachemate_scenario::pipeline_config;
+use cachemate_scenario::interval::ScenarioPrograms;
 use cachemate_spec::{IntervalSpec, Scenario};
 
-use super::sim::{Sim, SimJson, SimulatedMachine};
 use crate::interval_programs::{ProgramRequest, load};
 use crate::session::Session;
 
-impl SimulatedMachine for IntervalMachine {
-    type Results = IntervalResults;
-    fn set_first_window(&mut self, window: WindowLength) {
-        IntervalMachine::set_first_window(self, window);
-    }
-    fn position(&self) -> u64 {
-        self.now_ns()
-    }
-    fn results(self) -> IntervalResults {
-        IntervalMachine::results(&self)
-    }
-}
-
-impl Sim {
-    pub(super) fn run_interval(
-        &self,
-        session: &Session,
-        scenario: &Scenario,
-        spec: &MachineSpec,
-    ) -> anyhow::Result<()> {
-        let programs =
-            load_programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
-        let machine = interval::build_machine(scenario, spec, &programs)
-            .with_context(|| self.scenario.clone())?;
-        let config = pipeline_config(scenario, spec, &machine);
-        let nominal_ns = |length| interval::length_ns(length, spec).unwrap_or(0);
-        let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
-        let total_ns = Some(warm_up_ns + nominal_ns(scenario.length));
-        let mut is_measuring = warm_up_ns == 0;
-        let result = self.run_to_end(session, scenario, config, machine, total_ns, |machine| {
-            if !is_measuring && machine.now_ns() >= warm_up_ns {
-                is_measuring = true;
-                machine.begin_measuring();
-            }
-        })?;
-        self.print_result(session, &result, |answer| render(answer, &spec.name))
-    }
-}
-
 /// Loads or measures the scenario's programs; each distinct program only once.
-fn load_programs(
+pub fn load_programs(
     session: &Session,
     scenario: &Scenario,
     spec: &MachineSpec,
@@ -99,8 +57,8 @@ fn load_programs(
     Ok(programs)
 }
 
-fn render(result: &SimJson<IntervalResults>, machine: &str) -> String {
-    let results = &result.results;
+/// The text of a run; `head` names scenario, machine, policy and seed.
+pub fn render(head: &str, windows: u64, results: &IntervalResults) -> String {
     let mut table = Table::from_header(
         "> job | program | > tasks | > ended | > CPU, s | > IPC | > refs/1000 | > misses/1000 | > slowdown | \
          > on CPU",
@@ -120,12 +78,8 @@ fn render(result: &SimJson<IntervalResults>, machine: &str) -> String {
         ]);
     }
     let mut text = format!(
-        "{}: {machine} under '{}', seed {}: {} nominal seconds, {} windows (interval machine)\n\n{}",
-        result.scenario,
-        result.policy,
-        result.seed,
+        "{head}: {} nominal seconds, {windows} windows (interval machine)\n\n{}",
         format_number(results.seconds),
-        result.windows,
         table.text()
     );
     for (node, (bytes, busy)) in results

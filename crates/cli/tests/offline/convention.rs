@@ -26,14 +26,14 @@ fn mistyped_input_gives_exit_code_2_and_never_a_panic() {
         &["mrc", "t.u64", "--sample-rate", "0"],
         &["mrc", "t.u64", "--sample-rate", "1.5"],
         &["mrc", "t.u64", "--sample-rate", "NaN"],
-        &["cachesim", "t.u64"],
-        &["cachesim", "t.u64", "--size", "2M"],
-        &["cachesim", "t.u64", "--size", "2M", "--ways", "0"],
-        &["cachesim", "t.u64", "--size", "2M", "--ways", "-3"],
+        &["mrc", "t.u64", "--ways", "4"],
+        &["mrc", "t.u64", "--sizes", "2M", "--l1", "32K:8"],
+        &["mrc", "t.u64", "--sizes", "2M", "--ways", "0"],
+        &["mrc", "t.u64", "--sizes", "2M", "--ways", "-3"],
         &[
-            "cachesim",
+            "mrc",
             "t.u64",
-            "--size",
+            "--sizes",
             "2M",
             "--ways",
             "16",
@@ -123,7 +123,7 @@ fn an_error_names_its_cause_once() {
     let dir = tempfile::tempdir().unwrap();
     for args in [
         &["mrc", "missing.cmt"][..],
-        &["cachesim", "missing.din", "--size", "1M", "--ways", "16"],
+        &["mrc", "missing.din", "--sizes", "1M", "--ways", "16"],
         &["profile", "missing.cmt"],
     ] {
         let outcome = run(dir.path(), args);
@@ -274,7 +274,7 @@ fn help_completions_and_manual_pages_are_complete() {
     let dir = tempfile::tempdir().unwrap();
     let help = run(dir.path(), &["--help"]).ok().out;
     for command in [
-        "record", "convert", "mrc", "cachesim", "profile", "topology", "predict", "plan", "report",
+        "record", "convert", "mrc", "merge", "profile", "topology", "predict", "plan", "report",
     ] {
         assert!(
             help.contains(&format!("  {command}")),

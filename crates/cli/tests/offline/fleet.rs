@@ -19,20 +19,19 @@ const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4
     [[services]]\nname = \"stream\"\ncpus = 1\nload = 0.8\n[services.references]\n\
     base_cycles_per_instr = 0.7\nstall_cycles_per_miss = 60\nreferences_per_kilo_instr = 30\nworking_sets = []\n";
 
-/// Does a fleet print exactly the promised fields, the same on any number of workers, and write its page and rows?
+/// Does a fleet print exactly the promised fields, the same when it is made again, and write its page and rows?
 #[test]
 fn a_fleet_prints_the_promised_fields_and_is_repeatable() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     std::fs::write(root.join("fleet.toml"), FLEET).unwrap();
-    let run_with_workers = |workers: &str| {
+    let run_fleet = || {
         let args = [
             "fleet",
             "fleet.toml",
             "--seed",
             "4",
-            "--workers",
-            workers,
+            "--no-store",
             "--json",
             "--force",
             "--csv",
@@ -42,8 +41,8 @@ fn a_fleet_prints_the_promised_fields_and_is_repeatable() {
         assert!(printed["cpu_seconds"].take().as_f64().unwrap() > 0.0);
         printed
     };
-    let single = run_with_workers("1");
-    assert_eq!(single, run_with_workers("3"));
+    let single = run_fleet();
+    assert_eq!(single, run_fleet());
     let keys_of = |value: &Value| {
         value
             .as_object()
@@ -91,39 +90,37 @@ fn a_fleet_prints_the_promised_fields_and_is_repeatable() {
     assert!(output.contains("forecast+auto, one more host"), "{output}");
 }
 
-/// Does a fleet as a sweep, half of which another process has run, print what it prints in one process?
+/// Do two shards, whose stores are joined in any order, give the fleet of one process, and is nothing run again?
 #[test]
-fn a_fleet_run_as_a_sweep_prints_the_same_as_one_process() {
+fn a_fleet_of_two_shards_prints_the_same_as_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let text = FLEET.replace("hosts = 4", "hosts = 4\ncell_hosts = 2\nnodes = [\"off\"]");
     std::fs::write(root.join("fleet.toml"), text).unwrap();
-    let json = |more: &[&str]| {
-        let mut printed = run(root, &[&["fleet", "fleet.toml", "--json"], more].concat()).json();
-        printed["cpu_seconds"].take();
-        printed
+    let fleet =
+        |more: &[&str]| run(root, &[&["fleet", "fleet.toml", "--json"], more].concat()).json();
+    let printed = |more: &[&str]| {
+        let mut result = fleet(more);
+        result["cpu_seconds"].take();
+        result
     };
-    let whole = json(&[]);
-    assert_eq!(json(&["--sweep", "out", "--workers", "2"]), whole);
-    // Half of the results are lost; one worker of two brings its share back, and the command the others.
-    let results = run(root, &["sweep", "status", "out", "--json"]).json();
+    let whole = printed(&["--no-store"]);
+    let first = fleet(&["--shard", "1/2", "--store", "a"]);
+    let second = fleet(&["--shard", "2/2", "--store", "b"]);
+    let count = |shard: &serde_json::Value| shard["runs"].as_u64().unwrap();
     assert_eq!(
-        results["finished"], 15,
-        "two cells and a search for each of five policies"
+        count(&first) + count(&second),
+        15,
+        "two cells and a search for each policy"
     );
-    let mut count = 0;
-    for entry in std::fs::read_dir(root.join("out/results")).unwrap() {
-        count += 1;
-        if count % 2 == 0 {
-            std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
-        }
-    }
-    run(root, &["sweep", "run", "-o", "out", "--shard", "1/2"]).ok();
-    assert_eq!(json(&["--sweep", "out", "--workers", "1"]), whole);
-    assert_eq!(
-        run(root, &["fleet", "fleet.toml", "--engine", "local"]).code,
-        Some(2)
-    );
+
+    let merged = run(root, &["merge", "all", "b", "a", "--json"]).json();
+    assert_eq!(merged["copied"], 15, "{merged}");
+    assert_eq!(printed(&["--store", "all"]), whole);
+    let again = run(root, &["merge", "all", "a", "--json"]).json();
+    assert_eq!(again["copied"], 0, "{again}");
+    run(root, &["fleet", "fleet.toml", "--shard", "1/2"]).exits_with(2, &["--store"]);
+    run(root, &["merge", "all", "nowhere"]).exits_with(1, &["nowhere: found nothing"]);
 }
 
 /// Are errors reported with file, place, value found and values expected?

@@ -15,12 +15,12 @@ fn terabyte_caches_are_rejected_rather_than_aborting() {
         std::fs::write(dir.path().join("s.toml"), scenario.replace("SIZE", size)).unwrap();
         let machine = format!("xeon-x5365-4?caches.l2.size={size}");
         for args in [
-            ["cachesim", "--ways", "16", "--size", size, "t.lackey"].as_slice(),
+            ["mrc", "--ways", "16", "--sizes", size, "t.lackey"].as_slice(),
             &[
-                "cachesim",
+                "mrc",
                 "--ways",
                 "16",
-                "--size",
+                "--sizes",
                 size,
                 "--replacement",
                 "plru",

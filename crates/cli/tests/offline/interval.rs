@@ -135,124 +135,64 @@ fn impossible_runs_are_rejected_with_name_and_place() {
     );
 }
 
-/// Does a comparison show its policies in a table, in JSON and on a page, and reject impossible requests?
+/// Do several policies and seeds give a line each, in the order of their combinations, equal to single runs, and are
+/// impossible requests refused before anything runs?
 #[test]
-fn a_comparison_shows_policies_in_table_json_and_page() {
+fn several_policies_and_seeds_give_a_line_each() {
     let dir = two_programs();
     let root = dir.path();
+    std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
     let arguments = [
-        "compare",
-        "reuser.toml*2",
-        "streamer.toml*2",
-        "-m",
-        "xeon-x5365-4",
+        "sim",
+        "four.toml",
         "-p",
         "default",
         "-p",
         "dio",
-        "--hours",
-        "0.1",
+        "--seeds",
+        "2",
     ];
-    let found = run(
+    let with = |more: &[&str]| run(root, &[&arguments[..], more].concat());
+    let found = with(&["--json", "--no-store"]).json();
+    let runs = found["runs"].as_array().unwrap();
+    let order: Vec<_> = runs
+        .iter()
+        .map(|run| {
+            (
+                run["policy"].as_str().unwrap(),
+                run["seed"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    let first_seed = order[0].1;
+    let expected = [("default", 0), ("default", 1), ("dio", 0), ("dio", 1)];
+    assert_eq!(
+        order,
+        expected.map(|(policy, add)| (policy, first_seed + add))
+    );
+    let single = run(
         root,
-        &[&arguments[..], &["--json", "-o", "page.html"]].concat(),
+        &["sim", "four.toml", "-p", "dio", "--json", "--no-store"],
     )
     .json();
-    let policies = found["policies"].as_array().unwrap();
-    assert_eq!(
-        policies
-            .iter()
-            .map(|outcome| outcome["policy"].as_str().unwrap())
-            .collect::<Vec<_>>(),
-        ["default", "dio"]
-    );
-    for outcome in policies {
-        assert_eq!(outcome["programs"].as_array().unwrap().len(), 4);
-        let seconds = outcome["series"]["seconds"].as_array().unwrap();
-        assert!((seconds.last().unwrap().as_f64().unwrap() - 360.0).abs() < 1e-6);
-        assert_eq!(
-            outcome["series"]["slowdown"][0].as_array().unwrap().len(),
-            seconds.len()
-        );
-    }
-    let page = std::fs::read_to_string(root.join("page.html")).unwrap();
-    assert!(
-        page.contains("Comparison of default, dio")
-            && page.contains("<svg")
-            && !page.contains("<script")
-    );
-    let words = run(root, &arguments).ok().out;
-    assert!(
-        words.contains("mean slowdown") && words.contains("streamer 2"),
-        "{words}"
-    );
-    let run_refused = |args: &[&str]| run(root, args);
-    let again = run_refused(&[&arguments[..], &["-o", "page.html"]].concat());
-    assert!(
-        again.code != Some(0) && again.err.contains("page.html"),
-        "{}",
-        again.err
-    );
-    run_refused(&[&arguments[..], &["-o", "none/page.html"]].concat())
-        .exits_with(1, &["the directory none does not exist"]);
-    run_refused(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"])
-        .exits_with(1, &["'reuser.tml': expected a file of phases"]);
-    run_refused(&[
-        "compare",
-        "reuser.toml*0",
-        "-m",
-        "xeon-x5365-4",
-        "-p",
-        "dio",
-    ])
-    .exits_with(2, &["'0' copies"]);
-    run_refused(&[
-        "compare",
-        "reuser.toml",
-        "-m",
-        "xeon-x5365-4",
-        "-p",
-        "dio",
-        "--hours",
-        "0",
-    ])
-    .exits_with(2, &["--hours"]);
-    run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"])
-        .exits_with(1, &["did you mean 'casc'"]);
-}
+    assert_eq!(runs[2], single);
 
-/// Does a policy's plan from profiles alone give its changes and reasons, and are impossible requests rejected?
-#[test]
-fn a_policy_plans_from_profiles_alone() {
-    let dir = two_programs();
-    let root = dir.path();
-    let arguments = [
-        "plan",
-        "reuser.toml",
-        "streamer.toml",
-        "reuser.toml",
-        "streamer.toml",
-        "-m",
-        "xeon-x5365-4",
-    ];
-    let words = run(root, &[&arguments[..], &["--policy", "auto"]].concat())
-        .ok()
-        .out;
+    // Two shards, joined, are the same bits.
+    for (shard, store) in [("1/2", "a"), ("2/2", "b")] {
+        with(&["--shard", shard, "--store", store]).ok();
+    }
+    run(root, &["merge", "a", "b"]).ok();
+    assert_eq!(with(&["--json", "--store", "a"]).json(), found);
+    let table = with(&["--store", "a"]).ok().out;
     assert!(
-        words.contains("under 'auto': the plan in force for") && words.contains("candidates"),
-        "{words}"
+        table.contains("mean slowdown") && table.lines().count() >= 5,
+        "{table}"
     );
-    let same = run(root, &[&arguments[..], &["--policy", "default"]].concat())
-        .ok()
-        .out;
-    assert!(same.contains("nothing is changed"), "{same}");
-    run(root, &[&arguments[..], &["--policy", "autoo"]].concat())
-        .exits_with(1, &["did you mean 'auto'"]);
-    let both = run(
-        root,
-        &[&arguments[..], &["--policy", "auto", "--model", "pain"]].concat(),
-    );
-    assert_eq!(both.code, Some(2), "{}", both.err);
+
+    with(&["-p", "casq"]).exits_with(2, &["--policy", "did you mean 'casc'"]);
+    with(&["-o", "log.jsonl"]).exits_with(2, &["found 4 runs, expected one"]);
+    with(&["--shard", "3/2", "--store", "a"]).exits_with(2, &["expected I/N"]);
+    with(&["--set", "lenght=3"]).exits_with(1, &["four.toml"]);
 }
 
 /// A reuser with a promised rate, beside a streamer, and another reuser; then more programs.
@@ -360,32 +300,38 @@ fn programs_that_fit_together_are_separated_from_streams() {
     let root = dir.path();
     write_uniform_curve(root, "fits", 0.4 * 4_194_304.0, 0.02);
     write_uniform_curve(root, "stream", 1e12, 0.02);
-    let arguments = [
-        "plan",
-        "stream.toml",
-        "fits.toml",
-        "stream.toml",
-        "fits.toml",
-        "-m",
-        "xeon-x5365-4",
-        "--policy",
-        "auto",
-    ];
-    let planned = run(root, &[&arguments[..], &["--json"]].concat()).json();
-    let changes: Vec<&str> = planned["changes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|line| line.as_str())
-        .collect();
-    let cpus_of = |name: &str| -> Vec<&str> {
-        let mine = changes.iter().filter(|line| line.contains(name));
-        mine.filter_map(|line| line.split("CPUs ").nth(1)?.split(' ').next())
-            .collect()
+    let scenario = "name = \"four\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\nseed = 1\n\
+                    length = { ns = 200_000_000_000 }\nwarm_up = { ns = 100_000_000_000 }\n";
+    let programs = ["stream", "fits", "stream", "fits"]
+        .map(|name| format!("[[programs]]\nprogram = \"{name}.toml\"\nrestart = true\n"));
+    let text = scenario.to_string() + &programs.concat();
+    std::fs::write(root.join("four.toml"), text).unwrap();
+    let found = run(
+        root,
+        &[
+            "sim",
+            "four.toml",
+            "-p",
+            "default",
+            "-p",
+            "auto",
+            "--no-store",
+            "--json",
+        ],
+    )
+    .json();
+    let worst_fit = |run: usize| {
+        let jobs = found["runs"][run]["results"]["jobs"].as_array().unwrap();
+        let fits = jobs
+            .iter()
+            .filter(|job| job["name"].as_str().unwrap().contains("fits"));
+        fits.map(|job| job["slowdown_on_cpu"].as_f64().unwrap())
+            .fold(1.0, f64::max)
     };
-    let (fits, streams) = (cpus_of("fits"), cpus_of("stream"));
     assert!(
-        fits.len() == 2 && fits[0] == fits[1] && !streams.contains(&fits[0]),
-        "{planned}"
+        worst_fit(1) < 1.01 && worst_fit(0) > 1.02,
+        "default {}, auto {}",
+        worst_fit(0),
+        worst_fit(1)
     );
 }

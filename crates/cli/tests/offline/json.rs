@@ -5,13 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::common::{lackey_text, run};
 use serde_json::Value;
 
-/// A program with one endless phase that uses most of a 4 MiB cache.
-const PHASES: &str = "name = \"stream\"\n[[phases]]\nreferences_per_instr = 0.03\n\
-    [[phases.points]]\nsize_bytes = 524288.0\ncycles_per_instr = 2.8\ndemand_fills_per_instr = 0.02\n\
-    memory_stall_cycles_per_instr = 2.0\n\
-    [[phases.points]]\nsize_bytes = 4194304.0\ncycles_per_instr = 0.9\ndemand_fills_per_instr = 0.001\n\
-    memory_stall_cycles_per_instr = 0.1\n";
-
 /// Field paths of one command's table, with their types.
 fn documented_fields(command: &str) -> BTreeMap<String, BTreeSet<String>> {
     let text = include_str!("../../../../docs/json.md");
@@ -132,16 +125,16 @@ fn printed_and_promised_fields_are_the_same() {
     ];
     check("mrc", &mrc, &[], &[]);
     let sim = [
-        "cachesim",
+        "mrc",
         "small.cmt",
-        "--size",
-        "16K",
+        "--sizes",
+        "16K,32K",
         "--ways",
         "4",
         "--json",
     ];
     check(
-        "cachesim",
+        "mrc --ways",
         &[
             run_json(&sim),
             run_json(&[&sim[..], &["--l1", "1K:2"]].concat()),
@@ -187,7 +180,6 @@ fn printed_and_promised_fields_are_the_same() {
         ),
         run_json(&[&four[..], &["--model", "statcc"], &machine[..]].concat()),
         run_json(&[&four[..], &["--goal", "large=30%"], &machine[..]].concat()),
-        run_json(&[&four[..], &["--pareto"], &machine[..]].concat()),
     ];
     let outcomes = [
         "best",
@@ -203,23 +195,6 @@ fn printed_and_promised_fields_are_the_same() {
         &plans,
         &outcomes,
         &["reasons", "caches[].cpus[][]", "goals.must_leave"],
-    );
-    std::fs::write(root.join("stream.toml"), PHASES).unwrap();
-    let crowd = [
-        "stream.toml*3",
-        "-m",
-        "xeon-x5365-4",
-        "--policy",
-        "auto",
-        "--json",
-    ];
-    let refused = serde_json::json!({ "refused": ["a line that cannot be had"] });
-    let moved = serde_json::json!({ "changes": ["move task 0 'stream' to CPUs 0-1 (was 0-3)"] });
-    check(
-        "plan --policy",
-        &[run_json(&[&["plan"], &crowd[..]].concat()), refused, moved],
-        &[],
-        &[],
     );
     let fleet = "name = \"f\"\nmachine = \"xeon-x5365-4\"\nhosts = 1\nhours = 1\nservices_per_host = 2\n[draw]\nkinds = 2\ncpus = [1, 1]\nlimited_kinds = 1\n";
     std::fs::write(root.join("fleet.toml"), fleet).unwrap();
@@ -265,79 +240,36 @@ fn printed_and_promised_fields_are_the_same() {
     );
 }
 
-/// Do sweeps report their state in the promised fields, with a failed task and a damaged one?
+/// Do shards and their merge report the promised fields, and a shard with a failed run too?
 #[test]
-fn sweeps_report_the_promised_fields() {
+fn shards_report_the_promised_fields() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    for (name, lines) in [("a", 300), ("b", 200)] {
-        std::fs::write(
-            root.join(format!("{name}.lackey")),
-            lackey_text(lines, 3, 2),
-        )
-        .unwrap();
-        run(
-            root,
-            &[
-                "convert",
-                &format!("{name}.lackey"),
-                "-o",
-                &format!("{name}.cmt"),
-            ],
-        )
-        .ok();
-    }
-    let text = "name = \"c\"\nkind = \"curve\"\n[axes]\nrecording = [\"a.cmt\", \"b.cmt\"]\nseed = [1, 2]\n";
-    std::fs::write(root.join("sweep.toml"), text).unwrap();
     let run_json = |args: &[&str]| -> Value { serde_json::from_str(&run(root, args).out).unwrap() };
-    run(
-        root,
-        &["sweep", "run", "sweep.toml", "-o", "out", "--shard", "1/4"],
-    )
-    .ok();
-    std::fs::remove_file(root.join("b.cmt")).unwrap();
-    let task_id = |line: usize| {
-        let manifest = std::fs::read_to_string(root.join("out/manifest.jsonl")).unwrap();
-        let line: Value = serde_json::from_str(manifest.lines().nth(line).unwrap()).unwrap();
-        line["id"].as_str().unwrap().to_string()
-    };
-    let result = root.join(format!(
-        "out/results/{}/{}.json",
-        &task_id(1)[..2],
-        task_id(1)
-    ));
-    std::fs::write(&result, "half").unwrap();
-    std::fs::write(root.join("out/differing/x"), "").unwrap();
-    let damaged = [
-        run_json(&["sweep", "merge", "out", "--json"]),
-        run_json(&["sweep", "report", "out", "--json"]),
+    let shard = [
+        "repro", "CP-6", "--sample", "--shard", "1/1", "--store", "a", "--json",
     ];
-    let sweep_output = run_json(&[
-        "sweep",
-        "run",
-        "-o",
-        "out",
+    let failed = [
+        "repro",
+        "TC-SERVER",
+        "--sample",
+        "--shard",
+        "1/1",
+        "--store",
+        "a",
         "--json",
-        "--quiet",
-        "--idle-timeout",
-        "1",
-    ]);
-    let stuck = serde_json::json!({ "missing": ["0"] });
-    check("sweep run", &[sweep_output, stuck], &[], &[]);
-    // A worker on another host holds a claim.
-    let claim = "{\"host\":\"far\",\"place\":\"x\",\"pid\":1,\"started_ticks\":1}";
-    std::fs::write(root.join(format!("out/claims/{}", task_id(3))), claim).unwrap();
-    let status = [
-        run_json(&["sweep", "status", "out", "--json"]),
-        serde_json::json!({ "finished_per_s": 1.0, "remaining_s": null }),
     ];
-    check("sweep status", &status, &[], &["failures[].point"]);
-    check("sweep merge", &damaged[..1], &[], &[]);
-    let report = [
-        damaged[1].clone(),
-        run_json(&["sweep", "report", "out", "--json"]),
+    check(
+        "repro --shard",
+        &[run_json(&shard), run_json(&failed)],
+        &[],
+        &[],
+    );
+    let merges = [
+        run_json(&["merge", "b", "a", "--json"]),
+        serde_json::json!({ "damaged": ["x"], "differing": ["x"] }),
     ];
-    check("sweep report", &report, &[], &["rows[].figures"]);
+    check("merge", &merges, &[], &[]);
 }
 
 /// Does the published matrix produce the published schedules (CA Table 1)?

@@ -15,7 +15,5 @@ mod json;
 mod planted_links;
 mod profile_export;
 mod readme;
-mod repro_engine;
+mod repro_store;
 mod services_interval;
-mod sweep;
-mod sweep_engines;

@@ -1,6 +1,6 @@
 //! Results of a run that policies do not see: the work of every job, and the traffic of memory.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::IntervalMachine;
 use super::observe::subtract_totals;
@@ -9,7 +9,7 @@ use crate::engine::{
 };
 
 /// The totals of one job since the start of the measurement, over all its threads and runs.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct JobResults {
     /// The job's name.
     pub name: String,
@@ -40,7 +40,7 @@ pub struct JobResults {
 }
 
 /// Results of the whole run.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct IntervalResults {
     /// Nominal time since measuring began.
     pub seconds: f64,

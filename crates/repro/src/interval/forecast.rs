@@ -122,7 +122,7 @@ impl TimedProgram {
                     2 * start_up_instr,
                 )?;
                 conflict_free::correct_sizes(&mut program, &job, machine, start_up_instr)?;
-                Ok(program)
+                Ok::<_, ReproError>(program)
             },
         )?;
         Ok(TimedProgram {

@@ -13,12 +13,10 @@ pub mod forecast;
 pub mod nominal;
 pub mod offline;
 mod online;
-pub mod plan;
 pub mod plan_search;
 pub mod predict;
 pub mod score;
 pub mod speed;
-pub mod trade_offs;
 pub mod whatif;
 
 use serde::{Deserialize, Serialize};

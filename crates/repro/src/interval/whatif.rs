@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use cachemate_core::{Machine, MachineSpec, Plan, PolicyConfig, Reason, TaskId, WindowRecord};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use cachemate_pipeline::{INTERVAL_COUNTED_INSTRUCTIONS, Pipeline, StandardPipeline};
-use cachemate_policy::policies::{self, PolicyError};
 use cachemate_report::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries};
 
 use crate::setup::failed;
@@ -51,15 +50,6 @@ pub fn build_interval_pipeline(
 /// Splits `dio` or `dio:TOML` into the name and the TOML.
 fn name_and_parameters(policy: &str) -> (&str, &str) {
     policy.split_once(':').unwrap_or((policy, ""))
-}
-
-/// Checks a policy's name and parameters, as a query takes them, before anything runs.
-///
-/// # Errors
-/// No policy has the name, or it rejects the parameters.
-pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
-    let (name, parameters) = name_and_parameters(policy);
-    policies::build(name, parameters, 1).map(drop)
 }
 
 /// Returns the query's machine at its start, and the pipeline of the policy. `policy_text` may include parameters.

@@ -14,8 +14,8 @@ use cachemate_sim::kernels;
 use serde::{Deserialize, Serialize};
 
 use super::solo::{COLORS, MACHINE, SoloMachine, TraceCapture};
+use crate::encoding;
 use crate::setup::{Workload, WorkloadJob};
-use crate::split_runs;
 use crate::{DataPoint, ExperimentContext, Finding, Result, ResultFigure, ResultTarget, mean};
 
 /// Maximum length of the log (thesis Table 5.4).
@@ -37,7 +37,7 @@ pub struct LogLengths {
 #[derive(Serialize, Deserialize)]
 pub struct CurveStudy {
     pub program: String,
-    #[serde(with = "split_runs::curve")]
+    #[serde(with = "encoding::curve")]
     pub real: MissRateCurve,
     pub traced: TraceCapture,
     pub short: TraceCapture,

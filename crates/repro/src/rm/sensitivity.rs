@@ -17,9 +17,9 @@ use super::accuracy::{
     LogLengths, build_workload, capture_program_log, color_count, measure_real_curve, size_bytes,
 };
 use super::solo::{COLORS, TraceCapture};
+use crate::encoding;
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, failed};
-use crate::split_runs;
 use crate::{
     DataPoint, ExperimentContext, Finding, ReproError, Result, ResultFigure, ResultTarget, mean,
 };
@@ -31,7 +31,7 @@ const LINE_BYTES: u64 = 128;
 #[derive(Serialize, Deserialize)]
 struct NamedCurve {
     name: String,
-    #[serde(with = "split_runs::curve")]
+    #[serde(with = "encoding::curve")]
     curve: MissRateCurve,
 }
 

@@ -20,8 +20,8 @@ pub use account::ExperimentCost;
 pub use entry::{EntryError, StoredEntry};
 pub use run_dir::{MAX_DIR_BYTES, RunDir, StoredFile, StoredLookup};
 
+use crate::encoding;
 use crate::error::{ReproError, Result};
-use crate::split_runs;
 
 /// Maximum size of the values in memory, beyond which the oldest are dropped.
 const MAX_MEMORY_BYTES: usize = 256 << 20;
@@ -120,11 +120,11 @@ pub fn store_counts() -> StoreCounts {
 /// Returns the value of this name from memory or from the directory, or makes it now.
 ///
 /// # Errors
-/// The errors of `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
-pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
+/// The errors of `make`; [`ReproError::NotStored`] for a missing value in [`StoreMode::Peek`].
+pub fn find_or_make<T: Serialize + DeserializeOwned, E: From<ReproError>>(
     name: RunName,
-    make: impl FnOnce() -> Result<T>,
-) -> Result<T> {
+    make: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
     let key = (name.kind, name.sources.clone(), name.inputs.clone());
     let (stored_bytes, dir, mode) = {
         let state = lock_state();
@@ -135,7 +135,7 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
         )
     };
     if let Some(bytes) = stored_bytes {
-        return split_runs::decode_result(&name.label, &bytes);
+        return Ok(encoding::decode_result(&name.label, &bytes)?);
     }
     if let Some((dir, report_problem)) = &dir {
         match dir.find_entry(name.kind, &name.sources, &name.inputs) {
@@ -143,9 +143,9 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
                 let mut state = lock_state();
                 state.counts.reused += 1;
                 state.counts.reused_cpu_seconds += entry.cpu_seconds;
-                let value = split_runs::decode_result(&name.label, &entry.answer);
+                let value = encoding::decode_result(&name.label, &entry.answer);
                 state.insert_value(key, entry.answer.into());
-                return value;
+                return Ok(value?);
             }
             StoredLookup::Unusable(reason) => {
                 report_problem(&format!("{reason}; the run is made again"))
@@ -155,12 +155,12 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     }
     if mode == StoreMode::Peek {
         lock_state().counts.missing += 1;
-        return Err(ReproError::Elsewhere);
+        return Err(ReproError::NotStored.into());
     }
     let start_cpu_seconds = cpu_seconds();
     let value = make()?;
     let cpu_seconds = cpu_seconds() - start_cpu_seconds;
-    let encoded_result = split_runs::encode_result(&name.label, &value)?;
+    let encoded_result = encoding::encode_result(&name.label, &value)?;
     if let Some((dir, report_problem)) = &dir {
         let RunName {
             kind,
@@ -205,7 +205,7 @@ pub fn dir() -> Option<Arc<RunDir>> {
 /// Returns an error if no run may be simulated, because the store is in [`StoreMode::Peek`].
 pub(crate) fn allow_simulation() -> Result<()> {
     if lock_state().mode == StoreMode::Peek {
-        Err(ReproError::Elsewhere)
+        Err(ReproError::NotStored)
     } else {
         Ok(())
     }

@@ -299,26 +299,3 @@ fn headers_with_impossible_fields_are_rejected_by_field() {
         );
     }
 }
-
-/// Are totals refused whose threads have more than the whole file, although every checksum fits?
-#[test]
-fn totals_that_do_not_add_up_are_refused() {
-    let thread = ThreadTotals {
-        thread: 1,
-        instructions: Some(6),
-        ..Default::default()
-    };
-    let totals = TraceTotals {
-        instructions: Some(5),
-        threads: vec![thread],
-        ..TraceTotals::default()
-    };
-    let file = written_file(&sample_records(3), totals);
-    let mut reader = CmtReader::new(Cursor::new(file), "test.cmt").unwrap();
-    let (_, error) = read_all(&mut reader);
-    let error = error.unwrap().to_string();
-    assert!(
-        error.contains("threads with 6 instructions") && error.contains("at most 5"),
-        "{error}"
-    );
-}

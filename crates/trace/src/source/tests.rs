@@ -94,33 +94,3 @@ fn a_thread_without_records_is_rejected_with_the_list() {
         "{error}"
     );
 }
-
-/// Is a recording refused that states more instructions than any recording has, so that no simulation of it would end?
-#[test]
-fn a_recording_of_endless_length_is_refused() {
-    for (gap, stated) in [(1, 1 << 62), (1 << 62, 1)] {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let header = TraceHeader::for_import("test", true);
-        let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
-        let record = AccessRecord {
-            address: 0x1000,
-            gap,
-            thread: 1,
-            size: 8,
-            store: false,
-        };
-        writer.push_all(&[record]).unwrap();
-        let threads = vec![ThreadTotals {
-            thread: 1,
-            instructions: Some(stated),
-            ..Default::default()
-        }];
-        let totals = TraceTotals {
-            threads,
-            ..Default::default()
-        };
-        writer.finish(totals).unwrap();
-        let error = CmtSource::open(file.path(), 1, 0, 0).map(drop).unwrap_err();
-        assert!(error.to_string().contains("expected at most"), "{error}");
-    }
-}

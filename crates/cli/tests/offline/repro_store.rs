@@ -1,109 +1,48 @@
-//! Do the papers' experiments give the same digits when an engine executes their runs?
+//! Do the papers' experiments give the same digits whether their runs are made here, stored, or made by shards?
 
 use std::fs;
-use std::path::Path;
 
 use crate::common::run;
 use serde_json::Value;
 
-/// A matrix of pairs with nested runs; two dependent calls; one that fails for lack of a recording.
-const IDS: [&str; 3] = ["CA-2", "CP-6", "TC-SERVER"];
-
-fn run_repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
-    let outcome = run(
-        at,
-        &[
-            &["repro"],
-            &IDS[..],
-            &["--sample", "--seed", "1", "--json"],
-            more,
-        ]
-        .concat(),
-    );
-    let answer = serde_json::from_str(&outcome.out)
-        .unwrap_or_else(|error| panic!("{error}: {}{}", outcome.out, outcome.err));
-    (outcome.code, outcome.err, answer)
-}
-
-/// Names and times of the results in a sweep's directory.
-fn stored_results(dir: &Path) -> Vec<(String, std::time::SystemTime)> {
-    let dirs = fs::read_dir(dir.join("results")).unwrap().flatten();
-    let files = dirs.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
-    let mut all: Vec<_> = files
-        .map(|entry| {
-            (
-                entry.file_name().to_string_lossy().into_owned(),
-                entry.metadata().unwrap().modified().unwrap(),
-            )
-        })
-        .collect();
-    all.sort();
-    all
-}
-
-/// Are findings computed run by run in two threads the same digits as those computed at once, including failures, and
-/// does the same command repeat nothing?
+/// Are the findings of two shards the same digits as those of one process, also if a shard was killed and its runs are
+/// made again, and does the command then run nothing?
 ///
 /// Cost: 17 s of CPU, because one experiment runs three times.
 #[test]
-fn findings_run_by_run_have_the_same_digits_as_at_once() {
+fn findings_of_killed_shards_have_the_same_digits() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let (code, message, plain) = run_repro(root, &["--no-store"]);
-    assert!(
-        code == Some(1) && message.contains("TC-SERVER"),
-        "{message}"
-    );
-    assert!(plain["results"].as_array().unwrap().len() > 3);
-    let engine = ["--engine", "local", "--workers", "2", "-o", "out"];
-    let (code, message, swept) = run_repro(root, &engine);
-    assert!(
-        code == Some(1) && message.contains("TC-SERVER"),
-        "{message}"
-    );
-    assert_eq!(swept["results"], plain["results"]);
-    let first = stored_results(&root.join("out/sweep"));
-    assert!(first.len() > 10, "{first:?}");
-    let (_, _, again) = run_repro(root, &engine);
-    assert_eq!(again["results"], plain["results"]);
-    assert_eq!(stored_results(&root.join("out/sweep")), first);
-    let written: Value =
-        serde_json::from_str(&fs::read_to_string(root.join("out/results.json")).unwrap()).unwrap();
-    assert_eq!(written["results"], plain["results"]);
-    assert!(
-        written["date"]
-            .as_str()
-            .is_some_and(|date| date.ends_with('Z')),
-        "{}",
-        written["date"]
-    );
-    assert_eq!(written["quick"], true);
-    let status = run(root, &["sweep", "status", "out/sweep", "--json"]).json();
-    assert_eq!(
-        (&status["finished"], &status["waiting"]),
-        (&first.len().into(), &0.into()),
-        "{status}"
-    );
-}
+    let command = [
+        "repro", "CA-2", "CP-6", "--sample", "--seeds", "2", "--json",
+    ];
+    let with = |more: &[&str]| run(root, &[&command[..], more].concat()).json();
+    let whole = with(&["--no-store"]);
+    assert!(whole["results"].as_array().unwrap().len() > 3);
 
-/// Is an engine without a directory for its runs rejected, and is the cost of a full run reported in advance?
-#[test]
-fn an_engine_needs_a_directory_and_reports_a_full_runs_cost() {
-    let dir = tempfile::tempdir().unwrap();
-    run(dir.path(), &["repro", "CA-3", "--engine", "local"])
-        .exits_with(2, &["--engine keeps its runs in -o DIR"]);
-    let message = run(
-        dir.path(),
-        &[
-            "repro", "CA-3", "--seeds", "2", "--engine", "local", "-o", "out",
-        ],
-    )
-    .ok();
-    assert!(
-        message.err.contains("processor hours for 2 seeds"),
-        "{}",
-        message.err
-    );
+    let mut killed = std::process::Command::new(env!("CARGO_BIN_EXE_cachemate"))
+        .args(command)
+        .args(["--shard", "1/2", "--store", "a"])
+        .current_dir(root)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    with(&["--shard", "1/2", "--store", "a"]);
+    with(&["--shard", "2/2", "--store", "b"]);
+    run(root, &["merge", "b", "a"]).ok();
+
+    let joined = with(&["--store", "b"]);
+    assert_eq!(joined["results"], whole["results"]);
+    let plan = [
+        "repro", "plan", "CA-2", "CP-6", "--sample", "--seeds", "2", "--store", "b", "--json",
+    ];
+    let planned = run(root, &plan).json();
+    for experiment in planned["experiments"].as_array().unwrap() {
+        assert_eq!(experiment["next_runs"], 0, "{planned}");
+    }
 }
 
 /// Are findings the same digits without a store, with an empty one, and with a full one? Does a plan report the stored

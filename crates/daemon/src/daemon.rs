@@ -474,9 +474,6 @@ fn reload(
         if let Some(actuation_lock) = new_lock {
             control_loop.machine.set_actuation_lock(actuation_lock);
         }
-        control_loop
-            .machine
-            .set_budgets(host::slowdown_budgets(&config));
         report_restored(&restored_objects, report);
         cachemate_pipeline::replace_policy(control_loop, name, policy);
         *shared_status

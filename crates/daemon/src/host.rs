@@ -12,7 +12,6 @@ use cachemate_core::{
     Support, Topology, WindowLength,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
-use cachemate_linux::act::budgets::SlowdownBudget;
 use cachemate_linux::act::colors;
 use cachemate_linux::act::gang_scheduler;
 use cachemate_linux::act::group_owners::GroupOwners;
@@ -34,8 +33,7 @@ use cachemate_pipeline::{
 };
 use cachemate_policy::policies;
 use cachemate_spec::{
-    BudgetConfig, ManageConfig, ManageMode, PolicyChoice, PromiseSource, RuleAction, RuleConfig,
-    User,
+    ManageConfig, ManageMode, PolicyChoice, PromiseSource, RuleAction, RuleConfig, User,
 };
 use cachemate_trace::ProfileFile;
 
@@ -245,14 +243,13 @@ pub fn build_live_run(
         .clone()
         .map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
-    let mut machine = LiveMachine::new(
+    let machine = LiveMachine::new(
         kernel,
         host_survey.topology.clone(),
         capabilities,
         host_survey.event_surveys.clone(),
         options,
     );
-    machine.set_budgets(slowdown_budgets(&run_options.config));
     let pipeline = build_pipeline(
         &run_options.config,
         &host_survey.topology,
@@ -392,19 +389,6 @@ pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
         },
     };
     rules.iter().map(build_rule).collect()
-}
-
-/// The configured budgets in the machine's form.
-pub(crate) fn slowdown_budgets(config: &ManageConfig) -> Vec<SlowdownBudget> {
-    let slowdown_budget = |budget: &BudgetConfig| SlowdownBudget {
-        max_slowdown: budget.max_slowdown,
-        weights: budget
-            .services
-            .iter()
-            .map(|entry| (entry.service.clone(), entry.weight))
-            .collect(),
-    };
-    config.budgets.iter().map(slowdown_budget).collect()
 }
 
 /// Profile files, including those in directories, by the first 15 bytes of the program's name.

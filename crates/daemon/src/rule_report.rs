@@ -1,11 +1,10 @@
 //! Report of what the rules of a configuration match on this host now.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cachemate_core::{CpusetGroup, ServiceIdentity};
-use cachemate_linux::act::budgets::SlowdownBudget;
+use cachemate_core::CpusetGroup;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, find_rule_matches};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
@@ -34,22 +33,8 @@ pub fn build_rule_report<'a>(
     config: &ManageConfig,
     profiled_programs: impl Iterator<Item = &'a str>,
 ) -> anyhow::Result<RuleReport> {
-    let (mut report, services) =
-        match_entries(config, profiled_programs, &ServiceDirectory::default())
-            .context("cannot read the processes of this host")?;
-    for (index, budget) in host::slowdown_budgets(config).iter().enumerate() {
-        let limits = budget.divide(services.clone());
-        if limits.is_empty() {
-            report
-                .warnings
-                .push(format!("budgets[{index}]: no managed service now"));
-            continue;
-        }
-        report.lines.push(format!(
-            "budgets[{index}] {}",
-            describe_budget(budget, &limits)
-        ));
-    }
+    let mut report = match_entries(config, profiled_programs, &ServiceDirectory::default())
+        .context("cannot read the processes of this host")?;
     for (index, floor) in config.service_floors.iter().enumerate() {
         if let Some(path) = floor
             .progress_file
@@ -62,8 +47,7 @@ pub fn build_rule_report<'a>(
             ));
         }
     }
-    let has_limits =
-        !config.budgets.is_empty() || config.rules.iter().any(|rule| rule.max_slowdown.is_some());
+    let has_limits = config.rules.iter().any(|rule| rule.max_slowdown.is_some());
     if has_limits && host::survey_host(false)?.capability_survey.level != 1 {
         report.warnings.push(
             "max_slowdown: without counters (cachemate doctor), a limit is measured only for programs that report \
@@ -74,19 +58,19 @@ pub fn build_rule_report<'a>(
     Ok(report)
 }
 
-/// Matches of the entries that name programs, and the services that the rules manage. One pass over the processes tests all
+/// Matches of the entries that name programs. One pass over the processes tests all
 /// entries: rules come first, so that they decide, and the other entries match whatever the rules decide.
 fn match_entries<'a>(
     config: &ManageConfig,
     profiled_programs: impl Iterator<Item = &'a str>,
     directory: &ServiceDirectory,
-) -> std::io::Result<(RuleReport, BTreeSet<ServiceIdentity>)> {
+) -> std::io::Result<RuleReport> {
     let named_programs = named_programs(config, profiled_programs);
     let entry_rules = named_programs.iter().map(|(_, rule)| rule.clone());
     let rules: Vec<RuleConfig> = config.rules.iter().cloned().chain(entry_rules).collect();
     let matches = find_rule_matches(&LinuxHost::new("/"), &host::manage_rules(&rules), directory)?;
     let (rule_matches, entry_matches) = matches.split_at(config.rules.len());
-    let (mut report, mut services) = (RuleReport::default(), BTreeSet::new());
+    let mut report = RuleReport::default();
     for (index, (rule, rule_match)) in config.rules.iter().zip(rule_matches).enumerate() {
         let label = format!("rules[{index}] ({})", describe_conditions(rule));
         let commands = &rule_match.decided_commands;
@@ -99,9 +83,6 @@ fn match_entries<'a>(
             report
                 .warnings
                 .push(format!("{label} {}", describe_absence(rule_match)));
-        }
-        if rule.action == RuleAction::Manage {
-            services.extend(rule_match.services.iter().cloned());
         }
     }
     for ((label, _), entry_match) in named_programs.iter().zip(entry_matches) {
@@ -119,7 +100,7 @@ fn match_entries<'a>(
                 .push(format!("{label}: {}", describe_commands(&commands))),
         }
     }
-    Ok((report, services))
+    Ok(report)
 }
 
 /// The cpusets, floors and profiles as rules that match the same programs, with their descriptions.
@@ -192,33 +173,6 @@ fn describe_treatment(rule: &RuleConfig) -> String {
         .join(", ")
 }
 
-/// A budget with the limits of its services, the largest first.
-fn describe_budget(budget: &SlowdownBudget, limits: &BTreeMap<ServiceIdentity, f64>) -> String {
-    let mut limits: Vec<(&ServiceIdentity, f64)> = limits
-        .iter()
-        .map(|(service, limit)| (service, *limit))
-        .collect();
-    limits.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let describe_limit = |(service, limit): &(&ServiceIdentity, f64)| {
-        format!(
-            "{} {:.1} %",
-            escape_controls(&service.to_string()),
-            100.0 * limit
-        )
-    };
-    let limit_texts: Vec<String> = limits.iter().take(MAX_NAMES).map(describe_limit).collect();
-    let ellipsis = if limits.len() > MAX_NAMES {
-        ", ..."
-    } else {
-        ""
-    };
-    format!(
-        "({:.1} %): {}{ellipsis}",
-        100.0 * budget.max_slowdown,
-        limit_texts.join(", ")
-    )
-}
-
 /// Interval between checks of the rules of a running daemon.
 const RULE_CHECK_PERIOD: Duration = Duration::from_secs(60);
 
@@ -254,7 +208,6 @@ impl RuleCheck {
         self.last_check = Instant::now();
         let unmatched_texts = match_entries(&self.config, profiled_programs, directory)
             .ok()?
-            .0
             .warnings;
         unmatched_texts
             .iter()
@@ -351,7 +304,6 @@ fn describe_absence(rule_match: &RuleMatch) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::ServiceKind;
 
     /// Does a rule list each name once with the number of processes, and escape names that could control a terminal?
     #[test]
@@ -360,19 +312,6 @@ mod tests {
         assert_eq!(
             describe_commands(&decided),
             "3 processes: redis, evil\\u{1b}[2J"
-        );
-        let budget = SlowdownBudget {
-            max_slowdown: 0.3,
-            weights: vec![("*".into(), 1.0), ("unit/*".into(), 2.0)],
-        };
-        let services = [
-            ServiceIdentity::command("a\x1b"),
-            ServiceIdentity::new(ServiceKind::Unit, "b.service"),
-        ];
-        let limits = budget.divide(services.into());
-        assert_eq!(
-            describe_budget(&budget, &limits),
-            "(30.0 %): unit/b.service 15.0 %, command/a\\u{1b} 15.0 %"
         );
         let shadowed = RuleMatch {
             earlier_commands: vec![String::new(); 2],

@@ -24,7 +24,6 @@ use cachemate_core::{
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
-use crate::act::budgets::{SlowdownBudget, add_budget_goals};
 use crate::act::colors::shares::ColorShares;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::gangs::GangRunners;
@@ -136,7 +135,6 @@ pub struct LiveMachine<K> {
     /// Confined groups, as last read back.
     confined_groups: Vec<CpusetGroup>,
     overrides: GroupOverrides,
-    budgets: Vec<SlowdownBudget>,
     applied_plan: AppliedPlan,
     /// Objects that were restored because root began to act, kept until they are reported.
     overruled_objects: Vec<RestoredObject>,
@@ -226,7 +224,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             planned_changes: Vec::new(),
             confined_groups: Vec::new(),
             overrides: GroupOverrides::default(),
-            budgets: Vec::new(),
             applied_plan: AppliedPlan::default(),
             overruled_objects: Vec::new(),
             suspend_clock: SuspendClock::read_clocks(),
@@ -254,11 +251,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     pub fn own_cpu_ns() -> u64 {
         let cpu_time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         cpu_time.tv_sec as u64 * 1_000_000_000 + cpu_time.tv_nsec as u64
-    }
-
-    /// Sets the slowdowns that services share, from the next window on.
-    pub fn set_budgets(&mut self, budgets: Vec<SlowdownBudget>) {
-        self.budgets = budgets;
     }
 
     /// Process id of the guardian; `None` if nothing has been changed.
@@ -613,7 +605,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 pages_per_node: self.memory_nodes.node_pages(task.process),
             });
         }
-        add_budget_goals(&self.budgets, &mut samples);
         self.previous_usage = self
             .tasks
             .tasks()

@@ -41,13 +41,6 @@ pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(
     }
 }
 
-/// [`max_slowdown`] for a limit that must be given.
-pub(crate) fn required_max_slowdown<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<f64, D::Error> {
-    max_slowdown(deserializer)?.ok_or_else(|| D::Error::missing_field("max_slowdown"))
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenGoal {

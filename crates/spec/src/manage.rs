@@ -52,30 +52,6 @@ pub struct ManageConfig {
     pub cpusets: Vec<CpusetGroup>,
     /// Minimum work per second of services, reported by their state; the first entry that names a service counts.
     pub service_floors: Vec<ServiceFloorConfig>,
-    /// Slowdowns that several services share by weight.
-    pub budgets: Vec<BudgetConfig>,
-}
-
-/// A slowdown that several services share.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct BudgetConfig {
-    /// Sum of the maximum slowdowns of the services that run: `0.3` or `"30%"`.
-    #[serde(deserialize_with = "crate::goals::required_max_slowdown")]
-    pub max_slowdown: f64,
-    /// The services with their weights; the first entry that names a service counts.
-    pub services: Vec<BudgetServiceConfig>,
-}
-
-/// The weight of services in a budget.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct BudgetServiceConfig {
-    /// The service by its name or `kind/name`; `*` and `?` are wildcards within a component.
-    pub service: String,
-    /// Weight of each service with this name.
-    #[serde(default = "crate::goals::default_priority")]
-    pub weight: f64,
 }
 
 /// The floor of a service.
@@ -396,32 +372,6 @@ impl ManageConfig {
                 format!("{progress_file:?}"),
                 "an absolute path",
             );
-        }
-        for (index, budget) in self.budgets.iter().enumerate() {
-            let field = format!("budgets[{index}].services");
-            check.require(
-                !budget.services.is_empty(),
-                &field,
-                "no service",
-                "at least one",
-            );
-            for (position, BudgetServiceConfig { service, weight }) in
-                budget.services.iter().enumerate()
-            {
-                let field = |key: &str| format!("{field}[{position}].{key}");
-                check.require(
-                    is_service_pattern(service),
-                    &field("service"),
-                    format!("'{service}'"),
-                    EXPECTED_SERVICE,
-                );
-                check.require(
-                    is_positive(*weight),
-                    &field("weight"),
-                    weight,
-                    "a positive number",
-                );
-            }
         }
     }
 

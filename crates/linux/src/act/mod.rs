@@ -2,7 +2,6 @@
 
 pub mod actuator;
 pub(crate) mod boundaries;
-pub mod budgets;
 pub(crate) mod changes;
 pub mod colors;
 pub mod cpusets;

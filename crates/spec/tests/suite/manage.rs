@@ -27,9 +27,6 @@ fn a_configuration_is_read() {
         [[cpusets]]
         cgroup = "/system.slice/backup.service"
         cpus = "0-1,4"
-        [[budgets]]
-        max_slowdown = "30%"
-        services = [{ service = "redis", weight = 2 }, { service = "pod/shop/*" }]
     "#;
     let config = parse_manage_config("c.toml", text, &user_id_of).unwrap();
     assert!(config.mode == ManageMode::Act && config.rollback.enabled);
@@ -45,15 +42,6 @@ fn a_configuration_is_read() {
         (RuleAction::Observe, None)
     );
     assert_eq!(config.cpusets[0].cpus.to_string(), "0-1,4");
-    let weights = config.budgets[0]
-        .services
-        .iter()
-        .map(|entry| (entry.service.as_str(), entry.weight));
-    assert_eq!(config.budgets[0].max_slowdown, 0.3);
-    assert_eq!(
-        weights.collect::<Vec<_>>(),
-        [("redis", 2.0), ("pod/shop/*", 1.0)]
-    );
     let empty = parse_manage_config("c.toml", "", &user_id_of).unwrap();
     assert!(empty.mode == ManageMode::Observe && empty.rules.is_empty());
 }
@@ -211,22 +199,6 @@ fn errors_have_their_line() {
         (
             "[[cpusets]]\ncgroup = \"/a\"\ncpus = \"0\"\n[[cpusets]]\ncgroup = \"/a\"\ncpus = \"1\"",
             "field 'cpusets[1].cgroup': found '/a' again",
-        ),
-        (
-            "[[budgets]]\nservices = [{ service = \"a\" }]",
-            "field 'budgets[0].max_slowdown': found nothing, expected this field",
-        ),
-        (
-            "[[budgets]]\nmax_slowdown = 5\nservices = []",
-            "c.toml:2:16: field 'budgets[0].max_slowdown': found 5",
-        ),
-        (
-            "[[budgets]]\nmax_slowdown = 0.1\nservices = []",
-            "c.toml:3:12: field 'budgets[0].services': found no service",
-        ),
-        (
-            "[[budgets]]\nmax_slowdown = 0.1\nservices = [{ service = \"a\", weight = 0 }]",
-            "field 'budgets[0].services[0].weight': found 0, expected a positive number",
         ),
         (
             "[rollback]\ntrial_windows = 1",

@@ -24,6 +24,7 @@ mod prefetch;
 mod probe;
 mod queue;
 mod request;
+mod rrip;
 mod sampling;
 mod scan;
 mod server;

@@ -634,9 +634,9 @@ mod tests {
         for (index, cpu) in topology.cpus.iter_mut().enumerate() {
             cpu.memory_node = (index * 4 / cpu_count) as u32;
         }
-        let machine = build_machine("x", &topology, HostFacts::default()).unwrap();
+        let machine = build_machine("x", &topology, HostFacts::default(), None).unwrap();
         assert_eq!(machine.memory.nodes, machine.packages);
-        assert!(machine.sources[0].contains("memory nodes (4, described as 1"));
+        assert!(machine.sources[0].contains("memory.nodes (4, described as 1"));
     }
 
     /// Is a module's shared L1 for instructions described so that every command accepts the machine?
@@ -652,7 +652,7 @@ mod tests {
             ..pair[0].clone()
         });
         topology.caches = pairs.chain(others).collect();
-        let text = machine_text("x", &topology, HostFacts::default()).unwrap();
+        let text = machine_text("x", &topology, HostFacts::default(), None).unwrap();
         let machine = cachemate_spec::parse_machine("x", &text).unwrap();
         assert_eq!(machine.caches[0].shared_by_cores, 1);
     }

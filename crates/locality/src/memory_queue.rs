@@ -120,10 +120,15 @@ impl LineSource {
             + self.demand_waits * (waits.demand - solo.demand)
             + self.late_waits * (waits.prefetched - solo.prefetched);
         let prefetched_reads = (self.reads - self.demand_reads).max(0.0);
-        let held = self.reads * self.round_trip_cycles
-            + self.demand_reads * waits.demand
-            + prefetched_reads * waits.mean;
-        waiting.max(held / self.in_flight()).max(f64::MIN_POSITIVE)
+        let held = |waits: LineWaits| {
+            self.reads * self.round_trip_cycles
+                + self.demand_reads * waits.demand
+                + prefetched_reads * waits.mean
+        };
+        let in_flight = self
+            .in_flight()
+            .max(held(solo) / self.cycles.max(f64::MIN_POSITIVE));
+        waiting.max(held(waits) / in_flight).max(f64::MIN_POSITIVE)
     }
 }
 
@@ -271,7 +276,9 @@ impl QueueStation {
     pub fn added_cycles(&self, source: &LineSource, solution: &QueueSolution) -> f64 {
         let solo = self.solo_waits(source);
         let (_, cycles) = self.waits(source, solution.lines_ahead, solo);
-        let most = source.lines / source.in_flight() * self.most_added_wait(source, solution);
+        let waits = source.demand_waits + source.late_waits;
+        let replacements = (source.lines / source.in_flight()).max(waits);
+        let most = replacements * self.most_added_wait(source, solution);
         (cycles - source.cycles - source.added_elsewhere_cycles).clamp(0.0, most)
     }
 

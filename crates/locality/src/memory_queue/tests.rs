@@ -209,7 +209,9 @@ proptest! {
             }
             prop_assert!(waits.demand <= waits.mean + station.solo_waits(source).mean + 1e-9);
             let added = station.added_cycles(source, &solution);
-            let most = source.lines / source.in_flight() * others * cycles_per_line;
+            let waits = source.demand_waits + source.late_waits;
+            let replacements = (source.lines / source.in_flight()).max(waits);
+            let most = replacements * others * cycles_per_line;
             prop_assert!(added >= 0.0 && added <= most * (1.0 + 1e-9), "{added} {most}");
         }
     }

@@ -701,22 +701,25 @@ mod tests {
     }
 
     /// Do streams on 2 and 4 cores slow each other down as on the cycle-level machine, from a memory that they saturate four
-    /// times over to one that they hardly use?
+    /// times over to one that they hardly use? Prefetchers are off, because the machine drops prefetches of a busy memory,
+    /// which is another effect.
     #[test]
     fn streams_slow_each_other_down_as_on_the_cycle_level_machine() {
+        let mut rows = Vec::new();
         for gigabytes_per_s in [2.0, 6.0, 50.0] {
             let mut machine = cachemate_spec::load_machine("opteron-2350").unwrap();
+            machine.prefetchers.clear();
             machine.memory.bytes_per_cycle = gigabytes_per_s * 1e9 / machine.hertz as f64;
-            for cores in [2, 4] {
+            for cores in [1, 2, 4] {
                 let kernels = vec!["libquantum"; cores];
                 let (forecast, truth) = forecast_and_true_slowdown(&machine, &kernels);
-                let ratio = (1.0 + forecast) / (1.0 + truth);
-                assert!(
-                    (ratio - 1.0).abs() < 0.15,
-                    "{gigabytes_per_s} GB/s, {cores} cores: {forecast} {truth}"
-                );
+                rows.push((gigabytes_per_s, cores, forecast, truth));
             }
         }
+        let is_near = |&(_, _, forecast, truth): &(f64, usize, f64, f64)| {
+            ((1.0 + forecast) / (1.0 + truth) - 1.0).abs() < 0.15
+        };
+        assert!(rows.iter().all(is_near), "{rows:.3?}");
     }
 
     fn bundled_recording(name: &str) -> std::path::PathBuf {

@@ -175,8 +175,8 @@ impl ReplacementPolicy {
     }
 }
 
-const SRRIP_STREAM_INSERTION: f64 = 0.25;
-const DRRIP_STREAM_INSERTION: f64 = 0.1;
+const SRRIP_STREAM_INSERTION: f64 = 0.8;
+const DRRIP_STREAM_INSERTION: f64 = 0.6;
 
 /// The address from which the set index is taken. Tags are physical.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -46,6 +46,9 @@ pub struct CorunBench {
     /// Companions of each program
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=20))]
     companions: u32,
+    /// Source of the cycles and overlap of recorded programs, as predict has it: solo-run or prior, which takes a second
+    #[arg(long, value_name = "SOURCE", default_value = "solo-run")]
+    timing: String,
     /// Directory of the table, the JSON and the picture, which must exist
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -117,7 +120,7 @@ impl CorunBench {
                 programs.len()
             );
         }
-        let forecasts = bench.forecast(&programs)?;
+        let forecasts = bench.forecast(&programs, &self.timing)?;
         let mut pairs = choose_pairs(
             &programs,
             &forecasts,
@@ -125,6 +128,13 @@ impl CorunBench {
             &mut generator,
         );
         let deadline = start + total.mul_f64(MEASURING_SHARE);
+        if Instant::now() >= deadline {
+            bail!(
+                "the forecasts took {:.0} s, so that no time is left to measure: expected --minutes of more, or fewer \
+                 programs",
+                start.elapsed().as_secs_f64()
+            );
+        }
         bench.measure_pairs(&set, &programs, &mut pairs, deadline)?;
         let report = CorunReport::new(pairs, start.elapsed(), self.seed);
         report.print(self.json, self.out.as_deref())
@@ -177,7 +187,11 @@ impl CorunHost {
     }
 
     /// Records the programs and forecasts the slowdown of each beside each.
-    fn forecast(&self, programs: &[Workload]) -> anyhow::Result<Vec<Vec<PercentInterval>>> {
+    fn forecast(
+        &self,
+        programs: &[Workload],
+        timing: &str,
+    ) -> anyhow::Result<Vec<Vec<PercentInterval>>> {
         let mut files = Vec::new();
         for program in programs {
             eprintln!("recording {}", program.name);
@@ -191,7 +205,7 @@ impl CorunHost {
             files.push(path_text);
         }
         eprintln!("forecasting {} programs", programs.len());
-        let mut args = vec!["--quiet", "predict", "--json"];
+        let mut args = vec!["--quiet", "predict", "--json", "--timing", timing];
         args.extend(files.iter().map(String::as_str));
         let text = run_command(&self.command, &args)?;
         let value: serde_json::Value = serde_json::from_str(&text)?;

@@ -33,7 +33,8 @@ impl IntervalEngine {
             memory_traffic(&self.occupancy_models[model_index], &self.slots, controller);
         self.traffic[model_index] = new_traffic;
         let load_shift = (new_traffic - old_traffic) * controller.cycles_per_line();
-        controller.load = (controller.load + load_shift).clamp(0.0, 1.0);
+        // More traffic than a full server transfers must be noticed too, because its queue then grows.
+        controller.load = (controller.load + load_shift).max(0.0);
         let load_change = (controller.load - self.reported_load[node]).abs();
         if load_change > MIN_REPORTED_LOAD_CHANGE * (1.0 - controller.load).max(0.05) * 4.0
             || !self.memory.buses.is_empty()

@@ -511,6 +511,7 @@ mod tests {
     use super::*;
     use crate::corun::CoRunBench;
     use crate::interval::fixtures::{cache_lines, reuser, stream};
+    use cachemate_core::ReplacementPolicy;
     use cachemate_core::SplitMix64;
     use cachemate_interval::{IntervalJob, closed_form};
     use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -718,6 +719,36 @@ mod tests {
         }
         let is_near = |&(_, _, forecast, truth): &(f64, usize, f64, f64)| {
             ((1.0 + forecast) / (1.0 + truth) - 1.0).abs() < 0.15
+        };
+        assert!(rows.iter().all(is_near), "{rows:.3?}");
+    }
+
+    /// Does a program that reuses its lines lose to a stream what the cycle-level machine says, under LRU, under SRRIP and under
+    /// DRRIP, whose insertion of streams the machine's description implies?
+    #[test]
+    fn a_stream_takes_what_the_replacement_policy_leaves_it() {
+        let mut rows = Vec::new();
+        for replacement in [
+            ReplacementPolicy::Lru,
+            ReplacementPolicy::Srrip,
+            ReplacementPolicy::Drrip,
+        ] {
+            for victim in ["art", "omnetpp"] {
+                let mut machine = cachemate_spec::load_machine("opteron-2350").unwrap();
+                machine.prefetchers.clear();
+                let level = machine.last_level_cache().map(|cache| cache.level);
+                for cache in machine.caches.iter_mut() {
+                    if Some(cache.level) == level {
+                        cache.replacement = replacement;
+                    }
+                }
+                let (forecast, truth) =
+                    forecast_and_true_slowdown(&machine, &[victim, "libquantum"]);
+                rows.push((replacement, victim, forecast, truth));
+            }
+        }
+        let is_near = |&(_, _, forecast, truth): &(ReplacementPolicy, &str, f64, f64)| {
+            (forecast - truth).abs() < 0.05
         };
         assert!(rows.iter().all(is_near), "{rows:.3?}");
     }

@@ -388,9 +388,9 @@ impl TagStore {
             .find(|&way| predictions[way] == latest)
             .unwrap_or(0);
         let raise = rrip::DISTANT.saturating_sub(latest);
-        for way in 0..predictions.len() {
+        for (way, prediction) in predictions.iter_mut().enumerate() {
             if is_allowed(way) {
-                predictions[way] += raise;
+                *prediction += raise;
             }
         }
         victim

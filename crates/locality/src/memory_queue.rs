@@ -16,7 +16,7 @@
 //! Properties: a program alone waits as its profile says; a wait beyond that is at most the others' lines in flight
 //! times the time of a line; throughput never exceeds one line per time of a line. Among several servers, those that
 //! are busy are found by Sakasegawa's (1977) probability. A demand read that passes other lines waits for other demand
-//! reads, and for the line in service (Cobham 1954).
+//! reads, for the line in service (Cobham 1954), and for what exceeds the queue that it may pass.
 
 /// A server of lines.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,6 +91,8 @@ pub struct LineWaits {
 }
 
 const MAX_ITERATIONS: u32 = 40;
+/// Number of waiting lines that a line with priority may pass: write queues have this length and are drained when full.
+const MAX_PASSED_LINES: f64 = 32.0;
 /// Number of rounds in which a program's speed and the share of its own lines in the queue agree.
 const OWN_LINE_ROUNDS: u32 = 4;
 /// Tolerance of the solution, as a share of the number of lines ahead and one more.
@@ -176,7 +178,8 @@ impl QueueStation {
     fn waits_behind(&self, lines: f64) -> LineWaits {
         let lines = lines.max(0.0);
         let mean = self.cycles_per_line * lines;
-        let demand = mean / (1.0 + 2.0 * lines * (1.0 - self.priority_share));
+        let passing = mean / (1.0 + 2.0 * lines * (1.0 - self.priority_share));
+        let demand = passing.max(self.cycles_per_line * (lines - self.most_passed_lines()));
         let prefetched = if self.do_prefetches_pass {
             demand
         } else {
@@ -186,6 +189,15 @@ impl QueueStation {
             demand,
             prefetched: mean_below_limit(self.max_prefetch_wait_cycles, prefetched),
             mean,
+        }
+    }
+
+    /// Returns the number of other lines that a line with priority may pass.
+    fn most_passed_lines(&self) -> f64 {
+        if self.priority_share < 1.0 {
+            MAX_PASSED_LINES
+        } else {
+            0.0
         }
     }
 
@@ -313,7 +325,12 @@ impl QueueStation {
             (waiting + self.lines_in_service(load), load)
         };
 
-        let (mut low, mut high) = (0.0, in_flight + self.servers);
+        // Writes wait without being in flight: those that follow the reads, and those that lines with priority pass.
+        let with_writes = |source: &LineSource| {
+            source.in_flight() * (source.lines / source.reads.max(1e-12)).clamp(1.0, 2.0)
+        };
+        let most_waiting: f64 = sources.iter().map(with_writes).sum();
+        let (mut low, mut high) = (0.0, most_waiting + self.servers + self.most_passed_lines());
         let mut root = start.clamp(low, high);
         let (mut low_excess, mut high_excess) = (f64::NAN, f64::NAN);
         let mut load = 0.0;

@@ -143,7 +143,13 @@ impl HostIdentity {
     fn path(&self) -> PathBuf {
         let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
         let name: String = self.host.chars().filter(is_plain).collect();
-        paths::cache_dir().join(format!("calibration-{name}.json"))
+        // Without optimization, the loops measure themselves, and nobody else may use what they find.
+        let build = if cfg!(debug_assertions) {
+            "-unoptimized"
+        } else {
+            ""
+        };
+        paths::cache_dir().join(format!("calibration-{name}{build}.json"))
     }
 
     /// Returns the stored calibration if it is of this host, kernel and processor.

@@ -27,7 +27,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 
 use self::report::CorunReport;
-use self::workloads::{Workload, WorkloadSet};
+use self::workloads::{CorunProgram, CorunProgramSet};
 use crate::bench_host::{median, run_command, sorted};
 use crate::live::{find_command, find_two_cpus};
 
@@ -112,7 +112,7 @@ impl CorunBench {
         };
         let cache_bytes = bench.shared_cache_bytes()?;
         let mut generator = SplitMix64::new(self.seed);
-        let set = WorkloadSet::prepare(&bench, cache_bytes)?;
+        let set = CorunProgramSet::prepare(&bench, cache_bytes)?;
         let programs = set.choose(self.programs as usize, &mut generator);
         if programs.len() < 2 {
             bail!(
@@ -143,7 +143,7 @@ impl CorunBench {
 
 /// Returns the pairs to measure: for each program, companions drawn at random.
 fn choose_pairs(
-    programs: &[Workload],
+    programs: &[CorunProgram],
     forecasts: &[Vec<PercentInterval>],
     companions: usize,
     generator: &mut SplitMix64,
@@ -189,7 +189,7 @@ impl CorunHost {
     /// Records the programs and forecasts the slowdown of each beside each.
     fn forecast(
         &self,
-        programs: &[Workload],
+        programs: &[CorunProgram],
         timing: &str,
     ) -> anyhow::Result<Vec<Vec<PercentInterval>>> {
         let mut files = Vec::new();
@@ -233,8 +233,8 @@ impl CorunHost {
 
     fn measure_pairs(
         &self,
-        set: &WorkloadSet,
-        programs: &[Workload],
+        set: &CorunProgramSet,
+        programs: &[CorunProgram],
         pairs: &mut [CorunPair],
         deadline: Instant,
     ) -> anyhow::Result<()> {
@@ -284,7 +284,11 @@ impl CorunHost {
     }
 
     /// Returns the user and system time of a program that runs to its end beside another one.
-    pub fn time_beside(&self, program: &Workload, companion: &Workload) -> anyhow::Result<f64> {
+    pub fn time_beside(
+        &self,
+        program: &CorunProgram,
+        companion: &CorunProgram,
+    ) -> anyhow::Result<f64> {
         let _companion = Companion::start(self, companion)?;
         std::thread::sleep(SETTLING_TIME);
         self.time_alone(&program.command)
@@ -335,7 +339,7 @@ fn wait_for_time(child: Child, name: &str) -> anyhow::Result<f64> {
 struct Companion(Child);
 
 impl Companion {
-    fn start(host: &CorunHost, workload: &Workload) -> anyhow::Result<Self> {
+    fn start(host: &CorunHost, workload: &CorunProgram) -> anyhow::Result<Self> {
         let script = "while :; do \"$@\" >/dev/null 2>&1 || sleep 0.1; done";
         let mut command: Vec<String> = ["sh", "-c", script, "sh"]
             .iter()

@@ -9,7 +9,7 @@ use super::{CorunHost, write_input};
 
 /// A program with a fixed amount of work.
 #[derive(Clone, Debug)]
-pub struct Workload {
+pub struct CorunProgram {
     pub name: String,
     pub command: Vec<String>,
     /// The same program with much more work, for a companion that must not end.
@@ -19,11 +19,11 @@ pub struct Workload {
 }
 
 /// All programs that can be run here.
-pub struct WorkloadSet {
+pub struct CorunProgramSet {
     /// What a program runs beside to be alone with the caches.
-    pub spinner: Workload,
-    own: Vec<Workload>,
-    installed: Vec<Workload>,
+    pub spinner: CorunProgram,
+    own: Vec<CorunProgram>,
+    installed: Vec<CorunProgram>,
 }
 
 const KERNEL_SOURCE: &str = include_str!("kernels.c");
@@ -44,7 +44,7 @@ const RUN_SECONDS: f64 = 0.5;
 /// Work of a companion, as a multiple of a run.
 const ENDLESS_FACTOR: u64 = 10_000;
 
-impl WorkloadSet {
+impl CorunProgramSet {
     /// Compiles the kernels, finds how much work fills a run, and writes the inputs of the other programs.
     pub fn prepare(host: &CorunHost, cache_bytes: u64) -> anyhow::Result<Self> {
         let source = write_input(&host.dir, "kernels.c", KERNEL_SOURCE.as_bytes())?;
@@ -68,7 +68,7 @@ impl WorkloadSet {
             }
             let unit_seconds = ((times[1] - times[0]) / (3.0 * first_units as f64)).max(1e-11);
             let units = (RUN_SECONDS / unit_seconds) as u64 + 1;
-            anyhow::Ok(Workload {
+            anyhow::Ok(CorunProgram {
                 name,
                 command: kernel(kind, bytes, units),
                 endless_command: kernel(kind, bytes, units.saturating_mul(ENDLESS_FACTOR)),
@@ -88,7 +88,7 @@ impl WorkloadSet {
         for (name, command) in installed_programs(host)? {
             // One that fails here, for example for want of a module, is left out.
             match host.time_alone(&command) {
-                Ok(seconds) if seconds > 0.05 => installed.push(Workload {
+                Ok(seconds) if seconds > 0.05 => installed.push(CorunProgram {
                     name,
                     endless_command: command.clone(),
                     command,
@@ -98,7 +98,7 @@ impl WorkloadSet {
                 Err(error) => eprintln!("{name} is left out: {error:#}"),
             }
         }
-        Ok(WorkloadSet {
+        Ok(CorunProgramSet {
             spinner,
             own,
             installed,
@@ -106,18 +106,18 @@ impl WorkloadSet {
     }
 
     /// Draws programs: up to half of them installed ones, and each kernel once before any is drawn at a second size.
-    pub fn choose(&self, count: usize, generator: &mut SplitMix64) -> Vec<Workload> {
-        let mut shuffled = |workloads: &[Workload]| {
+    pub fn choose(&self, count: usize, generator: &mut SplitMix64) -> Vec<CorunProgram> {
+        let mut shuffled = |workloads: &[CorunProgram]| {
             let mut workloads = workloads.to_vec();
             for last in (1..workloads.len()).rev() {
                 workloads.swap(last, generator.draw_below(last as u64 + 1) as usize);
             }
             workloads
         };
-        let mut chosen: Vec<Workload> = shuffled(&self.installed);
+        let mut chosen: Vec<CorunProgram> = shuffled(&self.installed);
         chosen.truncate(count / 2);
         let mut own = shuffled(&self.own);
-        let kind_of = |workload: &Workload| workload.command[1].clone();
+        let kind_of = |workload: &CorunProgram| workload.command[1].clone();
         let mut rounds = 0;
         while chosen.len() < count && !own.is_empty() && rounds < SIZES.len() {
             let mut kinds = std::collections::BTreeSet::new();
@@ -309,8 +309,8 @@ fn functions(count: usize) -> String {
 mod tests {
     use super::*;
 
-    fn workload(kind: &str, size: &str) -> Workload {
-        Workload {
+    fn workload(kind: &str, size: &str) -> CorunProgram {
+        CorunProgram {
             name: format!("{kind}-{size}"),
             command: vec!["kernels".to_string(), kind.to_string()],
             endless_command: Vec::new(),
@@ -325,7 +325,7 @@ mod tests {
         let own = kinds
             .iter()
             .flat_map(|kind| ["below", "near"].map(|size| workload(kind, size)));
-        let set = WorkloadSet {
+        let set = CorunProgramSet {
             spinner: workload("spin", ""),
             own: own.collect(),
             installed: (0..9)

@@ -13,8 +13,13 @@
    window; near them every access calls it, so that the window is exact to the access); an L1 filter (set-associative LRU,
    one per thread, kept coherent: a store takes the line from the others) lets through what a cache would have to ask
    for, its misses and the stores to lines that others may have; they leave as varints in chunks of at most PIPE_BUF
-   bytes, which a pipe writes whole, so that many processes can share one FIFO. README.md describes the chunks. */
+   bytes, which a pipe writes whole, so that many processes can share one FIFO. README.md describes the chunks.
 
+   A record names the youngest recorded load that its address depends on. Within a block the loads behind an address are
+   known when it is translated; a general register remembers the description of its last value, so that they are known
+   across blocks. Only recorded accesses look: hits run no code for it. */
+
+#include "libvex_guest_offsets.h"
 #include "pub_tool_basics.h"
 #include "pub_tool_clientstate.h"
 #include "pub_tool_libcassert.h"
@@ -113,6 +118,90 @@ static Bool l1_share(ULong *tags, ULong line)
    return False;
 }
 
+/* ---- What an address depends on ---- */
+#define MAX_SOURCES 3
+#define MAX_DEPTH 4
+#define REGISTERS 16
+
+typedef struct Load Load;
+
+/* The loads and registers from which a value was computed. Of more, the first are left out. */
+typedef struct {
+   UInt count;
+   ULong of[MAX_SOURCES]; /* a register's number plus 1, or a Load */
+} Sources;
+
+typedef struct {
+   ULong begin, before; /* instructions of the thread when its last two runs began, written by the block itself */
+} Block;
+
+/* A load in a translated block, and the last time that it was recorded. */
+struct Load {
+   Block *block;
+   Sources address;
+   ULong record; /* number of the record in its thread, 0 = never recorded */
+   ULong at;     /* instructions of the thread by then */
+   UInt thread;
+};
+
+/* An access in a translated block. */
+typedef struct {
+   UInt counted; /* instructions since the last flush, itself included */
+   UInt index;   /* instructions since the start of the block */
+   UShort size, site;
+   Bool store;
+   Block *block;
+   Sources address;
+   Load *load; /* NULL for a store */
+} Access;
+
+/* The description of each general register's last value in the running thread, 0 = no load; written by the blocks. */
+static Sources *written[REGISTERS];
+
+/* Descriptions live until all translations are discarded. */
+typedef struct Arena {
+   struct Arena *next;
+   SizeT used;
+   UChar bytes[64 * 1024 - 16];
+} Arena;
+static Arena *arena;
+
+static void *describe(SizeT bytes)
+{
+   bytes = (bytes + 7) & ~(SizeT)7;
+   if (!arena || arena->used + bytes > sizeof(arena->bytes)) {
+      Arena *grown = VG_(malloc)("cm.arena", sizeof(Arena));
+      grown->next = arena;
+      grown->used = 0;
+      arena = grown;
+   }
+   void *made = arena->bytes + arena->used;
+   arena->used += bytes;
+   VG_(memset)(made, 0, bytes);
+   return made;
+}
+
+static inline Bool is_register(ULong source) { return source >= 1 && source <= REGISTERS; }
+
+static void add_source(Sources *to, ULong source)
+{
+   for (UInt i = 0; i < to->count; i++)
+      if (to->of[i] == source)
+         return;
+   if (to->count == MAX_SOURCES) {
+      for (UInt i = 1; i < MAX_SOURCES; i++)
+         to->of[i - 1] = to->of[i];
+      to->count--;
+   }
+   to->of[to->count++] = source;
+}
+
+static void add_sources(Sources *to, const Sources *from)
+{
+   for (UInt i = 0; i < from->count; i++)
+      add_source(to, from->of[i]);
+}
+
 /* ---- Threads: Valgrind reuses its ids, so each creation gets a number of its own. ---- */
 typedef struct {
    Bool live;
@@ -122,6 +211,8 @@ typedef struct {
    ULong instructions, accesses; /* since its start, while not running */
    ULong window_instructions, window_accesses; /* of these, before the window */
    ULong recorded_at;            /* instructions at its last record */
+   ULong records;
+   Sources *written[REGISTERS];  /* while not running */
 } Thread;
 
 static Thread *threads; /* by Valgrind's id */
@@ -139,7 +230,7 @@ static enum { WAITING, SKIPPING, RECORDING, PAUSED, OFF } mode = RECORDING;
 static ULong begun_ms;
 
 /* ---- Chunks ---- */
-#define CHUNK_MAGIC 0x314b4d43u /* CMK1 */
+#define CHUNK_MAGIC 0x324b4d43u /* CMK2 */
 #define CHUNK_BYTES 4096u       /* PIPE_BUF */
 #define NO_THREAD 0xffffffffu   /* a chunk that speaks for the process */
 enum { FLAG_START = 1, FLAG_END = 2, FLAG_MAX = 4, FLAG_BURST = 8 };
@@ -203,10 +294,47 @@ static inline void put(ULong value)
    chunk[chunk_used++] = value;
 }
 
-static void record(Addr address, UInt size, UInt store, ULong now)
+/* The youngest record behind a value. `begin` is the start of the block's present run if the value was computed in it, and
+   NOT_HERE if a register kept it. */
+#define NOT_HERE (~0ULL)
+static ULong youngest(const Sources *sources, const Block *here, ULong begin, UInt depth)
 {
-   if (UNLIKELY(chunk_used > CHUNK_BYTES - 3 * 10))
+   ULong found = 0;
+   for (UInt i = 0; i < sources->count; i++) {
+      ULong source = sources->of[i], record = 0;
+      if (is_register(source)) {
+         const Sources *last = written[source - 1];
+         if (last && depth)
+            record = youngest(last, here, NOT_HERE, depth - 1);
+      } else {
+         const Load *load = (const Load *)(Addr)source;
+         /* A register kept its value since the last run of another block, or the run before of this one. */
+         ULong from = begin != NOT_HERE ? begin : load->block == here ? here->before : load->block->begin;
+         Bool mine = load->record && load->thread == current->number;
+         if (mine && (load->at > from || !depth))
+            record = load->record;
+         else if (depth)
+            record = youngest(&load->address, here, begin, depth - 1);
+      }
+      if (record > found)
+         found = record;
+   }
+   return found;
+}
+
+static void record(Addr address, UInt size, const Access *access, ULong now)
+{
+   UInt store = access->store;
+   if (UNLIKELY(chunk_used > CHUNK_BYTES - 3 * 10 - 3))
       send(0);
+   ULong number = ++current->records;
+   ULong source = youngest(&access->address, access->block, now - access->index, MAX_DEPTH);
+   ULong distance = source ? number - source : 0;
+   if (access->load) {
+      access->load->record = number;
+      access->load->at = now;
+      access->load->thread = current->number;
+   }
    UInt code = 7;
    if (LIKELY(size <= 64 && (size & (size - 1)) == 0))
       code = __builtin_ctz(size);
@@ -216,15 +344,14 @@ static void record(Addr address, UInt size, UInt store, ULong now)
    ULong difference = address - chunk_address;
    put(difference << 1 ^ (ULong)((Long)difference >> 63));
    chunk_address = address;
+   chunk[chunk_used++] = distance > 254 ? 255 : distance;
+   chunk[chunk_used++] = access->site & 0xff;
+   chunk[chunk_used++] = access->site >> 8;
    current->recorded_at = now;
    chunk_records++;
 }
 
 /* ---- Called for every data access ---- */
-#define IMM_STORE 1u
-#define IMM_SIZE_SHIFT 1
-#define IMM_COUNT_SHIFT 16
-
 /* False where a cache would have to ask for the line, or for it alone. */
 static Bool line_hits(ULong line, UInt store)
 {
@@ -260,15 +387,14 @@ static Bool filter_hits(Addr *address, UInt *size, UInt store)
    return hit;
 }
 
-/* `imm` says what the access is and how many instructions were executed since the last flush, itself included. */
-static VG_REGPARM(2) void on_access(Addr address, UWord imm)
+static VG_REGPARM(2) void on_access(Addr address, Access *access)
 {
-   UInt store = imm & IMM_STORE, size = imm >> IMM_SIZE_SHIFT & 0x7fff;
+   UInt size = access->size;
    if (LIKELY(mode == RECORDING)) {
-      if (!clo_l1_bytes || !filter_hits(&address, &size, store))
-         record(address, size, store, instructions + (imm >> IMM_COUNT_SHIFT));
+      if (!clo_l1_bytes || !filter_hits(&address, &size, access->store))
+         record(address, size, access, instructions + access->counted);
    } else if (mode == SKIPPING && clo_l1_bytes)
-      filter_hits(&address, &size, store);
+      filter_hits(&address, &size, access->store);
 }
 
 /* The window begins behind this access. */
@@ -282,13 +408,13 @@ static void begin_window(ULong now)
    mode = RECORDING;
 }
 
-static VG_REGPARM(2) void on_exact_access(Addr address, UWord imm)
+static VG_REGPARM(2) void on_exact_access(Addr address, Access *access)
 {
    if (UNLIKELY(mode == OFF))
       return;
    accesses++;
-   ULong seen = seen_elsewhere + accesses, now = instructions + (imm >> IMM_COUNT_SHIFT);
-   on_access(address, imm);
+   ULong seen = seen_elsewhere + accesses, now = instructions + access->counted;
+   on_access(address, access);
    if (UNLIKELY(mode == SKIPPING && seen == clo_skip))
       begin_window(now);
    if (UNLIKELY(mode == RECORDING && seen - clo_skip >= clo_max)) {
@@ -318,10 +444,73 @@ static Bool near_an_end(void)
 typedef struct {
    IRSB *out;
    UWord counted, made; /* instructions and accesses since the last flush */
+   UWord index;         /* instructions since the start */
+   UShort site;         /* of this instruction */
    /* A load that a store of the same instruction may turn into a modify. */
    IRExpr *load_address, *load_guard;
    Int load_size;
+   Load *load;
+   Block *block;
+   Sources *temps;             /* by temporary of the block */
+   Sources registers[REGISTERS];
+   UInt changed; /* registers, as bits, whose new description the block has not written yet */
 } Build;
+
+/* The general register of an offset in the guest's state, -1 if there is none. */
+static Int register_of(Int offset)
+{
+   Int first = OFFSET_amd64_RAX;
+   return offset >= first && offset < first + 8 * REGISTERS ? (offset - first) / 8 : -1;
+}
+
+static void add_atom(Build *b, Sources *to, const IRExpr *atom)
+{
+   if (atom->tag == Iex_RdTmp)
+      add_sources(to, &b->temps[atom->Iex.RdTmp.tmp]);
+}
+
+static Sources sources_of(Build *b, const IRExpr *atom)
+{
+   Sources sources = {0};
+   add_atom(b, &sources, atom);
+   return sources;
+}
+
+/* What the value of an expression without a load depends on. */
+static Sources sources_of_data(Build *b, const IRExpr *data)
+{
+   Sources sources = {0};
+   switch (data->tag) {
+   case Iex_Get: {
+      Int number = register_of(data->Iex.Get.offset);
+      if (number >= 0)
+         add_sources(&sources, &b->registers[number]);
+      break;
+   }
+   case Iex_RdTmp:
+      add_atom(b, &sources, data);
+      break;
+   case Iex_Unop:
+      add_atom(b, &sources, data->Iex.Unop.arg);
+      break;
+   case Iex_Binop:
+      add_atom(b, &sources, data->Iex.Binop.arg1);
+      add_atom(b, &sources, data->Iex.Binop.arg2);
+      break;
+   case Iex_Triop:
+      add_atom(b, &sources, data->Iex.Triop.details->arg1);
+      add_atom(b, &sources, data->Iex.Triop.details->arg2);
+      add_atom(b, &sources, data->Iex.Triop.details->arg3);
+      break;
+   case Iex_ITE:
+      add_atom(b, &sources, data->Iex.ITE.iftrue);
+      add_atom(b, &sources, data->Iex.ITE.iffalse);
+      break;
+   default:
+      break;
+   }
+   return sources;
+}
 
 static IRExpr *assign(Build *b, IRType type, IRExpr *value)
 {
@@ -351,10 +540,18 @@ static IRExpr *slow_path(Build *b, IRExpr *address, Int size)
    return assign(b, Ity_I1, IRExpr_Binop(Iop_CmpNE64, off, number64(0)));
 }
 
-static void emit(Build *b, IRExpr *address, Int size, Bool store, IRExpr *guard)
+static void emit(Build *b, IRExpr *address, Int size, Load *load, IRExpr *guard)
 {
-   UWord imm = b->counted << IMM_COUNT_SHIFT | (UWord)(size & 0x7fff) << IMM_SIZE_SHIFT | (store ? IMM_STORE : 0);
-   IRExpr **arguments = mkIRExprVec_2(address, mkIRExpr_HWord(imm));
+   Access *access = describe(sizeof(Access));
+   access->counted = b->counted;
+   access->index = b->index;
+   access->size = size;
+   access->site = b->site;
+   access->store = load == NULL;
+   access->block = b->block;
+   access->address = load ? load->address : sources_of(b, address);
+   access->load = load;
+   IRExpr **arguments = mkIRExprVec_2(address, mkIRExpr_HWord((HWord)access));
    IRDirty *call = exact ? unsafeIRDirty_0_N(2, "on_exact_access", VG_(fnptr_to_fnentry)(&on_exact_access), arguments)
                          : unsafeIRDirty_0_N(2, "on_access", VG_(fnptr_to_fnentry)(&on_access), arguments);
    if (guard)
@@ -374,10 +571,25 @@ static void emit(Build *b, IRExpr *address, Int size, Bool store, IRExpr *guard)
       b->made++;
 }
 
+static void flush_registers(Build *b)
+{
+   for (UInt number = 0; b->changed; number++, b->changed >>= 1) {
+      if (!(b->changed & 1))
+         continue;
+      Sources *kept = NULL;
+      if (b->registers[number].count) {
+         kept = describe(sizeof(Sources));
+         *kept = b->registers[number];
+      }
+      IRExpr *where = mkIRExpr_HWord((HWord)&written[number]);
+      addStmtToIRSB(b->out, IRStmt_Store(Iend_LE, where, mkIRExpr_HWord((HWord)kept)));
+   }
+}
+
 static void flush_load(Build *b)
 {
    if (b->load_address)
-      emit(b, b->load_address, b->load_size, False, b->load_guard);
+      emit(b, b->load_address, b->load_size, b->load, b->load_guard);
    b->load_address = NULL;
 }
 
@@ -395,16 +607,42 @@ static void add_to(Build *b, ULong *counter, UWord *pending)
 static void flush_count(Build *b)
 {
    flush_load(b);
+   flush_registers(b);
    add_to(b, &instructions, &b->counted);
    add_to(b, &accesses, &b->made);
 }
 
-static void add_load(Build *b, IRExpr *address, Int size, IRExpr *guard)
+/* Returns the load, from which its value comes. */
+static Load *add_load(Build *b, IRExpr *address, Int size, IRExpr *guard)
 {
    flush_load(b);
    b->load_address = address;
    b->load_size = size;
    b->load_guard = guard;
+   b->load = describe(sizeof(Load));
+   b->load->block = b->block;
+   b->load->address = sources_of(b, address);
+   return b->load;
+}
+
+static void set_loaded(Build *b, IRTemp temp, Load *load)
+{
+   Sources sources = {1, {(ULong)(Addr)load}};
+   b->temps[temp] = sources;
+}
+
+/* A general register gets a value: after this instruction, it remembers what that depends on. */
+static void put_register(Build *b, Int offset, const IRExpr *data)
+{
+   Int number = register_of(offset);
+   if (number < 0)
+      return;
+   Sources sources = sources_of(b, data);
+   Sources *before = &b->registers[number];
+   if (sources.count == before->count && VG_(memcmp)(sources.of, before->of, sources.count * sizeof(ULong)) == 0)
+      return; /* advanced, or written back */
+   *before = sources;
+   b->changed |= 1u << number;
 }
 
 static void add_store(Build *b, IRExpr *address, Int size, IRExpr *guard)
@@ -412,7 +650,7 @@ static void add_store(Build *b, IRExpr *address, Int size, IRExpr *guard)
    if (b->load_address && !b->load_guard && !guard && b->load_size == size && eqIRAtom(b->load_address, address))
       b->load_address = NULL; /* one access, a store */
    flush_load(b);
-   emit(b, address, size, True, guard);
+   emit(b, address, size, NULL, guard);
 }
 
 static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
@@ -421,9 +659,14 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
    case Ist_WrTmp: {
       IRExpr *data = st->Ist.WrTmp.data;
       if (data->tag == Iex_Load)
-         add_load(b, data->Iex.Load.addr, sizeofIRType(data->Iex.Load.ty), NULL);
+         set_loaded(b, st->Ist.WrTmp.tmp, add_load(b, data->Iex.Load.addr, sizeofIRType(data->Iex.Load.ty), NULL));
+      else
+         b->temps[st->Ist.WrTmp.tmp] = sources_of_data(b, data);
       break;
    }
+   case Ist_Put:
+      put_register(b, st->Ist.Put.offset, st->Ist.Put.data);
+      break;
    case Ist_Store:
       add_store(b, st->Ist.Store.addr, sizeofIRType(typeOfIRExpr(types, st->Ist.Store.data)), NULL);
       break;
@@ -431,7 +674,7 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
       IRLoadG *load = st->Ist.LoadG.details;
       IRType type = Ity_INVALID, wide = Ity_INVALID;
       typeOfIRLoadGOp(load->cvt, &wide, &type);
-      add_load(b, load->addr, sizeofIRType(type), load->guard);
+      set_loaded(b, load->dst, add_load(b, load->addr, sizeofIRType(type), load->guard));
       break;
    }
    case Ist_StoreG: {
@@ -450,13 +693,14 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
    case Ist_CAS: {
       IRCAS *cas = st->Ist.CAS.details;
       Int size = sizeofIRType(typeOfIRExpr(types, cas->dataLo)) * (cas->dataHi ? 2 : 1);
-      add_load(b, cas->addr, size, NULL);
+      set_loaded(b, cas->oldLo, add_load(b, cas->addr, size, NULL));
       add_store(b, cas->addr, size, NULL);
       break;
    }
    case Ist_LLSC:
       if (st->Ist.LLSC.storedata == NULL)
-         add_load(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRTemp(types, st->Ist.LLSC.result)), NULL);
+         set_loaded(b, st->Ist.LLSC.result,
+                    add_load(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRTemp(types, st->Ist.LLSC.result)), NULL));
       else
          add_store(b, st->Ist.LLSC.addr, sizeofIRType(typeOfIRExpr(types, st->Ist.LLSC.storedata)), NULL);
       break;
@@ -465,21 +709,40 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
    }
 }
 
+/* A hash of the instruction's address, never 0. */
+static UShort site_of(Addr address)
+{
+   UShort site = (address * 0x9e3779b97f4a7c15ULL) >> 48;
+   return site ? site : 1;
+}
+
 static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayout *layout,
                         const VexGuestExtents *extents, const VexArchInfo *arch, IRType guest_word, IRType host_word)
 {
    if (mode == OFF || mode == WAITING || mode == PAUSED)
       return in;
-   Build b = {deepCopyIRSBExceptStmts(in), 0, 0, NULL, NULL, 0};
+   Build b = {.out = deepCopyIRSBExceptStmts(in)};
+   b.block = describe(sizeof(Block));
+   b.temps = VG_(calloc)("cm.temps", in->tyenv->types_used + 1, sizeof(Sources));
+   for (UInt number = 0; number < REGISTERS; number++)
+      add_source(&b.registers[number], number + 1);
    Int i = 0;
    /* What stands before the first instruction (self-checks) is none of the program's. */
    for (; i < in->stmts_used && in->stmts[i]->tag != Ist_IMark; i++)
       addStmtToIRSB(b.out, in->stmts[i]);
+   IRExpr *begin = mkIRExpr_HWord((HWord)&b.block->begin);
+   IRExpr *before = load64(&b, begin);
+   addStmtToIRSB(b.out, IRStmt_Store(Iend_LE, mkIRExpr_HWord((HWord)&b.block->before), before));
+   IRExpr *now = load64(&b, mkIRExpr_HWord((HWord)&instructions));
+   addStmtToIRSB(b.out, IRStmt_Store(Iend_LE, begin, now));
    for (; i < in->stmts_used; i++) {
       IRStmt *st = in->stmts[i];
       if (st->tag == Ist_IMark) {
          flush_load(&b);
+         flush_registers(&b);
          b.counted++;
+         b.index++;
+         b.site = site_of(st->Ist.IMark.addr);
       } else if (st->tag == Ist_Exit)
          flush_count(&b);
       else
@@ -487,6 +750,7 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
       addStmtToIRSB(b.out, st);
    }
    flush_count(&b);
+   VG_(free)(b.temps);
    return b.out;
 }
 
@@ -517,6 +781,7 @@ static void leave_thread(void)
       send(0);
    current->instructions = instructions;
    current->accesses = accesses;
+   VG_(memcpy)(current->written, written, sizeof(written));
    seen_elsewhere += accesses;
    current = NULL;
    accesses = instructions = 0;
@@ -525,6 +790,7 @@ static void leave_thread(void)
 static void enter_thread(Thread *thread)
 {
    current = thread;
+   VG_(memcpy)(written, thread->written, sizeof(written));
    current_l1 = thread->l1;
    instructions = thread->instructions;
    accesses = thread->accesses;
@@ -588,6 +854,19 @@ static void look_at_burst(ULong now)
    }
 }
 
+/* No translation refers to the descriptions any more. */
+static void forget_descriptions(void)
+{
+   while (arena) {
+      Arena *next = arena->next;
+      VG_(free)(arena);
+      arena = next;
+   }
+   VG_(memset)(written, 0, sizeof(written));
+   for (UInt i = 0; i < threads_size; i++)
+      VG_(memset)(threads[i].written, 0, sizeof(written));
+}
+
 static void on_run(ThreadId tid, ULong blocks)
 {
    if (UNLIKELY(mode == WAITING || clo_max_ms))
@@ -603,6 +882,7 @@ static void on_run(ThreadId tid, ULong blocks)
       VG_(ok_to_discard_translations) = True;
       VG_(discard_translations_safely)((Addr)0x1000, ~(SizeT)0xfff, "cachemate");
       VG_(ok_to_discard_translations) = before;
+      forget_descriptions();
       discard_due = False;
    }
    if (tid >= threads_size || !threads[tid].live)
@@ -673,7 +953,8 @@ static void on_fork_child(ThreadId tid)
    current = &threads[tid];
    current->number = next_number++;
    current->os_thread = VG_(gettid)();
-   current->recorded_at = current->window_instructions = current->window_accesses = 0;
+   current->recorded_at = current->window_instructions = current->window_accesses = current->records = 0;
+   VG_(memset)(written, 0, sizeof(written));
    instructions = accesses = seen_elsewhere = 0;
    if (mode != WAITING)
       mode = clo_skip ? SKIPPING : RECORDING;

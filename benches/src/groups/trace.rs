@@ -62,6 +62,7 @@ fn write(path: &Path, lines: &[u64]) {
             thread: 0,
             size: 1 << (mixed % 4),
             store: mixed.is_multiple_of(3),
+            ..AccessRecord::default()
         };
         writer
             .push(&record)

@@ -6,7 +6,6 @@
 mod auto;
 mod bench_host;
 mod colors;
-mod corun;
 mod gangs;
 mod live;
 mod overhead;
@@ -31,7 +30,6 @@ struct BenchArguments {
 #[derive(Subcommand)]
 enum BenchCommand {
     Live(live::LiveBench),
-    Corun(corun::CorunBench),
     /// Run a load program, which reports its work in the file named in CACHEMATE_PROGRESS
     Load {
         #[arg(value_parser = loads::LOAD_KINDS)]
@@ -56,7 +54,6 @@ fn main() -> ExitCode {
     }
     let outcome = match BenchArguments::parse().command {
         BenchCommand::Live(live) => live.run(&stop),
-        BenchCommand::Corun(corun) => corun.run(&stop),
         BenchCommand::Load { kind, bytes } => loads::run(&kind, bytes, stop),
         BenchCommand::Guardian { state_dir } => {
             cachemate_daemon::guardian::run(&state_dir, &|words| eprintln!("{words}"))

@@ -29,6 +29,7 @@ mod run_loop;
 mod run_settings;
 mod service;
 mod service_profiles;
+mod stream_sample;
 mod suggestion;
 pub mod test_support;
 
@@ -55,6 +56,7 @@ pub use run_loop::*;
 pub use run_settings::*;
 pub use service::*;
 pub use service_profiles::*;
+pub use stream_sample::*;
 pub use suggestion::*;
 
 #[cfg(test)]

@@ -210,9 +210,7 @@ impl IntervalEngine {
         };
         Some(IntervalEngine {
             hertz,
-            curves: PhaseCurves::new(capacity)
-                .with_private_bytes(spec.private_bytes() as f64)
-                .with_stream_insertion(last_level.effective_stream_insertion()),
+            curves: PhaseCurves::new(capacity).with_private_bytes(spec.private_bytes() as f64),
             line_bytes,
             programs: Vec::new(),
             slots: Slots::default(),

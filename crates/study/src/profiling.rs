@@ -390,7 +390,7 @@ mod tests {
             gap: 1,
             thread: 0,
             size: 8,
-            store: false,
+            ..AccessRecord::default()
         };
         let records: Vec<AccessRecord> = (0..4096).map(record_of).collect();
         let totals = TraceTotals {

@@ -1,5 +1,8 @@
 //! One recorded access, the metadata of a file, and its totals.
 
+use std::num::NonZeroU16;
+
+use cachemate_core::SampledAccess;
 use serde::{Deserialize, Serialize};
 
 /// One data access of one thread.
@@ -17,6 +20,26 @@ pub struct AccessRecord {
     pub size: u16,
     /// Whether the access writes. A read-modify-write is one access, and a store.
     pub store: bool,
+    /// Number of the thread's records back to the youngest load on which the address depends: 0 if there is none, 255 if it
+    /// is further back than 254. Always 0 if the header declares dependences as unknown.
+    pub dependence: u8,
+    /// A hash of the address of the instruction that makes the access; `None` if unknown.
+    pub site: Option<NonZeroU16>,
+}
+
+impl AccessRecord {
+    /// Returns the record as an access of a sample, with lines of `1 << line_shift` bytes.
+    pub fn to_sampled(&self, line_shift: u32) -> SampledAccess {
+        SampledAccess {
+            line: self.address >> line_shift,
+            distance: None,
+            gap: self.gap,
+            thread: self.thread,
+            is_store: self.store,
+            dependence: self.dependence,
+            site: self.site,
+        }
+    }
 }
 
 /// The filter that the records passed: only its misses are in the file.
@@ -136,6 +159,9 @@ pub struct TraceHeader {
     pub process_shift: Option<u32>,
     /// Whether gaps and instruction totals are known.
     pub instructions_known: bool,
+    /// Whether records state the loads on which their addresses depend.
+    #[serde(default)]
+    pub has_dependences: bool,
 }
 
 impl TraceHeader {
@@ -152,6 +178,7 @@ impl TraceHeader {
             max_accesses: None,
             process_shift: None,
             instructions_known,
+            has_dependences: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{Access, AccessSource, BatchEnd};
+use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 
 use crate::{AccessRecord, CmtReader, FilePosition, TraceError, TraceReader};
 
@@ -17,7 +17,9 @@ const BATCH_ACCESSES: usize = 2048;
 ///
 /// Records are loads or stores at their address (truncated to 48 bits) plus a load address. The instructions between
 /// them become gaps, so that the loop executes exactly the thread's recorded instructions (one per access if they are
-/// not known). A filtered recording gives the accesses that missed the filter.
+/// not known). A filtered recording gives the accesses that missed the filter. An access whose address depends on the
+/// thread's preceding load is a dependent one; dependences on older loads are left out, because [`Access`] has no place for
+/// them.
 ///
 /// The file is read completely when it is opened, so that damage is found before a simulation begins. If it changes or
 /// disappears afterward, the source returns [`BatchEnd::Exit`], and [`CmtSource::failure`] gives the reason.
@@ -32,6 +34,8 @@ pub struct CmtSource {
     position: usize,
     /// Instructions executed in excess of the records so far: those for the second access of one instruction.
     excess_instructions: u64,
+    /// The thread's records since its last load, that one included; `None` before the first load.
+    records_since_load: Option<u64>,
     rounds: u64,
     records_in_round: u64,
     records_per_round: u64,
@@ -112,6 +116,7 @@ impl CmtSource {
             batch: Vec::new(),
             position: 0,
             excess_instructions: 0,
+            records_since_load: None,
             rounds: 0,
             records_in_round: 0,
             records_per_round,
@@ -200,11 +205,16 @@ impl CmtSource {
             instructions_between = 0;
         }
         let gap = instructions_between as u32;
-        batch.push(if record.store {
-            Access::store(address, gap)
+        let is_dependent =
+            record.dependence > 0 && self.records_since_load == Some(u64::from(record.dependence));
+        let kind = if record.store {
+            AccessKind::Store
         } else {
-            Access::load(address, gap)
-        });
+            self.records_since_load = Some(0);
+            AccessKind::Load
+        };
+        self.records_since_load = self.records_since_load.map(|count| count + 1);
+        batch.push(Access::new(kind, address, gap, is_dependent));
     }
 }
 

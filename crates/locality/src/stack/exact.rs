@@ -8,6 +8,9 @@ use super::slot_allocator::{FinderLimits, SlotAllocator};
 use super::tally::Tally;
 use crate::simd::{Lanes, Simd, dispatch};
 
+/// The distance of a first touch in a list of distances.
+pub const COLD: u32 = u32::MAX;
+
 /// Exact LRU stack distances of one stream of accesses. Push line addresses, then [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct StackDistances {
@@ -116,8 +119,69 @@ impl StackDistances {
             waiting,
         } = self;
         waiting.push(lines, |lines| {
-            run_batches(*simd, slot_allocator, counter, tally, pairs, lines)
+            run_batches(*simd, slot_allocator, counter, tally, pairs, lines, None)
         })
+    }
+
+    /// Adds the next accesses as [`push`](Self::push) does, and appends the distance of each access that has been processed
+    /// to `distances`, in order; [`COLD`] stands for a first touch. Fewer accesses than a batch may be pending afterward.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_and_list(
+        &mut self,
+        lines: &[u64],
+        distances: &mut Vec<u32>,
+    ) -> Result<(), StackError> {
+        let StackDistances {
+            simd,
+            side: slot_allocator,
+            counter,
+            tally,
+            pairs,
+            waiting,
+        } = self;
+        waiting.push(lines, |lines| {
+            run_batches(
+                *simd,
+                slot_allocator,
+                counter,
+                tally,
+                pairs,
+                lines,
+                Some(distances),
+            )
+        })
+    }
+
+    /// Returns the histogram of all accesses, and appends the distances of the pending ones to `distances`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn finish_and_list(
+        mut self,
+        distances: &mut Vec<u32>,
+    ) -> Result<DistanceHistogram, StackError> {
+        let StackDistances {
+            simd,
+            side: slot_allocator,
+            counter,
+            tally,
+            pairs,
+            waiting,
+        } = &mut self;
+        waiting.flush(|lines| {
+            run_batches(
+                *simd,
+                slot_allocator,
+                counter,
+                tally,
+                pairs,
+                lines,
+                Some(distances),
+            )
+        })?;
+        self.finish()
     }
 
     /// Returns the number of distinct lines among the accesses processed so far, which excludes the last incomplete
@@ -137,7 +201,15 @@ impl StackDistances {
             mut waiting,
         } = self;
         waiting.flush(|lines| {
-            run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, lines)
+            run_batches(
+                simd,
+                &mut side,
+                &mut counter,
+                &mut tally,
+                &mut pairs,
+                lines,
+                None,
+            )
         })?;
         let cold_count = side.lines() as u64;
         // Frees their memory before the histogram is allocated.
@@ -159,10 +231,13 @@ fn run_batches(
     tally: &mut Tally,
     pairs: &mut SlotPairs,
     mut lines: &[u64],
+    mut listed_distances: Option<&mut Vec<u32>>,
 ) -> Result<(), StackError> {
     loop {
+        let list = listed_distances.as_deref_mut();
         let processed_count = dispatch!(simd, run_all_batches(
-            slot_allocator: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, lines: &[u64]
+            slot_allocator: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, lines: &[u64],
+            list: Option<&mut Vec<u32>>
         ) -> usize);
         lines = &lines[processed_count..];
         if lines.is_empty() {
@@ -182,6 +257,7 @@ unsafe fn run_all_batches<L: Lanes>(
     tally: &mut Tally,
     pairs: &mut SlotPairs,
     lines: &[u64],
+    mut list: Option<&mut Vec<u32>>,
 ) -> usize {
     let mut processed_count = 0;
     for batch in lines.chunks(BATCH_ACCESSES) {
@@ -194,6 +270,15 @@ unsafe fn run_all_batches<L: Lanes>(
             tally.reserve(slot_allocator.lines());
             let (old_slots, new_slots) = pairs.get();
             counter.kill_and_count::<L>(old_slots, new_slots, tally);
+            if let Some(distances) = &mut list {
+                let first_slot = slot_allocator.next_slot() - batch.len();
+                let batch_start = distances.len();
+                distances.resize(batch_start + batch.len(), COLD);
+                for (index, &slot) in new_slots.iter().enumerate() {
+                    distances[batch_start + slot as usize - first_slot] =
+                        tally.pending_distance(index);
+                }
+            }
         }
         processed_count += batch.len();
     }

@@ -26,7 +26,7 @@ mod tally;
 mod tests;
 
 pub(crate) use counter::DeadSlotCounter;
-pub use exact::StackDistances;
+pub use exact::{COLD, StackDistances};
 pub use histogram::{DistanceHistogram, ParseHistogramError};
 pub use parallel::ParallelStackDistances;
 

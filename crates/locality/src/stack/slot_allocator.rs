@@ -54,6 +54,11 @@ impl SlotAllocator {
         }
     }
 
+    /// Returns the slot of the next access.
+    pub(super) fn next_slot(&self) -> usize {
+        self.next_slot
+    }
+
     /// Returns the number of slots for which the counter must have room.
     pub(super) fn slots(&self) -> usize {
         self.slot_count

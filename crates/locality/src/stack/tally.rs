@@ -59,6 +59,11 @@ impl Tally {
         self.counts[previous_index as usize] += 1;
     }
 
+    /// Returns the distance that the last batch stored at this index.
+    pub(super) fn pending_distance(&self, index: usize) -> u32 {
+        self.pending_indices[index % BATCH_ACCESSES] - 1
+    }
+
     #[cold]
     #[inline(never)]
     fn fold_counts(&mut self) {

@@ -3,7 +3,7 @@
 use super::batch::BATCH_ACCESSES;
 use super::finder::FinderKind;
 use super::slot_allocator::FinderLimits;
-use super::{DistanceHistogram, ParallelStackDistances, StackDistances};
+use super::{COLD, DistanceHistogram, ParallelStackDistances, StackDistances};
 use crate::simd::Simd;
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
@@ -193,5 +193,38 @@ fn distances_are_right_at_every_level_of_the_tree() {
             engine.finish().unwrap(),
             DistanceHistogram::new(line_count, expected.clone())
         );
+    }
+}
+
+/// Are listed distances those of a stack that is searched access by access, in order, through compactions and pending
+/// batches?
+#[test]
+fn listed_distances_are_those_of_a_searched_stack() {
+    let mut generator = SplitMix64::new(3);
+    let lines: Vec<u64> = (0..30_000)
+        .map(|_| generator.draw_below(700) * generator.draw_below(3))
+        .collect();
+    let mut stack: Vec<u64> = Vec::new();
+    let expected: Vec<u32> = lines
+        .iter()
+        .map(|line| {
+            let depth = stack.iter().rev().position(|other| other == line);
+            if let Some(depth) = depth {
+                stack.remove(stack.len() - 1 - depth);
+            }
+            stack.push(*line);
+            depth.map_or(COLD, |depth| depth as u32)
+        })
+        .collect();
+    for simd in Simd::available() {
+        let mut engine = StackDistances::with_limits(simd, small_limits(FinderKind::default()));
+        let mut listed = Vec::new();
+        for some in lines.chunks(777) {
+            engine.push_and_list(some, &mut listed).unwrap();
+        }
+        assert!(lines.len() - listed.len() < 128);
+        let histogram = engine.finish_and_list(&mut listed).unwrap();
+        assert_eq!(listed, expected);
+        assert_eq!(histogram.accesses(), lines.len() as u64);
     }
 }

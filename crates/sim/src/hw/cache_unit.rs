@@ -1,11 +1,11 @@
 //! One cache of the tree: its tags and its state beyond the tags (fills in transit, prefetchers, history, counters).
 
 use cachemate_core::{CacheLevel, CacheSpec, Inclusion, MachineSpec, PrefetcherSpec, WritePolicy};
+use cachemate_locality::prefetch::Prefetcher;
 
 use super::counters::{CacheCounters, MissCause, TaskCounters};
 use super::line_table::LineTable;
 use super::page_index::SetBits;
-use super::prefetch::Prefetcher;
 use super::server::BandwidthServer;
 use super::store::{LineMeta, SHARER_BITS, TagStore};
 

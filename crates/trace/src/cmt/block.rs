@@ -1,15 +1,20 @@
 //! The columns of one block.
 //!
-//! Uncompressed layout, little-endian: five u32 (threads T, runs R, wide sizes W, gap bytes G, address bytes A); then T
-//! x u32 thread ids; R x (u32 index of the thread, u32 records); N control bytes; N size bytes; W x u16; G bytes of
-//! gaps; A bytes of addresses. A control byte contains the length of the record's address difference (low nibble, 0-8)
+//! Uncompressed layout, little-endian: seven u32 (threads T, runs R, wide sizes W, gap bytes G, address bytes A, dependence
+//! bytes D, site bytes S); then T x u32 thread ids; R x (u32 index of the thread, u32 records); N control bytes; N size
+//! bytes; W x u16; G bytes of gaps; A bytes of addresses; D = N dependences, or none if all are 0; S = 2 N, a u16 site each,
+//! or none if no site is known. Version 1 ends after the addresses, and has five u32. A control byte contains the length of the record's address difference (low nibble, 0-8)
 //! and of its gap (high nibble, 0-8), so that decoding needs no loop over continuation bits. The difference is to the
 //! thread's previous address in the block (0 at its start), in zigzag encoding.
+
+use std::num::NonZeroU16;
 
 use super::{BLOCK_RECORDS, u32_at, u64_at};
 use crate::AccessRecord;
 
-const COUNTS_BYTES: usize = 20;
+/// Bytes of the lengths that come first, also in version 1.
+const COUNTS_BYTES: usize = 28;
+const VERSION_1_COUNTS_BYTES: usize = 20;
 /// Marks a size that does not fit the low seven bits, and is in the wide column.
 const WIDE_SIZE: u8 = 127;
 const STORE_BIT: u8 = 0x80;
@@ -17,7 +22,8 @@ const STORE_BIT: u8 = 0x80;
 pub(super) const PADDING_BYTES: usize = 8;
 
 /// Maximum uncompressed size of a block with the full number of records.
-pub(super) const MAX_RAW_BYTES: usize = COUNTS_BYTES + BLOCK_RECORDS * (4 + 8 + 1 + 1 + 2 + 8 + 8);
+pub(super) const MAX_RAW_BYTES: usize =
+    COUNTS_BYTES + BLOCK_RECORDS * (4 + 8 + 1 + 1 + 2 + 8 + 8 + 1 + 2);
 
 fn zigzag(difference: u64) -> u64 {
     (difference << 1) ^ ((difference as i64 >> 63) as u64)
@@ -46,6 +52,8 @@ pub(super) struct Columns {
     wide_sizes: Vec<u8>,
     gaps: Vec<u8>,
     addresses: Vec<u8>,
+    dependences: Vec<u8>,
+    sites: Vec<u8>,
 }
 
 impl Columns {
@@ -88,6 +96,9 @@ impl Columns {
             .extend_from_slice(&difference.to_le_bytes()[..address_bytes]);
         self.gaps
             .extend_from_slice(&record.gap.to_le_bytes()[..gap_bytes]);
+        self.dependences.push(record.dependence);
+        let site = record.site.map_or(0, NonZeroU16::get);
+        self.sites.extend_from_slice(&site.to_le_bytes());
         let store_flag = if record.store { STORE_BIT } else { 0 };
         if record.size < u16::from(WIDE_SIZE) {
             self.sizes.push(record.size as u8 | store_flag);
@@ -101,12 +112,19 @@ impl Columns {
     /// Writes the columns to `raw`, and empties them.
     pub(super) fn take_columns(&mut self, raw: &mut Vec<u8>) {
         raw.clear();
+        for column in [&mut self.dependences, &mut self.sites] {
+            if column.iter().all(|byte| *byte == 0) {
+                column.clear();
+            }
+        }
         let counts = [
             self.threads.len(),
             self.runs.len(),
             self.wide_sizes.len() / 2,
             self.gaps.len(),
             self.addresses.len(),
+            self.dependences.len(),
+            self.sites.len(),
         ];
         counts
             .iter()
@@ -126,6 +144,8 @@ impl Columns {
             &mut self.wide_sizes,
             &mut self.gaps,
             &mut self.addresses,
+            &mut self.dependences,
+            &mut self.sites,
         ] {
             raw.append(column);
         }
@@ -142,6 +162,8 @@ pub(super) struct Block<'a> {
     wide_sizes: &'a [u8],
     gaps: &'a [u8],
     addresses: &'a [u8],
+    dependences: &'a [u8],
+    sites: &'a [u8],
 }
 
 impl<'a> Block<'a> {
@@ -149,16 +171,37 @@ impl<'a> Block<'a> {
     ///
     /// # Errors
     /// The value found and the value expected.
-    pub(super) fn check(padded: &'a [u8], records: usize) -> Result<Self, (String, String)> {
+    pub(super) fn check(
+        padded: &'a [u8],
+        records: usize,
+        version: u32,
+    ) -> Result<Self, (String, String)> {
         let raw_bytes = padded.len() - PADDING_BYTES;
-        if raw_bytes < COUNTS_BYTES {
+        let counts_bytes = if version < 2 {
+            VERSION_1_COUNTS_BYTES
+        } else {
+            COUNTS_BYTES
+        };
+        if raw_bytes < counts_bytes {
             return Err((
                 format!("{raw_bytes} unpacked bytes"),
-                format!("at least {COUNTS_BYTES}"),
+                format!("at least {counts_bytes}"),
             ));
         }
-        let [threads, runs, wide, gaps, addresses] =
-            [0, 4, 8, 12, 16].map(|offset| u32_at(padded, offset) as usize);
+        let [threads, runs, wide, gaps, addresses, dependences, sites] = [0, 4, 8, 12, 16, 20, 24]
+            .map(|offset| {
+                if offset < counts_bytes {
+                    u32_at(padded, offset) as usize
+                } else {
+                    0
+                }
+            });
+        if ![0, records].contains(&dependences) || ![0, 2 * records].contains(&sites) {
+            return Err((
+                format!("{dependences} bytes of dependences and {sites} of sites"),
+                format!("none, or those of {records} records"),
+            ));
+        }
         let lengths = [
             4 * threads,
             8 * runs,
@@ -167,16 +210,28 @@ impl<'a> Block<'a> {
             2 * wide,
             gaps,
             addresses,
+            dependences,
+            sites,
         ];
-        let total_bytes = COUNTS_BYTES + lengths.iter().sum::<usize>();
+        let total_bytes = counts_bytes + lengths.iter().sum::<usize>();
         if total_bytes != raw_bytes {
             return Err((
                 format!("{raw_bytes} unpacked bytes"),
                 format!("{total_bytes} by the column lengths"),
             ));
         }
-        let mut offset = COUNTS_BYTES;
-        let [threads, runs, control, sizes, wide, gaps, addresses] = lengths.map(|length| {
+        let mut offset = counts_bytes;
+        let [
+            threads,
+            runs,
+            control,
+            sizes,
+            wide,
+            gaps,
+            addresses,
+            dependences,
+            sites,
+        ] = lengths.map(|length| {
             offset += length;
             &padded[offset - length..]
         });
@@ -190,6 +245,8 @@ impl<'a> Block<'a> {
             wide_sizes: &wide[..lengths[4]],
             gaps: &gaps[..lengths[5] + PADDING_BYTES],
             addresses: &addresses[..lengths[6] + PADDING_BYTES],
+            dependences: &dependences[..lengths[7]],
+            sites: &sites[..lengths[8]],
         };
         block.check_columns()?;
         Ok(block)
@@ -285,8 +342,22 @@ impl<'a> Block<'a> {
                     thread,
                     size: size_bytes,
                     store: size & STORE_BIT != 0,
+                    dependence: 0,
+                    site: None,
                 }
             }));
+            let run_start = batch.len() - records;
+            let run = &mut batch[run_start..];
+            for (record, dependence) in run
+                .iter_mut()
+                .zip(self.dependences.get(position..).unwrap_or_default())
+            {
+                record.dependence = *dependence;
+            }
+            let sites = self.sites.get(2 * position..).unwrap_or_default();
+            for (record, site) in run.iter_mut().zip(sites.chunks_exact(2)) {
+                record.site = NonZeroU16::new(u16::from_le_bytes([site[0], site[1]]));
+            }
             previous_addresses[index] = address;
             position += records;
         }

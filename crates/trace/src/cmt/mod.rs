@@ -1,7 +1,7 @@
 //! The `.cmt` trace format (`docs/formats.md` describes every byte).
 //!
 //! Problem: a recording must be small, fast to read, readable while it grows, and must reveal damage. Method:
-//! independent blocks of at most 65 536 records, stored by column (a control byte, sizes, gaps, address differences)
+//! independent blocks of at most 65 536 records, stored by column (a control byte, sizes, gaps, address differences, dependences, sites)
 //! and compressed with zstd; every block has its own checksum; totals and an index close the file. Properties: writer
 //! and reader need memory for one block and a bounded index; each block can be decoded separately; everything before a
 //! damaged block stays readable; all lengths are checked before anything is allocated.
@@ -13,8 +13,10 @@ mod write;
 pub use read::CmtReader;
 pub use write::CmtWriter;
 
-/// The version that this library writes, and the only one that it reads.
-pub const CMT_VERSION: u32 = 1;
+/// The version that this library writes.
+pub const CMT_VERSION: u32 = 2;
+/// The oldest version that it reads, whose records have no dependences and no sites.
+const OLDEST_CMT_VERSION: u32 = 1;
 /// Maximum number of records per block.
 pub const BLOCK_RECORDS: usize = 1 << 16;
 

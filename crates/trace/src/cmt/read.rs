@@ -10,7 +10,7 @@ use super::block::{Block, MAX_RAW_BYTES, PADDING_BYTES};
 use super::{
     BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC,
     FOOTER_HEADER_BYTES, FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT,
-    IndexEntry, TRAILER_BYTES, u32_at, u64_at,
+    IndexEntry, OLDEST_CMT_VERSION, TRAILER_BYTES, u32_at, u64_at,
 };
 use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, TraceTotals};
 
@@ -21,6 +21,7 @@ use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, Tr
 pub struct CmtReader<R> {
     input: R,
     file: String,
+    version: u32,
     header: TraceHeader,
     data_start: u64,
     offset: u64,
@@ -40,7 +41,7 @@ impl CmtReader<BufReader<File>> {
     /// Opens a file; if it is complete, totals and index are read immediately.
     ///
     /// # Errors
-    /// [`TraceError`] if it cannot be opened, or is not a `.cmt` of this version.
+    /// [`TraceError`] if it cannot be opened, or is not a `.cmt` of a known version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
         let input = cachemate_files::open_plain(path.as_ref())
@@ -63,7 +64,7 @@ impl<R: Read> CmtReader<R> {
     /// Reads the header. `file` is the input's name in errors.
     ///
     /// # Errors
-    /// [`TraceError::Bad`] if this is not a `.cmt` of this version, or if its header is damaged.
+    /// [`TraceError::Bad`] if this is not a `.cmt` of a known version, or if its header is damaged.
     pub fn new(mut input: R, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut bytes = vec![0; 16];
@@ -84,10 +85,10 @@ impl<R: Read> CmtReader<R> {
             ));
         }
         let version = u32_at(&bytes, 8);
-        if version != CMT_VERSION {
+        if !(OLDEST_CMT_VERSION..=CMT_VERSION).contains(&version) {
             let (found, expected) = (
                 format!("format version {version}"),
-                format!("version {CMT_VERSION}"),
+                format!("version {OLDEST_CMT_VERSION} to {CMT_VERSION}"),
             );
             return Err(TraceError::format_error(
                 &file,
@@ -140,6 +141,7 @@ impl<R: Read> CmtReader<R> {
         Ok(CmtReader {
             input,
             file,
+            version,
             header,
             data_start: bytes.len() as u64,
             offset: bytes.len() as u64,
@@ -385,7 +387,7 @@ impl<R: Read> CmtReader<R> {
                 self.is_ended = true;
                 return Ok(false);
             }
-            Ok(Some(records)) => Block::check(&self.raw_block, records)
+            Ok(Some(records)) => Block::check(&self.raw_block, records, self.version)
                 .map(|block| decode(&block))
                 .map_err(|(found, expected)| {
                     TraceError::format_error(&self.file, position, found, expected)

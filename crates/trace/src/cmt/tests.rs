@@ -1,4 +1,5 @@
 use std::io::Cursor;
+use std::num::NonZeroU16;
 
 use proptest::prelude::*;
 
@@ -57,6 +58,8 @@ fn sample_records(count: usize) -> Vec<AccessRecord> {
                     1 << (random % 4)
                 },
                 store: random.is_multiple_of(3),
+                dependence: (random % 7) as u8,
+                site: NonZeroU16::new((random % 500) as u16),
             }
         })
         .collect()
@@ -70,14 +73,20 @@ fn any_record() -> impl Strategy<Value = AccessRecord> {
         prop_oneof![0u32..4, any::<u32>()],
         any::<u16>(),
         any::<bool>(),
+        prop_oneof![Just(0u8), any::<u8>()],
+        prop_oneof![Just(0u16), any::<u16>()],
     )
-        .prop_map(|(address, gap, thread, size, store)| AccessRecord {
-            address,
-            gap,
-            thread,
-            size,
-            store,
-        })
+        .prop_map(
+            |(address, gap, thread, size, store, dependence, site)| AccessRecord {
+                address,
+                gap,
+                thread,
+                size,
+                store,
+                dependence,
+                site: NonZeroU16::new(site),
+            },
+        )
 }
 
 proptest! {
@@ -185,6 +194,45 @@ fn older_totals_have_no_order_of_creation() {
         (3, None, None)
     );
     assert_eq!(serde_json::to_string(&thread).unwrap(), older);
+}
+
+/// Is a file of version 1 read, whose blocks end after the addresses, and are its dependences and sites unknown?
+#[test]
+fn version_1_is_read_without_dependences_and_sites() {
+    let json = serde_json::to_string(&sample_header()).unwrap();
+    let json = json.replace(",\"has_dependences\":false", "");
+    let mut bytes = FILE_MAGIC.to_vec();
+    bytes.extend_from_slice(&1u32.to_le_bytes());
+    bytes.extend_from_slice(&(json.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(json.as_bytes());
+    bytes.extend_from_slice(&xxhash_rust::xxh3::xxh3_64(&bytes).to_le_bytes());
+    // One thread with one run of one record: a load of eight bytes at 32, the third instruction.
+    let mut raw = Vec::new();
+    for word in [1u32, 1, 0, 1, 1, 0, 0, 1] {
+        raw.extend_from_slice(&word.to_le_bytes());
+    }
+    raw.extend_from_slice(&[0x11, 8, 3, 64]);
+    let packed = zstd::bulk::compress(&raw, 1).unwrap();
+    let mut block = BLOCK_MAGIC.to_vec();
+    for word in [1, packed.len() as u32, raw.len() as u32, 0, 0] {
+        block.extend_from_slice(&word.to_le_bytes());
+    }
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    hash.update(&block);
+    hash.update(&packed);
+    block.extend_from_slice(&hash.digest().to_le_bytes());
+    bytes.extend_from_slice(&block);
+    bytes.extend_from_slice(&packed);
+    let mut reader = CmtReader::new(&bytes[..], "old.cmt").unwrap();
+    assert!(!reader.header().has_dependences);
+    reader.salvage();
+    let expected = AccessRecord {
+        address: 32,
+        gap: 3,
+        size: 8,
+        ..AccessRecord::default()
+    };
+    assert_eq!(read_all(&mut reader).0, [expected]);
 }
 
 /// Does a file truncated at any length give its complete blocks, and then an error with the next one?

@@ -75,6 +75,7 @@ impl ImportCounts {
             thread: self.last_thread as u32,
             size,
             store,
+            ..AccessRecord::default()
         }
     }
 

@@ -34,6 +34,7 @@ fn record(address: u64, gap: u64, size: u16, store: bool) -> AccessRecord {
         thread: 0,
         size,
         store,
+        ..AccessRecord::default()
     }
 }
 

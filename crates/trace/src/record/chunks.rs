@@ -2,13 +2,16 @@
 //! (`recorders/valgrind/README.md` describes them).
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU16;
 
 use crate::cmt::{u32_at, u64_at};
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
 
-const CHUNK_MAGIC: u32 = 0x314b_4d43;
+const CHUNK_MAGIC: u32 = 0x324b_4d43;
 pub(super) const HEADER_BYTES: usize = 48;
 const MAX_PAYLOAD_BYTES: usize = 4096 - HEADER_BYTES;
+/// Bytes of a record: two numbers, the dependence and the site.
+const MIN_RECORD_BYTES: usize = 2 + 1 + 2;
 const FLAG_START: u32 = 1;
 const FLAG_END: u32 = 2;
 const FLAG_MAX: u32 = 4;
@@ -97,7 +100,7 @@ impl ChunkDecoder {
         if u32_at(bytes, 0) != CHUNK_MAGIC {
             return self.chunk_error(
                 format!("'{}'", bytes[..4].escape_ascii()),
-                "'CMK1', a chunk",
+                "'CMK2', a chunk",
             );
         }
         let head = ChunkHeader {
@@ -110,10 +113,11 @@ impl ChunkDecoder {
             flags: u32_at(bytes, 36),
             os_thread: u32_at(bytes, 40),
         };
-        if head.payload_bytes > MAX_PAYLOAD_BYTES || head.records as usize * 2 > head.payload_bytes
+        if head.payload_bytes > MAX_PAYLOAD_BYTES
+            || head.records as usize * MIN_RECORD_BYTES > head.payload_bytes
         {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
-            let expected = "at most 4048 bytes, two or more a record";
+            let expected = "at most 4048 bytes, five or more a record";
             return self.chunk_error(found, expected);
         }
         Ok(head)
@@ -232,12 +236,17 @@ impl ChunkDecoder {
                 let difference = read_varint(&mut remaining_bytes)?;
                 address = address.wrapping_add(difference >> 1 ^ (difference & 1).wrapping_neg());
                 let store = head & 1 != 0;
+                let (&[dependence, low_site, high_site], later_bytes) =
+                    remaining_bytes.split_first_chunk()?;
+                remaining_bytes = later_bytes;
                 Some(AccessRecord {
                     address: address & mask | process_bits,
                     gap: head >> 4,
                     thread,
                     size,
                     store,
+                    dependence,
+                    site: NonZeroU16::new(u16::from_le_bytes([low_site, high_site])),
                 })
             })();
             match record {
@@ -327,10 +336,17 @@ mod tests {
     fn sample_stream() -> Vec<u8> {
         [
             chunk_bytes(7, NO_THREAD, 0, FLAG_START, b"/bin/a\0x\0"),
-            // gap 2, 8 bytes, store, +64; then gap 0, size 3 spelled out, load, -1.
-            chunk_bytes(7, 0, 2, 0, &[2 << 4 | 3 << 1 | 1, 0x80, 1, 7 << 1, 3, 1]),
+            // gap 2, 8 bytes, store, +64, no dependence, site 0x0105; then gap 0, size 3 spelled out, load, -1, on the record
+            // before, no site.
+            chunk_bytes(
+                7,
+                0,
+                2,
+                0,
+                &[2 << 4 | 3 << 1 | 1, 0x80, 1, 0, 5, 1, 7 << 1, 3, 1, 1, 0, 0],
+            ),
             chunk_bytes(7, NO_THREAD, 0, FLAG_START, b"/bin/b\0"),
-            chunk_bytes(7, 3, 1, 0, &[1 << 4, 2]),
+            chunk_bytes(7, 3, 1, 0, &[1 << 4, 2, 0, 0, 0]),
             chunk_bytes(7, 3, 0, FLAG_MAX, &[]),
         ]
         .concat()
@@ -351,21 +367,25 @@ mod tests {
                     gap: 2,
                     thread: 0,
                     size: 8,
-                    store: true
+                    store: true,
+                    dependence: 0,
+                    site: NonZeroU16::new(0x0105),
                 },
                 AccessRecord {
                     address: 63,
                     gap: 0,
                     thread: 0,
                     size: 3,
-                    store: false
+                    store: false,
+                    dependence: 1,
+                    site: None,
                 },
                 AccessRecord {
                     address: second + 1,
                     gap: 1,
                     thread: 1,
                     size: 1,
-                    store: false
+                    ..AccessRecord::default()
                 },
             ]
         );

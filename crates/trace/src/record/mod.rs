@@ -306,6 +306,7 @@ impl Recorder {
             max_accesses: self.max_accesses,
             process_shift: (is_own_tool && self.children == ChildProcesses::Follow)
                 .then_some(PROCESS_SHIFT),
+            has_dependences: is_own_tool,
             ..TraceHeader::for_import(&source, true)
         }
     }

@@ -11,6 +11,7 @@ fn two_thread_file(instructions_known: bool) -> tempfile::NamedTempFile {
         thread,
         size: 8,
         store,
+        ..AccessRecord::default()
     };
     let records = [
         access_record(1, 0x1000, 5, false),
@@ -93,4 +94,44 @@ fn a_thread_without_records_is_rejected_with_the_list() {
         error.ends_with("found no record of thread 7, expected a thread among the 2 it has"),
         "{error}"
     );
+}
+
+/// Is an access dependent if it states the thread's preceding load, whatever stores and other threads lie between, and
+/// otherwise not?
+#[test]
+fn a_dependence_on_the_preceding_load_is_kept() {
+    let record = |thread, store, dependence| AccessRecord {
+        address: 64,
+        gap: 1,
+        thread,
+        store,
+        dependence,
+        ..AccessRecord::default()
+    };
+    let records = [
+        record(0, false, 0),
+        record(0, false, 1),
+        record(1, false, 0),
+        record(0, true, 0),
+        record(0, false, 2),
+        record(0, false, 2),
+        record(0, true, 1),
+        record(0, false, 255),
+    ];
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let header = TraceHeader {
+        has_dependences: true,
+        ..TraceHeader::for_import("test", true)
+    };
+    let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
+    writer.push_all(&records).unwrap();
+    writer.finish(TraceTotals::default()).unwrap();
+    let mut source = CmtSource::open(file.path(), 0, 0, 0).unwrap();
+    let mut batch = Vec::new();
+    source.next_batch(&mut batch);
+    let dependent: Vec<bool> = batch[..7]
+        .iter()
+        .map(|access| access.is_dependent())
+        .collect();
+    assert_eq!(dependent, [false, true, false, true, false, true, false]);
 }

@@ -5,7 +5,7 @@
 pub mod intensity;
 pub mod neighbor;
 pub mod ping_pong;
-pub(crate) mod pinned;
+mod pinned;
 pub mod watch_candidates;
 pub mod watchpoint;
 

@@ -46,7 +46,8 @@ struct Streamer {
     ahead_lines: u64,
 }
 
-pub(crate) struct Prefetcher {
+/// The prefetchers of one cache.
+pub struct Prefetcher {
     lines_per_page_shift: u32,
     fetches_pair_line: bool,
     streams: Vec<StrideStream>,

@@ -1,0 +1,686 @@
+//! Walks a reorder window over a sampled stream, and returns the cycles, the overlap and the prefetches of its misses.
+//!
+//! Problem: a miss costs its latency, less, or nothing, depending on the misses that the core overlaps with it and on the
+//! lines that prefetchers bring in time. Simulating the machine for each cache size takes tens of seconds. Method: an
+//! access misses a cache of `s` lines if its stack distance is at least `s`, so no cache needs to be simulated. What is left
+//! is the core, in the window-centric form of interval simulation (Genbrugge, Eyerman and Eeckhout, HPCA 2010; Carlson et
+//! al., TACO 2014): instructions enter the window at the issue width, an access issues once the load that its address
+//! depends on has returned, and the window is full until its oldest load has. Each miss takes a register, and a line of the
+//! bus. Loads of a line that is on its way wait for it. Prefetchers are those of the simulated machines
+//! ([`crate::prefetch`]), on the lines of the sample.
+//!
+//! For example, with a latency of 200 cycles a chase over memory overlaps one miss and takes 200 cycles for each, whereas
+//! four such chases, interleaved, overlap four and take 50.
+//!
+//! Properties: a walk depends on the sample, the machine and the size alone; between two misses an instruction takes its
+//! share of an issue slot, so dependences of arithmetic and mispredicted branches are not part of the cycles. What happens
+//! before a part of the sample is known by its distances only: its first accesses fill the window and train prefetchers.
+
+use std::collections::VecDeque;
+
+use cachemate_core::{
+    CacheLevel, CacheSpec, CoreModel, FAR_DEPENDENCE, Inclusion, MachineSpec, PrefetcherSpec,
+    SampledAccess, StreamPhase, StreamSample, WARM_UP_ACCESSES,
+};
+
+use crate::prefetch::Prefetcher;
+
+/// A cache level of a machine, as a walk sees it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct WalkLevel {
+    /// Lines that it holds.
+    pub lines: u64,
+    /// Cycles from the core's request to the data.
+    pub latency_cycles: f64,
+}
+
+/// A machine, as a walk sees it: one core with the caches on its way to memory.
+#[derive(Clone, PartialEq, Debug)]
+pub struct WalkMachine {
+    /// Instructions per cycle.
+    pub issue_width: f64,
+    /// Instructions in flight; infinite in order, where a missing load blocks.
+    pub window_instr: f64,
+    /// Misses in flight.
+    pub miss_registers: usize,
+    /// Whether a missing load blocks the core.
+    pub is_in_order: bool,
+    /// Whether instructions may pass an access that waits for its address.
+    pub can_overtake_loads: bool,
+    /// The caches from the core outward; the last one is the contended cache.
+    pub levels: Vec<WalkLevel>,
+    /// A victim cache behind the contended cache.
+    pub victim: Option<WalkLevel>,
+    /// Cycles from the core's request to the data in memory.
+    pub memory_latency_cycles: f64,
+    /// Cycles for which a line occupies the narrowest part of the way to memory.
+    pub cycles_per_line: f64,
+    /// Maximum number of lines that the bus reads at once.
+    pub max_reads: Option<usize>,
+    /// Prefetchers, each with the index of its cache in `levels`.
+    pub prefetchers: Vec<(usize, PrefetcherSpec)>,
+    /// Lines of a page, as a power of two.
+    pub page_shift: u32,
+}
+
+/// The loads that an access waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DependenceRule {
+    /// Those that the sample states.
+    Recorded,
+    /// None: every miss may overlap.
+    Independent,
+    /// Every second load waits for the thread's previous load.
+    HalfChained,
+}
+
+/// The variant of a walk.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct WalkOptions {
+    /// Lines of the contended cache that the program has.
+    pub shared_lines: u64,
+    /// Whether prefetchers are on.
+    pub prefetch: bool,
+    /// The loads that an access waits for.
+    pub dependences: DependenceRule,
+}
+
+/// What a walk counts.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct WalkCounts {
+    /// Instructions.
+    pub instructions: f64,
+    /// Cycles.
+    pub cycles: f64,
+    /// Lines that demand accesses fetch from beyond the contended cache.
+    pub demand_misses: f64,
+    /// Lines that prefetchers fetch from there before they are used.
+    pub prefetched_misses: f64,
+    /// Lines that prefetchers fetch from there and that are not used.
+    pub useless_prefetches: f64,
+    /// Lines of the first two kinds whose access is a store.
+    pub store_misses: f64,
+    /// Cycles from the issue of each miss to its data, over all misses.
+    pub miss_cycles: f64,
+    /// Cycles in which one miss or more is on its way.
+    pub busy_cycles: f64,
+    /// Accesses that the contended cache or memory serves.
+    pub references: f64,
+}
+
+impl WalkCounts {
+    /// Returns the mean number of misses on their way while there is one; `None` without misses.
+    pub fn overlapped_misses(&self) -> Option<f64> {
+        (self.busy_cycles > 0.0).then(|| self.miss_cycles / self.busy_cycles)
+    }
+
+    /// Returns the lines that are needed from beyond the contended cache, prefetched or not.
+    pub fn needed_lines(&self) -> f64 {
+        self.demand_misses + self.prefetched_misses
+    }
+
+    fn combine(self, other: WalkCounts, sign: f64) -> WalkCounts {
+        WalkCounts {
+            instructions: self.instructions + sign * other.instructions,
+            cycles: self.cycles + sign * other.cycles,
+            demand_misses: self.demand_misses + sign * other.demand_misses,
+            prefetched_misses: self.prefetched_misses + sign * other.prefetched_misses,
+            useless_prefetches: self.useless_prefetches + sign * other.useless_prefetches,
+            store_misses: self.store_misses + sign * other.store_misses,
+            miss_cycles: self.miss_cycles + sign * other.miss_cycles,
+            busy_cycles: self.busy_cycles + sign * other.busy_cycles,
+            references: self.references + sign * other.references,
+        }
+    }
+}
+
+impl WalkMachine {
+    /// Returns the first core of a machine; `None` if it has no data cache.
+    pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
+        let contended = machine.last_level_cache()?;
+        let line_bytes = u64::from(contended.line_bytes);
+        let level_of = |cache: &CacheSpec| WalkLevel {
+            lines: cache.size_bytes / line_bytes,
+            latency_cycles: f64::from(cache.latency_cycles),
+        };
+        let on_path: Vec<&CacheSpec> = machine
+            .caches
+            .iter()
+            .filter(|cache| {
+                cache.level != CacheLevel::L1Instruction && cache.level <= contended.level
+            })
+            .collect();
+        let prefetchers = machine.prefetchers.iter().filter_map(|spec| {
+            let level = prefetcher_level(spec);
+            Some((
+                on_path.iter().position(|cache| cache.level == level)?,
+                *spec,
+            ))
+        });
+        let victim = machine
+            .caches
+            .iter()
+            .find(|cache| cache.inclusion == Inclusion::Victim && cache.level > contended.level);
+        let (issue_width, window, is_in_order, can_overtake_loads) = match machine.pipeline {
+            CoreModel::InOrder { issue_width, .. } => (issue_width, f64::INFINITY, true, false),
+            CoreModel::OutOfOrder {
+                issue_width,
+                window,
+                loads_pass,
+                ..
+            } => (issue_width, f64::from(window), false, loads_pass),
+        };
+        let memory = &machine.memory;
+        let narrowest_bytes_per_cycle = memory
+            .package_bus_bytes_per_cycle
+            .unwrap_or(f64::INFINITY)
+            .min(memory.bytes_per_cycle);
+        Some(WalkMachine {
+            issue_width: f64::from(issue_width.max(1)),
+            window_instr: window,
+            miss_registers: machine.pipeline.max_misses_in_flight().max(1) as usize,
+            is_in_order,
+            can_overtake_loads,
+            levels: on_path.iter().map(|cache| level_of(cache)).collect(),
+            victim: victim.map(level_of),
+            memory_latency_cycles: f64::from(memory.local_latency_cycles),
+            cycles_per_line: line_bytes as f64 / narrowest_bytes_per_cycle,
+            max_reads: memory
+                .scheduling
+                .requests_in_flight
+                .map(|count| count as usize),
+            prefetchers: prefetchers.collect(),
+            page_shift: (machine.pages.page_bytes / line_bytes).max(1).ilog2(),
+        })
+    }
+
+    /// Returns the lines of the largest private cache; 0 if there is none.
+    pub fn private_lines(&self) -> u64 {
+        let private_levels = &self.levels[..self.levels.len().saturating_sub(1)];
+        private_levels
+            .iter()
+            .map(|level| level.lines)
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+fn prefetcher_level(spec: &PrefetcherSpec) -> CacheLevel {
+    match spec {
+        PrefetcherSpec::Stride { level, .. }
+        | PrefetcherSpec::NextLine { level, .. }
+        | PrefetcherSpec::Streamer { level, .. }
+        | PrefetcherSpec::AdjacentLine { level } => *level,
+    }
+}
+
+/// Walks all parts of a stretch, and returns the counts of each.
+pub fn walk_phase(
+    sample: &StreamSample,
+    phase: &StreamPhase,
+    machine: &WalkMachine,
+    options: &WalkOptions,
+) -> Vec<WalkCounts> {
+    let mut recent = RecentLines::new();
+    let walk_part = |part: &Vec<SampledAccess>| {
+        let mut threads: Vec<u32> = part.iter().map(|access| access.thread).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        let mut counts = WalkCounts::default();
+        for thread in threads {
+            recent.clear();
+            let mut walk = Walk::new(machine, options, sample.footprint_lines, &mut recent);
+            let mut warm_up_counts = WalkCounts::default();
+            for (index, access) in part.iter().enumerate() {
+                if index == WARM_UP_ACCESSES {
+                    warm_up_counts = walk.counts();
+                }
+                if access.thread == thread {
+                    walk.step(access);
+                }
+            }
+            let measured = walk.counts().combine(warm_up_counts, -1.0);
+            counts = counts.combine(walk.without_unknown_lines(measured), 1.0);
+        }
+        counts
+    };
+    phase.parts.iter().map(walk_part).collect()
+}
+
+/// Returns the sum of counts.
+pub fn sum_counts(counts: &[WalkCounts]) -> WalkCounts {
+    counts
+        .iter()
+        .fold(WalkCounts::default(), |sum, count| sum.combine(*count, 1.0))
+}
+
+/// Returns one standard error of the cycles per instruction, relative to them, that sampling leaves; `None` for less than
+/// two parts. The parts lie at equal distances and are taken for random ones (SMARTS, section 3).
+pub fn sampling_error_share(parts: &[WalkCounts]) -> Option<f64> {
+    let sum = sum_counts(parts);
+    if parts.len() < 2 || sum.cycles <= 0.0 || sum.instructions <= 0.0 {
+        return None;
+    }
+    let cycles_per_instr = sum.cycles / sum.instructions;
+    let squares: f64 = parts
+        .iter()
+        .map(|part| {
+            let difference = part.cycles - cycles_per_instr * part.instructions;
+            difference * difference
+        })
+        .sum();
+    let count = parts.len() as f64;
+    Some(libm::sqrt(squares * count / (count - 1.0)) / sum.cycles)
+}
+
+/// What is known about a line that was touched or requested within the part.
+#[derive(Clone, Copy, Default)]
+struct LineEntry {
+    /// The part in which the entry was made.
+    epoch: u32,
+    /// Index of the cache that prefetched the line, plus one; 0 if an access touched it.
+    prefetched_by: u32,
+    line: u64,
+    /// Cycle at which it arrives, or at which it was requested if it was prefetched.
+    cycle: f64,
+}
+
+/// Places for lines; a part touches and requests less than half as many.
+const TABLE_BITS: u32 = 12;
+const MAX_TABLE_LINES: u32 = 3 << (TABLE_BITS - 2);
+
+struct RecentLines {
+    epoch: u32,
+    line_count: u32,
+    entries: Vec<LineEntry>,
+}
+
+impl RecentLines {
+    fn new() -> Self {
+        RecentLines {
+            epoch: 0,
+            line_count: 0,
+            entries: vec![LineEntry::default(); 1 << TABLE_BITS],
+        }
+    }
+
+    fn clear(&mut self) {
+        self.epoch += 1;
+        self.line_count = 0;
+    }
+
+    /// Returns the place of a line, which has it or is free.
+    fn place_of(&self, line: u64) -> usize {
+        let mut place = (crate::hash::mix(line) >> (64 - TABLE_BITS)) as usize;
+        loop {
+            let entry = &self.entries[place];
+            if entry.epoch != self.epoch || entry.line == line {
+                return place;
+            }
+            place = (place + 1) & ((1 << TABLE_BITS) - 1);
+        }
+    }
+
+    fn find(&self, line: u64) -> Option<LineEntry> {
+        let entry = self.entries[self.place_of(line)];
+        (entry.epoch == self.epoch).then_some(entry)
+    }
+
+    fn set(&mut self, line: u64, prefetched_by: u32, cycle: f64) {
+        let place = self.place_of(line);
+        let is_new = self.entries[place].epoch != self.epoch;
+        // Prefetchers with many requests an access may fill the table; the rest is forgotten.
+        if is_new && self.line_count == MAX_TABLE_LINES {
+            return;
+        }
+        self.line_count += u32::from(is_new);
+        self.entries[place] = LineEntry {
+            epoch: self.epoch,
+            prefetched_by,
+            line,
+            cycle,
+        };
+    }
+}
+
+struct Walk<'a> {
+    machine: &'a WalkMachine,
+    options: &'a WalkOptions,
+    footprint_lines: u64,
+    recent: &'a mut RecentLines,
+    prefetchers: Vec<(usize, Prefetcher)>,
+    counts: WalkCounts,
+    /// Cycle at which the last instruction entered the window.
+    entry_cycle: f64,
+    instructions: f64,
+    /// Loads in the window: instruction, and the cycle at which it and all older loads have returned.
+    window: VecDeque<(f64, f64)>,
+    last_return: f64,
+    /// Cycle at which the value of each access is known.
+    value_cycles: Vec<f64>,
+    last_load: Option<usize>,
+    loads: u64,
+    /// Cycle at which each miss register is free, and each place for reads on the bus.
+    register_cycles: Vec<f64>,
+    read_cycles: Vec<f64>,
+    bus_free_cycle: f64,
+    busy_until: f64,
+    requests: Vec<u64>,
+    requested_lines: f64,
+    /// Prefetched lines that an access touched later.
+    resolved_lines: f64,
+}
+
+/// Returns the index of the smallest value.
+fn first_free(cycles: &[f64]) -> usize {
+    let mut first = 0;
+    for (index, cycle) in cycles.iter().enumerate() {
+        if *cycle < cycles[first] {
+            first = index;
+        }
+    }
+    first
+}
+
+impl<'a> Walk<'a> {
+    fn new(
+        machine: &'a WalkMachine,
+        options: &'a WalkOptions,
+        footprint_lines: u64,
+        recent: &'a mut RecentLines,
+    ) -> Self {
+        let mut prefetchers = Vec::new();
+        for level in 0..machine.levels.len() {
+            let own_specs = machine.prefetchers.iter().filter(|(at, _)| *at == level);
+            let specs = own_specs.map(|(_, spec)| *spec);
+            if options.prefetch
+                && let Some(prefetcher) = Prefetcher::new(specs, machine.page_shift)
+            {
+                prefetchers.push((level, prefetcher));
+            }
+        }
+        Walk {
+            machine,
+            options,
+            footprint_lines,
+            recent,
+            prefetchers,
+            counts: WalkCounts::default(),
+            entry_cycle: 0.0,
+            instructions: 0.0,
+            window: VecDeque::new(),
+            last_return: 0.0,
+            value_cycles: Vec::new(),
+            last_load: None,
+            loads: 0,
+            register_cycles: vec![0.0; machine.miss_registers],
+            read_cycles: vec![0.0; machine.max_reads.unwrap_or(0)],
+            bus_free_cycle: 0.0,
+            busy_until: 0.0,
+            requests: Vec::new(),
+            requested_lines: 0.0,
+            resolved_lines: 0.0,
+        }
+    }
+
+    fn counts(&self) -> WalkCounts {
+        WalkCounts {
+            instructions: self.instructions,
+            cycles: self.entry_cycle,
+            // Lines that were requested and not used, of which some would have been found in a cache.
+            useless_prefetches: self.requested_lines - self.resolved_lines,
+            ..self.counts
+        }
+    }
+
+    /// Counts only those useless prefetches that come from beyond the contended cache, in proportion to demand.
+    fn without_unknown_lines(&self, counts: WalkCounts) -> WalkCounts {
+        let beyond_share = if counts.references > 0.0 {
+            (counts.needed_lines() / counts.references).min(1.0)
+        } else {
+            0.0
+        };
+        WalkCounts {
+            useless_prefetches: counts.useless_prefetches.max(0.0) * beyond_share,
+            ..counts
+        }
+    }
+
+    /// Returns the index of the level that has a line of this distance; the number of levels stands for memory.
+    fn level_at(&self, distance: Option<u64>) -> usize {
+        let distance = distance.unwrap_or(self.footprint_lines.saturating_sub(1));
+        let levels = &self.machine.levels;
+        let private = &levels[..levels.len() - 1];
+        match private.iter().position(|level| distance < level.lines) {
+            Some(level) => level,
+            None if distance < self.options.shared_lines => levels.len() - 1,
+            None => levels.len(),
+        }
+    }
+
+    fn latency_at(&self, level: usize, distance: Option<u64>) -> f64 {
+        if let Some(level) = self.machine.levels.get(level) {
+            return level.latency_cycles;
+        }
+        let distance = distance.unwrap_or(self.footprint_lines.saturating_sub(1));
+        match &self.machine.victim {
+            Some(victim) if distance < self.options.shared_lines + victim.lines => {
+                victim.latency_cycles
+            }
+            _ => self.machine.memory_latency_cycles,
+        }
+    }
+
+    /// Returns the cycle at which a line that is requested from memory arrives; `None` for a prefetch that is dropped,
+    /// because it would wait for longer than an access takes.
+    fn read_memory(
+        &mut self,
+        cycle: f64,
+        latency: f64,
+        is_store: bool,
+        is_prefetch: bool,
+    ) -> Option<f64> {
+        let mut start = cycle;
+        let place = first_free(&self.read_cycles);
+        if let Some(free_cycle) = self.read_cycles.get(place) {
+            start = start.max(*free_cycle);
+        }
+        let wait = start.max(self.bus_free_cycle) - cycle;
+        if is_prefetch && wait > latency {
+            return None;
+        }
+        // A line that was written passes the bus a second time.
+        let transfers = if is_store { 2.0 } else { 1.0 };
+        self.bus_free_cycle =
+            start.max(self.bus_free_cycle) + transfers * self.machine.cycles_per_line;
+        let arrival = cycle + wait + latency;
+        if let Some(read_cycle) = self.read_cycles.get_mut(place) {
+            *read_cycle = arrival;
+        }
+        Some(arrival)
+    }
+
+    /// Returns the cycle at which the address of an access is known.
+    fn address_cycle(&self, access: &SampledAccess) -> f64 {
+        let index = self.value_cycles.len();
+        let source = match self.options.dependences {
+            DependenceRule::Recorded if access.dependence == FAR_DEPENDENCE => None,
+            DependenceRule::Recorded => index
+                .checked_sub(usize::from(access.dependence))
+                .filter(|&source| source < index),
+            DependenceRule::Independent => None,
+            DependenceRule::HalfChained if access.is_store || !self.loads.is_multiple_of(2) => None,
+            DependenceRule::HalfChained => self.last_load,
+        };
+        source.map_or(0.0, |source| self.value_cycles[source])
+    }
+
+    /// Enters the instructions of an access into the window; returns the cycle at which the access has entered.
+    fn enter_window(&mut self, gap: f64) -> f64 {
+        let width = self.machine.issue_width;
+        self.instructions += gap;
+        let mut cycle = self.entry_cycle + gap / width;
+        while let Some(&(instruction, return_cycle)) = self.window.front() {
+            let passed_instr = self.instructions - instruction - self.machine.window_instr;
+            if passed_instr < 0.0 {
+                break;
+            }
+            cycle = cycle.max(return_cycle + passed_instr / width);
+            self.window.pop_front();
+        }
+        cycle
+    }
+
+    fn step(&mut self, access: &SampledAccess) {
+        let mut entry_cycle = self.enter_window(access.gap as f64);
+        let mut issue_cycle = entry_cycle.max(self.address_cycle(access));
+        if !self.machine.can_overtake_loads {
+            entry_cycle = issue_cycle;
+        }
+        let first_latency = self.latency_at(0, None);
+        let mut level = self.level_at(access.distance);
+        let entry = self.recent.find(access.line);
+        let is_joined = entry.is_some_and(|entry| {
+            entry.prefetched_by == 0 && entry.cycle > issue_cycle + first_latency
+        });
+        let prefetching_level = entry.and_then(|entry| {
+            let level_index = (entry.prefetched_by as usize).checked_sub(1)?;
+            Some((level_index, entry.cycle))
+        });
+        self.resolved_lines += f64::from(u8::from(prefetching_level.is_some()));
+
+        // A miss waits for a register; the instructions behind it wait as well if its address was known at entry.
+        let register = first_free(&self.register_cycles);
+        if level > 0 && !is_joined && self.register_cycles[register] > issue_cycle {
+            if issue_cycle == entry_cycle {
+                entry_cycle = self.register_cycles[register];
+            }
+            issue_cycle = self.register_cycles[register];
+        }
+
+        let latency = self.latency_at(level, access.distance);
+        let is_beyond = level == self.machine.levels.len();
+        let mut was_prefetched = false;
+        let value_cycle = match (entry, prefetching_level) {
+            (Some(entry), None) if is_joined => entry.cycle,
+            (_, Some((prefetcher, request_cycle))) if level > prefetcher => {
+                let arrival = if is_beyond {
+                    self.read_memory(request_cycle, latency, access.is_store, true)
+                } else {
+                    Some(request_cycle + latency)
+                };
+                was_prefetched = arrival.is_some();
+                let prefetched_latency = self.machine.levels[prefetcher].latency_cycles;
+                match arrival {
+                    Some(arrival) => {
+                        level = prefetcher;
+                        arrival.max(issue_cycle + prefetched_latency)
+                    }
+                    None => self.fetch_on_demand(issue_cycle, latency, is_beyond, access.is_store),
+                }
+            }
+            _ => self.fetch_on_demand(issue_cycle, latency, is_beyond, access.is_store),
+        };
+        if !is_joined {
+            self.count_miss(
+                access,
+                level,
+                is_beyond,
+                was_prefetched,
+                issue_cycle,
+                value_cycle,
+            );
+            if value_cycle > issue_cycle + first_latency {
+                self.register_cycles[register] = value_cycle;
+            }
+            self.recent.set(access.line, 0, value_cycle);
+            self.observe(access.line, level, was_prefetched, issue_cycle);
+        }
+
+        self.value_cycles.push(value_cycle);
+        if !access.is_store {
+            self.last_load = Some(self.value_cycles.len() - 1);
+            self.loads += 1;
+            self.last_return = self.last_return.max(value_cycle);
+            self.window.push_back((self.instructions, self.last_return));
+            if self.machine.is_in_order && value_cycle > issue_cycle + first_latency {
+                entry_cycle = entry_cycle.max(value_cycle);
+            }
+        }
+        self.entry_cycle = entry_cycle;
+    }
+
+    fn fetch_on_demand(
+        &mut self,
+        issue_cycle: f64,
+        latency: f64,
+        is_beyond: bool,
+        is_store: bool,
+    ) -> f64 {
+        let arrival = if is_beyond {
+            self.read_memory(issue_cycle, latency, is_store, false)
+        } else {
+            None
+        };
+        arrival.unwrap_or(issue_cycle + latency)
+    }
+
+    fn count_miss(
+        &mut self,
+        access: &SampledAccess,
+        level: usize,
+        is_beyond: bool,
+        was_prefetched: bool,
+        issue_cycle: f64,
+        value_cycle: f64,
+    ) {
+        let contended_level = self.machine.levels.len() - 1;
+        if is_beyond || level >= contended_level {
+            self.counts.references += 1.0;
+        }
+        if !is_beyond {
+            return;
+        }
+        if was_prefetched {
+            self.counts.prefetched_misses += 1.0;
+        } else {
+            self.counts.demand_misses += 1.0;
+        }
+        self.counts.store_misses += f64::from(u8::from(access.is_store));
+        let is_late = !was_prefetched
+            || value_cycle > issue_cycle + self.machine.levels[level].latency_cycles;
+        if is_late {
+            self.counts.miss_cycles += value_cycle - issue_cycle;
+            let busy_from = issue_cycle.max(self.busy_until);
+            self.counts.busy_cycles += (value_cycle - busy_from).max(0.0);
+            self.busy_until = self.busy_until.max(value_cycle);
+        }
+    }
+
+    /// Shows an access to the prefetchers of the caches that it misses, and of the one that had prefetched its line.
+    fn observe(&mut self, line: u64, level: usize, was_prefetched: bool, cycle: f64) {
+        for at in 0..self.prefetchers.len() {
+            let (own_level, prefetcher) = &mut self.prefetchers[at];
+            let own_level = *own_level;
+            if own_level > level || own_level == level && !was_prefetched {
+                continue;
+            }
+            let requests = &mut self.requests;
+            requests.clear();
+            let latency = self.machine.memory_latency_cycles;
+            let queue = (self.bus_free_cycle - cycle).clamp(0.0, latency);
+            let free_room_permille = || (1000.0 * (1.0 - queue / latency)) as u64;
+            prefetcher.observe_demand(line, free_room_permille, |line| requests.push(line));
+            for index in 0..self.requests.len() {
+                let requested_line = self.requests[index];
+                if self.recent.find(requested_line).is_none() {
+                    self.recent.set(requested_line, own_level as u32 + 1, cycle);
+                    self.requested_lines += 1.0;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

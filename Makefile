@@ -19,7 +19,7 @@ help:
 	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s'
 	@echo 'make kubernetes  the chart, and the extender under a real scheduler with NODES (1000) and PODS (5000)'
 	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and two nodes on this host'
-	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
+	@echo 'make live     measure on this host (root, at most 30 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
 	@echo 'make rpm      an rpm with the same files (target/rpm)'
@@ -90,6 +90,7 @@ slurm: build
 
 live: build
 	$(CARGO) run --release --locked -p cachemate-bench -- live
+	$(CARGO) run --release --locked -p cachemate-bench -- corun
 
 # Short: gangs, colors and deaths on a modeled machine. LAB_FULL=1: all of it, and the guests without caches.
 # The guests' daemons are killed under a policy that only tests have.

@@ -1,17 +1,20 @@
 #!/bin/sh
-# The main job on real programs: record them here, profile them, say which programs slow each other down, and plan
-# which share a cache on a machine with two last-level caches. Writes an HTML report and prints its path last.
+# The main job on real programs: record them here, say which slow each other down on this machine, run three of the pairs
+# beside their forecasts, and plan where they run. Writes an HTML report and prints its path last. If this machine has one
+# last-level cache, also the plan for one with several.
 # Needs target/release/cachemate (or CACHEMATE). Without Valgrind it says so and works on the shipped recordings.
 # Usage: demo/run.sh [FOLDER]     (everything goes to target/demo, or to FOLDER)
 set -eu
 cd "$(dirname "$0")/.."
 cachemate=${CACHEMATE:-target/release/cachemate}
 case $cachemate in /*) ;; *) cachemate=$PWD/$cachemate ;; esac
-machine=${MACHINE:-opteron-2350} # two chips of four cores, each with a 2 MB L3 of its own
+timing=${TIMING:-solo-run}       # prior: faster, with wider intervals
+machine=${MACHINE:-host}         # this machine, which is measured first
+larger=epyc-7763                 # a machine of today with several caches: 64 cores, eight L3s of 32 MB
 case $machine in /* | [!/]*/*) machine=$(realpath -m "$machine") ;; esac
 out=${1:-target/demo}
 want=8
-max=${MAX_ACCESSES:-60000000}    # data accesses recorded of each program
+max=${MAX_ACCESSES:-20000000}    # data accesses recorded of each program
 rm -rf "$out"
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -53,6 +56,7 @@ record() {
     awk -v name="$name" -F '[:,]' '/"records"|"program_accesses"|"instructions"/ { v[$1] = $2 + 0 } END {
         printf "  %-8s %d records of %d data accesses, %d instructions\n", name, v["  \"records\""],
             v["  \"program_accesses\""], v["  \"instructions\""] }' "$out/$name.log"
+    printf '%s\0' "$@" >"$out/$name.cmd"
     recorded="$recorded $name"
     count=$((count + 1))
 }
@@ -68,7 +72,7 @@ if "$cachemate" --quiet record --max-accesses 1000 -o "$out/probe.cmt" -- true >
     children=follow # gcc only starts the compiler
     record cc1 gcc gcc -O2 -S -o "$out/many.s" "$out/many.c"
     children=ignore
-    record sqlite3 sqlite3 sqlite3 -init "$here/orders.sql" "$out/orders.db" .quit
+    record sqlite3 sqlite3 sqlite3 -init "$here/orders.sql" :memory: .quit
     record chase "$out/chase" "$out/chase" 1536 20000000
     record stencil "$out/stencil" "$out/stencil" 400 200
     record perl perl perl "$here/words.pl" "$out/text"
@@ -76,7 +80,7 @@ if "$cachemate" --quiet record --max-accesses 1000 -o "$out/probe.cmt" -- true >
 else
     sed 's/^/  /' "$out/probe.err" >&2
 fi
-rm -f "$out"/probe.cmt* "$out"/*.log "$out"/*.err "$out"/orders.db* "$out/many.s"
+rm -f "$out"/probe.cmt* "$out"/*.log "$out"/*.err "$out/many.s"
 [ -z "$missing" ] || echo "  not installed, left out:$missing" >&2
 
 if [ "$count" -lt "$want" ]; then
@@ -96,26 +100,38 @@ if [ "$count" -lt 2 ]; then
     exit 1
 fi
 
-say "profiling them"
-profiles=''
 cd "$out"
-for name in $recorded; do
-    "$cachemate" --quiet profile "$name.cmt" --machine "$machine" -o "$name.profile.json" >picture
-    profiles="$profiles $name.profile.json"
-    cat picture
-done
-rm -f picture
+files=''
+for name in $recorded; do files="$files $name.cmt"; done
 
-say "which programs slow each other down on one of its caches"
+say "which programs slow each other down on $machine: forecast"
 # shellcheck disable=SC2086 # the lists are meant to be split
-"$cachemate" predict $profiles --machine "$machine"
+"$cachemate" predict $files --machine "$machine" --timing "$timing" --json >forecast.json
+# shellcheck disable=SC2086
+"$cachemate" predict $files --machine "$machine" --timing "$timing"
+
+say "three of these pairs on this machine: forecast and measured"
+if [ "$machine" != host ]; then
+    echo "not measured: the forecast is for $machine"
+elif ! have python3; then
+    echo "not measured: python3 is not installed"
+else
+    # shellcheck disable=SC2086
+    python3 "$here/../measure.py" "$out" forecast.json $recorded || echo "not measured: see above"
+fi
 
 say "the plan for $machine"
 # shellcheck disable=SC2086
-"$cachemate" plan $profiles --machine "$machine"
-
+"$cachemate" plan $files --machine "$machine" --timing "$timing"
 # shellcheck disable=SC2086
-"$cachemate" --quiet report $profiles --machine "$machine" -o report.html >/dev/null
+"$cachemate" --quiet report $files --machine "$machine" --timing "$timing" -o report.html >/dev/null
+
+caches=$("$cachemate" --quiet topology 2>/dev/null | awk '/shared last level/ { n++ } END { print n + 0 }')
+if [ "$machine" = host ] && [ "$caches" -lt 2 ]; then
+    say "this machine has one last-level cache; the plan for another one, $larger, with eight"
+    # shellcheck disable=SC2086
+    "$cachemate" plan $files --machine "$larger" --timing "$timing"
+fi
 echo
 echo "done in $(($(date +%s) - started)) s; look at the report:"
 echo "$out/report.html"

@@ -1,7 +1,7 @@
 //! `cachemate-bench live`: what `make live` runs.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ impl LiveBench {
     /// # Errors
     /// The host cannot be read, the command does not exist, or the result cannot be written.
     pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
-        let command = self.find_command()?;
+        let command = find_command(self.cachemate.as_deref())?;
         let start = Instant::now();
         let total_time = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut host = host::survey_host(false)?;
@@ -181,24 +181,25 @@ impl LiveBench {
             .write_all(output.as_bytes())
             .context("cannot write to standard output")
     }
+}
 
-    fn find_command(&self) -> anyhow::Result<PathBuf> {
-        let own_path = std::env::current_exe().context("this program's own file is not found")?;
-        let command = self
-            .cachemate
-            .clone()
-            .unwrap_or_else(|| own_path.with_file_name("cachemate"));
-        // The path is absolute, because the command is also started from other directories.
-        std::path::absolute(&command)
-            .ok()
-            .filter(|path| path.is_file())
-            .with_context(|| {
-                format!(
-                    "{}: is not there (make build makes it, --cachemate names another)",
-                    command.display()
-                )
-            })
-    }
+/// Returns the path of the command to measure: the given one, or the one beside this program.
+///
+/// # Errors
+/// There is no such file.
+pub fn find_command(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let own_path = std::env::current_exe().context("this program's own file is not found")?;
+    let command = given.map_or_else(|| own_path.with_file_name("cachemate"), Path::to_path_buf);
+    // The path is absolute, because the command is also started from other directories.
+    std::path::absolute(&command)
+        .ok()
+        .filter(|path| path.is_file())
+        .with_context(|| {
+            format!(
+                "{}: is not there (make build makes it, --cachemate names another)",
+                command.display()
+            )
+        })
 }
 
 /// Prints progress to standard error.
@@ -251,7 +252,7 @@ fn measure_cache(bench_host: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64
 }
 
 /// The first two CPUs on different cores that share a last-level cache, and the size of that cache.
-fn find_two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
+pub fn find_two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
     for cache in topology.last_level_caches() {
         let mut cpus = topology
             .cpus

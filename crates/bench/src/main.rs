@@ -6,6 +6,7 @@
 mod auto;
 mod bench_host;
 mod colors;
+mod corun;
 mod gangs;
 mod live;
 mod overhead;
@@ -30,6 +31,7 @@ struct BenchArguments {
 #[derive(Subcommand)]
 enum BenchCommand {
     Live(live::LiveBench),
+    Corun(corun::CorunBench),
     /// Run a load program, which reports its work in the file named in CACHEMATE_PROGRESS
     Load {
         #[arg(value_parser = loads::LOAD_KINDS)]
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
     }
     let outcome = match BenchArguments::parse().command {
         BenchCommand::Live(live) => live.run(&stop),
+        BenchCommand::Corun(corun) => corun.run(&stop),
         BenchCommand::Load { kind, bytes } => loads::run(&kind, bytes, stop),
         BenchCommand::Guardian { state_dir } => {
             cachemate_daemon::guardian::run(&state_dir, &|words| eprintln!("{words}"))

@@ -14,6 +14,7 @@ mod extender_metrics;
 mod extender_server;
 mod files;
 mod goal_plan;
+mod host_machine;
 mod input;
 mod interval_programs;
 mod knowledge_dir;

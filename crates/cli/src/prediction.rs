@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use cachemate_core::{CpuId, Estimate, MachineSpec};
+use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio};
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, Scheme, SharedCache, UnknownScheme};
@@ -17,6 +17,7 @@ use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, 
 use clap::{Args, ValueEnum};
 
 use crate::exit::UsageError;
+use crate::host_machine::{HOST_NAME, load_machine};
 use crate::programs::{ProfiledInput, load_all};
 use crate::run_store::RunStoreArgs;
 use crate::session::Session;
@@ -25,8 +26,8 @@ use crate::traces::recording_path;
 /// The option that selects the machine.
 #[derive(Args, Clone)]
 pub struct MachineArg {
-    /// Bundled machine (cachemate topology --list) or TOML file
-    #[arg(long, short, value_name = "MACHINE")]
+    /// Bundled machine (cachemate topology --list), TOML file, or 'host' for this one
+    #[arg(long, short, value_name = "MACHINE", default_value = HOST_NAME)]
     pub machine: String,
 }
 
@@ -132,7 +133,7 @@ impl Prediction {
         model: &str,
         timing: &TimingArgs,
     ) -> anyhow::Result<Self> {
-        let machine = cachemate_spec::load_machine(machine)?;
+        let machine = load_machine(session, machine)?;
         let unknown_model = |error: UnknownScheme| {
             UsageError(format!(
                 "--model: expected {INTERVAL_MODEL} or a scheme: {error}"
@@ -353,7 +354,7 @@ impl Prediction {
         let group_member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
             name: self.programs[index].name.clone(),
             solo_mpki: Some(solo_mpkis[index]),
-            miss_ratio: forecast.miss_ratio,
+            miss_ratio: forecast.miss_ratio.map(MissRatio::value),
             mpki: Some(forecast.mpki),
             slowdown_percent: Some(100.0 * forecast.slowdown.value),
             slowdown_interval: Some(forecast.slowdown.into()),
@@ -361,7 +362,7 @@ impl Prediction {
         let members = members.iter().zip(forecasts).map(group_member).collect();
         GroupForecast {
             method: INTERVAL_MODEL.to_string(),
-            miss_ratio: group_miss_ratio(forecasts),
+            miss_ratio: group_miss_ratio(forecasts).map(MissRatio::value),
             members,
         }
     }

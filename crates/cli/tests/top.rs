@@ -161,7 +161,7 @@ mod screen {
             );
             // Blanks are skipped by cursor movement rather than written.
             assert!(
-                shown.text().contains("observing") && shown.text().contains("measured"),
+                shown.text().contains("observing") && shown.text().contains("evidence"),
                 "{:?}",
                 shown.text()
             );

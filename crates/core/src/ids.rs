@@ -201,6 +201,23 @@ impl FromStr for IndexSet {
     }
 }
 
+/// The share of references that miss: between 0 and 1, because a miss is a reference.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Serialize, Deserialize)]
+pub struct MissRatio(f64);
+
+impl MissRatio {
+    /// Returns the ratio of two counts of the same references; `None` without references. If errors of the two make the
+    /// misses more than the references, every reference is a miss.
+    pub fn from_counts(misses: f64, references: f64) -> Option<Self> {
+        (references > 0.0 && misses >= 0.0).then(|| MissRatio((misses / references).min(1.0)))
+    }
+
+    /// Returns the ratio as a number.
+    pub fn value(self) -> f64 {
+        self.0
+    }
+}
+
 /// An estimate with its confidence interval.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Estimate {
@@ -220,5 +237,20 @@ impl Estimate {
             low: value,
             high: value,
         }
+    }
+}
+
+#[cfg(test)]
+mod miss_ratio_tests {
+    use super::MissRatio;
+
+    /// Is every ratio between 0 and 1, whatever the counts, and absent without references?
+    #[test]
+    fn no_ratio_of_misses_exceeds_one() {
+        let ratio = |misses, references| MissRatio::from_counts(misses, references);
+        assert_eq!(ratio(1.0, 4.0).map(MissRatio::value), Some(0.25));
+        assert_eq!(ratio(9.8, 1.0).map(MissRatio::value), Some(1.0));
+        assert_eq!(ratio(0.0, 0.0), None);
+        assert_eq!(ratio(f64::NAN, 1.0), None);
     }
 }

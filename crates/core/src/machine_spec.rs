@@ -116,6 +116,10 @@ pub struct CacheSpec {
     /// The policy that selects the line to evict from a full set.
     #[serde(default)]
     pub replacement: ReplacementPolicy,
+    /// Share of a stream's lines that take space as under LRU, from 0 to 1; `None` for that of the policy. A stream's lines
+    /// are those that the program does not touch again while any cache of this size would hold them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_insertion: Option<f64>,
     /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
@@ -151,7 +155,28 @@ pub enum ReplacementPolicy {
     TreePlru,
     /// A seeded random line.
     Random,
+    /// Static re-reference interval prediction with two bits: new lines are expected later than lines that were hit, so
+    /// that a scan evicts itself (SRRIP-HP; Jaleel et al., ISCA 2010).
+    Srrip,
+    /// As `srrip`, but sets duel between its insertion and one that expects most new lines never, so that a part of a
+    /// working set larger than the cache stays (DRRIP; Jaleel et al., ISCA 2010).
+    Drrip,
 }
+
+impl ReplacementPolicy {
+    /// Returns the share of the lines of a stream that take space as under LRU, beside a program that reuses its lines:
+    /// as measured on the cycle-level machine (docs/simulators/interval.md).
+    pub fn stream_insertion(self) -> f64 {
+        match self {
+            ReplacementPolicy::Lru | ReplacementPolicy::TreePlru | ReplacementPolicy::Random => 1.0,
+            ReplacementPolicy::Srrip => SRRIP_STREAM_INSERTION,
+            ReplacementPolicy::Drrip => DRRIP_STREAM_INSERTION,
+        }
+    }
+}
+
+const SRRIP_STREAM_INSERTION: f64 = 0.8;
+const DRRIP_STREAM_INSERTION: f64 = 0.6;
 
 /// The address from which the set index is taken. Tags are physical.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -385,6 +410,12 @@ pub struct MachineSpecError {
 }
 
 impl CacheSpec {
+    /// Returns the share of a stream's lines that take space as under LRU.
+    pub fn effective_stream_insertion(&self) -> f64 {
+        self.stream_insertion
+            .unwrap_or_else(|| self.replacement.stream_insertion())
+    }
+
     /// Sets of one slice. Requires a checked machine.
     pub fn sets_per_slice(&self) -> u64 {
         self.size_bytes / u64::from(self.slices) / u64::from(self.ways) / u64::from(self.line_bytes)
@@ -631,6 +662,12 @@ impl MachineSpec {
                 cache.ways.to_string(),
                 "a power of two, as replacement is tree-plru",
             );
+        }
+        if let Some(found) = cache
+            .stream_insertion
+            .filter(|share| !(0.0..=1.0).contains(share))
+        {
+            return cache_spec_error("stream_insertion", found.to_string(), "0 to 1");
         }
         let is_divisor = cache.shared_by_cores != 0
             && self.cores_per_package.is_multiple_of(cache.shared_by_cores);

@@ -301,6 +301,7 @@ pub fn cache_spec(
         line_bytes: 64,
         latency_cycles: 3,
         replacement: ReplacementPolicy::Lru,
+        stream_insertion: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,

@@ -59,6 +59,8 @@ pub struct PhaseCurves {
     references_per_instr: Vec<f32>,
     /// Size of a private cache above this one.
     private_bytes: f64,
+    /// Share of a stream's lines that take space as under LRU.
+    stream_insertion: f64,
 }
 
 impl PhaseCurves {
@@ -68,6 +70,7 @@ impl PhaseCurves {
         PhaseCurves {
             lines_per_step,
             steps_per_line: 1.0 / lines_per_step,
+            stream_insertion: 1.0,
             ..PhaseCurves::default()
         }
     }
@@ -78,6 +81,15 @@ impl PhaseCurves {
     pub fn with_private_bytes(self, private_bytes: f64) -> Self {
         PhaseCurves {
             private_bytes,
+            ..self
+        }
+    }
+
+    /// Sets the share of a stream's lines that take space as under LRU. A program's stream is what it fills with the whole
+    /// cache to itself: those lines are not touched again before the cache evicts them.
+    pub fn with_stream_insertion(self, stream_insertion: f64) -> Self {
+        PhaseCurves {
+            stream_insertion,
             ..self
         }
     }
@@ -98,7 +110,7 @@ impl PhaseCurves {
             let mut nodes: Vec<SizeRates> = (0..NODES)
                 .map(|index| joined_curve.rates_at_size(index as f64 * step * line_bytes))
                 .collect();
-            fill_windows(&mut nodes, step, footprint);
+            fill_windows(&mut nodes, step, footprint, self.stream_insertion);
             nodes
         };
         let number = self.has_prefetch_data.len() as u32;
@@ -289,14 +301,22 @@ fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
     }
 }
 
-/// Fills in `window_instr` of each node by integrating over sizes, with the mean fill rate of each step.
-fn fill_windows(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
+/// Fills in `window_instr` of each node by integrating over sizes, with the mean fill rate of each step. Of the lines that
+/// miss even with the whole cache, only a share counts, because they are inserted low and displace each other.
+fn fill_windows(
+    nodes: &mut [SizeRates],
+    lines_per_step: f64,
+    footprint_lines: f64,
+    stream_insertion: f64,
+) {
+    let stream_fills = f64::from(nodes[nodes.len() - 1].fills_per_instr);
     let mut window = 0.0f64;
     for index in 1..nodes.len() {
         let fills = 0.5
             * (f64::from(nodes[index - 1].fills_per_instr)
                 + f64::from(nodes[index].fills_per_instr));
-        window += lines_per_step / fills.max(NEGLIGIBLE_FILLS);
+        let lasting_fills = fills - (1.0 - stream_insertion) * stream_fills.min(fills);
+        window += lines_per_step / lasting_fills.max(NEGLIGIBLE_FILLS);
         // The step in which the footprint ends is a whole one; occupancy is clipped at the footprint.
         if (index - 1) as f64 * lines_per_step > footprint_lines {
             window = f64::from(NEVER_INSTR);
@@ -575,6 +595,22 @@ mod tests {
         let curve = curves.add(&phase, 64.0, 200.0);
         let (lines, _) = curves.window_footprint(curve, 1e12, &mut 0);
         assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
+    }
+
+    /// Does a stream of which a quarter is inserted as under LRU take a quarter of the space in the same time, and a program
+    /// that fits as much as before?
+    #[test]
+    fn a_stream_that_is_inserted_low_takes_less_space() {
+        let footprint = |insertion: f64, phase: &ProgramPhase| {
+            let mut curves = PhaseCurves::new(LINES).with_stream_insertion(insertion);
+            let curve = curves.add(phase, 64.0, 200.0);
+            curves.window_footprint(curve, 1e6, &mut 0).0
+        };
+        let stream = closed_form::stream_phase(64.0, LINES, 0.02);
+        assert!((footprint(1.0, &stream) - 20_000.0).abs() < 100.0);
+        assert!((footprint(0.25, &stream) - 5_000.0).abs() < 100.0);
+        let fitting = closed_form::uniform_phase(64.0, LINES, 0.5 * LINES, 0.02);
+        assert_eq!(footprint(0.25, &fitting), footprint(1.0, &fitting));
     }
 
     /// Does a program whose whole footprint is resident have no misses, even if the footprint ends between two steps?

@@ -210,7 +210,9 @@ impl IntervalEngine {
         };
         Some(IntervalEngine {
             hertz,
-            curves: PhaseCurves::new(capacity).with_private_bytes(spec.private_bytes() as f64),
+            curves: PhaseCurves::new(capacity)
+                .with_private_bytes(spec.private_bytes() as f64)
+                .with_stream_insertion(last_level.effective_stream_insertion()),
             line_bytes,
             programs: Vec::new(),
             slots: Slots::default(),

@@ -1,42 +1,27 @@
 //! Memory's bandwidth: the time that fills wait for the fills of others at the buses and controllers.
 //!
-//! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method: a
-//! server that transfers a line in `S` cycles and is busy for a share `rho` of the time has a queue of `D S rho / 2(1 -
-//! rho)` cycles (deterministic service; Pollaczek-Khinchine). `D` is the variance of the number of lines that arrive,
-//! relative to single random arrivals. A program that overlaps `K` misses when alone, and waits for memory for a share `p`
-//! of the time, has `K` lines on their way or none, so that `D = K(1 - p)` (a binomial number; Engset 1918). A program that
-//! always waits for memory sends a line as another returns, and causes no queue until the server is full: others wait for the
-//! line in service only, `p S rho / 2`. With first come, first served, every line waits that long. If demand goes first, a
-//! demand read passes all other lines and waits `D S rho / 2(1 - rho_demand)` (Cobham 1954), plus the
-//! backlog beyond [`MAX_PASSED_LINES`] lines. A bus with at most `c` outstanding reads is a queue with `c` servers,
-//! each busy for the latency and the waits behind it (deterministic service, which waits half as long as exponential
-//! service; Sakasegawa 1977). A program's solo profile already contains the waits for its own lines, so only the wait
-//! beyond that of its solo load is added. It is added once for every miss that the program actually waits for, which is
-//! its solo stall over the latency. `rho` is the root of "traffic at these speeds = rho", searched from the previous
-//! root. If the queue is longer than one access takes, prefetches are dropped. A streamer runs less far ahead the fewer
-//! entries are free. The number of dropped prefetches interpolates the program's cost between those with and without
-//! prefetchers. A prefetch that is not dropped has found a free slot, and a queue shorter than one access. Its wait is
-//! the mean of exponential waits below that limit. Properties: without co-runners, speeds are those of the profile;
-//! traffic never exceeds a server's bandwidth.
+//! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method:
+//! programs, buses and controllers are the closed network of [`cachemate_locality::memory_queue`], solved for one server after another.
+//! A program's solo profile already contains the waits for its own lines, so only the wait beyond that is added, once
+//! for every miss that the program actually waits for, which is its solo stall over the latency. Its number of lines in
+//! flight is the number of reads for each of these waits, and at most what a core and its prefetchers have on their
+//! way. Lines of overlapped misses are sent together, unless the program always waits for memory and sends one as another
+//! returns. With first come, first served, every line waits equally long. If demand goes first, a demand read passes all
+//! other lines (Cobham 1954). A bus with at most `c` outstanding reads is a queue with `c` servers,
+//! each busy for the latency and the waits behind it. If the queue is longer than one access takes, prefetches are
+//! dropped. A streamer runs less far ahead the fewer entries are free. The number of dropped prefetches interpolates the
+//! program's cost between those with and without prefetchers. A prefetch that is not dropped has found a free slot, and a
+//! queue shorter than one access. Its wait is the mean of exponential waits below that limit. Properties: without
+//! co-runners, speeds are those of the profile; traffic never exceeds a server's bandwidth; no wait exceeds the others'
+//! lines in flight times the time of a line.
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
+use cachemate_locality::memory_queue::{LineSource, QueueSolution, QueueStation};
 
-/// Number of waiting lines that a demand read may pass. Lines beyond this number are served first, because write
-/// queues have this length and are drained when full.
-const MAX_PASSED_LINES: f32 = 32.0;
 /// Lines that a controller writes between two turnarounds of the bus.
 const WRITE_BATCH: f32 = 16.0;
-/// Maximum load of a server.
-const MAX_LOAD: f32 = 0.99999;
-/// Maximum load that one task alone causes. It is lower than [`MAX_LOAD`], so that two such tasks still slow each
-/// other down.
-const MAX_SOLO_LOAD: f32 = 0.99;
-const MAX_ITERATIONS: u32 = 24;
-/// Minimum share of a task's time in which it does not wait for memory, so that the wait at the maximum load is as long as
-/// any traffic requires.
+/// Minimum share of a task's time in which it does not wait for memory.
 const MIN_BUSY_SHARE: f32 = 0.02;
-/// Tolerance of the solution for `rho`.
-const LOAD_TOLERANCE: f32 = 2e-4;
 
 /// The demand of one running task on memory at its present occupancy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,8 +38,6 @@ pub struct MemoryDemand {
     pub demand_lines: f32,
     /// Written lines per instruction.
     pub written_lines: f32,
-    /// Number of lines that arrive at once because their misses overlap, averaged over lines.
-    pub burst_lines: f32,
     /// Cycles per instruction without queueing in which the task waits for memory.
     pub stall_cycles: f32,
     /// Share of elapsed time on a processor.
@@ -88,162 +71,81 @@ pub struct Prefetch {
     pub late_share: f32,
 }
 
-/// Cycles that a line waits per unit of the load that other tasks cause.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Waits {
-    demand: f32,
-    /// The wait of prefetched lines.
-    prefetched: f32,
-    other: f32,
-}
-
 /// A bus, a controller, or the slots of a bus for outstanding reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueServer {
-    pub cycles_per_line: f32,
+    station: QueueStation,
     /// Share of time in which the server transfers lines.
     pub load: f32,
+    solution: QueueSolution,
     /// Whether demand reads have priority over other lines.
     has_demand_priority: bool,
-    /// Whether prefetched reads have the same priority, because reads hold slots and are served in their order.
-    are_reads_in_order: bool,
-    /// Share of the server's time that is used for lines with priority.
-    demand_share: f32,
+    /// Whether only reads use this server, because they hold its slots.
+    has_slots: bool,
     /// Cost of a written line beyond that of a read line, in lines.
     write_turnaround_lines: f32,
-    /// Maximum number of outstanding reads; 0 if the server transfers one line after another, in both directions.
-    slots: f32,
-    /// Number of lines that arrive at once, averaged over all lines.
-    burst: f32,
-    /// Share of its time in which a task does not wait for memory, averaged over all lines.
-    busy_share: f32,
-    /// Wait from which on prefetches are dropped; 0 if they need a free slot.
-    max_prefetch_wait: f32,
-    /// The waits at the server's present load.
-    current_waits: Waits,
 }
 
 impl QueueServer {
     fn new(bytes_per_cycle: f64, line_bytes: f64, has_demand_priority: bool) -> Self {
         QueueServer {
-            cycles_per_line: (line_bytes / bytes_per_cycle) as f32,
+            station: QueueStation {
+                do_prefetches_pass: !has_demand_priority,
+                ..QueueStation::in_order(line_bytes / bytes_per_cycle)
+            },
+            load: 0.0,
+            solution: QueueSolution::default(),
             has_demand_priority,
-            burst: 1.0,
-            busy_share: 1.0,
-            max_prefetch_wait: f32::INFINITY,
-            ..QueueServer::default()
+            has_slots: false,
+            write_turnaround_lines: 0.0,
         }
     }
 
-    /// Returns the waits at a load of `utilization`.
+    /// Returns the slots of a bus, each busy for the latency. A prefetch finds a free slot or is dropped.
+    fn of_slots(slots: f64, latency_cycles: f64) -> Self {
+        let server = QueueServer::new(slots, latency_cycles, false);
+        QueueServer {
+            station: QueueStation {
+                servers: slots,
+                max_prefetch_wait_cycles: 0.0,
+                ..server.station
+            },
+            has_slots: true,
+            ..server
+        }
+    }
+
+    /// Returns the time in which the server transfers a line.
     #[inline]
-    fn waits_at_load(&self, utilization: f32) -> Waits {
-        let busy = utilization.min(MAX_LOAD);
-        let standing_wait = self.cycles_per_line / (2.0 * (1.0 - busy));
-        if !self.has_demand_priority {
-            return Waits {
-                demand: standing_wait,
-                prefetched: standing_wait,
-                other: standing_wait,
-            };
-        }
-        let backlog_share = busy * self.tail_probability(busy, MAX_PASSED_LINES);
-        let priority_wait = self.cycles_per_line / (2.0 * (1.0 - busy * self.demand_share));
-        let demand = (priority_wait + backlog_share * standing_wait).min(standing_wait);
-        let prefetched = if self.are_reads_in_order {
-            demand
-        } else {
-            standing_wait
-        };
-        Waits {
-            demand,
-            prefetched,
-            other: standing_wait,
-        }
+    pub fn cycles_per_line(&self) -> f32 {
+        self.station.cycles_per_line as f32
     }
 
     /// Returns the lines per instruction with which a task uses this server.
     #[inline]
     pub fn lines_per_instr(&self, demand: &MemoryDemand) -> f32 {
-        if self.slots > 0.0 {
+        if self.has_slots {
             demand.lines - demand.written_lines
         } else {
             demand.lines + self.write_turnaround_lines * demand.written_lines
         }
     }
 
-    /// Returns the load that the task would cause without queueing, as in its profile.
-    #[inline]
-    fn unqueued_load(&self, demand: &MemoryDemand) -> f32 {
-        (self.lines_per_instr(demand) * demand.cpu_share * self.cycles_per_line / demand.cycles)
-            .min(MAX_SOLO_LOAD)
-    }
-
-    /// Returns the cycles per instruction that a task queues here at this load and with these waits.
-    #[inline]
-    fn queue_wait(&self, utilization: f32, waits: Waits, demand: &MemoryDemand) -> f32 {
-        let excess_load = match self.slots > 0.0 {
-            true => {
-                self.saturation_probability(utilization)
-                    - self.saturation_probability(self.unqueued_load(demand))
-            }
-            false => self.burst * utilization - demand.burst_lines * self.unqueued_load(demand),
-        };
-        let others_load = excess_load.max(0.0);
-        let wait_behind = |wait_per_load: f32| self.mean_wait(wait_per_load, others_load);
-        let prefetch_wait = mean_below_limit(self.max_prefetch_wait, wait_behind(waits.prefetched));
-        demand.serial_misses * wait_behind(waits.demand) + demand.serial_late_lines * prefetch_wait
-    }
-
-    /// Returns the wait behind lines of which a share arrives at random and the others as earlier lines return. Those never
-    /// form a queue, so that only the line in service is waited for.
-    #[inline]
-    fn mean_wait(&self, wait_per_load: f32, load: f32) -> f32 {
-        let paced_load = (1.0 - self.busy_share) * load / self.burst.max(1.0);
-        self.busy_share * wait_per_load * load + 0.5 * self.cycles_per_line * paced_load
-    }
-
-    /// Returns the probability that all slots are taken.
-    #[inline]
-    fn saturation_probability(&self, utilization: f32) -> f32 {
-        libm::powf(utilization, libm::sqrtf(2.0 * (self.slots + 1.0)) - 1.0)
-    }
-
-    /// Returns the probability that more than `lines` lines wait if any line does; it decays exponentially (heavy
-    /// traffic).
-    #[inline]
-    fn tail_probability(&self, utilization: f32, lines: f32) -> f32 {
-        let exponent =
-            2.0 * (1.0 - utilization) / (utilization.max(1e-3) * self.dispersion()) * lines;
-        if exponent > 20.0 {
-            0.0
+    /// Returns the lines per instruction that pass all others at this server.
+    fn priority_lines_per_instr(&self, demand: &MemoryDemand) -> f32 {
+        if self.station.do_prefetches_pass {
+            demand.lines - demand.written_lines
         } else {
-            libm::expf(-exponent)
+            demand.demand_lines
         }
     }
 
-    /// Returns the variance of the number of lines that arrive, relative to single random arrivals.
-    #[inline]
-    fn dispersion(&self) -> f32 {
-        self.burst * self.busy_share
-    }
-
-    fn set_load(&mut self, utilization: f32) {
-        self.load = utilization;
-        self.current_waits = self.waits_at_load(utilization);
-    }
-}
-
-/// Returns the mean of those values of an exponential distribution with mean `mean` that lie below `upper_limit`.
-#[inline]
-fn mean_below_limit(upper_limit: f32, mean: f32) -> f32 {
-    // Far below its mean, the distribution is uniform.
-    if upper_limit < 0.01 * mean {
-        0.5 * upper_limit
-    } else if upper_limit < 20.0 * mean {
-        mean - upper_limit / libm::expm1f(upper_limit / mean)
-    } else {
-        mean
+    fn solved(self, solution: QueueSolution) -> Self {
+        QueueServer {
+            load: solution.load as f32,
+            solution,
+            ..self
+        }
     }
 }
 
@@ -264,29 +166,31 @@ pub struct MemorySystem {
     prefetch_distance_lines: Option<f32>,
     /// Maximum number of misses that a core overlaps.
     max_overlap: f32,
+    /// Maximum number of lines that a core and its prefetchers have in flight.
+    max_in_flight: f32,
+    /// The programs at a server, kept so that a step allocates nothing.
+    sources: Vec<LineSource>,
 }
 
 impl MemorySystem {
     /// Builds the memory system of a checked machine.
     pub fn new(spec: &MachineSpec, line_bytes: f64) -> Self {
         let (memory, scheduling_spec) = (&spec.memory, &spec.memory.scheduling);
-        let server = |bytes_per_cycle: f64| QueueServer {
-            are_reads_in_order: scheduling_spec.requests_in_flight.is_some(),
-            max_prefetch_wait: memory.local_latency_cycles as f32,
-            ..QueueServer::new(bytes_per_cycle, line_bytes, scheduling_spec.demand_priority)
+        let latency_cycles = memory.local_latency_cycles as f32;
+        let server = |bytes_per_cycle: f64| {
+            let mut server =
+                QueueServer::new(bytes_per_cycle, line_bytes, scheduling_spec.demand_priority);
+            server.station.max_prefetch_wait_cycles = f64::from(latency_cycles);
+            server.station.do_prefetches_pass |= scheduling_spec.requests_in_flight.is_some();
+            server
         };
         let bus = memory.package_bus_bytes_per_cycle.map(server);
         let mut controller = server(memory.bytes_per_cycle);
         controller.write_turnaround_lines =
-            scheduling_spec.turnaround_cycles as f32 / (WRITE_BATCH * controller.cycles_per_line);
-        let latency_cycles = memory.local_latency_cycles as f32;
-        let slot_server = scheduling_spec.requests_in_flight.map(|slots| QueueServer {
-            slots: slots as f32,
-            cycles_per_line: latency_cycles / slots as f32,
-            burst: 1.0,
-            busy_share: 1.0,
-            ..QueueServer::default()
-        });
+            scheduling_spec.turnaround_cycles as f32 / (WRITE_BATCH * controller.cycles_per_line());
+        let slot_server = scheduling_spec
+            .requests_in_flight
+            .map(|slots| QueueServer::of_slots(f64::from(slots), f64::from(latency_cycles)));
         let slot_groups = if bus.is_some() {
             spec.packages
         } else {
@@ -299,6 +203,13 @@ impl MemorySystem {
                     PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
                     _ => None,
                 });
+        let max_overlap = spec.pipeline.max_misses_in_flight() as f32;
+        // A cache's prefetchers have about as many places of their own.
+        let max_in_flight = if spec.prefetchers.is_empty() {
+            max_overlap
+        } else {
+            2.0 * max_overlap
+        };
         MemorySystem {
             controllers: vec![controller; memory.nodes as usize],
             buses: bus.map_or(Vec::new(), |bus| vec![bus; spec.packages as usize]),
@@ -310,12 +221,43 @@ impl MemorySystem {
             remote_extra_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
             prefetch_distance_lines: prefetch_distance_lines
                 .filter(|_| scheduling_spec.demand_priority),
-            max_overlap: spec.pipeline.max_misses_in_flight() as f32,
+            max_overlap,
+            max_in_flight,
+            sources: Vec::new(),
         }
     }
 
     pub fn node_of(&self, package: u32) -> usize {
         (package / self.packages_per_node) as usize
+    }
+
+    /// Returns what a task asks of a server while its waits elsewhere add these cycles per instruction.
+    fn source_at(
+        &self,
+        server: &QueueServer,
+        demand: &MemoryDemand,
+        added_elsewhere_cycles: f32,
+    ) -> LineSource {
+        let together_lines = if server.has_slots {
+            1.0
+        } else {
+            1.0 + (self.burst_lines(demand) - 1.0) * demand.busy_share()
+        };
+        LineSource {
+            cycles: f64::from(demand.cycles),
+            has_own_waits: true,
+            added_elsewhere_cycles: f64::from(added_elsewhere_cycles),
+            lines: f64::from(server.lines_per_instr(demand)),
+            reads: f64::from(demand.lines - demand.written_lines),
+            demand_reads: f64::from(demand.demand_lines),
+            demand_waits: f64::from(demand.serial_misses),
+            late_waits: f64::from(demand.serial_late_lines),
+            max_in_flight: f64::from(self.max_in_flight),
+            round_trip_cycles: f64::from(self.latency_cycles),
+            together_lines: f64::from(together_lines),
+            random_share: f64::from(demand.busy_share()),
+            time_share: f64::from(demand.cpu_share),
+        }
     }
 
     /// Returns the share of its prefetches that a task loses because of its co-runners, beyond the loss when it runs
@@ -329,24 +271,28 @@ impl MemorySystem {
         prefetch: &Prefetch,
     ) -> f32 {
         let mut max_loss = 0.0f32;
-        let mut record_loss = |current_loss: f32, solo_loss: f32| {
-            max_loss = max_loss.max((current_loss - solo_loss) / (1.0 - solo_loss))
+        let mut record_loss = |current_loss: f64, solo_loss: f64| {
+            max_loss = max_loss.max(((current_loss - solo_loss) / (1.0 - solo_loss)) as f32)
         };
         for server in self.servers_on_path(node, package) {
-            let drop_probability = |utilization: f32| {
-                utilization
-                    * server
-                        .tail_probability(utilization, self.latency_cycles / server.cycles_per_line)
+            let (station, source) = (&server.station, self.source_at(server, demand, 0.0));
+            let latency_lines = f64::from(self.latency_cycles) / station.cycles_per_line;
+            let drop_probability = |lines_ahead: f64, load: f64| {
+                station.tail_probability(lines_ahead, load, latency_lines)
             };
             record_loss(
-                drop_probability(server.load.min(MAX_LOAD)),
-                drop_probability(server.unqueued_load(demand)),
+                drop_probability(server.solution.lines_ahead, f64::from(server.load)),
+                drop_probability(station.solo_lines_ahead(&source), station.own_load(&source)),
             );
         }
         if let Some(slot_server) = self.slot_server(node, package) {
+            let (station, source) = (
+                &slot_server.station,
+                self.source_at(slot_server, demand, 0.0),
+            );
             record_loss(
-                slot_server.saturation_probability(slot_server.load),
-                slot_server.saturation_probability(slot_server.unqueued_load(demand)),
+                station.busy_probability(f64::from(slot_server.load)),
+                station.busy_probability(station.own_load(&source)),
             );
         }
         match self.prefetch_distance_lines {
@@ -371,31 +317,37 @@ impl MemorySystem {
         lines: f32,
     ) -> f32 {
         let slot_server = self.slot_server(node, package);
-        let free_slot_share = |utilization_of: &dyn Fn(&QueueServer) -> f32| {
-            let backlog_of = |server: &QueueServer| {
-                server.waits_at_load(utilization_of(server)).other
-                    * server.dispersion()
-                    * utilization_of(server)
-                    / self.latency_cycles
-            };
-            1.0 - self
-                .servers_on_path(node, package)
-                .map(backlog_of)
-                .fold(slot_server.map_or(0.0, utilization_of), f32::max)
+        let own_slot_load = |server: &QueueServer| {
+            server
+                .station
+                .own_load(&self.source_at(server, demand, 0.0)) as f32
         };
+        let mut taken_shares = (
+            slot_server.map_or(0.0, |server| server.load),
+            slot_server.map_or(0.0, own_slot_load),
+        );
+        for server in self.servers_on_path(node, package) {
+            let source = self.source_at(server, demand, 0.0);
+            let backlog_share = |lines_ahead: f64| {
+                lines_ahead as f32 * server.cycles_per_line() / self.latency_cycles
+            };
+            taken_shares.0 = taken_shares
+                .0
+                .max(backlog_share(server.solution.lines_ahead));
+            taken_shares.1 = taken_shares
+                .1
+                .max(backlog_share(server.station.solo_lines_ahead(&source)));
+        }
         let sampling_gain = slot_server.map_or(0.0, |slot_server| {
-            libm::sqrtf(
-                slot_server.dispersion()
-                    * (slot_server.load - slot_server.unqueued_load(demand)).max(0.0)
-                    * slot_server.slots
-                    / core::f32::consts::PI,
-            ) / slot_server.slots
+            let slots = slot_server.station.servers as f32;
+            let others_load = (slot_server.load - own_slot_load(slot_server)).max(0.0);
+            libm::sqrtf(others_load * slots / core::f32::consts::PI) / slots
         });
         // Whole lines, rounded up on average.
         let lines_at_free_share = |free_share: f32| lines * free_share.clamp(0.0, 1.0) + 0.5;
         let (current_lines, solo_lines) = (
-            lines_at_free_share(free_slot_share(&|server| server.load) + sampling_gain),
-            lines_at_free_share(free_slot_share(&|server| server.unqueued_load(demand))),
+            lines_at_free_share(1.0 - taken_shares.0 + sampling_gain),
+            lines_at_free_share(1.0 - taken_shares.1),
         );
         let fills = (demand.lines - demand.written_lines) * self.latency_cycles;
         let excess = fills / current_lines - prefetch.aided_cycles.max(fills / solo_lines);
@@ -410,7 +362,7 @@ impl MemorySystem {
     /// Returns the number of lines that arrive at once if the task's misses overlap. Misses that are waited for as
     /// one stall arrive together, up to the number that a core overlaps; all other lines arrive one by one. If slots
     /// are limited, lines arrive as slots become free.
-    pub fn burst_lines(&self, demand: &MemoryDemand) -> f32 {
+    fn burst_lines(&self, demand: &MemoryDemand) -> f32 {
         if !self.read_slots.is_empty() || demand.serial_misses <= 0.0 || demand.lines <= 0.0 {
             return 1.0;
         }
@@ -468,22 +420,22 @@ impl MemorySystem {
                 first_package..first_package + packages
             };
             for package in slot_groups {
-                let queued_cycles = |server: &QueueServer| {
-                    let (share, waits) = (server.demand_share, server.current_waits);
-                    let wait_per_load = share * waits.demand + (1.0 - share) * waits.prefetched;
-                    server.mean_wait(wait_per_load, server.burst * server.load)
+                let queue_cycles = |server: &QueueServer| {
+                    let station = &server.station;
+                    station.cycles_per_line * server.solution.lines_ahead
                 };
-                let held_cycles = self.latency_cycles
+                let held_cycles = f64::from(self.latency_cycles)
                     + self
                         .servers_on_path(node, package)
-                        .map(queued_cycles)
-                        .sum::<f32>();
+                        .map(queue_cycles)
+                        .sum::<f64>();
                 let index = if self.buses.is_empty() {
                     node
                 } else {
                     package as usize
                 };
-                self.read_slots[index].cycles_per_line = held_cycles / self.read_slots[index].slots;
+                let station = &mut self.read_slots[index].station;
+                station.cycles_per_line = held_cycles / station.servers;
                 self.solve_server(
                     node,
                     (!self.buses.is_empty()).then_some(package),
@@ -498,7 +450,7 @@ impl MemorySystem {
         });
     }
 
-    /// Solves for the load of one server while the other servers on its users' paths stay unchanged.
+    /// Solves one server while the other servers on its users' paths stay unchanged.
     fn solve_server(
         &mut self,
         node: usize,
@@ -506,58 +458,38 @@ impl MemorySystem {
         server_kind: ServerKind,
         for_each_demand: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
     ) {
-        let Some(server) = self.server_mut(node, only_package, server_kind).copied() else {
+        let Some(mut server) = self.server_mut(node, only_package, server_kind).copied() else {
             return;
         };
-        let (mut priority_lines, mut all_lines, mut weighted_bursts, mut weighted_shares) =
-            (0.0, 0.0, 0.0, 0.0);
-        for_each_demand(&mut |package, demand| {
-            if only_package.is_none_or(|only_package| only_package == package)
-                && demand.cycles > 0.0
-            {
-                let speed = demand.cpu_share * demand.speed();
-                priority_lines += if server.are_reads_in_order {
-                    demand.lines - demand.written_lines
-                } else {
-                    demand.demand_lines
-                } * speed;
-                all_lines += server.lines_per_instr(demand) * speed;
-                weighted_bursts += server.lines_per_instr(demand) * speed * demand.burst_lines;
-                weighted_shares += server.lines_per_instr(demand) * speed * demand.busy_share();
-            }
-        });
-        let share_of_lines = |lines: f32| {
-            if all_lines > 0.0 {
-                lines / all_lines
-            } else {
-                1.0
-            }
-        };
-        let mut server = QueueServer {
-            demand_share: share_of_lines(priority_lines).min(1.0),
-            burst: share_of_lines(weighted_bursts),
-            busy_share: share_of_lines(weighted_shares),
-            ..server
-        };
-        // The wait of a demand includes all servers on its path; the wait at this server is subtracted.
-        let (memory, old_server) = (&*self, server);
+        let mut sources = std::mem::take(&mut self.sources);
+        sources.clear();
+        let (mut priority_lines, mut all_lines) = (0.0, 0.0);
+        let memory = &*self;
         let is_only_server = self.buses.is_empty() && self.read_slots.is_empty();
-        let wait_elsewhere = |package: u32, demand: &MemoryDemand| match is_only_server {
-            true => 0.0,
-            false => (memory.queue_wait(node, package, demand)
-                - old_server.queue_wait(old_server.load, old_server.current_waits, demand))
-            .max(0.0),
-        };
-        let utilization = solve_load(&server, &mut |visit| {
-            for_each_demand(&mut |package, demand| {
-                if only_package.is_none_or(|only_package| only_package == package) {
-                    visit(wait_elsewhere(package, demand), demand);
-                }
-            });
+        for_each_demand(&mut |package, demand| {
+            let is_here = only_package.is_none_or(|only_package| only_package == package);
+            if !is_here || demand.cycles <= 0.0 || demand.lines <= 0.0 {
+                return;
+            }
+            let speed = demand.cpu_share * demand.speed();
+            priority_lines += server.priority_lines_per_instr(demand) * speed;
+            all_lines += server.lines_per_instr(demand) * speed;
+            // The wait of a demand includes all servers on its path; the wait at this server is subtracted.
+            let added_elsewhere_cycles = if is_only_server {
+                0.0
+            } else {
+                let here = memory.wait_at_server(&server, demand);
+                (memory.queue_wait(node, package, demand) - here).max(0.0)
+            };
+            sources.push(memory.source_at(&server, demand, added_elsewhere_cycles));
         });
-        server.set_load(utilization);
+        if server.has_demand_priority && all_lines > 0.0 {
+            server.station.priority_share = f64::from((priority_lines / all_lines).min(1.0));
+        }
+        let solution = server.station.solve(&sources, server.solution.lines_ahead);
+        self.sources = sources;
         if let Some(target) = self.server_mut(node, only_package, server_kind) {
-            *target = server;
+            *target = server.solved(solution);
         }
     }
 
@@ -580,13 +512,15 @@ impl MemorySystem {
         demand.queued_cycles = self.queue_wait(node, package, demand);
     }
 
-    #[inline]
+    fn wait_at_server(&self, server: &QueueServer, demand: &MemoryDemand) -> f32 {
+        let source = self.source_at(server, demand, 0.0);
+        server.station.added_cycles(&source, &server.solution) as f32
+    }
+
     fn queue_wait(&self, node: usize, package: u32, demand: &MemoryDemand) -> f32 {
-        let wait_at_server =
-            |server: &QueueServer| server.queue_wait(server.load, server.current_waits, demand);
         self.servers_on_path(node, package)
             .chain(self.slot_server(node, package))
-            .map(wait_at_server)
+            .map(|server| self.wait_at_server(server, demand))
             .sum()
     }
 }
@@ -597,69 +531,6 @@ enum ServerKind {
     Bus,
     Controller,
     ReadSlots,
-}
-
-/// Returns the tolerance of the solution, which is finer close to saturation, where waits depend on the rest of the load.
-#[inline]
-fn load_tolerance(load: f32) -> f32 {
-    LOAD_TOLERANCE.min(0.05 * (1.0 - load)).max(f32::EPSILON)
-}
-
-/// Finds the load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly
-/// that load.
-fn solve_load(
-    server: &QueueServer,
-    for_each_demand: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand)),
-) -> f32 {
-    let mut traffic_at_load = |utilization: f32| {
-        let (mut sum, waits) = (0.0, server.waits_at_load(utilization));
-        for_each_demand(&mut |wait_elsewhere, demand| {
-            let queued_cycles = server.queue_wait(utilization, waits, demand) + wait_elsewhere;
-            sum +=
-                server.lines_per_instr(demand) * demand.cpu_share / (demand.cycles + queued_cycles);
-        });
-        sum * server.cycles_per_line
-    };
-    // Traffic falls as `utilization` rises, so the difference has one root. Regula falsi (Illinois), from the last
-    // root.
-    let (mut low, mut high) = (0.0f32, MAX_LOAD);
-    let mut root = server.load.min(MAX_LOAD);
-    let mut excess = traffic_at_load(root) - root;
-    if excess.abs() <= load_tolerance(root) {
-        return root;
-    }
-    let (mut low_excess, mut high_excess) = if excess > 0.0 {
-        low = root;
-        (excess, traffic_at_load(high) - high)
-    } else {
-        high = root;
-        (traffic_at_load(low), excess)
-    };
-    if high_excess >= 0.0 {
-        return MAX_LOAD;
-    }
-    let mut last_side = 0i8;
-    for _ in 0..MAX_ITERATIONS {
-        root = (low * high_excess - high * low_excess) / (high_excess - low_excess);
-        excess = traffic_at_load(root) - root;
-        if excess.abs() <= load_tolerance(root) || high - low <= load_tolerance(root) {
-            break;
-        }
-        if excess > 0.0 {
-            (low, low_excess) = (root, excess);
-            if last_side == 1 {
-                high_excess *= 0.5;
-            }
-            last_side = 1;
-        } else {
-            (high, high_excess) = (root, excess);
-            if last_side == -1 {
-                low_excess *= 0.5;
-            }
-            last_side = -1;
-        }
-    }
-    root
 }
 
 #[cfg(test)]

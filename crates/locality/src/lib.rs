@@ -11,6 +11,7 @@ pub mod animal;
 pub mod cachesim;
 pub mod curve;
 pub mod hash;
+pub mod memory_queue;
 pub mod phases;
 pub mod prefetch;
 pub mod profilers;

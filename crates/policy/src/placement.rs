@@ -184,6 +184,23 @@ pub struct Placement {
     pub reasons: Vec<Reason>,
 }
 
+impl Placement {
+    /// Gives every CPU another number: that at its position in `numbers`. CPUs beyond them keep their numbers.
+    pub fn renumber_cpus(&mut self, numbers: &[u32]) {
+        let renumber = |cpu: &mut CpuId| {
+            if let Some(&number) = numbers.get(cpu.0 as usize) {
+                *cpu = CpuId(number);
+            }
+        };
+        self.programs
+            .iter_mut()
+            .for_each(|program| renumber(&mut program.cpu));
+        for cache in &mut self.caches {
+            cache.cpus.iter_mut().for_each(|(cpu, _)| renumber(cpu));
+        }
+    }
+}
+
 /// Checks that the matrix has one finite entry for each pair of programs.
 pub(crate) fn check_costs(names: &[String], costs: &PairCosts) -> Result<(), PlacementError> {
     let rows = costs.cost.len();

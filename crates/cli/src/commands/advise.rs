@@ -15,6 +15,7 @@ use super::slurm_node::AdviseSlurmNode;
 use super::status::SocketArg;
 use super::topology::as_machine::{self, HostFacts};
 use crate::args::JsonArg;
+use crate::host_machine;
 use crate::prediction::{INTERVAL_MODEL, prior_costs};
 use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
@@ -103,12 +104,18 @@ impl Advise {
             .map(|program| program.name.clone())
             .collect();
         let built_machine = (self.model == INTERVAL_MODEL).then(|| {
-            as_machine::build_machine("this host", &host.topology, HostFacts::read("/".as_ref()))
+            let calibration = host_machine::find_or_measure(session, &host.topology);
+            as_machine::build_machine(
+                "this host",
+                &host.topology,
+                HostFacts::read("/".as_ref()),
+                calibration.as_ref(),
+            )
         });
         let (model, costs) = match built_machine {
             Some(Ok(machine)) => {
                 assumed.push(
-                    "cycles and overlap by a prior, bandwidth as topology --as-machine prints it"
+                    "cycles and overlap by a prior, the machine as topology --as-machine prints it"
                         .into(),
                 );
                 (INTERVAL_MODEL, prior_costs(&programs, &machine)?)

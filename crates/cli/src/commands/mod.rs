@@ -38,7 +38,7 @@ mod sim_interval;
 mod slurm_node;
 mod status;
 mod top;
-mod topology;
+pub mod topology;
 mod validate_model;
 
 /// Decides which programs share a cache, and how much of it each program gets.

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
+use crate::host_machine;
 use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
 use crate::programs::name_without_number;
 use crate::session::Session;
@@ -140,7 +141,7 @@ enum PlanBasis {
 
 impl PlanArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let machine = cachemate_spec::load_machine(&self.machine.machine)?;
+        let machine = host_machine::load_machine(session, &self.machine.machine)?;
         let basis = self.basis(session)?;
         let (model, kind, placement, groups) = match &basis {
             PlanBasis::Measured { names, costs } => (
@@ -163,6 +164,10 @@ impl PlanArgs {
                 )
             }
         };
+        let mut placement = placement;
+        if self.machine.machine == host_machine::HOST_NAME {
+            placement.renumber_cpus(&host_machine::kernel_cpus(session)?);
+        }
         let search = match &basis {
             PlanBasis::Measured { .. } => None,
             PlanBasis::Predicted { prediction, .. } => self.build_plan_search(prediction)?,

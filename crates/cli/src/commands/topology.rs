@@ -9,6 +9,7 @@ use cachemate_report::{Table, TopologyResult};
 use clap::Args;
 
 use crate::args::JsonArg;
+use crate::host_machine;
 use crate::session::Session;
 
 pub mod as_machine;
@@ -29,9 +30,12 @@ pub struct TopologyArgs {
     /// List the bundled machines
     #[arg(long, conflicts_with_all = ["machine", "root", "json"])]
     list: bool,
-    /// Print this host as a machine description, with estimates for values that the kernel does not report
+    /// Print this host as a machine description: measured values if it was calibrated, and estimates for the others
     #[arg(long, conflicts_with_all = ["machine", "probe", "list", "json"])]
     as_machine: bool,
+    /// Measure this host's latencies, bandwidths, overlap, owned cache and insertion of streams, and store them
+    #[arg(long, requires = "as_machine", conflicts_with = "root")]
+    measure: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -50,7 +54,12 @@ impl TopologyArgs {
                 .filter(|name| !name.is_empty())
                 .unwrap_or("host");
             let facts = as_machine::HostFacts::read(root);
-            let text = as_machine::machine_text(name, &topology, facts)
+            let calibration = if self.measure {
+                Some(host_machine::measure_now(&topology)?)
+            } else {
+                host_machine::find_stored().filter(|_| self.root.is_none())
+            };
+            let text = as_machine::machine_text(name, &topology, facts, calibration.as_ref())
                 .context("this host has no machine description")?;
             return session.print(&text);
         }

@@ -53,7 +53,8 @@ fn the_demo_runs_with_blanks_in_the_path_and_no_valgrind() {
         .env("PATH", dir.path().join("my tools"))
         .env("CACHEMATE", env!("CARGO_BIN_EXE_cachemate"))
         .env_remove("CACHEMATE_RECORDINGS")
-        .env_remove("MACHINE")
+        .env("MACHINE", "opteron-2350")
+        .env("TIMING", "prior")
         .current_dir(dir.path())
         .stdin(Stdio::null())
         .output()
@@ -68,6 +69,10 @@ fn the_demo_runs_with_blanks_in_the_path_and_no_valgrind() {
         "{complained}"
     );
     assert_eq!(stdout_text.matches("(shipped)").count(), 8, "{stdout_text}");
+    assert!(
+        stdout_text.contains("not measured: the forecast is for opteron-2350"),
+        "{stdout_text}"
+    );
     let last = stdout_text.lines().last().unwrap();
     assert!(
         last.ends_with("my dir/cachemate/target/demo/report.html"),

@@ -32,8 +32,9 @@ impl IntervalEngine {
         let new_traffic =
             memory_traffic(&self.occupancy_models[model_index], &self.slots, controller);
         self.traffic[model_index] = new_traffic;
-        let load_shift = (new_traffic - old_traffic) * controller.cycles_per_line;
-        controller.load = (controller.load + load_shift).clamp(0.0, 1.0);
+        let load_shift = (new_traffic - old_traffic) * controller.cycles_per_line();
+        // More traffic than a full server transfers must be noticed too, because its queue then grows.
+        controller.load = (controller.load + load_shift).max(0.0);
         let load_change = (controller.load - self.reported_load[node]).abs();
         if load_change > MIN_REPORTED_LOAD_CHANGE * (1.0 - controller.load).max(0.05) * 4.0
             || !self.memory.buses.is_empty()
@@ -156,7 +157,6 @@ impl IntervalEngine {
             demand.lines = rates.fills_per_instr + rates.writebacks_per_instr;
             (demand.demand_lines, demand.written_lines) =
                 (rates.demand_per_instr, rates.writebacks_per_instr);
-            demand.burst_lines = self.memory.burst_lines(demand);
             demand.stall_cycles = rates.stall_per_instr;
             if slots.external_rate[slot] > 0.0 {
                 demand.cpu_share =
@@ -176,6 +176,19 @@ impl IntervalEngine {
             slots.dropped_prefetch_share[slot] =
                 dropped_share + 0.5 * (new_dropped_share - dropped_share);
             let counts_per_instr = &mut slots.counts_per_instr[slot];
+            let phase = &self.programs[slots.program[slot] as usize].program.phases
+                [slots.phase[slot] as usize];
+            // The line of a dropped prefetch is referenced by demand instead, and misses.
+            let aided_misses = if dropped_share > 0.0 {
+                self.curves
+                    .rates_at(occupancy_model.curve[entry], size, 0.0)
+                    .demand_per_instr
+            } else {
+                rates.demand_per_instr
+            };
+            let unprefetched_references = (rates.demand_per_instr - aided_misses).max(0.0);
+            counts_per_instr[REFERENCES] =
+                phase.references_per_instr as f32 + unprefetched_references;
             counts_per_instr[DEMAND] = rates.demand_per_instr;
             counts_per_instr[FILLS] = rates.fills_per_instr;
             counts_per_instr[WRITEBACKS] = rates.writebacks_per_instr;
@@ -200,8 +213,6 @@ impl IntervalEngine {
     fn update_core_stalls(&mut self, model_index: usize, slot: usize) {
         let compiled_program = &self.programs[self.slots.program[slot] as usize];
         let phase = self.slots.phase[slot] as usize;
-        self.slots.counts_per_instr[slot][REFERENCES] =
-            compiled_program.program.phases[phase].references_per_instr as f32;
         let mut extra_cycles = 0.0;
         if self.contexts_per_core > 1
             && let Some(cpu) = self.run_queues.tasks[slot].cpu

@@ -3,6 +3,7 @@
 
 pub(crate) mod access_probe;
 pub mod births;
+pub mod calibration;
 pub mod capability_survey;
 pub(crate) mod continuity;
 pub(crate) mod counter_table;

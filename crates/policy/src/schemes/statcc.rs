@@ -38,7 +38,10 @@ struct MemberModel {
 fn replacement_model(cache: &SharedCache) -> ReplacementModel {
     match cache.replacement {
         ReplacementPolicy::Random => ReplacementModel::Random,
-        ReplacementPolicy::Lru | ReplacementPolicy::TreePlru => ReplacementModel::Lru,
+        ReplacementPolicy::Lru
+        | ReplacementPolicy::TreePlru
+        | ReplacementPolicy::Srrip
+        | ReplacementPolicy::Drrip => ReplacementModel::Lru,
     }
 }
 

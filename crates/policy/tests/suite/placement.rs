@@ -284,3 +284,23 @@ fn programs_that_take_turns_are_placed_by_pairs() {
         place_on_machine("mcf milc gamess namd mcf", "xeon-x5365-4")
     );
 }
+
+/// Does a plan for a host name its kernel's CPUs, for programs and caches alike, and keep who is beside whom?
+#[test]
+fn cpus_have_the_numbers_that_the_kernel_gives_them() {
+    let described = place_on_machine("mcf milc gamess namd", "xeon-x5365-4");
+    let mut placed = described.clone();
+    placed.renumber_cpus(&[0, 2, 1, 3]);
+    let numbers = [0, 2, 1, 3];
+    for (renumbered, original) in placed.programs.iter().zip(&described.programs) {
+        assert_eq!(renumbered.cpu.0, numbers[original.cpu.0 as usize]);
+        assert_eq!(renumbered.co_runners, original.co_runners);
+        let is_listed = placed.caches.iter().any(|cache| {
+            cache
+                .cpus
+                .iter()
+                .any(|(cpu, names)| *cpu == renumbered.cpu && names.contains(&renumbered.name))
+        });
+        assert!(is_listed, "{}: {:?}", renumbered.name, placed.caches);
+    }
+}

@@ -12,7 +12,7 @@
 
 use std::path::Path;
 
-use cachemate_core::{CpuId, Estimate, MachineSpec};
+use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio};
 use cachemate_interval::PhasedProgram;
 use cachemate_interval::engine::{
     DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals,
@@ -206,22 +206,22 @@ pub struct MemberForecast {
     /// Demand misses of the shared cache per thousand instructions.
     pub mpki: f64,
     /// Demand misses divided by references; `None` without references.
-    pub miss_ratio: Option<f64>,
+    pub miss_ratio: Option<MissRatio>,
     /// Instructions per cycle in the group.
     pub instr_per_cycle: f64,
 }
 
 /// Returns the demand misses divided by references, over all programs of a group; `None` without references.
-pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
+pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<MissRatio> {
     let misses: f64 = members
         .iter()
         .map(|member| member.mpki * member.instr_per_cycle)
         .sum();
-    let references = members
-        .iter()
-        .filter_map(|member| Some(member.mpki * member.instr_per_cycle / member.miss_ratio?));
+    let references = members.iter().filter_map(|member| {
+        Some(member.mpki * member.instr_per_cycle / member.miss_ratio?.value())
+    });
     let references: f64 = references.filter(|count| count.is_finite()).sum();
-    (references > 0.0).then(|| misses / references)
+    MissRatio::from_counts(misses, references)
 }
 
 /// Forecasts programs that share one cache, each on its own core. If the cache has fewer cores than programs, cores
@@ -308,7 +308,7 @@ pub fn forecast_placed(
                 [&spacious_run, &crowded_run].map(|run| slowdown_change(index, run)),
             ),
             mpki,
-            miss_ratio: (references > 0.0).then(|| mpki / 1000.0 / references),
+            miss_ratio: MissRatio::from_counts(mpki / 1000.0, references),
             instr_per_cycle: median(&metric_column(3)),
         }
     };
@@ -509,7 +509,9 @@ pub(super) fn window_rates(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::corun::CoRunBench;
     use crate::interval::fixtures::{cache_lines, reuser, stream};
+    use cachemate_core::ReplacementPolicy;
     use cachemate_core::SplitMix64;
     use cachemate_interval::{IntervalJob, closed_form};
     use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -674,6 +676,81 @@ mod tests {
             at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low,
             "{at_a_cliff:?}"
         );
+    }
+
+    /// Returns a program's forecast slowdown beside copies of itself, or beside another program, and its slowdown on the
+    /// cycle-level machine.
+    fn forecast_and_true_slowdown(machine: &MachineSpec, kernels: &[&str]) -> (f64, f64) {
+        let mut bench = CoRunBench::load("opteron-2350", 1, 2_000_000, 3_000_000).unwrap();
+        bench.machine = machine.clone();
+        let job_of = |(index, kernel): (usize, &&str)| WorkloadJob::new(kernel, 1 + index as u64);
+        let jobs: Vec<WorkloadJob> = kernels.iter().enumerate().map(job_of).collect();
+        let timed: Vec<TimedProgram> = jobs
+            .iter()
+            .map(|job| TimedProgram {
+                timed_draws: vec![
+                    nominal::measure_instructions(job, machine, 2_000_000, 4_000_000).unwrap(),
+                ],
+                basis: TimingBasis::SoloRun,
+            })
+            .collect();
+        let forecast = forecast_together(machine, &timed.iter().collect::<Vec<_>>()).unwrap();
+        let placed: Vec<_> = jobs.iter().cloned().zip((0..).map(CpuId)).collect();
+        let together = bench.run(&placed).unwrap()[0].instr_per_cycle;
+        let alone = bench.solo_rates(&jobs[0]).unwrap().instr_per_cycle;
+        (forecast[0].slowdown.value, alone / together - 1.0)
+    }
+
+    /// Do streams on 2 and 4 cores slow each other down as on the cycle-level machine, from a memory that they saturate four
+    /// times over to one that they hardly use? Prefetchers are off, because the machine drops prefetches of a busy memory,
+    /// which is another effect.
+    #[test]
+    fn streams_slow_each_other_down_as_on_the_cycle_level_machine() {
+        let mut rows = Vec::new();
+        for gigabytes_per_s in [2.0, 6.0, 50.0] {
+            let mut machine = cachemate_spec::load_machine("opteron-2350").unwrap();
+            machine.prefetchers.clear();
+            machine.memory.bytes_per_cycle = gigabytes_per_s * 1e9 / machine.hertz as f64;
+            for cores in [1, 2, 4] {
+                let kernels = vec!["libquantum"; cores];
+                let (forecast, truth) = forecast_and_true_slowdown(&machine, &kernels);
+                rows.push((gigabytes_per_s, cores, forecast, truth));
+            }
+        }
+        let is_near = |&(_, _, forecast, truth): &(f64, usize, f64, f64)| {
+            ((1.0 + forecast) / (1.0 + truth) - 1.0).abs() < 0.15
+        };
+        assert!(rows.iter().all(is_near), "{rows:.3?}");
+    }
+
+    /// Does a program that reuses its lines lose to a stream what the cycle-level machine says, under LRU, under SRRIP and under
+    /// DRRIP, whose insertion of streams the machine's description implies?
+    #[test]
+    fn a_stream_takes_what_the_replacement_policy_leaves_it() {
+        let mut rows = Vec::new();
+        for replacement in [
+            ReplacementPolicy::Lru,
+            ReplacementPolicy::Srrip,
+            ReplacementPolicy::Drrip,
+        ] {
+            for victim in ["art", "omnetpp"] {
+                let mut machine = cachemate_spec::load_machine("opteron-2350").unwrap();
+                machine.prefetchers.clear();
+                let level = machine.last_level_cache().map(|cache| cache.level);
+                for cache in machine.caches.iter_mut() {
+                    if Some(cache.level) == level {
+                        cache.replacement = replacement;
+                    }
+                }
+                let (forecast, truth) =
+                    forecast_and_true_slowdown(&machine, &[victim, "libquantum"]);
+                rows.push((replacement, victim, forecast, truth));
+            }
+        }
+        let is_near = |&(_, _, forecast, truth): &(ReplacementPolicy, &str, f64, f64)| {
+            (forecast - truth).abs() < 0.05
+        };
+        assert!(rows.iter().all(is_near), "{rows:.3?}");
     }
 
     fn bundled_recording(name: &str) -> std::path::PathBuf {

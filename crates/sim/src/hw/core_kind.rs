@@ -130,6 +130,8 @@ fn compiled_shape(cache: &CacheSpec) -> usize {
         _ if !is_set_from_bits => ANY_SHAPE,
         ReplacementPolicy::Lru => cache.ways as usize,
         ReplacementPolicy::Random => RANDOM_SHAPE + cache.ways as usize,
-        ReplacementPolicy::TreePlru => ANY_SHAPE,
+        ReplacementPolicy::TreePlru | ReplacementPolicy::Srrip | ReplacementPolicy::Drrip => {
+            ANY_SHAPE
+        }
     }
 }

@@ -23,6 +23,7 @@ mod pipeline;
 mod probe;
 mod queue;
 mod request;
+mod rrip;
 mod sampling;
 mod scan;
 mod server;

@@ -1,8 +1,8 @@
 //! The tags of one cache: sets, replacement, way masks, and the MESI state, owner and sharers of each line.
 //!
 //! Problem: there are tens of caches with millions of lines, which are looked up a hundred million times a second.
-//! Method: each line takes twelve bytes, stored set by set (tags, then the rest, then ages; random replacement has no
-//! ages). Zero means absent, so that the host commits memory only for sets that were used. The state needed for a hit
+//! Method: each line takes twelve bytes, stored set by set (tags, then the rest, then ages or
+//! predictions of reuse; random replacement has none). Zero means absent, so that the host commits memory only for sets that were used. The state needed for a hit
 //! is stored together. Ways keep their position (way masks need it); LRU is an age per line from a clock of the cache,
 //! which is renumbered before it could wrap. In a virtually indexed cache, the set's upper bits are those of the page
 //! (`page_index`). Properties: a tag is the line number without its set bits (if the number of sets is a power of two),
@@ -13,6 +13,7 @@ use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 use super::core_kind;
 use super::host_prefetch::{HOST_LINE_WORDS, prefetch};
 use super::page_index::SetBits;
+use super::rrip;
 use super::scan::{MinAgeScan, equal_4, equal_mask, find_tag};
 
 /// MESI states. Invalid lines are absent.
@@ -199,6 +200,7 @@ pub(crate) struct TagStore {
     min_age_scan: MinAgeScan,
     clock: u32,
     random: SplitMix64,
+    duel: rrip::SetDuel,
 }
 
 impl TagStore {
@@ -220,6 +222,7 @@ impl TagStore {
             min_age_scan: MinAgeScan::for_ways(layout.ways),
             clock: 0,
             random: SplitMix64::new(seed),
+            duel: rrip::SetDuel::default(),
         }
     }
 
@@ -352,8 +355,45 @@ impl TagStore {
                 self.layout
                     .record_tree_use(&mut self.words, line, tag_index)
             }
+            ReplacementPolicy::Srrip | ReplacementPolicy::Drrip => {
+                self.words[tag_index + 2 * self.layout.ways] = rrip::NEAR;
+            }
             ReplacementPolicy::Random => {}
         }
+    }
+
+    /// Makes the line at `tag_index`, which was just inserted, the most recent of its set, or one that its policy expects
+    /// later.
+    #[inline(always)]
+    fn place(&mut self, line: u64, tag_index: usize) {
+        let prediction = match self.replacement {
+            ReplacementPolicy::Srrip => rrip::LONG,
+            ReplacementPolicy::Drrip => {
+                let set = (tag_index - self.layout.first_word) / self.layout.words_per_set;
+                let sets = self.total_sets();
+                self.duel.insertion(set as u64, sets, &mut self.random)
+            }
+            _ => return self.touch(line, tag_index),
+        };
+        self.words[tag_index + 2 * self.layout.ways] = prediction;
+    }
+
+    /// Returns an allowed way of a full set whose line is expected last. All predictions of the allowed ways are raised until one
+    /// is.
+    fn choose_rrip_victim(&mut self, base: usize, is_allowed: impl Fn(usize) -> bool) -> usize {
+        let predictions = &mut self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways];
+        let allowed = || (0..predictions.len()).filter(|&way| is_allowed(way));
+        let latest = allowed().map(|way| predictions[way]).max().unwrap_or(0);
+        let victim = allowed()
+            .find(|&way| predictions[way] == latest)
+            .unwrap_or(0);
+        let raise = rrip::DISTANT.saturating_sub(latest);
+        for (way, prediction) in predictions.iter_mut().enumerate() {
+            if is_allowed(way) {
+                *prediction += raise;
+            }
+        }
+        victim
     }
 
     /// Gives the lines of every set the ages 1, 2, ... in their present order, so that the clock can start again.
@@ -416,6 +456,9 @@ impl TagStore {
         }
         match self.replacement {
             ReplacementPolicy::Random => self.draw_way(self.layout.ways as u64),
+            ReplacementPolicy::Srrip | ReplacementPolicy::Drrip => {
+                self.choose_rrip_victim(base, |_| true)
+            }
             _ => self.choose_tree_victim(base, |_| true),
         }
     }
@@ -462,6 +505,9 @@ impl TagStore {
                     .nth(allowed_index)
                     .unwrap_or(0)
             }
+            ReplacementPolicy::Srrip | ReplacementPolicy::Drrip => {
+                self.choose_rrip_victim(base, |way| is_allowed(&way))
+            }
             _ => self.choose_tree_victim(base, |way| is_allowed(&way)),
         }
     }
@@ -495,7 +541,7 @@ impl TagStore {
         self.words[tag_index] = self.layout.tag_of(line);
         self.set_meta(tag_index, meta);
         if !core_kind::is_random(shape) {
-            self.touch(line, tag_index);
+            self.place(line, tag_index);
         }
         evicted
     }

@@ -1,8 +1,9 @@
 //! Describes this host as a machine: values from the kernel, and marked estimates for the rest.
 //!
 //! Problem: predictors and the simulator need a machine file, and none exists for the user's own host. Method: CPUs,
-//! caches, clock, memory and classes of service are read from the kernel; latencies, pipeline and bandwidth, which the
-//! kernel does not report, are those of a current server, and are listed as estimates in `sources`. Properties: a host
+//! caches, clock, memory and classes of service are read from the kernel. Clock, latencies, bandwidth, overlap, the owned
+//! size of the shared cache and the insertion of streams come from a calibration ([`HostCalibration`]), if there is one.
+//! The rest is assumed to be that of a current server. `sources` says which keys are which. Properties: a host
 //! whose cores or caches differ from each other is rejected, because a description has only one of each;
 //! the text reads back as a machine; CPUs are numbered as in descriptions, not as in the kernel.
 
@@ -15,14 +16,20 @@ use cachemate_core::{
     MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec, PrefetcherSpec, ReplacementPolicy,
     SamplerModel, SetIndexing, Topology, WayPartitions, WritePolicy,
 };
+use cachemate_linux::sense::calibration::HostCalibration;
+use cachemate_locality::memory_queue::{LineSource, QueueStation};
 
 /// Assumed clock frequency if the kernel does not report one.
 const ASSUMED_HERTZ: u64 = 2_500_000_000;
 const ASSUMED_MEMORY_BYTES: u64 = 64 << 30;
 /// Assumed latency from the core to data in memory.
-const ASSUMED_MEMORY_NS: u64 = 110;
-const ASSUMED_REMOTE_NS: u64 = 190;
+const ASSUMED_MEMORY_NS: f64 = 110.0;
+const ASSUMED_REMOTE_NS: f64 = 190.0;
 const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
+/// Misses that a core overlaps, if not measured.
+const ASSUMED_OVERLAP: u32 = 24;
+/// Share of the latency that prefetchers must hide for a stride to count as detected.
+const DETECTED_SHARE: f64 = 0.5;
 
 /// Facts about the host besides its topology; `None` if it does not report them.
 #[derive(Clone, Copy, Default)]
@@ -71,14 +78,23 @@ impl HostFacts {
     }
 }
 
-pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<String> {
-    let machine = build_machine(name, topology, facts)?;
+/// Returns the host's description as TOML.
+///
+/// # Errors
+/// The host has several kinds of cores or caches, or does not report its caches.
+pub fn machine_text(
+    name: &str,
+    topology: &Topology,
+    facts: HostFacts,
+    calibration: Option<&HostCalibration>,
+) -> anyhow::Result<String> {
+    let machine = build_machine(name, topology, facts, calibration)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
     // The text is parsed again, so that an error appears here rather than at the next command.
     let machine = cachemate_spec::parse_machine(name, &text)?;
     cachemate_sim::check_machine(&machine)?;
     Ok(format!(
-        "# Printed by 'cachemate topology --as-machine'. Estimates are named in sources: measure, and change them.\n{text}"
+        "# Printed by 'cachemate topology --as-machine'. 'sources' says which keys are measured and which are assumed.\n{text}"
     ))
 }
 
@@ -87,6 +103,7 @@ pub fn build_machine(
     name: &str,
     topology: &Topology,
     facts: HostFacts,
+    calibration: Option<&HostCalibration>,
 ) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts_per_core =
@@ -108,9 +125,6 @@ pub fn build_machine(
             packages.len()
         );
     }
-    let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(facts.hertz);
-    let clock_hertz = hertz.unwrap_or(ASSUMED_HERTZ);
-    let cycles_of = |ns: u64| u32::try_from(ns * clock_hertz / 1_000_000_000).unwrap_or(u32::MAX);
     if topology.caches.is_empty() {
         bail!(
             "caches: found none, expected at least one: the hypervisor hides them from this guest. Pass the host's caches \
@@ -118,6 +132,10 @@ pub fn build_machine(
              caches"
         );
     }
+    let reported_hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(facts.hertz);
+    let measured_hertz = calibration.and_then(|host| Some(host.clock_hertz?.value as u64));
+    let clock_hertz = measured_hertz.or(reported_hertz).unwrap_or(ASSUMED_HERTZ);
+    let cycles_of = |ns: f64| (ns * clock_hertz as f64 / 1e9).round().clamp(1.0, 1e6) as u32;
     let levels: BTreeSet<CacheLevel> = topology.caches.iter().map(|cache| cache.level).collect();
     let mut caches = Vec::new();
     for level in levels {
@@ -147,45 +165,66 @@ pub fn build_machine(
         1
     };
     let node_text = if usable_node_count == node_count {
-        "memory nodes".to_string()
+        "memory.nodes".to_string()
     } else {
         format!(
-            "memory nodes ({node_count}, described as {usable_node_count}, one for each package)"
+            "memory.nodes ({node_count}, described as {usable_node_count}, one for each package)"
         )
     };
     let page_bytes = PageSpec::default().page_bytes;
     let memory_bytes = facts.memory_bytes.unwrap_or(ASSUMED_MEMORY_BYTES) / page_bytes * page_bytes;
-    let mut estimated_parts = vec![
-        "latencies of caches, memory and coherence",
-        "pipeline",
-        "memory bandwidth",
-        "prefetchers",
-        "counters",
-    ];
-    for (is_known, subject) in [
-        (hertz.is_some(), "clock"),
-        (facts.memory_bytes.is_some(), "memory size"),
-        (
-            facts.classes.is_some() && l3_assignment.is_some(),
-            "classes of service (none)",
-        ),
-    ] {
-        if !is_known {
-            estimated_parts.push(subject);
-        }
-    }
+    let mut sources = KeySources::default();
+    sources.add(KeySource::Kernel, &format!("packages, cores_per_package, contexts_per_core, {node_text}, caches.ways, caches.line_bytes, caches.shared_by_cores"));
+    sources.add(
+        if measured_hertz.is_some() {
+            KeySource::Measured
+        } else {
+            KeySource::known(reported_hertz)
+        },
+        "hertz",
+    );
+    sources.add(KeySource::known(facts.memory_bytes), "memory.size_bytes");
+    let has_classes = facts.classes.is_some() && l3_assignment.is_some();
+    sources.add(
+        KeySource::known(has_classes.then_some(())),
+        "caches.way_partitions",
+    );
+    sources.add(KeySource::Assumed, "pipeline.issue_width, pipeline.window, pipeline.loads_pass, caches.replacement, caches.write, caches.inclusion, coherence, memory.remote_latency_cycles, memory.scheduling, pages, os, counters");
+    let measured_levels = apply_calibration(&mut caches, calibration, cycles_of);
+    sources.add_caches(&caches, &measured_levels);
+    let memory_ns = calibration.map_or(ASSUMED_MEMORY_NS, |host| host.memory_ns.value);
+    let local_latency_cycles = cycles_of(memory_ns);
+    let mshrs = calibration.map_or(ASSUMED_OVERLAP, |host| {
+        host.overlapped_misses.value.round().clamp(1.0, 4096.0) as u32
+    });
+    let assumed_bandwidth = (cores.len() / usable_node_count) as f64 * MEMORY_BYTES_PER_S_PER_CORE;
+    let bytes_per_s = calibration.map_or(assumed_bandwidth, |host| {
+        let streaming_cores = caches.last().map_or(1, |cache| cache.shared_by_cores);
+        memory_bandwidth(host, streaming_cores, cores_per_package as u32)
+    });
+    let prefetchers = calibration.map_or_else(
+        || {
+            vec![PrefetcherSpec::Stride {
+                level: CacheLevel::L2,
+                streams: 32,
+                degree: 2,
+            }]
+        },
+        |host| {
+            measured_prefetchers(
+                host,
+                caches.last().map_or(CacheLevel::L3, |cache| cache.level),
+            )
+        },
+    );
+    sources.add(
+        KeySource::measured(calibration),
+        "memory.local_latency_cycles, memory.bytes_per_cycle, pipeline.mshrs, prefetchers",
+    );
     Ok(MachineSpec {
         name: name.to_string(),
         description: format!("{name}: {} CPUs, as its kernel reports them", cpus.len()),
-        sources: vec![
-            format!(
-                "host: CPUs, cores, packages, {node_text}; caches with sizes, ways, lines and sharers, from sysfs"
-            ),
-            format!(
-                "estimate: {}; the figures of a server of today, measured nowhere here",
-                estimated_parts.join(", ")
-            ),
-        ],
+        sources: sources.describe(calibration),
         hertz: clock_hertz,
         packages: packages.len() as u32,
         cores_per_package: cores_per_package as u32,
@@ -193,31 +232,25 @@ pub fn build_machine(
         pipeline: CoreModel::OutOfOrder {
             issue_width: 6,
             window: 320,
-            mshrs: 24,
+            mshrs,
             loads_pass: true,
         },
         caches,
         coherence: CoherenceSpec {
-            same_package_cycles: Some(cycles_of(ASSUMED_MEMORY_NS * 3 / 4)),
-            other_package_cycles: (packages.len() > 1)
-                .then(|| cycles_of(ASSUMED_REMOTE_NS * 3 / 4)),
+            same_package_cycles: Some(cycles_of(0.75 * memory_ns)),
+            other_package_cycles: (packages.len() > 1).then(|| cycles_of(0.75 * ASSUMED_REMOTE_NS)),
         },
-        prefetchers: vec![PrefetcherSpec::Stride {
-            level: CacheLevel::L2,
-            streams: 32,
-            degree: 2,
-        }],
+        prefetchers,
         memory: MemorySpec {
             size_bytes: memory_bytes,
             nodes: usable_node_count as u32,
-            local_latency_cycles: cycles_of(ASSUMED_MEMORY_NS),
-            remote_latency_cycles: cycles_of(if usable_node_count > 1 {
-                ASSUMED_REMOTE_NS
+            local_latency_cycles,
+            remote_latency_cycles: if usable_node_count > 1 {
+                cycles_of(ASSUMED_REMOTE_NS / ASSUMED_MEMORY_NS * memory_ns)
             } else {
-                ASSUMED_MEMORY_NS
-            }),
-            bytes_per_cycle: (cores.len() / usable_node_count) as f64 * MEMORY_BYTES_PER_S_PER_CORE
-                / clock_hertz as f64,
+                local_latency_cycles
+            },
+            bytes_per_cycle: bytes_per_s / clock_hertz as f64,
             package_bus_bytes_per_cycle: None,
             scheduling: MemorySchedulingSpec {
                 demand_priority: true,
@@ -231,6 +264,210 @@ pub fn build_machine(
             ..PmuSpec::default()
         },
     })
+}
+
+/// Where a key of the description comes from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum KeySource {
+    Measured,
+    Kernel,
+    Assumed,
+}
+
+impl KeySource {
+    fn known<T>(reported: Option<T>) -> Self {
+        if reported.is_some() {
+            KeySource::Kernel
+        } else {
+            KeySource::Assumed
+        }
+    }
+
+    fn measured(calibration: Option<&HostCalibration>) -> Self {
+        if calibration.is_some() {
+            KeySource::Measured
+        } else {
+            KeySource::Assumed
+        }
+    }
+}
+
+/// The keys of the description by source.
+#[derive(Default)]
+struct KeySources(std::collections::BTreeMap<KeySource, Vec<String>>);
+
+impl KeySources {
+    fn add(&mut self, source: KeySource, keys: &str) {
+        self.0.entry(source).or_default().push(keys.to_string());
+    }
+
+    fn add_caches(&mut self, caches: &[CacheSpec], measured: &MeasuredCacheKeys) {
+        for cache in caches {
+            let name = cachemate_report::level_name(cache.level);
+            let is_last = Some(cache.level) == caches.last().map(|last| last.level);
+            let source_of = |is_measured: bool, otherwise: KeySource| {
+                if is_measured {
+                    KeySource::Measured
+                } else {
+                    otherwise
+                }
+            };
+            self.add(
+                source_of(
+                    measured.latencies.contains(&cache.level),
+                    KeySource::Assumed,
+                ),
+                &format!("latency_cycles of {name}"),
+            );
+            self.add(
+                source_of(is_last && measured.has_size, KeySource::Kernel),
+                &format!("size_bytes of {name}"),
+            );
+            if is_last {
+                self.add(
+                    source_of(cache.stream_insertion.is_some(), KeySource::Assumed),
+                    &format!("stream_insertion of {name}"),
+                );
+            }
+        }
+    }
+
+    fn describe(&self, calibration: Option<&HostCalibration>) -> Vec<String> {
+        let describe_source = |(source, keys): (&KeySource, &Vec<String>)| {
+            let prefix = match source {
+                KeySource::Measured => "measured",
+                KeySource::Kernel => "host",
+                KeySource::Assumed => "estimate",
+            };
+            format!("{prefix}: {}", keys.join(", "))
+        };
+        let mut lines: Vec<String> = self.0.iter().map(describe_source).collect();
+        if let Some(host) = calibration {
+            let state = if host.calmness.is_busy {
+                "while other work ran, so that figures may be off"
+            } else {
+                "on a calm host"
+            };
+            lines.push(format!(
+                "calibration of {} (Linux {}, {}), {} s after 1970, {state}",
+                host.host, host.kernel, host.processor, host.measured_at_s
+            ));
+        }
+        lines
+    }
+}
+
+/// The keys of caches that a calibration sets.
+struct MeasuredCacheKeys {
+    latencies: BTreeSet<CacheLevel>,
+    has_size: bool,
+}
+
+/// Sets the measured latencies of caches, and the size and the insertion of streams of the last one.
+fn apply_calibration(
+    caches: &mut [CacheSpec],
+    calibration: Option<&HostCalibration>,
+    cycles_of: impl Fn(f64) -> u32,
+) -> MeasuredCacheKeys {
+    let mut keys = MeasuredCacheKeys {
+        latencies: BTreeSet::new(),
+        has_size: false,
+    };
+    let Some(host) = calibration else {
+        return keys;
+    };
+    let shared_latency = host.shared_ns.map(|ns| (host.shared_level, ns));
+    let private_latencies = host
+        .private_latencies
+        .iter()
+        .map(|latency| (latency.level, latency.ns));
+    for (level, ns) in private_latencies.chain(shared_latency) {
+        for cache in caches.iter_mut().filter(|cache| cache.level == level) {
+            cache.latency_cycles = cycles_of(ns.value);
+            keys.latencies.insert(level);
+        }
+    }
+    if let Some(shared) = caches
+        .iter_mut()
+        .find(|cache| cache.level == host.shared_level)
+    {
+        if let Some(bytes) = host.shared_bytes {
+            let row_bytes = u64::from(shared.ways) * u64::from(shared.line_bytes);
+            let rows = ((bytes.value / row_bytes as f64).round() as u64).max(1);
+            shared.size_bytes = (rows * row_bytes).min(shared.size_bytes);
+            keys.has_size = true;
+        }
+        shared.stream_insertion = host.stream_insertion.map(|share| share.value);
+    }
+    keys
+}
+
+/// Returns the bandwidth of a package's memory in bytes per second. Streams on all cores of a cache need not saturate it: it is
+/// the bandwidth at which streams with the measured overlap slow each other down as much as measured.
+fn memory_bandwidth(host: &HostCalibration, streaming_cores: u32, package_cores: u32) -> f64 {
+    let alone = host.bandwidth.core_read.value;
+    let (together, cores) = match (host.bandwidth.package_read, host.bandwidth.cache_read) {
+        (Some(read), _) => (read.value, package_cores),
+        (None, Some(read)) => (read.value, streaming_cores),
+        (None, None) => return alone,
+    };
+    let source = LineSource {
+        cycles: 64e9 / alone,
+        has_own_waits: true,
+        lines: 1.0,
+        reads: 1.0,
+        max_in_flight: 2.0 * host.overlapped_misses.value,
+        round_trip_cycles: host.memory_ns.value,
+        together_lines: 1.0,
+        random_share: 1.0,
+        time_share: 1.0,
+        ..LineSource::default()
+    };
+    let sources = vec![source; cores as usize];
+    let throughput_at = |bytes_per_s: f64| {
+        let station = QueueStation::in_order(64e9 / bytes_per_s);
+        let solution = station.solve(&sources, 0.0);
+        let cycles = source.cycles + station.added_cycles(&source, &solution);
+        f64::from(cores) * 64e9 / cycles
+    };
+    // Streams that hardly slow each other down show a lower bound only.
+    let (mut low, mut high) = (together, (2.0 * together).max(f64::from(cores) * alone));
+    for _ in 0..40 {
+        let middle = 0.5 * (low + high);
+        if throughput_at(middle) < together {
+            low = middle
+        } else {
+            high = middle
+        }
+    }
+    high
+}
+
+/// Returns a prefetcher that detects the strides that the host's prefetchers hide.
+fn measured_prefetchers(host: &HostCalibration, last_level: CacheLevel) -> Vec<PrefetcherSpec> {
+    let hides = |lines: u32| {
+        host.strides
+            .iter()
+            .any(|stride| stride.lines == lines && stride.hidden_share >= DETECTED_SHARE)
+    };
+    let level = if last_level > CacheLevel::L2 {
+        CacheLevel::L2
+    } else {
+        last_level
+    };
+    match (hides(1), hides(4)) {
+        (_, true) => vec![PrefetcherSpec::Stride {
+            level,
+            streams: 32,
+            degree: 4,
+        }],
+        (true, false) => vec![PrefetcherSpec::NextLine {
+            level,
+            streams: 32,
+            degree: 4,
+        }],
+        (false, false) => Vec::new(),
+    }
 }
 
 /// Returns the number of CPUs per group, if it is the same for all groups.
@@ -303,6 +540,7 @@ fn cache_spec(
         line_bytes: common_size("line", &|cache| cache.line_bytes.map(u64::from))? as u32,
         latency_cycles,
         replacement: ReplacementPolicy::Lru,
+        stream_insertion: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,
@@ -330,7 +568,7 @@ mod tests {
             "niagara-2core",
         ] {
             let topology = cachemate_spec::load_topology(name).unwrap();
-            let text = machine_text(name, &topology, HostFacts::default()).unwrap();
+            let text = machine_text(name, &topology, HostFacts::default(), None).unwrap();
             let again = cachemate_spec::parse_machine(name, &text).unwrap();
             assert_eq!(again.topology().caches, topology.caches, "{name}");
             let cpu_positions = |topology: &Topology| {
@@ -346,8 +584,8 @@ mod tests {
                 "{name}"
             );
             assert!(
-                again.sources[1].starts_with("estimate: latencies")
-                    && again.sources[1].contains("memory size"),
+                again.sources[1].starts_with("estimate")
+                    && again.sources[1].contains("memory.size_bytes"),
                 "{name}"
             );
         }
@@ -360,7 +598,7 @@ mod tests {
         let refusal_after = |change: &dyn Fn(&mut Topology)| {
             let mut topology = whole.clone();
             change(&mut topology);
-            machine_text("x", &topology, HostFacts::default())
+            machine_text("x", &topology, HostFacts::default(), None)
                 .unwrap_err()
                 .to_string()
         };
@@ -396,9 +634,9 @@ mod tests {
         for (index, cpu) in topology.cpus.iter_mut().enumerate() {
             cpu.memory_node = (index * 4 / cpu_count) as u32;
         }
-        let machine = build_machine("x", &topology, HostFacts::default()).unwrap();
+        let machine = build_machine("x", &topology, HostFacts::default(), None).unwrap();
         assert_eq!(machine.memory.nodes, machine.packages);
-        assert!(machine.sources[0].contains("memory nodes (4, described as 1"));
+        assert!(machine.sources[0].contains("memory.nodes (4, described as 1"));
     }
 
     /// Is a module's shared L1 for instructions described so that every command accepts the machine?
@@ -414,7 +652,7 @@ mod tests {
             ..pair[0].clone()
         });
         topology.caches = pairs.chain(others).collect();
-        let text = machine_text("x", &topology, HostFacts::default()).unwrap();
+        let text = machine_text("x", &topology, HostFacts::default(), None).unwrap();
         let machine = cachemate_spec::parse_machine("x", &text).unwrap();
         assert_eq!(machine.caches[0].shared_by_cores, 1);
     }
@@ -438,7 +676,7 @@ mod tests {
         write_file("sys/fs/resctrl/info/L3/sparse_masks", "1\n");
         let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
         topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = None);
-        let machine = build_machine("x", &topology, HostFacts::read(root.path())).unwrap();
+        let machine = build_machine("x", &topology, HostFacts::read(root.path()), None).unwrap();
         assert_eq!(
             (machine.hertz, machine.memory.size_bytes),
             (2_600_031_000, 16_384_000 * 1024)
@@ -450,9 +688,68 @@ mod tests {
         };
         assert_eq!(machine.caches.last().unwrap().way_partitions, Some(classes));
         assert!(
-            !machine.sources[1].contains("clock") && !machine.sources[1].contains("classes"),
+            !machine.sources[1].contains("hertz") && !machine.sources[1].contains("way_partitions"),
             "{:?}",
             machine.sources
         );
+    }
+
+    fn sample_calibration() -> HostCalibration {
+        let text = include_str!("sample_calibration.json");
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// Are measured values in the description, is each named as measured, and is the shared cache the part that the guest
+    /// owns?
+    #[test]
+    fn measured_values_are_in_the_description_and_named() {
+        let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
+        topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = None);
+        let mut calibration = sample_calibration();
+        calibration.host = "guest".to_string();
+        let text =
+            machine_text("guest", &topology, HostFacts::default(), Some(&calibration)).unwrap();
+        let machine = cachemate_spec::parse_machine("guest", &text).unwrap();
+        let shared = machine.caches.last().unwrap();
+        assert_eq!(machine.hertz, 3_000_000_000);
+        assert_eq!(shared.size_bytes, 9 << 20);
+        assert_eq!(
+            (shared.latency_cycles, shared.stream_insertion),
+            (75, Some(0.2))
+        );
+        assert_eq!(machine.memory.local_latency_cycles, 420);
+        assert!(matches!(
+            machine.pipeline,
+            CoreModel::OutOfOrder { mshrs: 14, .. }
+        ));
+        let measured = &machine.sources[0];
+        for key in [
+            "hertz",
+            "stream_insertion of L3",
+            "size_bytes of L3",
+            "latency_cycles of L2",
+        ] {
+            assert!(
+                measured.starts_with("measured") && measured.contains(key),
+                "{measured}"
+            );
+        }
+        let bytes_per_s = machine.memory.bytes_per_cycle * 3e9;
+        assert!(bytes_per_s > 36e9 && bytes_per_s < 120e9, "{bytes_per_s}");
+    }
+
+    /// Is the bandwidth the measured one if streams saturate it, and at least that if they do not slow each other down?
+    #[test]
+    fn bandwidth_follows_from_how_much_streams_slow_each_other_down() {
+        let bandwidth_of = |alone: f64, together: f64| {
+            let mut calibration = sample_calibration();
+            calibration.bandwidth.core_read = cachemate_core::Estimate::exact(alone);
+            calibration.bandwidth.cache_read = Some(cachemate_core::Estimate::exact(together));
+            memory_bandwidth(&calibration, 8, 8)
+        };
+        let saturated = bandwidth_of(20e9, 40e9);
+        assert!((saturated / 40e9 - 1.0).abs() < 0.1, "{saturated}");
+        let lower_bound = bandwidth_of(10e9, 79e9);
+        assert!((79e9..=158e9).contains(&lower_bound), "{lower_bound}");
     }
 }

@@ -71,30 +71,6 @@ fn the_original_is_kept_and_never_an_intermediate_state() {
     assert_eq!(read_left_behind(dir.path()).unwrap(), None);
 }
 
-/// Is a journal of the previous version, in use while the command is upgraded, read?
-#[test]
-fn a_journal_of_the_previous_version_is_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let lines = [
-        r#"{"header":{"format":1,"boot_id":"boot","since_ticks":70}}"#,
-        r#"{"first":{"object":{"affinity":{"pid":1,"thread":{"tid":1,"start_ticks":7}}},"original":{"cpus":"0"},"ours":[{"cpus":"1"}]}}"#,
-        r#"{"again":{"object":{"affinity":{"pid":1,"thread":{"tid":1,"start_ticks":7}}},"ours":{"cpus":"3"}}}"#,
-    ];
-    let sum = |line: &str| {
-        format!(
-            "{:016x} {line}\n",
-            xxhash_rust::xxh3::xxh3_64(line.as_bytes())
-        )
-    };
-    fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
-    let recovered = read_back(&dir);
-    let entries = BTreeMap::from([(affinity(1), entry_with([1, 3]))]);
-    assert_eq!(
-        (recovered.entries, recovered.damaged_lines),
-        (entries, Vec::new())
-    );
-}
-
 /// If a crash cuts the file at any byte: is everything before the torn line read?
 #[test]
 fn a_journal_cut_anywhere_keeps_all_whole_lines() {

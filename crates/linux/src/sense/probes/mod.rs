@@ -5,7 +5,7 @@
 pub mod intensity;
 pub mod neighbor;
 pub mod ping_pong;
-mod pinned;
+pub(crate) mod pinned;
 pub mod watch_candidates;
 pub mod watchpoint;
 

@@ -486,3 +486,76 @@ impl FrameProvider for OneFrame {
         }
     }
 }
+
+/// Returns a machine whose only data cache has this policy and shape.
+fn machine_with_policy(replacement: ReplacementPolicy, sets: u64, ways: u32) -> MachineSpec {
+    let mut spec = sample_machine();
+    spec.caches[0] = sample_cache(CacheLevel::L1Data, sets * u64::from(ways) * 64, ways, 3, 1);
+    spec.caches[0].replacement = replacement;
+    spec
+}
+
+fn first_level_misses(spec: &MachineSpec, lines: &[u64]) -> u64 {
+    run_one(spec, lines).levels[CacheLevel::L1Data as usize].all_misses()
+}
+
+/// Does SRRIP miss exactly as the paper's algorithm, written as lists of lines and predictions?
+#[test]
+fn srrip_misses_equal_an_independent_model() {
+    for (sets, ways) in [(8u64, 4u32), (16, 16), (4, 3)] {
+        let lines = skewed_lines(u64::from(ways), 20_000, 900);
+        let mut model: Vec<Vec<(u64, u32)>> = vec![Vec::new(); sets as usize];
+        let mut expected = 0;
+        for &line in &lines {
+            let set = &mut model[(line % sets) as usize];
+            if let Some(entry) = set.iter_mut().find(|entry| entry.0 == line) {
+                entry.1 = 0;
+                continue;
+            }
+            expected += 1;
+            if set.len() < ways as usize {
+                set.push((line, 2));
+                continue;
+            }
+            while set.iter().all(|entry| entry.1 < 3) {
+                set.iter_mut().for_each(|entry| entry.1 += 1);
+            }
+            if let Some(victim) = set.iter_mut().find(|entry| entry.1 == 3) {
+                *victim = (line, 2);
+            }
+        }
+        let spec = machine_with_policy(ReplacementPolicy::Srrip, sets, ways);
+        assert_eq!(
+            first_level_misses(&spec, &lines),
+            expected,
+            "{sets} x {ways}"
+        );
+    }
+}
+
+/// Does a working set that is hit between scans survive them under SRRIP, and does a part of a cycle that exceeds the cache
+/// stay under DRRIP, where LRU loses all of both?
+#[test]
+fn predictions_keep_what_lru_loses_to_scans_and_cycles() {
+    let (sets, ways) = (128u64, 8u32);
+    let capacity = sets * u64::from(ways);
+    let mut scanned = Vec::new();
+    for round in 0..20u64 {
+        for _ in 0..2 {
+            scanned.extend(0..capacity / 4);
+        }
+        scanned.extend((0..2 * capacity).map(|line| (1 << 20) + round * 2 * capacity + line));
+    }
+    let set_misses = |replacement| {
+        let spec = machine_with_policy(replacement, sets, ways);
+        first_level_misses(&spec, &scanned) - 40 * capacity
+    };
+    assert_eq!(set_misses(ReplacementPolicy::Lru), 20 * capacity / 4);
+    assert!(set_misses(ReplacementPolicy::Srrip) < 5 * capacity / 4);
+    let cycle: Vec<u64> = (0..40).flat_map(|_| 0..capacity * 3 / 2).collect();
+    let cycle_misses =
+        |replacement| first_level_misses(&machine_with_policy(replacement, sets, ways), &cycle);
+    assert_eq!(cycle_misses(ReplacementPolicy::Lru), cycle.len() as u64);
+    let kept = cycle_misses(ReplacementPolicy::Drrip) as f64 / cycle.len() as f64;
+    assert!(kept < 0.65, "{kept}: the best possible is a third");
+}

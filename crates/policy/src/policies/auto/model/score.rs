@@ -6,8 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_locality::memory_queue::LineSource;
 use serde::Deserialize;
 
+use super::bus::task_lines;
 use super::composition::{CacheOccupant, TaskPerformance, compose};
 use super::layout::{GangRotation, PartitionMembers, SiteLayout};
 use super::problem::{CacheSite, PlanningProblem};
@@ -66,6 +68,19 @@ impl ForecastSpeed {
                 }
             });
         slowdown_shortfall.clamp(0.0, 10.0) + rate_shortfall.clamp(0.0, 10.0)
+    }
+
+    /// Returns what the task asks of its path to memory, if its misses wait this long there.
+    fn lines_on_path(&self, program: &ProgramModel, wait_cycles: f64) -> LineSource {
+        let cycles_per_instr = 1.0 / self.instr_per_cycle.max(1e-12);
+        let lines_per_miss = program.lines_per_miss.max(1e-9);
+        let misses_per_instr = self.lines_per_cycle * cycles_per_instr / lines_per_miss;
+        task_lines(
+            cycles_per_instr,
+            misses_per_instr,
+            lines_per_miss,
+            wait_cycles,
+        )
     }
 
     /// Returns the cycles per instruction while the task runs.
@@ -707,7 +722,7 @@ fn site_results(
     let mut site_scores = Vec::new();
     for _ in 0..rounds {
         site_scores.clear();
-        let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
+        let mut lines: BTreeMap<u32, Vec<LineSource>> = BTreeMap::new();
         for (site, members) in members
             .iter()
             .enumerate()
@@ -738,26 +753,41 @@ fn site_results(
                 rotation,
             };
             let speeds = site_state.speeds();
-            let lines_per_cycle: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
-            *traffic.entry(problem.sites[site].package).or_insert(0.0) += lines_per_cycle;
+            if let Some(bus) = &problem.bus {
+                let of_package = lines.entry(cache_site.package).or_default();
+                for (position, &at) in members.iter().enumerate() {
+                    let (program, speed) = (programs[position], &speeds[position]);
+                    let wait = queue_waits[site][position]
+                        + bus.current_wait_cycles(measured_package(problem, at));
+                    of_package.push(speed.lines_on_path(program, wait));
+                }
+            }
             site_scores.push((site_state.score_speeds(&speeds), members.clone(), speeds));
         }
         let Some(bus) = &problem.bus else { break };
+        let mut waits: BTreeMap<u32, std::vec::IntoIter<f64>> = lines
+            .iter()
+            .map(|(&package, sources)| (package, bus.wait_cycles(sources).into_iter()))
+            .collect();
         for (site, members) in members.iter().enumerate() {
-            let package_traffic = traffic
-                .get(&problem.sites[site].package)
-                .copied()
-                .unwrap_or(0.0);
             for (queue_wait, &at) in queue_waits[site].iter_mut().zip(members) {
-                let measured_package = problem.tasks[at]
-                    .last_site
-                    .map_or(0, |last_site| problem.sites[last_site].package);
-                *queue_wait =
-                    0.5 * (*queue_wait + bus.added_wait_cycles(package_traffic, measured_package));
+                let wait = waits
+                    .get_mut(&problem.sites[site].package)
+                    .and_then(Iterator::next)
+                    .unwrap_or(0.0);
+                let measured_wait = bus.current_wait_cycles(measured_package(problem, at));
+                *queue_wait = 0.5 * (*queue_wait + wait - measured_wait);
             }
         }
     }
     site_scores
+}
+
+/// Returns the package on which a task's wait for memory was measured.
+fn measured_package(problem: &PlanningProblem, task: usize) -> u32 {
+    problem.tasks[task]
+        .last_site
+        .map_or(0, |last_site| problem.sites[last_site].package)
 }
 
 #[cfg(test)]

@@ -1,0 +1,410 @@
+//! `cachemate-bench corun`: what the forecasts of this host are worth, on real programs.
+//!
+//! Problem: forecasts are right about machines that we simulate, and a user cares about the one here. Method: programs with a
+//! fixed amount of work, own kernels at sizes below, near and above the shared cache and programs of the distribution, are
+//! recorded and forecast first. Then each runs to its end on one CPU, beside one other program or beside an arithmetic loop
+//! that touches no memory, on a CPU of the same cache. Rounds alternate between the companions, and user and system
+//! time counts, so that waits for a CPU do not. A pair's slowdown is the median over rounds of its time over that beside
+//! the loop in the same round, with a bootstrap interval over rounds. The runs beside the loop also gauge neighbors:
+//! if they scatter, so do the pairs' intervals. Properties: the forecast is made before the measurement and changes nothing in it; pairs
+//! whose interval is wider than ten points are counted as not measurable here, not as right or wrong.
+
+mod report;
+mod workloads;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use cachemate_core::{CpuId, SplitMix64};
+use cachemate_daemon::{end_with_parent, host};
+use cachemate_linux::sense::probes::PinnedThread;
+use clap::Args;
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Serialize;
+
+use self::report::CorunReport;
+use self::workloads::{CorunProgram, CorunProgramSet};
+use crate::bench_host::{median, run_command, sorted};
+use crate::live::{find_command, find_two_cpus};
+
+/// Forecast slowdowns of pairs of real programs on this host, then measure them
+#[derive(Args)]
+pub struct CorunBench {
+    /// Maximum total time
+    #[arg(long, value_name = "MINUTES", default_value_t = 15.0)]
+    minutes: f64,
+    /// Selects programs, sizes and pairs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Number of programs
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=60))]
+    programs: u32,
+    /// Companions of each program
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=20))]
+    companions: u32,
+    /// Source of the cycles and overlap of recorded programs, as predict has it: solo-run or prior, which takes a second
+    #[arg(long, value_name = "SOURCE", default_value = "solo-run")]
+    timing: String,
+    /// Directory of the table, the JSON and the picture, which must exist
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The cachemate command whose forecasts are checked [default: the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    cachemate: Option<PathBuf>,
+    /// Print one JSON object on standard output and nothing else
+    #[arg(long)]
+    json: bool,
+}
+
+/// One pair: what was forecast, and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct CorunPair {
+    pub program: String,
+    pub beside: String,
+    /// Slowdown in percent with its 90 % interval.
+    pub forecast: PercentInterval,
+    /// Slowdown in percent with its 90 % bootstrap interval; `None` if the time ended before.
+    pub measured: Option<PercentInterval>,
+    /// What slows the program down if its forecast is wrong: the resource that it needs most.
+    pub cause: &'static str,
+}
+
+/// A value in percent with its interval.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct PercentInterval {
+    pub value: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// Widest interval of a measured pair, in points.
+pub const MAX_MEASURED_WIDTH: f64 = 10.0;
+/// Rounds of each program, if the time allows.
+const MAX_ROUNDS: usize = 9;
+const MIN_ROUNDS: usize = 3;
+/// Time for which a companion runs before a measured run begins.
+const SETTLING_TIME: Duration = Duration::from_millis(250);
+/// Share of the time after which measuring ends.
+const MEASURING_SHARE: f64 = 0.95;
+const MAX_RECORDED_ACCESSES: &str = "24000000";
+
+impl CorunBench {
+    /// Forecasts, measures and reports.
+    ///
+    /// # Errors
+    /// The host has no two CPUs of one cache, or too few programs can be run.
+    pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let total = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 240.0));
+        let command = find_command(self.cachemate.as_deref())?;
+        let topology = host::survey_host(false)?.topology;
+        let (cpus, _) = find_two_cpus(&topology).map_err(anyhow::Error::msg)?;
+        let dir = tempfile::tempdir().context("cannot create a working directory")?;
+        let bench = CorunHost {
+            cpus,
+            dir: dir.path().to_path_buf(),
+            command,
+            stop: Arc::clone(stop),
+        };
+        let cache_bytes = bench.shared_cache_bytes()?;
+        let mut generator = SplitMix64::new(self.seed);
+        let set = CorunProgramSet::prepare(&bench, cache_bytes)?;
+        let programs = set.choose(self.programs as usize, &mut generator);
+        if programs.len() < 2 {
+            bail!(
+                "programs: found {}, expected two or more that can be run here",
+                programs.len()
+            );
+        }
+        let forecasts = bench.forecast(&programs, &self.timing)?;
+        let mut pairs = choose_pairs(
+            &programs,
+            &forecasts,
+            self.companions as usize,
+            &mut generator,
+        );
+        let deadline = start + total.mul_f64(MEASURING_SHARE);
+        if Instant::now() >= deadline {
+            bail!(
+                "the forecasts took {:.0} s, so that no time is left to measure: expected --minutes of more, or fewer \
+                 programs",
+                start.elapsed().as_secs_f64()
+            );
+        }
+        bench.measure_pairs(&set, &programs, &mut pairs, deadline)?;
+        let report = CorunReport::new(pairs, start.elapsed(), self.seed);
+        report.print(self.json, self.out.as_deref())
+    }
+}
+
+/// Returns the pairs to measure: for each program, companions drawn at random.
+fn choose_pairs(
+    programs: &[CorunProgram],
+    forecasts: &[Vec<PercentInterval>],
+    companions: usize,
+    generator: &mut SplitMix64,
+) -> Vec<CorunPair> {
+    let mut pairs = Vec::new();
+    for (row, program) in programs.iter().enumerate() {
+        let mut columns: Vec<usize> = (0..programs.len()).collect();
+        for last in (1..columns.len()).rev() {
+            columns.swap(last, generator.draw_below(last as u64 + 1) as usize);
+        }
+        for &column in columns.iter().take(companions) {
+            pairs.push(CorunPair {
+                program: program.name.clone(),
+                beside: programs[column].name.clone(),
+                forecast: forecasts[row][column],
+                measured: None,
+                cause: program.cause,
+            });
+        }
+    }
+    pairs
+}
+
+/// The host on which programs run.
+pub struct CorunHost {
+    /// CPUs of the measured program and of its companion.
+    cpus: (CpuId, CpuId),
+    pub dir: PathBuf,
+    command: PathBuf,
+    stop: Arc<AtomicBool>,
+}
+
+impl CorunHost {
+    fn shared_cache_bytes(&self) -> anyhow::Result<u64> {
+        let text = run_command(&self.command, &["topology", "--as-machine", "--measure"])?;
+        let machine = cachemate_spec::parse_machine("host", &text)?;
+        let cache = machine
+            .last_level_cache()
+            .context("this host has no cache that CPUs share")?;
+        Ok(cache.size_bytes)
+    }
+
+    /// Records the programs and forecasts the slowdown of each beside each.
+    fn forecast(
+        &self,
+        programs: &[CorunProgram],
+        timing: &str,
+    ) -> anyhow::Result<Vec<Vec<PercentInterval>>> {
+        let mut files = Vec::new();
+        for program in programs {
+            eprintln!("recording {}", program.name);
+            let path = self.dir.join(format!("{}.cmt", program.name));
+            let path_text = path.display().to_string();
+            let mut args = vec!["--quiet", "record", "--max-accesses", MAX_RECORDED_ACCESSES];
+            args.extend(["--kill-at-max", "-o", &path_text, "--"]);
+            args.extend(program.command.iter().map(String::as_str));
+            run_command(&self.command, &args)
+                .with_context(|| format!("{} cannot be recorded", program.name))?;
+            files.push(path_text);
+        }
+        eprintln!("forecasting {} programs", programs.len());
+        let mut args = vec!["--quiet", "predict", "--json", "--timing", timing];
+        args.extend(files.iter().map(String::as_str));
+        let text = run_command(&self.command, &args)?;
+        let value: serde_json::Value = serde_json::from_str(&text)?;
+        let cell = |end: &str, row: usize, column: usize| {
+            value["matrix"][end][row][column]
+                .as_f64()
+                .with_context(|| format!("matrix.{end}[{row}][{column}]: found no number"))
+        };
+        let row_of = |row: usize| {
+            let interval = |column: usize| {
+                Ok(PercentInterval {
+                    value: cell("values", row, column)?,
+                    low: cell("low", row, column)?,
+                    high: cell("high", row, column)?,
+                })
+            };
+            (0..programs.len()).map(interval).collect()
+        };
+        (0..programs.len()).map(row_of).collect()
+    }
+
+    fn is_stopped(&self, deadline: Instant) -> bool {
+        self.stop.load(Ordering::Relaxed) || Instant::now() >= deadline
+    }
+
+    fn measure_pairs(
+        &self,
+        set: &CorunProgramSet,
+        programs: &[CorunProgram],
+        pairs: &mut [CorunPair],
+        deadline: Instant,
+    ) -> anyhow::Result<()> {
+        let find = |name: &str| programs.iter().find(|program| program.name == name);
+        for (index, program) in programs.iter().enumerate() {
+            if self.is_stopped(deadline) {
+                break;
+            }
+            eprintln!(
+                "measuring {} ({} of {})",
+                program.name,
+                index + 1,
+                programs.len()
+            );
+            let left = deadline.saturating_duration_since(Instant::now());
+            let own_deadline = Instant::now() + left / (programs.len() - index) as u32;
+            let own: Vec<usize> = (0..pairs.len())
+                .filter(|&at| pairs[at].program == program.name)
+                .collect();
+            let mut companions = vec![&set.spinner];
+            companions.extend(own.iter().filter_map(|&at| find(&pairs[at].beside)));
+            let mut ratios: Vec<Vec<f64>> = vec![Vec::new(); own.len()];
+            for round in 0..MAX_ROUNDS {
+                if self.is_stopped(own_deadline) && round >= MIN_ROUNDS {
+                    break;
+                }
+                if self.is_stopped(deadline) {
+                    break;
+                }
+                let mut times = vec![0.0; companions.len()];
+                let mut order: Vec<usize> = (0..companions.len()).collect();
+                if round % 2 == 1 {
+                    order.reverse();
+                }
+                for at in order {
+                    times[at] = self.time_beside(program, companions[at])?;
+                }
+                for (ratio, time) in ratios.iter_mut().zip(&times[1..]) {
+                    ratio.push(time / times[0]);
+                }
+            }
+            for (&at, ratio) in own.iter().zip(&ratios) {
+                pairs[at].measured = slowdown_interval(ratio, at as u64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the user and system time of a program that runs to its end beside another one.
+    pub fn time_beside(
+        &self,
+        program: &CorunProgram,
+        companion: &CorunProgram,
+    ) -> anyhow::Result<f64> {
+        let _companion = Companion::start(self, companion)?;
+        std::thread::sleep(SETTLING_TIME);
+        self.time_alone(&program.command)
+    }
+
+    /// Returns the user and system time of a command that runs to its end on the first CPU.
+    pub fn time_alone(&self, command: &[String]) -> anyhow::Result<f64> {
+        let child = self.spawn(command, self.cpus.0)?;
+        wait_for_time(child, &command[0])
+    }
+
+    fn spawn(&self, command: &[String], cpu: CpuId) -> anyhow::Result<Child> {
+        use std::os::unix::process::CommandExt;
+        let (program, args) = command.split_first().context("an empty command")?;
+        // A child inherits the CPU of the thread that starts it.
+        let _pinned = PinnedThread::new(cpu).with_context(|| format!("CPU {}", cpu.0))?;
+        let mut process = Command::new(program);
+        process
+            .args(args)
+            .current_dir(&self.dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0);
+        end_with_parent(&mut process, Signal::KILL);
+        process
+            .spawn()
+            .with_context(|| format!("'{program}' cannot be started"))
+    }
+}
+
+/// Waits for a child and returns its user and system time, with its own children, in seconds.
+fn wait_for_time(child: Child, name: &str) -> anyhow::Result<f64> {
+    let (mut status, pid) = (0i32, child.id() as i32);
+    // SAFETY: an all-zero rusage is valid, and wait4 writes only to the two variables.
+    let (waited, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (libc::wait4(pid, &raw mut status, 0, &raw mut usage), usage)
+    };
+    if waited != pid || status != 0 {
+        bail!("'{name}' ended with status {status}, expected 0");
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + 1e-6 * time.tv_usec as f64;
+    Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime))
+}
+
+/// A program that is repeated on the second CPU until it is dropped.
+struct Companion(Child);
+
+impl Companion {
+    fn start(host: &CorunHost, workload: &CorunProgram) -> anyhow::Result<Self> {
+        let script = "while :; do \"$@\" >/dev/null 2>&1 || sleep 0.1; done";
+        let mut command: Vec<String> = ["sh", "-c", script, "sh"]
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        command.extend(workload.endless_command.iter().cloned());
+        Ok(Companion(host.spawn(&command, host.cpus.1)?))
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        if let Some(group) = Pid::from_raw(self.0.id() as i32) {
+            // A group that has ended needs no signal.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// Returns the median slowdown in percent, with a 90 % bootstrap interval; `None` with too few rounds.
+fn slowdown_interval(ratios: &[f64], seed: u64) -> Option<PercentInterval> {
+    const RESAMPLES: usize = 1000;
+    if ratios.len() < MIN_ROUNDS {
+        return None;
+    }
+    let mut generator = SplitMix64::new(seed);
+    let resampled_median = |_| {
+        let drawn: Vec<f64> = (0..ratios.len())
+            .map(|_| ratios[generator.draw_below(ratios.len() as u64) as usize])
+            .collect();
+        median(&drawn).unwrap_or(f64::NAN)
+    };
+    let medians = sorted(&(0..RESAMPLES).map(resampled_median).collect::<Vec<f64>>());
+    let percent = |ratio: f64| 100.0 * (ratio - 1.0);
+    Some(PercentInterval {
+        value: percent(median(ratios)?),
+        low: percent(medians[RESAMPLES / 20]),
+        high: percent(medians[RESAMPLES - 1 - RESAMPLES / 20]),
+    })
+}
+
+/// Writes a file below the working directory and returns its path.
+pub fn write_input(dir: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<String> {
+    let path = dir.join(name);
+    std::fs::write(&path, bytes)
+        .with_context(|| format!("{}: cannot be written", path.display()))?;
+    Ok(path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the interval of equal rounds a point, that of scattered rounds wide, and two rounds no measurement?
+    #[test]
+    fn scattered_rounds_have_a_wide_interval() {
+        let calm = slowdown_interval(&[1.1; 5], 1).unwrap();
+        assert!((calm.value - 10.0).abs() < 1e-9 && calm.high - calm.low < 1e-9);
+        let scattered = slowdown_interval(&[1.0, 1.1, 1.2, 1.3, 1.4], 1).unwrap();
+        assert!((scattered.value - 20.0).abs() < 1e-9);
+        assert!(
+            scattered.high - scattered.low > MAX_MEASURED_WIDTH,
+            "{scattered:?}"
+        );
+        assert_eq!(slowdown_interval(&[1.0, 1.0], 1), None);
+    }
+}

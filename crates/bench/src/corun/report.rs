@@ -1,0 +1,346 @@
+//! Table, JSON and picture of forecast and measured slowdowns.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use cachemate_report::Table;
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
+use serde::Serialize;
+
+use super::{CorunPair, MAX_MEASURED_WIDTH, PercentInterval};
+use crate::bench_host::sorted;
+
+/// Goals: mean error and 90th percentile in points, rank correlation, and coverage of the 90 % intervals.
+const MEAN_GOAL: f64 = 7.0;
+const TAIL_GOAL: f64 = 18.0;
+const RANK_GOAL: f64 = 0.7;
+const COVERAGE_GOAL: (f64, f64) = (0.85, 0.95);
+
+/// How forecasts compare with measurements.
+#[derive(Clone, Debug, Serialize)]
+pub struct CorunReport {
+    host: String,
+    kernel: String,
+    processor: String,
+    seed: u64,
+    seconds: f64,
+    summary: Option<CorunSummary>,
+    /// Pairs whose measured interval is too wide, or that were not reached.
+    not_measurable: usize,
+    /// Mean error and number of pairs by cause.
+    by_cause: BTreeMap<&'static str, (f64, usize)>,
+    pairs: Vec<CorunPair>,
+}
+
+/// Errors over all measurable pairs.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct CorunSummary {
+    pub pairs: usize,
+    pub mean_error_points: f64,
+    pub tail_error_points: f64,
+    /// Kendall's tau-b between forecasts and measurements.
+    pub rank_correlation: f64,
+    /// Share of the pairs whose forecast's interval holds the measurement, or overlaps its interval.
+    pub coverage: f64,
+    pub mean_measured_percent: f64,
+}
+
+impl CorunPair {
+    /// Returns the measurement if its interval is narrow enough.
+    fn usable(&self) -> Option<PercentInterval> {
+        self.measured
+            .filter(|measured| measured.high - measured.low <= MAX_MEASURED_WIDTH)
+    }
+
+    fn error_points(&self) -> Option<f64> {
+        Some((self.forecast.value - self.usable()?.value).abs())
+    }
+}
+
+/// Summarizes the measurable pairs; `None` without any.
+fn summarize(pairs: &[CorunPair]) -> Option<CorunSummary> {
+    let usable: Vec<(PercentInterval, PercentInterval)> = pairs
+        .iter()
+        .filter_map(|pair| Some((pair.forecast, pair.usable()?)))
+        .collect();
+    let count = usable.len();
+    let errors: Vec<f64> = usable
+        .iter()
+        .map(|(forecast, measured)| (forecast.value - measured.value).abs())
+        .collect();
+    let ascending = sorted(&errors);
+    let tail_index = (0.9 * count as f64).ceil() as usize;
+    let covered = usable.iter().filter(|(forecast, measured)| {
+        forecast.low <= measured.high && forecast.high >= measured.low
+    });
+    Some(CorunSummary {
+        pairs: count,
+        mean_error_points: errors.iter().sum::<f64>() / count.max(1) as f64,
+        tail_error_points: *ascending.get(tail_index.checked_sub(1)?)?,
+        rank_correlation: kendall(&usable),
+        coverage: covered.count() as f64 / count as f64,
+        mean_measured_percent: usable
+            .iter()
+            .map(|(_, measured)| measured.value)
+            .sum::<f64>()
+            / count as f64,
+    })
+}
+
+/// Returns Kendall's tau-b. Measurements whose intervals overlap are tied, because their order is not known.
+fn kendall(pairs: &[(PercentInterval, PercentInterval)]) -> f64 {
+    let (mut agreeing, mut forecast_orders, mut measured_orders) = (0.0, 0.0f64, 0.0f64);
+    for (index, first) in pairs.iter().enumerate() {
+        for second in &pairs[..index] {
+            let is_tied = first.1.low <= second.1.high && second.1.low <= first.1.high;
+            let measured_order = if is_tied {
+                0.0
+            } else {
+                (first.1.value - second.1.value).signum()
+            };
+            let difference = first.0.value - second.0.value;
+            let forecast_order = if difference.abs() < 0.05 {
+                0.0
+            } else {
+                difference.signum()
+            };
+            agreeing += measured_order * forecast_order;
+            measured_orders += measured_order.abs();
+            forecast_orders += (forecast_order * measured_order).abs();
+        }
+    }
+    agreeing / (measured_orders * forecast_orders).sqrt().max(1.0)
+}
+
+impl CorunReport {
+    pub fn new(pairs: Vec<CorunPair>, elapsed: Duration, seed: u64) -> Self {
+        let read_line = |path: &str| {
+            cachemate_files::read_text_limited(Path::new(path), 1 << 16)
+                .unwrap_or_default()
+                .trim()
+                .to_string()
+        };
+        let processor = cachemate_files::read_text_limited(Path::new("/proc/cpuinfo"), 16 << 20)
+            .unwrap_or_default()
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+            .map_or(String::new(), |(_, name)| name.to_string());
+        let mut errors: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+        for pair in &pairs {
+            if let Some(error) = pair.error_points() {
+                errors.entry(pair.cause).or_default().push(error);
+            }
+        }
+        let mean = |errors: Vec<f64>| {
+            (
+                errors.iter().sum::<f64>() / errors.len() as f64,
+                errors.len(),
+            )
+        };
+        CorunReport {
+            host: read_line("/proc/sys/kernel/hostname"),
+            kernel: read_line("/proc/sys/kernel/osrelease"),
+            processor,
+            seed,
+            seconds: elapsed.as_secs_f64(),
+            summary: summarize(&pairs),
+            not_measurable: pairs.iter().filter(|pair| pair.usable().is_none()).count(),
+            by_cause: errors
+                .into_iter()
+                .map(|(cause, errors)| (cause, mean(errors)))
+                .collect(),
+            pairs,
+        }
+    }
+
+    /// Prints the result, and writes it below a directory if one is given.
+    pub fn print(&self, is_json: bool, out: Option<&Path>) -> anyhow::Result<()> {
+        let text = self.text();
+        let json = serde_json::to_string_pretty(self)? + "\n";
+        if let Some(dir) = out {
+            for (name, content) in [
+                ("corun.txt", text.as_str()),
+                ("corun.json", json.as_str()),
+                ("corun.svg", self.picture().as_str()),
+            ] {
+                let path = dir.join(name);
+                std::fs::write(&path, content)
+                    .with_context(|| format!("{}: cannot be written", path.display()))?;
+            }
+        }
+        let mut output = std::io::stdout().lock();
+        output.write_all(if is_json {
+            json.as_bytes()
+        } else {
+            text.as_bytes()
+        })?;
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::from_header(
+            "program | beside | > forecast % | > 90 % | > measured % | > 90 % | > error | cause",
+        );
+        let range =
+            |interval: PercentInterval| format!("{:.0} to {:.0}", interval.low, interval.high);
+        for pair in &self.pairs {
+            let (measured, measured_range) = pair.measured.map_or_else(
+                || ("-".to_string(), "not reached".to_string()),
+                |measured| (format!("{:.1}", measured.value), range(measured)),
+            );
+            let error = pair
+                .error_points()
+                .map_or("-".to_string(), |error| format!("{error:.1}"));
+            table.add_row([
+                pair.program.clone(),
+                pair.beside.clone(),
+                format!("{:.1}", pair.forecast.value),
+                range(pair.forecast),
+                measured,
+                measured_range,
+                error,
+                pair.cause.to_string(),
+            ]);
+        }
+        let mut text = format!(
+            "{} ({}, Linux {}), seed {}, {:.0} s\n{}",
+            self.host,
+            self.processor,
+            self.kernel,
+            self.seed,
+            self.seconds,
+            table.text()
+        );
+        text += &format!(
+            "{} pairs are not measurable here (interval wider than {MAX_MEASURED_WIDTH} points, or not reached)\n",
+            self.not_measurable
+        );
+        for (cause, (error, count)) in &self.by_cause {
+            text += &format!("{cause}: mean error {error:.1} points over {count} pairs\n");
+        }
+        match &self.summary {
+            None => {
+                text += "no pair could be measured: too little time, or other work on this host\n"
+            }
+            Some(summary) => text += &summary.text(),
+        }
+        text
+    }
+
+    /// Returns a scatter plot of forecasts and measurements.
+    fn picture(&self) -> String {
+        let mut by_cause: BTreeMap<&str, Vec<ChartPoint>> = BTreeMap::new();
+        let mut highest = 1.0f64;
+        for pair in &self.pairs {
+            let Some(measured) = pair.usable() else {
+                continue;
+            };
+            highest = highest.max(pair.forecast.value).max(measured.value);
+            by_cause.entry(pair.cause).or_default().push(ChartPoint {
+                interval: Some((measured.low, measured.high)),
+                title: Some(format!(
+                    "{} beside {}: forecast {:.1} %, measured {:.1} %",
+                    pair.program, pair.beside, pair.forecast.value, measured.value
+                )),
+                ..ChartPoint::new(pair.forecast.value, measured.value)
+            });
+        }
+        let mut series: Vec<Series> = by_cause
+            .into_iter()
+            .map(|(cause, points)| Series {
+                name: cause.to_string(),
+                points,
+                mark: Mark::Points,
+                ..Series::default()
+            })
+            .collect();
+        series.push(Series {
+            name: "equal".to_string(),
+            points: vec![ChartPoint::new(0.0, 0.0), ChartPoint::new(highest, highest)],
+            is_dashed: true,
+            ..Series::default()
+        });
+        Chart {
+            title: format!("Slowdowns of pairs on {}", self.processor),
+            x: Axis::linear("forecast, percent"),
+            y: Axis::linear("measured, percent"),
+            series,
+            ..Chart::default()
+        }
+        .svg()
+    }
+}
+
+impl CorunSummary {
+    fn text(&self) -> String {
+        let verdict = |is_met: bool| if is_met { "met" } else { "missed" };
+        format!(
+            "{} measurable pairs, mean slowdown {:.1} %\n\
+             mean error {:.1} points (goal {MEAN_GOAL}: {})\n\
+             90th percentile {:.1} points (goal {TAIL_GOAL}: {})\n\
+             rank correlation {:.2} (goal {RANK_GOAL}: {})\n\
+             90 % intervals hold {:.0} % (goal 85 to 95: {})\n",
+            self.pairs,
+            self.mean_measured_percent,
+            self.mean_error_points,
+            verdict(self.mean_error_points <= MEAN_GOAL),
+            self.tail_error_points,
+            verdict(self.tail_error_points <= TAIL_GOAL),
+            self.rank_correlation,
+            verdict(self.rank_correlation >= RANK_GOAL),
+            100.0 * self.coverage,
+            verdict((COVERAGE_GOAL.0..=COVERAGE_GOAL.1).contains(&self.coverage)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interval(value: f64, half_width: f64) -> PercentInterval {
+        PercentInterval {
+            value,
+            low: value - half_width,
+            high: value + half_width,
+        }
+    }
+
+    fn pair(forecast: f64, measured: Option<PercentInterval>) -> CorunPair {
+        CorunPair {
+            program: "a".to_string(),
+            beside: "b".to_string(),
+            forecast: interval(forecast, 3.0),
+            measured,
+            cause: "cache",
+        }
+    }
+
+    /// Do errors, ranks and coverage follow from the measurable pairs only, and does the text say how many were not?
+    #[test]
+    fn only_measurable_pairs_count() {
+        let pairs = vec![
+            pair(10.0, Some(interval(12.0, 1.0))),
+            pair(20.0, Some(interval(40.0, 1.0))),
+            pair(0.0, Some(interval(0.0, 1.0))),
+            pair(500.0, Some(interval(0.0, 30.0))),
+            pair(500.0, None),
+        ];
+        let report = CorunReport::new(pairs, Duration::from_secs(1), 1);
+        let summary = report.summary.unwrap();
+        assert_eq!((summary.pairs, report.not_measurable), (3, 2));
+        assert!((summary.mean_error_points - 22.0 / 3.0).abs() < 1e-9);
+        assert!((summary.tail_error_points - 20.0).abs() < 1e-9);
+        assert!((summary.rank_correlation - 1.0).abs() < 1e-9);
+        assert!((summary.coverage - 2.0 / 3.0).abs() < 1e-9);
+        let text = report.text();
+        assert!(
+            text.contains("2 pairs are not measurable") && text.contains("missed"),
+            "{text}"
+        );
+        assert!(report.picture().starts_with("<svg"));
+    }
+}

@@ -1,0 +1,349 @@
+//! The programs of the co-run bench: own kernels at three sizes, and programs of the distribution that are installed.
+
+use std::process::Command;
+
+use anyhow::Context;
+use cachemate_core::SplitMix64;
+
+use super::{CorunHost, write_input};
+
+/// A program with a fixed amount of work.
+#[derive(Clone, Debug)]
+pub struct CorunProgram {
+    pub name: String,
+    pub command: Vec<String>,
+    /// The same program with much more work, for a companion that must not end.
+    pub endless_command: Vec<String>,
+    /// The resource that it needs most: cache, overlap or bandwidth.
+    pub cause: &'static str,
+}
+
+/// All programs that can be run here.
+pub struct CorunProgramSet {
+    /// What a program runs beside to be alone with the caches.
+    pub spinner: CorunProgram,
+    own: Vec<CorunProgram>,
+    installed: Vec<CorunProgram>,
+}
+
+const KERNEL_SOURCE: &str = include_str!("kernels.c");
+/// Kernels: name, units of a first trial, and the resource that they need most if they exceed the cache.
+const KERNELS: [(&str, u64, &str); 7] = [
+    ("chase", 1_000_000, "overlap"),
+    ("stream", 1_000_000, "bandwidth"),
+    ("histogram", 5_000_000, "overlap"),
+    ("hash-join", 2_000_000, "overlap"),
+    ("bfs", 5_000_000, "overlap"),
+    ("matrix", 100, "bandwidth"),
+    ("sparse", 5_000_000, "bandwidth"),
+];
+/// Sizes by name, as shares of the shared cache.
+const SIZES: [(&str, f64); 3] = [("below", 0.3), ("near", 0.9), ("above", 4.0)];
+/// Aimed time of a run.
+const RUN_SECONDS: f64 = 0.5;
+/// Work of a companion, as a multiple of a run.
+const ENDLESS_FACTOR: u64 = 10_000;
+
+impl CorunProgramSet {
+    /// Compiles the kernels, finds how much work fills a run, and writes the inputs of the other programs.
+    pub fn prepare(host: &CorunHost, cache_bytes: u64) -> anyhow::Result<Self> {
+        let source = write_input(&host.dir, "kernels.c", KERNEL_SOURCE.as_bytes())?;
+        let program = host.dir.join("kernels").display().to_string();
+        let compiled = Command::new("cc")
+            .args(["-O2", "-o", &program, &source])
+            .output()
+            .context("cc: cannot be started; the kernels of this bench need a C compiler")?;
+        if !compiled.status.success() {
+            anyhow::bail!("cc: {}", String::from_utf8_lossy(&compiled.stderr));
+        }
+        let kernel = |kind: &str, bytes: u64, units: u64| -> Vec<String> {
+            [&program, kind, &bytes.to_string(), &units.to_string()]
+                .map(ToString::to_string)
+                .to_vec()
+        };
+        let sized = |kind: &str, name: String, bytes: u64, first_units: u64, cause| {
+            let mut times = [0.0; 2];
+            for (time, factor) in times.iter_mut().zip([1, 4]) {
+                *time = host.time_alone(&kernel(kind, bytes, factor * first_units))?;
+            }
+            let unit_seconds = ((times[1] - times[0]) / (3.0 * first_units as f64)).max(1e-11);
+            let units = (RUN_SECONDS / unit_seconds) as u64 + 1;
+            anyhow::Ok(CorunProgram {
+                name,
+                command: kernel(kind, bytes, units),
+                endless_command: kernel(kind, bytes, units.saturating_mul(ENDLESS_FACTOR)),
+                cause,
+            })
+        };
+        let spinner = sized("spin", "spin".to_string(), 0, 20_000_000, "cache")?;
+        let mut own = Vec::new();
+        for (kind, units, cause) in KERNELS {
+            for (size, share) in SIZES {
+                let bytes = (share * cache_bytes as f64) as u64;
+                let cause = if size == "above" { cause } else { "cache" };
+                own.push(sized(kind, format!("{kind}-{size}"), bytes, units, cause)?);
+            }
+        }
+        let mut installed = Vec::new();
+        for (name, command) in installed_programs(host)? {
+            // One that fails here, for example for want of a module, is left out.
+            match host.time_alone(&command) {
+                Ok(seconds) if seconds > 0.05 => installed.push(CorunProgram {
+                    name,
+                    endless_command: command.clone(),
+                    command,
+                    cause: "cache",
+                }),
+                Ok(_) => eprintln!("{name} is left out: it runs for less than 0.05 s"),
+                Err(error) => eprintln!("{name} is left out: {error:#}"),
+            }
+        }
+        Ok(CorunProgramSet {
+            spinner,
+            own,
+            installed,
+        })
+    }
+
+    /// Draws programs: up to half of them installed ones, and each kernel once before any is drawn at a second size.
+    pub fn choose(&self, count: usize, generator: &mut SplitMix64) -> Vec<CorunProgram> {
+        let mut shuffled = |workloads: &[CorunProgram]| {
+            let mut workloads = workloads.to_vec();
+            for last in (1..workloads.len()).rev() {
+                workloads.swap(last, generator.draw_below(last as u64 + 1) as usize);
+            }
+            workloads
+        };
+        let mut chosen: Vec<CorunProgram> = shuffled(&self.installed);
+        chosen.truncate(count / 2);
+        let mut own = shuffled(&self.own);
+        let kind_of = |workload: &CorunProgram| workload.command[1].clone();
+        let mut rounds = 0;
+        while chosen.len() < count && !own.is_empty() && rounds < SIZES.len() {
+            let mut kinds = std::collections::BTreeSet::new();
+            own.retain(|workload| {
+                let is_taken = chosen.len() < count && kinds.insert(kind_of(workload));
+                if is_taken {
+                    chosen.push(workload.clone());
+                }
+                !is_taken
+            });
+            rounds += 1;
+        }
+        chosen
+    }
+}
+
+/// Returns the output of a command without its line end, if the command is installed.
+fn output_of(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    Some(text.trim().to_string()).filter(|text| output.status.success() && !text.is_empty())
+}
+
+/// Returns the installed programs with commands of about half a second each.
+fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+    let text = write_input(&host.dir, "text", &words(4 << 20))?;
+    let short_text = write_input(&host.dir, "short-text", &words(1 << 20))?;
+    let source = write_input(&host.dir, "many.c", functions(90).as_bytes())?;
+    let orders = write_input(&host.dir, "orders.sql", ORDERS.as_bytes())?;
+    let columns = write_input(&host.dir, "columns.py", COLUMNS.as_bytes())?;
+    let counts = write_input(&host.dir, "words.py", WORD_COUNTS.as_bytes())?;
+    let mut programs = Vec::new();
+    let mut add = |name: &str, program: Option<String>, args: &[&str]| {
+        if let Some(program) = program {
+            let mut command = vec![program];
+            command.extend(args.iter().map(ToString::to_string));
+            programs.push((name.to_string(), command));
+        }
+    };
+    let which = |name: &str| output_of("sh", &["-c", &format!("command -v {name}")]);
+    // What is called python3 may be a script that finds the interpreter.
+    let python = output_of("python3", &["-c", "import sys; print(sys.executable)"]);
+    let compiler = output_of("gcc", &["-print-prog-name=cc1"]).filter(|path| path.starts_with('/'));
+    add("xz", which("xz"), &["-T1", "-6", "-c", &short_text]);
+    add("bzip2", which("bzip2"), &["-9", "-c", &text]);
+    add("gzip", which("gzip"), &["-9", "-c", &text]);
+    add("zstd", which("zstd"), &["-q", "-T1", "-12", "-c", &text]);
+    add(
+        "cc1",
+        compiler,
+        &["-quiet", "-O1", "-o", "/dev/null", &source],
+    );
+    add(
+        "sqlite3",
+        which("sqlite3"),
+        &["-init", &orders, ":memory:", ".quit"],
+    );
+    add("python-columns", python.clone(), &[&columns]);
+    add("python-words", python, &[&counts, &text]);
+    add(
+        "openssl",
+        which("openssl"),
+        &[
+            "dgst", "-sha512", "-r", &text, &text, &text, &text, &text, &text, &text, &text,
+        ],
+    );
+    add(
+        "perl",
+        which("perl"),
+        &[
+            "-ne",
+            "$n{$_}++ for split; END { print scalar keys %n }",
+            &text,
+        ],
+    );
+    add(
+        "gawk",
+        which("gawk"),
+        &[
+            "{ for (i = 1; i <= NF; i++) n[$i]++ } END { print length(n) }",
+            &text,
+        ],
+    );
+    add("sort", which("sort"), &["-S", "64M", "--parallel=1", &text]);
+    add(
+        "redis",
+        which("redis-benchmark")
+            .and(which("redis-server"))
+            .and(which("sh")),
+        &["-c", REDIS_LOAD],
+    );
+    add(
+        "ffmpeg",
+        which("ffmpeg"),
+        &[
+            "-loglevel",
+            "quiet",
+            "-threads",
+            "1",
+            "-f",
+            "lavfi",
+            "-i",
+            "testsrc=size=640x360:rate=25:duration=3",
+            "-c:v",
+            "mpeg4",
+            "-f",
+            "null",
+            "-",
+        ],
+    );
+    add(
+        "x264",
+        which("x264"),
+        &[
+            "--quiet",
+            "--threads",
+            "1",
+            "--demuxer",
+            "raw",
+            "--input-res",
+            "320x240",
+            "--fps",
+            "25",
+            "-o",
+            "/dev/null",
+            &text,
+        ],
+    );
+    Ok(programs)
+}
+
+/// A server and its load on one CPU, over a socket file.
+const REDIS_LOAD: &str = "redis-server --port 0 --unixsocket ./redis-$$ --save '' --appendonly no >/dev/null & \
+    sleep 0.2; redis-benchmark -s ./redis-$$ -q -n 40000 -r 100000 -d 100 -t set,get >/dev/null; kill %1; wait";
+
+const ORDERS: &str = "CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, amount INTEGER);\n\
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 120000)\n\
+    INSERT INTO orders SELECT i, i * 7919 % 30011, i * 31 % 1000 FROM n;\n\
+    CREATE INDEX by_customer ON orders(customer);\n\
+    SELECT count(*) FROM orders AS a JOIN orders AS b ON a.customer = b.customer WHERE a.amount < 300;\n";
+
+const COLUMNS: &str = "n = 900\nrows = [[i * n + j for j in range(n)] for i in range(n)]\n\
+    total = 0\nfor _ in range(4):\n    for j in range(n):\n        for i in range(n):\n            total += rows[i][j]\nprint(total)\n";
+
+const WORD_COUNTS: &str = "import sys\ncounts = {}\nfor line in open(sys.argv[1]):\n    for word in line.split():\n        \
+    counts[word] = counts.get(word, 0) + 1\nprint(len(counts))\n";
+
+/// Returns text of words of which few are frequent.
+fn words(bytes: usize) -> Vec<u8> {
+    let mut generator = SplitMix64::new(3);
+    let mut text = Vec::with_capacity(bytes + 32);
+    while text.len() < bytes {
+        let bound = generator.draw_below(60_000) + 1;
+        let mut word = generator.draw_below(bound) * 2_654_435_761 % 4_294_967_291;
+        for _ in 0..3 + word % 7 {
+            text.push(b'a' + (word % 26) as u8);
+            word = word / 26 + word % 26 * 1000;
+        }
+        text.push(if generator.draw_below(11) == 0 {
+            b'\n'
+        } else {
+            b' '
+        });
+    }
+    text
+}
+
+/// Returns a C file of this many functions.
+fn functions(count: usize) -> String {
+    let mut text = String::new();
+    for f in 0..count {
+        text +=
+            &format!("int f{f}(int *a, int n) {{ int s = {f}; for (int i = 1; i < n; i++) {{\n");
+        text += &format!(
+            "if (a[i] > s) s += a[i - 1] * {}; else a[i] ^= s >> {};\n",
+            f % 13 + 1,
+            f % 7 + 1
+        );
+        text += "switch (a[i] & 7) {\n";
+        for c in 0..6 {
+            text += &format!("case {c}: s = s * {} + a[i]; break;\n", c * f % 31 + 3);
+        }
+        text += "} } return s; }\n";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(kind: &str, size: &str) -> CorunProgram {
+        CorunProgram {
+            name: format!("{kind}-{size}"),
+            command: vec!["kernels".to_string(), kind.to_string()],
+            endless_command: Vec::new(),
+            cause: "cache",
+        }
+    }
+
+    /// Does a seed draw every kernel once before any twice, up to half installed ones, and the same programs each time?
+    #[test]
+    fn every_kernel_is_drawn_before_any_is_drawn_twice() {
+        let kinds = ["chase", "stream", "bfs"];
+        let own = kinds
+            .iter()
+            .flat_map(|kind| ["below", "near"].map(|size| workload(kind, size)));
+        let set = CorunProgramSet {
+            spinner: workload("spin", ""),
+            own: own.collect(),
+            installed: (0..9)
+                .map(|index| workload(&format!("p{index}"), "x"))
+                .collect(),
+        };
+        let names = |seed| -> Vec<String> {
+            let chosen = set.choose(6, &mut SplitMix64::new(seed));
+            chosen
+                .into_iter()
+                .map(|workload| workload.command[1].clone())
+                .collect()
+        };
+        let mut drawn = names(1)[3..].to_vec();
+        drawn.sort();
+        assert_eq!(drawn, ["bfs", "chase", "stream"]);
+        assert!(names(1)[..3].iter().all(|name| name.starts_with('p')));
+        assert_eq!(names(1), names(1));
+        assert_eq!(set.choose(100, &mut SplitMix64::new(1)).len(), 9 + 6);
+    }
+}

@@ -1,0 +1,177 @@
+//! The machine that commands mean if none is named: this host, with measured figures.
+//!
+//! A calibration is stored with the host's name, kernel and processor in the directory of data that can be measured again, and
+//! is used until one of them changes, or `topology --as-machine --measure` replaces it. Without one, it is measured at the first
+//! need, and a line says so. If the host is too busy, its figures are assumed, and a line says so too.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use cachemate_core::{MachineSpec, Topology};
+use cachemate_daemon::paths;
+use cachemate_linux::sense::calibration::{HostCalibration, measure_host};
+
+use crate::commands::topology::as_machine::{HostFacts, build_machine};
+use crate::session::Session;
+
+/// The name by which options select this host.
+pub const HOST_NAME: &str = "host";
+const MAX_CALIBRATION_BYTES: u64 = 1 << 20;
+
+/// Loads a bundled machine, a TOML file, or this host.
+///
+/// # Errors
+/// There is no such machine, the file is invalid, or this host cannot be described.
+pub fn load_machine(session: &Session, name: &str) -> anyhow::Result<MachineSpec> {
+    if name != HOST_NAME {
+        return Ok(cachemate_spec::load_machine(name)?);
+    }
+    let topology = read_topology(session)?;
+    let calibration = find_or_measure(session, &topology);
+    build_machine(
+        HOST_NAME,
+        &topology,
+        HostFacts::read(Path::new("/")),
+        calibration.as_ref(),
+    )
+    .context("this host has no machine description; name a machine (-m)")
+}
+
+fn read_topology(session: &Session) -> anyhow::Result<Topology> {
+    let host = cachemate_linux::sense::topology::read_topology(Path::new("/"))
+        .context("cannot read the caches of this host; name a machine (-m)")?;
+    for warning in &host.warnings {
+        session.note(&format!("note: {warning}"));
+    }
+    Ok(host.topology)
+}
+
+/// Returns the stored calibration of this host, or measures it; `None` if it cannot be measured.
+pub fn find_or_measure(session: &Session, topology: &Topology) -> Option<HostCalibration> {
+    let identity = HostIdentity::read();
+    match identity.read_stored() {
+        Ok(Some(calibration)) => return Some(calibration),
+        Ok(None) => {}
+        Err(error) => session.warn(&format!("{error:#}; measuring again")),
+    }
+    session.log("measuring this host's caches and memory, once, for up to 20 s");
+    match measure(&identity, topology) {
+        Ok(calibration) => {
+            if calibration.calmness.is_busy {
+                session.warn(
+                    "other work ran, so that figures may be off; 'cachemate topology --as-machine --measure' repeats",
+                );
+            }
+            Some(calibration)
+        }
+        Err(error) => {
+            session.warn(&format!(
+                "{error:#}; assuming the figures of a server of today"
+            ));
+            None
+        }
+    }
+}
+
+/// Returns the stored calibration of this host, if there is one.
+pub fn find_stored() -> Option<HostCalibration> {
+    HostIdentity::read().read_stored().ok().flatten()
+}
+
+/// Returns the kernel's number of each CPU of this host's description, in the description's order.
+///
+/// # Errors
+/// The caches of this host cannot be read.
+pub fn kernel_cpus(session: &Session) -> anyhow::Result<Vec<u32>> {
+    let topology = read_topology(session)?;
+    let mut cpus: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
+    cpus.sort_by_key(|cpu| (cpu.package, cpu.core, cpu.id));
+    Ok(cpus.iter().map(|cpu| cpu.id.0).collect())
+}
+
+/// Measures this host and stores the result.
+///
+/// # Errors
+/// The host is too busy or has no shared cache, or the file cannot be written.
+pub fn measure_now(topology: &Topology) -> anyhow::Result<HostCalibration> {
+    measure(&HostIdentity::read(), topology)
+}
+
+fn measure(identity: &HostIdentity, topology: &Topology) -> anyhow::Result<HostCalibration> {
+    let calibration = HostCalibration {
+        host: identity.host.clone(),
+        kernel: identity.kernel.clone(),
+        processor: identity.processor.clone(),
+        measured_at_s: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |time| time.as_secs()),
+        ..measure_host(topology, identity.available_bytes)?
+    };
+    identity.store(&calibration)?;
+    Ok(calibration)
+}
+
+/// What a calibration is valid for.
+struct HostIdentity {
+    host: String,
+    kernel: String,
+    processor: String,
+    /// Memory that programs can have now.
+    available_bytes: u64,
+}
+
+impl HostIdentity {
+    fn read() -> Self {
+        let read_file = |path: &str| {
+            cachemate_files::read_text_limited(Path::new(path), 16 << 20).unwrap_or_default()
+        };
+        let value_of = |text: &str, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name))?;
+            Some(line.split_once(':')?.1.trim().to_string())
+        };
+        let kibibytes = value_of(&read_file("/proc/meminfo"), "MemAvailable")
+            .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());
+        HostIdentity {
+            host: read_file("/proc/sys/kernel/hostname").trim().to_string(),
+            kernel: read_file("/proc/sys/kernel/osrelease").trim().to_string(),
+            processor: value_of(&read_file("/proc/cpuinfo"), "model name").unwrap_or_default(),
+            available_bytes: kibibytes.unwrap_or(1 << 20) * 1024,
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        let name: String = self.host.chars().filter(is_plain).collect();
+        // Without optimization, the loops measure themselves, and nobody else may use what they find.
+        let build = if cfg!(debug_assertions) {
+            "-unoptimized"
+        } else {
+            ""
+        };
+        paths::cache_dir().join(format!("calibration-{name}{build}.json"))
+    }
+
+    /// Returns the stored calibration if it is of this host, kernel and processor.
+    fn read_stored(&self) -> anyhow::Result<Option<HostCalibration>> {
+        let path = self.path();
+        if cachemate_files::metadata_if_exists(&path)?.is_none() {
+            return Ok(None);
+        }
+        let text = cachemate_files::read_text_limited(&path, MAX_CALIBRATION_BYTES)?;
+        let calibration: HostCalibration = serde_json::from_str(&text)
+            .with_context(|| format!("{}: no calibration of this version", path.display()))?;
+        let is_same = (
+            &calibration.host,
+            &calibration.kernel,
+            &calibration.processor,
+        ) == (&self.host, &self.kernel, &self.processor);
+        Ok(is_same.then_some(calibration))
+    }
+
+    fn store(&self, calibration: &HostCalibration) -> anyhow::Result<()> {
+        let path = self.path();
+        paths::create_private_dir(&paths::cache_dir())?;
+        crate::files::write_json(&path, calibration, true)
+    }
+}

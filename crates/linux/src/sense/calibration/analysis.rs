@@ -1,0 +1,206 @@
+//! What the measured times say: the levels behind a curve of latencies, and how low a cache inserts streams.
+
+/// The shared cache and memory as a curve of latencies shows them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LatencyFit {
+    /// Size from which on misses begin.
+    pub cache_bytes: f64,
+    /// Latency of a hit in the shared cache.
+    pub cache_ns: f64,
+    /// Latency of memory.
+    pub memory_ns: f64,
+    /// Mean relative deviation of the points.
+    pub deviation: f64,
+}
+
+/// Candidates for the size, by factors of this.
+const SIZE_STEP: f64 = 1.03;
+/// Sizes up to this multiple of the cache decide; beyond it, misses of the address translation add to the latency.
+const LARGEST_MULTIPLE: f64 = 5.0;
+
+/// Fits private cache, shared cache and memory to latencies of random walks, given by size in bytes and time in ns. Every
+/// line is equally likely, so that a walk over `s` bytes hits a cache of `c` bytes with probability `c / s`, whatever the
+/// cache replaces. `None` with fewer than four sizes beyond the private cache.
+pub fn fit_latencies(
+    points: &[(f64, f64)],
+    private_bytes: f64,
+    private_ns: f64,
+    largest_bytes: f64,
+) -> Option<LatencyFit> {
+    let mut best: Option<LatencyFit> = None;
+    let mut upper_limit = f64::INFINITY;
+    for _ in 0..3 {
+        best = None;
+        let mut cache_bytes = 1.2 * private_bytes;
+        while cache_bytes <= largest_bytes {
+            let within = |point: &&(f64, f64)| {
+                point.0 > 1.2 * private_bytes
+                    && point.0 <= upper_limit.max(LARGEST_MULTIPLE * private_bytes)
+            };
+            let used: Vec<(f64, f64)> = points.iter().filter(within).copied().collect();
+            if let Some(fit) = fit_at(&used, private_bytes, private_ns, cache_bytes)
+                && best.is_none_or(|best| fit.deviation < best.deviation)
+            {
+                best = Some(fit);
+            }
+            cache_bytes *= SIZE_STEP;
+        }
+        upper_limit = LARGEST_MULTIPLE * best?.cache_bytes;
+    }
+    best
+}
+
+/// Least squares of relative deviations for both latencies at one size of the cache.
+fn fit_at(
+    points: &[(f64, f64)],
+    private_bytes: f64,
+    private_ns: f64,
+    cache_bytes: f64,
+) -> Option<LatencyFit> {
+    if points.len() < 4 {
+        return None;
+    }
+    let shares = |bytes: f64| {
+        let private = private_bytes.min(bytes) / bytes;
+        let shared = cache_bytes.min(bytes) / bytes - private;
+        (private, shared, 1.0 - private - shared)
+    };
+    // Normal equations of two unknowns, each point weighted by its time.
+    let (mut aa, mut ab, mut bb, mut ay, mut by) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for &(bytes, ns) in points {
+        let (private, shared, memory) = shares(bytes);
+        let (a, b, y) = (shared / ns, memory / ns, 1.0 - private * private_ns / ns);
+        aa += a * a;
+        ab += a * b;
+        bb += b * b;
+        ay += a * y;
+        by += b * y;
+    }
+    let determinant = aa * bb - ab * ab;
+    if determinant <= 1e-9 * aa * bb {
+        return None;
+    }
+    let cache_ns = (ay * bb - by * ab) / determinant;
+    let memory_ns = (by * aa - ay * ab) / determinant;
+    if !(cache_ns > 0.0 && memory_ns > cache_ns) {
+        return None;
+    }
+    let deviation = |&(bytes, ns): &(f64, f64)| {
+        let (private, shared, memory) = shares(bytes);
+        ((private * private_ns + shared * cache_ns + memory * memory_ns) / ns - 1.0).powi(2)
+    };
+    let squares: f64 = points.iter().map(deviation).sum();
+    Some(LatencyFit {
+        cache_bytes,
+        cache_ns,
+        memory_ns,
+        deviation: (squares / points.len() as f64).sqrt(),
+    })
+}
+
+/// A random walk beside a stream.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct WalkBesideStream {
+    /// Capacity of the shared cache, in lines.
+    pub cache_lines: f64,
+    /// Lines of the walk, which are fewer.
+    pub walk_lines: f64,
+    /// Share of the walk's loads that miss beside the stream.
+    pub miss_share: f64,
+    /// Loads of the walk per ns.
+    pub walk_rate: f64,
+    /// Lines of the stream per ns.
+    pub stream_rate: f64,
+}
+
+/// Returns the share of a stream's lines that a cache inserts as LRU inserts all: 1 for LRU, near 0 if the stream only
+/// replaces itself. Under LRU, the cache holds what was touched in a window: of the walk, each line with probability `1 -
+/// exp(-rate x window / lines)`, which is the share of hits, and of the stream every line of the window.
+pub fn stream_insertion(walk: &WalkBesideStream) -> f64 {
+    let miss_share = walk.miss_share.clamp(0.002, 0.999);
+    let window_ns = -miss_share.ln() * walk.walk_lines / walk.walk_rate;
+    let held_by_stream = walk.cache_lines - walk.walk_lines * (1.0 - miss_share);
+    (held_by_stream / (walk.stream_rate * window_ns)).clamp(0.0, 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are size and latencies recovered from a curve with three levels, although the latency of memory creeps up with the
+    /// size?
+    #[test]
+    fn size_and_latencies_are_recovered_from_a_curve() {
+        const MIB: f64 = 1048576.0;
+        for (cache, creep) in [(9.0, 0.0), (30.0, 0.0), (9.0, 0.001)] {
+            let sizes = (4..=40).map(|step| MIB * 2f64.powf(f64::from(step) / 4.0));
+            let latency = |bytes: f64| {
+                let private = (2.0 * MIB).min(bytes) / bytes;
+                let shared = (cache * MIB).min(bytes) / bytes - private;
+                let memory = 130.0 * (1.0 + creep * bytes / MIB);
+                5.0 * private + 25.0 * shared + memory * (1.0 - private - shared)
+            };
+            let points: Vec<(f64, f64)> = sizes.map(|bytes| (bytes, latency(bytes))).collect();
+            let fit = fit_latencies(&points, 2.0 * MIB, 5.0, 256.0 * MIB).unwrap();
+            assert!(
+                (fit.cache_bytes / MIB / cache - 1.0).abs() < 0.06,
+                "{fit:?}"
+            );
+            assert!((fit.cache_ns / 25.0 - 1.0).abs() < 0.06, "{fit:?}");
+            assert!((fit.memory_ns / 130.0 - 1.0).abs() < 0.06, "{fit:?}");
+        }
+        assert_eq!(fit_latencies(&[(4e6, 20.0)], 2e6, 5.0, 1e8), None);
+    }
+
+    /// Is the insertion of a simulated LRU cache 1, and that of a cache that puts most of a stream's lines at the end of its
+    /// order the share that it does not?
+    #[test]
+    fn insertion_of_a_simulated_cache_is_recovered() {
+        for low_share in [0.0, 0.5, 0.9] {
+            let (cache_lines, walk_lines, streams_per_walk) = (400usize, 250u64, 3);
+            let mut order: Vec<u64> = Vec::new();
+            let (mut state, mut stream_line) = (9u64, 1 << 40);
+            let mut draw = |bound: u64| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                ((state >> 32) * bound) >> 32
+            };
+            let (mut loads, mut misses) = (0.0, 0.0);
+            for step in 0..40_000 {
+                let line = draw(walk_lines);
+                let position = order.iter().position(|held| *held == line);
+                if step > 10_000 {
+                    loads += 1.0;
+                    misses += f64::from(position.is_none());
+                }
+                if let Some(position) = position {
+                    order.remove(position);
+                }
+                order.push(line);
+                for _ in 0..streams_per_walk {
+                    stream_line += 1;
+                    let is_low = (draw(1000) as f64) < 1000.0 * low_share;
+                    if is_low && order.len() >= cache_lines {
+                        // It takes the place of the oldest line of the order, which is a stream's own.
+                        continue;
+                    }
+                    order.push(stream_line);
+                }
+                let surplus = order.len().saturating_sub(cache_lines);
+                order.drain(..surplus);
+            }
+            let found = stream_insertion(&WalkBesideStream {
+                cache_lines: cache_lines as f64,
+                walk_lines: walk_lines as f64,
+                miss_share: misses / loads,
+                walk_rate: 1.0,
+                stream_rate: f64::from(streams_per_walk),
+            });
+            assert!(
+                (found - (1.0 - low_share)).abs() < 0.08,
+                "{low_share}: {found}"
+            );
+        }
+    }
+}

@@ -1,0 +1,790 @@
+//! Measures what the kernel does not report of the host: latencies, bandwidths, overlap of misses, what prefetchers hide,
+//! the part of the shared cache that this system owns, and how low that cache inserts streams.
+//!
+//! Problem: forecasts need these figures; assumed ones are wrong by factors, because a guest owns a part of the cache that
+//! it is shown, and caches do not treat streams as LRU does. Method: short loops on CPUs of one shared cache. Dependent
+//! loads at random lines (as in lmbench and tinymembench) give the latency of each size, a fit of three levels the size
+//! from which on misses begin, several walks at once the overlap, sums and fills the bandwidth (as in STREAM), and a walk
+//! beside a stream the share of its lines that the stream evicts. For example, a guest that is shown 300 MiB misses from 9
+//! MiB on; beside a stream, a walk over 4 MiB loses a third of its lines, where under LRU it would lose three quarters.
+//! Properties: every figure is a median with the range of its middle four fifths; samples during which the thread did not
+//! run are repeated; a host on which most samples are disturbed, or on which the first figures and their repetition differ by half,
+//! is refused, and one on which they differ by a sixth is marked; at most 20 s.
+
+use std::io;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology};
+use serde::{Deserialize, Serialize};
+
+use self::analysis::{LatencyFit, WalkBesideStream, fit_latencies, stream_insertion};
+use self::kernels::{LineBuffer, MULTIPLICATION_CYCLES, multiply};
+use super::probes::pinned::{PinnedThread, thread_time_ns};
+
+mod analysis;
+mod kernels;
+
+/// Measured figures of a host; `None` means not measurable there.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostCalibration {
+    /// Name of the host.
+    pub host: String,
+    /// Release of its kernel.
+    pub kernel: String,
+    /// Model of its processor.
+    pub processor: String,
+    /// Seconds since 1970 at the measurement.
+    pub measured_at_s: u64,
+    /// How calm the host was.
+    pub calmness: Calmness,
+    /// Clock of a busy core; `None` where no loop of known length exists.
+    pub clock_hertz: Option<Estimate>,
+    /// Latencies of the private caches.
+    pub private_latencies: Vec<LevelLatency>,
+    /// Level of the shared cache.
+    pub shared_level: CacheLevel,
+    /// Part of the shared cache that this system owns.
+    pub shared_bytes: Option<Estimate>,
+    /// Latency of a hit in the shared cache.
+    pub shared_ns: Option<Estimate>,
+    /// Latency of memory.
+    pub memory_ns: Estimate,
+    /// Misses that one core overlaps.
+    pub overlapped_misses: Estimate,
+    /// Time of a miss by the number of parallel walks.
+    pub parallel_walks: Vec<ParallelWalks>,
+    /// What prefetchers hide of the latency of memory, by stride.
+    pub strides: Vec<StrideLatency>,
+    /// Bandwidths.
+    pub bandwidth: Bandwidths,
+    /// Share of a stream's lines that the shared cache inserts as LRU does; `None` with one CPU.
+    pub stream_insertion: Option<Estimate>,
+}
+
+/// How calm a host was during its calibration.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calmness {
+    /// Share of the samples during which the measuring thread did not run all the time.
+    pub disturbed_share: f64,
+    /// Largest relative difference between a figure and its repetition at the end.
+    pub drift: f64,
+    /// Whether figures may be off because other work ran.
+    pub is_busy: bool,
+}
+
+/// Latency of a private cache.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LevelLatency {
+    /// The level.
+    pub level: CacheLevel,
+    /// Time of a hit.
+    pub ns: Estimate,
+}
+
+/// Time of a miss if this number of walks run at once.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParallelWalks {
+    /// Number of walks.
+    pub walks: u32,
+    /// Elapsed time divided by all misses.
+    pub ns_per_miss: Estimate,
+}
+
+/// Time of a dependent load at a constant stride.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StrideLatency {
+    /// Lines from one load to the next.
+    pub lines: u32,
+    /// Time of a load.
+    pub ns: Estimate,
+    /// Share of the latency of memory that prefetchers hide.
+    pub hidden_share: f64,
+}
+
+/// Sustained bandwidths of reads and writes in bytes per second. A written line is also read.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bandwidths {
+    /// Reads of one core.
+    pub core_read: Estimate,
+    /// Writes of one core.
+    pub core_write: Estimate,
+    /// Reads of all cores of a shared cache.
+    pub cache_read: Option<Estimate>,
+    /// Writes of all cores of a shared cache.
+    pub cache_write: Option<Estimate>,
+    /// Reads of all cores of a package, if it has several shared caches.
+    pub package_read: Option<Estimate>,
+}
+
+/// Why a host cannot be calibrated.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrationError {
+    /// The topology has no cache that these loops can measure.
+    #[error(
+        "caches: found {0}, expected a last-level cache with a size and a private cache below it"
+    )]
+    NoSharedCache(String),
+    /// Other work ran.
+    #[error("the host is too busy to be measured: {0}")]
+    Busy(String),
+    /// A thread could not be moved to its CPU.
+    #[error("CPU {0}: {1}")]
+    Pin(u32, io::Error),
+}
+
+/// Samples of each figure.
+const SAMPLE_COUNT: usize = 9;
+/// Number of times that all sizes are measured.
+const SWEEPS: usize = 3;
+/// Aimed length of a sample.
+const SAMPLE_NS: f64 = 2.5e6;
+/// Attempts at a sample, as a multiple of [`SAMPLE_COUNT`].
+const MAX_ATTEMPTS: usize = 5 * SAMPLE_COUNT;
+/// Share of a sample's elapsed time in which its thread must run.
+const MIN_RUNNING_SHARE: f64 = 0.97;
+/// Drift from which on a calibration is marked, and refused.
+const MARKED_DRIFT: f64 = 1.0 / 6.0;
+const REFUSED_DRIFT: f64 = 0.5;
+/// Share of disturbed samples from which on a calibration is marked, and refused.
+const MARKED_DISTURBANCE: f64 = 0.25;
+const REFUSED_DISTURBANCE: f64 = 0.7;
+/// Memory that the loops use at least, and at most.
+const MIN_BUFFER_BYTES: u64 = 96 << 20;
+const MAX_BUFFER_BYTES: u64 = 512 << 20;
+/// Time for which all CPUs stream at once, in each of three samples.
+const STREAM_TIME: Duration = Duration::from_millis(250);
+/// Lines that a stream processes between two looks at the clock.
+const STREAM_CHUNK_LINES: usize = 1 << 15;
+/// Cycles of a hit in a first-level data cache, which hide the loop's own instructions.
+const FIRST_LEVEL_CYCLES: f64 = 5.0;
+
+/// Collects samples, and knows how many were disturbed.
+#[derive(Default)]
+struct Sampler {
+    taken: u32,
+    disturbed: u32,
+}
+
+impl Sampler {
+    /// Returns the time of one unit of `work` in ns. `work` receives the number of a sample and the number of units to do,
+    /// which fill the time of a sample.
+    fn time_per_unit(
+        &mut self,
+        work: &mut dyn FnMut(u64, u64),
+    ) -> Result<Estimate, CalibrationError> {
+        let mut units = 256u64;
+        let mut samples = Vec::new();
+        for attempt in 0..MAX_ATTEMPTS {
+            let (start, cpu_start) = (Instant::now(), thread_time_ns());
+            work(attempt as u64, units);
+            let elapsed_ns = start.elapsed().as_nanos().max(1) as f64;
+            let running_ns = (thread_time_ns() - cpu_start) as f64;
+            let is_disturbed = running_ns < MIN_RUNNING_SHARE * elapsed_ns;
+            let unit_ns = running_ns.max(1.0) / units as f64;
+            let done_units = std::mem::replace(
+                &mut units,
+                ((SAMPLE_NS / unit_ns) as u64).clamp(16, 1 << 26),
+            );
+            // Until the number of units fits, the clock's own cost would count.
+            if elapsed_ns < 0.3 * SAMPLE_NS {
+                continue;
+            }
+            self.taken += 1;
+            if is_disturbed {
+                self.disturbed += 1;
+                continue;
+            }
+            samples.push(elapsed_ns / done_units as f64);
+            if samples.len() == SAMPLE_COUNT {
+                break;
+            }
+        }
+        median(samples).ok_or_else(|| {
+            CalibrationError::Busy(format!(
+                "in none of {MAX_ATTEMPTS} samples did the measuring thread run without a pause"
+            ))
+        })
+    }
+
+    fn disturbed_share(&self) -> f64 {
+        f64::from(self.disturbed) / f64::from(self.taken.max(1))
+    }
+}
+
+/// Returns the median with the range of the middle four fifths; `None` without samples.
+fn median(mut samples: Vec<f64>) -> Option<Estimate> {
+    samples.sort_by(f64::total_cmp);
+    let last = samples.len().checked_sub(1)?;
+    Some(Estimate {
+        value: samples[last / 2],
+        low: samples[last / 10],
+        high: samples[last - last / 10],
+    })
+}
+
+fn scaled(estimate: Estimate, scale: impl Fn(f64) -> f64) -> Estimate {
+    let ends = (scale(estimate.low), scale(estimate.high));
+    Estimate {
+        value: scale(estimate.value),
+        low: ends.0.min(ends.1),
+        high: ends.0.max(ends.1),
+    }
+}
+
+/// The CPUs and caches that are measured.
+struct MeasuredPart<'a> {
+    shared: &'a Cache,
+    shared_bytes: u64,
+    /// Private caches, from the core outward: level and size.
+    private: Vec<(CacheLevel, u64)>,
+    /// One CPU of each core of the shared cache.
+    cpus: Vec<CpuId>,
+    /// One CPU of each core of the package.
+    package_cpus: Vec<CpuId>,
+}
+
+impl<'a> MeasuredPart<'a> {
+    fn find(topology: &'a Topology) -> Option<Self> {
+        let online = topology.online();
+        let shared = topology
+            .last_level_caches()
+            .max_by_key(|cache| cache.cpus.intersection(&online).count())?;
+        let first_cpu = shared.cpus.intersection(&online).first()?;
+        let mut private: Vec<(CacheLevel, u64)> = topology
+            .caches
+            .iter()
+            .filter(|cache| {
+                cache.level != CacheLevel::L1Instruction
+                    && cache.level < shared.level
+                    && cache.cpus.contains(first_cpu)
+            })
+            .filter_map(|cache| Some((cache.level, cache.size_bytes?)))
+            .collect();
+        private.sort();
+        let package = topology
+            .cpus
+            .iter()
+            .find(|cpu| cpu.id.0 == first_cpu)?
+            .package;
+        let one_of_each_core = |is_wanted: &dyn Fn(u32, u32) -> bool| {
+            let mut cores = std::collections::BTreeSet::new();
+            let wanted = topology.cpus.iter().filter(|cpu| {
+                cpu.online && is_wanted(cpu.id.0, cpu.package) && cores.insert(cpu.core)
+            });
+            wanted.map(|cpu| cpu.id).collect::<Vec<CpuId>>()
+        };
+        Some(MeasuredPart {
+            shared,
+            shared_bytes: shared.size_bytes?,
+            private,
+            cpus: one_of_each_core(&|cpu, _| shared.cpus.contains(cpu)),
+            package_cpus: one_of_each_core(&|_, of| of == package),
+        })
+    }
+
+    fn private_bytes(&self) -> u64 {
+        self.private.last().map_or(0, |(_, bytes)| *bytes)
+    }
+}
+
+/// Measures the host.
+///
+/// # Errors
+/// The host has no shared cache of known size, or is too busy.
+pub fn measure_host(
+    topology: &Topology,
+    available_bytes: u64,
+) -> Result<HostCalibration, CalibrationError> {
+    let part = MeasuredPart::find(topology)
+        .filter(|part| !part.private.is_empty() && !part.cpus.is_empty())
+        .ok_or_else(|| {
+            CalibrationError::NoSharedCache(format!("{} caches", topology.caches.len()))
+        })?;
+    let bytes = (4 * part.shared_bytes)
+        .clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES)
+        .min(available_bytes / 4);
+    let pinned =
+        |cpu: CpuId| PinnedThread::new(cpu).map_err(|error| CalibrationError::Pin(cpu.0, error));
+    let _thread = pinned(part.cpus[0])?;
+    let mut sampler = Sampler::default();
+    let clock_hertz = measure_clock(&mut sampler)?;
+    let mut buffer = LineBuffer::new(bytes);
+    let latencies = measure_latencies(&mut sampler, &part, &buffer, clock_hertz)?;
+    let memory_bytes = latencies.memory_bytes(buffer.bytes());
+    let parallel_walks = measure_overlap(&mut sampler, &buffer, memory_bytes)?;
+    let single_ns = parallel_walks[0].ns_per_miss;
+    let overlap_of = |walks: &ParallelWalks| Estimate {
+        value: single_ns.value / walks.ns_per_miss.value,
+        low: single_ns.low / walks.ns_per_miss.high,
+        high: single_ns.high / walks.ns_per_miss.low,
+    };
+    let overlaps = parallel_walks.iter().map(overlap_of);
+    let overlapped_misses = overlaps
+        .max_by(|a, b| a.value.total_cmp(&b.value))
+        .unwrap_or(Estimate::exact(1.0));
+    let strides = measure_strides(&mut sampler, &buffer, &latencies)?;
+    let (core_read, core_write) = measure_core_bandwidth(&mut sampler, &mut buffer)?;
+    let is_shared = part.cpus.len() > 1;
+    let stream_of = |cpus: &[CpuId], is_write: bool| stream_together(cpus, bytes, is_write);
+    let bandwidth = Bandwidths {
+        core_read,
+        core_write,
+        cache_read: if is_shared {
+            stream_of(&part.cpus, false)?
+        } else {
+            None
+        },
+        cache_write: if is_shared {
+            stream_of(&part.cpus, true)?
+        } else {
+            None
+        },
+        package_read: if part.package_cpus.len() > part.cpus.len() {
+            stream_of(&part.package_cpus, false)?
+        } else {
+            None
+        },
+    };
+    let stream_insertion = match (latencies.fit, part.cpus.get(1)) {
+        (Some(_), Some(&cpu)) => measure_insertion(&mut sampler, &part, &buffer, &latencies, cpu)?,
+        _ => None,
+    };
+    let repeated = measure_latency(
+        &mut sampler,
+        &buffer,
+        part.private_bytes() / 2,
+        &latencies.loop_ns,
+    )?;
+    let repeated_memory = measure_latency(&mut sampler, &buffer, memory_bytes, &latencies.loop_ns)?;
+    let drift_of = |first: Estimate, second: Estimate| (second.value / first.value - 1.0).abs();
+    let drift = drift_of(latencies.private_half, repeated).max(drift_of(
+        latencies.at_memory_bytes(memory_bytes),
+        repeated_memory,
+    ));
+    let disturbed_share = sampler.disturbed_share();
+    if drift > REFUSED_DRIFT || disturbed_share > REFUSED_DISTURBANCE {
+        return Err(CalibrationError::Busy(format!(
+            "{:.0} % of the samples were disturbed, and repeated latencies of the private cache and of memory differ by {:.0} %",
+            100.0 * disturbed_share,
+            100.0 * drift
+        )));
+    }
+    Ok(HostCalibration {
+        host: String::new(),
+        kernel: String::new(),
+        processor: String::new(),
+        measured_at_s: 0,
+        calmness: Calmness {
+            disturbed_share,
+            drift,
+            is_busy: drift > MARKED_DRIFT || disturbed_share > MARKED_DISTURBANCE,
+        },
+        clock_hertz,
+        private_latencies: latencies.private.clone(),
+        shared_level: part.shared.level,
+        shared_bytes: latencies.fitted(|fit| fit.cache_bytes),
+        shared_ns: latencies.fitted(|fit| fit.cache_ns),
+        memory_ns: latencies.memory_ns(),
+        overlapped_misses,
+        parallel_walks,
+        strides,
+        bandwidth,
+        stream_insertion,
+    })
+}
+
+/// Returns the clock of a busy core by a chain of multiplications; `None` on processors other than x86-64.
+fn measure_clock(sampler: &mut Sampler) -> Result<Option<Estimate>, CalibrationError> {
+    if !cfg!(target_arch = "x86_64") {
+        return Ok(None);
+    }
+    // A core takes a few ms to reach its clock.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(30) {
+        multiply(10_000);
+    }
+    let ns = sampler.time_per_unit(&mut |_, steps| multiply(steps))?;
+    Ok(Some(scaled(ns, |ns| MULTIPLICATION_CYCLES / ns * 1e9)))
+}
+
+/// Latencies by size, and what follows from them.
+struct Latencies {
+    /// Time of the loop itself, which is part of every sample.
+    loop_ns: Estimate,
+    /// Latency at half of the largest private cache.
+    private_half: Estimate,
+    private: Vec<LevelLatency>,
+    points: Vec<(u64, Estimate)>,
+    fit: Option<LatencyFit>,
+    /// The fit of each sweep over the sizes.
+    fits: Vec<LatencyFit>,
+}
+
+impl Latencies {
+    /// Returns the size over which a walk misses nearly always, but needs little more address translation than programs do.
+    fn memory_bytes(&self, largest_bytes: u64) -> u64 {
+        let Some(fit) = self.fit else {
+            return largest_bytes;
+        };
+        let least_bytes = 4.0 * fit.cache_bytes;
+        let sizes = self.points.iter().map(|(bytes, _)| *bytes);
+        sizes
+            .filter(|bytes| *bytes as f64 >= least_bytes)
+            .min()
+            .unwrap_or(largest_bytes)
+    }
+
+    fn at_memory_bytes(&self, memory_bytes: u64) -> Estimate {
+        self.points
+            .iter()
+            .find(|(bytes, _)| *bytes == memory_bytes)
+            .or(self.points.last())
+            .map_or(Estimate::exact(0.0), |(_, latency)| *latency)
+    }
+
+    /// Returns a fitted value with its range over the sweeps; `None` without a fit.
+    fn fitted(&self, value_of: fn(&LatencyFit) -> f64) -> Option<Estimate> {
+        let value = value_of(self.fit.as_ref()?);
+        let ends = self.fits.iter().map(value_of);
+        let (low, high) = ends.fold((value, value), |(low, high), end| {
+            (low.min(end), high.max(end))
+        });
+        Some(Estimate { value, low, high })
+    }
+
+    fn memory_ns(&self) -> Estimate {
+        let largest = self
+            .points
+            .last()
+            .map_or(self.loop_ns, |(_, latency)| *latency);
+        self.fitted(|fit| fit.memory_ns).unwrap_or(largest)
+    }
+}
+
+/// Returns the latency of a random walk over this many bytes.
+fn measure_latency(
+    sampler: &mut Sampler,
+    buffer: &LineBuffer,
+    bytes: u64,
+    loop_ns: &Estimate,
+) -> Result<Estimate, CalibrationError> {
+    // The walk must first find what it will find later: each line once or twice, but for no longer than a sample or two.
+    let lines = bytes / 64;
+    buffer.walk::<8>(bytes, (lines / 4).min(100_000), 1);
+    let time =
+        sampler.time_per_unit(&mut |seed, steps| buffer.walk::<1>(bytes, steps, seed + 2))?;
+    Ok(scaled(time, |ns| (ns - loop_ns.value).max(0.1)))
+}
+
+fn measure_latencies(
+    sampler: &mut Sampler,
+    part: &MeasuredPart<'_>,
+    buffer: &LineBuffer,
+    clock_hertz: Option<Estimate>,
+) -> Result<Latencies, CalibrationError> {
+    let first_level_bytes = part.private.first().map_or(32 << 10, |(_, bytes)| *bytes);
+    let walk_ns = sampler
+        .time_per_unit(&mut |seed, steps| buffer.walk::<1>(first_level_bytes / 2, steps, seed))?;
+    let first_level_ns = clock_hertz.map_or(0.0, |hertz| FIRST_LEVEL_CYCLES / hertz.value * 1e9);
+    let loop_ns = scaled(walk_ns, |ns| ns - first_level_ns);
+    let mut private = Vec::new();
+    for (index, &(level, bytes)) in part.private.iter().enumerate() {
+        // Of a walk over most of a private cache, a part hits in the level before.
+        let inner_bytes = if index == 0 {
+            0
+        } else {
+            part.private[index - 1].1
+        };
+        let walked = (bytes * 3 / 4).max(2 * inner_bytes).min(bytes);
+        let latency = measure_latency(sampler, buffer, walked, &loop_ns)?;
+        let inner_ns = private
+            .last()
+            .map_or(0.0, |inner: &LevelLatency| inner.ns.value);
+        let inner_share = inner_bytes as f64 / walked as f64;
+        let ns = scaled(latency, |ns| {
+            ((ns - inner_share * inner_ns) / (1.0 - inner_share)).max(inner_ns)
+        });
+        private.push(LevelLatency { level, ns });
+    }
+    let private_bytes = part.private_bytes();
+    let private_half = measure_latency(sampler, buffer, private_bytes / 2, &loop_ns)?;
+    let mut sizes = Vec::new();
+    let mut bytes = private_bytes as f64 * 1.25;
+    while bytes <= buffer.bytes() as f64 {
+        sizes.push(bytes as u64 / 4096 * 4096);
+        bytes *= 1.3;
+    }
+    // What other guests leave of the cache changes within a second, so that every size is measured at several times.
+    let mut sweeps = Vec::new();
+    for _ in 0..SWEEPS {
+        let latencies = sizes
+            .iter()
+            .map(|&size| measure_latency(sampler, buffer, size, &loop_ns))
+            .collect::<Result<Vec<Estimate>, _>>()?;
+        sweeps.push(latencies);
+    }
+    let private_ns = private.last().map_or(0.0, |last| last.ns.value);
+    let largest_bytes = (part.shared_bytes as f64 * 1.1).min(buffer.bytes() as f64 / 2.0);
+    let fit_points = |latencies: &[Estimate]| {
+        let values: Vec<(f64, f64)> = sizes
+            .iter()
+            .zip(latencies)
+            .map(|(bytes, latency)| (*bytes as f64, latency.value))
+            .collect();
+        fit_latencies(&values, private_bytes as f64, private_ns, largest_bytes)
+    };
+    let all_sweeps = |at: usize| {
+        let values = sweeps.iter().map(|latencies| latencies[at].value).collect();
+        median(values).unwrap_or(loop_ns)
+    };
+    let combined: Vec<Estimate> = (0..sizes.len()).map(all_sweeps).collect();
+    let fit = fit_points(&combined);
+    let fits = sweeps
+        .iter()
+        .filter_map(|latencies| fit_points(latencies))
+        .collect();
+    let points = sizes.into_iter().zip(combined).collect();
+    Ok(Latencies {
+        loop_ns,
+        private_half,
+        private,
+        points,
+        fit,
+        fits,
+    })
+}
+
+fn measure_overlap(
+    sampler: &mut Sampler,
+    buffer: &LineBuffer,
+    bytes: u64,
+) -> Result<Vec<ParallelWalks>, CalibrationError> {
+    let mut measured = Vec::new();
+    macro_rules! measure {
+        ($($walks:literal)*) => {$(
+            let time = sampler.time_per_unit(&mut |seed, steps| buffer.walk::<$walks>(bytes, steps, seed))?;
+            measured.push(ParallelWalks { walks: $walks, ns_per_miss: scaled(time, |ns| ns / f64::from($walks)) });
+        )*};
+    }
+    measure!(1 2 4 6 8 10 12 16 20 24);
+    Ok(measured)
+}
+
+fn measure_strides(
+    sampler: &mut Sampler,
+    buffer: &LineBuffer,
+    latencies: &Latencies,
+) -> Result<Vec<StrideLatency>, CalibrationError> {
+    let mut strides = Vec::new();
+    let cached_ns = latencies
+        .private
+        .first()
+        .map_or(0.0, |first| first.ns.value);
+    let hideable_ns = (latencies.memory_ns().value - cached_ns).max(1.0);
+    for lines in [1u32, 2, 4, 8, 16, 32] {
+        let mut index = 0;
+        let ns = sampler.time_per_unit(&mut |_, steps| {
+            index = buffer.stride(lines as usize, index, steps);
+        })?;
+        let hidden_share = (1.0 - (ns.value - cached_ns) / hideable_ns).clamp(0.0, 1.0);
+        strides.push(StrideLatency {
+            lines,
+            ns,
+            hidden_share,
+        });
+    }
+    Ok(strides)
+}
+
+fn measure_core_bandwidth(
+    sampler: &mut Sampler,
+    buffer: &mut LineBuffer,
+) -> Result<(Estimate, Estimate), CalibrationError> {
+    let bytes_per_s = |line_ns: Estimate| scaled(line_ns, |ns| 64.0 / ns * 1e9);
+    let mut next = 0;
+    let read_ns =
+        sampler.time_per_unit(&mut |_, lines| next = buffer.read_all(next, lines as usize))?;
+    let mut next = 0;
+    let write_ns =
+        sampler.time_per_unit(&mut |_, lines| next = buffer.write_all(next, lines as usize))?;
+    Ok((bytes_per_s(read_ns), bytes_per_s(write_ns)))
+}
+
+/// Returns the bandwidth of streams on all of these CPUs at once; `None` if threads were kept from running.
+fn stream_together(
+    cpus: &[CpuId],
+    bytes: u64,
+    is_write: bool,
+) -> Result<Option<Estimate>, CalibrationError> {
+    let own_bytes = (bytes / cpus.len() as u64).max(16 << 20);
+    let barrier = Barrier::new(cpus.len());
+    let run_stream = |cpu: CpuId| -> io::Result<[f64; 3]> {
+        let pinned = PinnedThread::new(cpu);
+        let mut buffer = LineBuffer::new(own_bytes);
+        let mut rates = [0.0; 3];
+        for rate in &mut rates {
+            barrier.wait();
+            let (start, cpu_start) = (Instant::now(), thread_time_ns());
+            let (mut next, mut lines) = (0, 0u64);
+            while start.elapsed() < STREAM_TIME {
+                next = if is_write {
+                    buffer.write_all(next, STREAM_CHUNK_LINES)
+                } else {
+                    buffer.read_all(next, STREAM_CHUNK_LINES)
+                };
+                lines += STREAM_CHUNK_LINES as u64;
+            }
+            let elapsed_ns = start.elapsed().as_nanos() as f64;
+            let running_share = (thread_time_ns() - cpu_start) as f64 / elapsed_ns;
+            *rate = if running_share < MIN_RUNNING_SHARE {
+                f64::NAN
+            } else {
+                64e9 * lines as f64 / elapsed_ns
+            };
+        }
+        pinned.map(|_| rates)
+    };
+    let all_rates: Vec<io::Result<[f64; 3]>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = cpus
+            .iter()
+            .map(|&cpu| scope.spawn(move || run_stream(cpu)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the stream's thread has ended")))
+        });
+        joined.collect()
+    });
+    let mut sums = [0.0; 3];
+    for (cpu, rates) in cpus.iter().zip(all_rates) {
+        let rates = rates.map_err(|error| CalibrationError::Pin(cpu.0, error))?;
+        sums.iter_mut()
+            .zip(rates)
+            .for_each(|(sum, rate)| *sum += rate);
+    }
+    Ok(median(
+        sums.into_iter().filter(|sum| sum.is_finite()).collect(),
+    ))
+}
+
+/// Measures how much of a walk over half of the shared cache a stream on another CPU evicts.
+fn measure_insertion(
+    sampler: &mut Sampler,
+    part: &MeasuredPart<'_>,
+    buffer: &LineBuffer,
+    latencies: &Latencies,
+    stream_cpu: CpuId,
+) -> Result<Option<Estimate>, CalibrationError> {
+    let Some(fit) = latencies.fit else {
+        return Ok(None);
+    };
+    let private_bytes = part.private_bytes() as f64;
+    let walk_bytes = (0.5 * fit.cache_bytes).max(1.5 * private_bytes);
+    if walk_bytes > 0.8 * fit.cache_bytes {
+        return Ok(None);
+    }
+    let walk_bytes = walk_bytes as u64;
+    let memory_bytes = latencies.memory_bytes(buffer.bytes());
+    let alone_ns = measure_latency(sampler, buffer, walk_bytes, &latencies.loop_ns)?;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let is_streaming = std::sync::atomic::AtomicBool::new(false);
+    let run_stream = || -> io::Result<f64> {
+        let pinned = PinnedThread::new(stream_cpu);
+        let stream = LineBuffer::new(buffer.bytes());
+        is_streaming.store(true, std::sync::atomic::Ordering::Relaxed);
+        let (mut next, mut lines, start) = (0, 0u64, Instant::now());
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            next = stream.read_all(next, STREAM_CHUNK_LINES);
+            lines += STREAM_CHUNK_LINES as u64;
+        }
+        let rate = lines as f64 / start.elapsed().as_nanos() as f64;
+        pinned.map(|_| rate)
+    };
+    let (beside, stream_rate) = std::thread::scope(|scope| {
+        let stream = scope.spawn(run_stream);
+        while !is_streaming.load(std::sync::atomic::Ordering::Relaxed) && !stream.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let beside = measure_latency(sampler, buffer, memory_bytes, &latencies.loop_ns).and_then(
+            |memory_ns| {
+                let walk_ns = measure_latency(sampler, buffer, walk_bytes, &latencies.loop_ns)?;
+                Ok((memory_ns, walk_ns))
+            },
+        );
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let rate = stream
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the stream has ended")));
+        (beside, rate)
+    });
+    let (memory_ns, walk_ns) = beside?;
+    let stream_rate = stream_rate.map_err(|error| CalibrationError::Pin(stream_cpu.0, error))?;
+    // Memory of the cached lines beside the stream; the private cache holds its share of the walk in any case.
+    let private_share = private_bytes / walk_bytes as f64;
+    let missed = |ns: f64| {
+        let most = (memory_ns.value - alone_ns.value) * (1.0 - private_share);
+        (ns - alone_ns.value) / most.max(1.0)
+    };
+    let insertion_at = |ns: f64| {
+        stream_insertion(&WalkBesideStream {
+            cache_lines: fit.cache_bytes / 64.0,
+            walk_lines: walk_bytes as f64 / 64.0,
+            miss_share: missed(ns),
+            walk_rate: (1.0 - private_share) / (walk_ns.value + latencies.loop_ns.value),
+            stream_rate,
+        })
+    };
+    Ok(Some(scaled(walk_ns, insertion_at)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do medians and ranges follow the samples, and is nothing measured without samples?
+    #[test]
+    fn a_figure_is_the_median_with_its_middle_range() {
+        let estimate = median((1..=11).map(f64::from).collect()).unwrap();
+        assert_eq!(
+            (estimate.value, estimate.low, estimate.high),
+            (6.0, 2.0, 10.0)
+        );
+        assert_eq!(median(Vec::new()), None);
+        let inverse = scaled(estimate, |value| 1.0 / value);
+        assert_eq!((inverse.low, inverse.high), (0.1, 0.5));
+    }
+
+    /// Is a host without a shared cache of known size refused before anything is measured?
+    #[test]
+    fn a_host_without_a_shared_cache_is_refused() {
+        let error = measure_host(&Topology::default(), 1 << 30).unwrap_err();
+        assert!(
+            error.to_string().starts_with("caches: found 0 caches"),
+            "{error}"
+        );
+    }
+
+    /// Does a loop's time not depend on the number of steps, so that a sample is a rate?
+    #[test]
+    fn a_sample_is_a_rate() {
+        let buffer = LineBuffer::new(1 << 20);
+        let mut sampler = Sampler::default();
+        let mut counted = 0u64;
+        let time = sampler.time_per_unit(&mut |seed, steps| {
+            counted += steps;
+            buffer.walk::<1>(1 << 16, steps, seed);
+        });
+        match time {
+            Ok(time) => assert!(time.value > 0.0 && time.low <= time.high && counted > 1000),
+            Err(error) => assert!(matches!(error, CalibrationError::Busy(_)), "{error}"),
+        }
+    }
+}

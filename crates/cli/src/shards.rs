@@ -27,7 +27,7 @@ pub struct Shard {
 
 impl Shard {
     /// Returns whether the run at this position, counted from 0, belongs to the shard.
-    pub fn owns(self, position: usize) -> bool {
+    fn owns(self, position: usize) -> bool {
         position % self.count == self.part - 1
     }
 }
@@ -61,6 +61,18 @@ pub struct ShardArg {
     /// Make only every N-th run, from the I-th on, and store it; `cachemate merge` joins the stores
     #[arg(long, value_name = "I/N", requires = "store")]
     pub shard: Option<Shard>,
+}
+
+impl ShardArg {
+    /// Returns the runs of this process: those of its shard, or all.
+    pub fn select<T>(&self, runs: impl IntoIterator<Item = T>) -> Vec<T> {
+        let is_owned = |position| self.shard.is_none_or(|shard| shard.owns(position));
+        runs.into_iter()
+            .enumerate()
+            .filter(|(position, _)| is_owned(*position))
+            .map(|(_, run)| run)
+            .collect()
+    }
 }
 
 /// The result of a shard, for every command with `--shard` and `--json`.

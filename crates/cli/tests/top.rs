@@ -159,9 +159,11 @@ mod screen {
                 shown.before,
                 "keys come one by one"
             );
-            // Blanks are skipped by cursor movement rather than written.
+            // Blanks are skipped by cursor movement rather than written. A busy host may have neither counters nor probes.
+            let states_evidence =
+                shown.text().contains("measured") || shown.text().contains("neither");
             assert!(
-                shown.text().contains("observing") && shown.text().contains("evidence"),
+                shown.text().contains("observing") && states_evidence,
                 "{:?}",
                 shown.text()
             );

@@ -172,13 +172,7 @@ impl FleetArgs {
         let stop = session.interrupt_flag();
         let should_stop = || stop.load(Ordering::Relaxed);
         let inputs = serde_json::to_string(request)?;
-        let parts = study.parts();
-        let owned: Vec<FleetPart> = parts
-            .iter()
-            .enumerate()
-            .filter(|(position, _)| self.shard.shard.is_none_or(|shard| shard.owns(*position)))
-            .map(|(_, part)| *part)
-            .collect();
+        let owned = self.shard.select(study.parts());
         let bar = session.progress_bar("fleet", Some(owned.len() as u64));
 
         // A search begins with the cells, if they are known, and ends with the same result without them.

@@ -178,11 +178,7 @@ impl Repro {
         let units = experiments
             .iter()
             .flat_map(|experiment| seeds.iter().map(move |&seed| (experiment, seed)));
-        let owned: Vec<(&Experiment, u64)> = units
-            .enumerate()
-            .filter(|(position, _)| shard.owns(*position))
-            .map(|(_, unit)| unit)
-            .collect();
+        let owned = self.shard.select(units);
 
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("repro", Some(owned.len() as u64));

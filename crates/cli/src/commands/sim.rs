@@ -203,12 +203,7 @@ impl Sim {
     }
 
     fn run_many(&self, session: &Session, points: &[SimPoint]) -> anyhow::Result<()> {
-        let owned: Vec<&SimPoint> = points
-            .iter()
-            .enumerate()
-            .filter(|(position, _)| self.shard.shard.is_none_or(|shard| shard.owns(*position)))
-            .map(|(_, point)| point)
-            .collect();
+        let owned = self.shard.select(points);
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("sim", Some(owned.len() as u64));
         let silent = session.silent();
@@ -435,13 +430,11 @@ fn policy_value(text: &str) -> anyhow::Result<toml::Value> {
 /// Returns everything that a run depends on: scenario, machine, contents of the files that it names, and all sources.
 fn run_name(point: &SimPoint) -> anyhow::Result<RunName> {
     let SimPoint { scenario, spec, .. } = point;
-    let default_interval = Default::default();
-    let mixes = &scenario
+    let mixes = scenario
         .interval
-        .as_ref()
-        .unwrap_or(&default_interval)
-        .mixes;
-    let mix_programs = mixes.iter().flat_map(|mix| &mix.programs);
+        .iter()
+        .flat_map(|interval| &interval.mixes);
+    let mix_programs = mixes.flat_map(|mix| &mix.programs);
     let program_names = scenario
         .programs
         .iter()
@@ -455,8 +448,8 @@ fn run_name(point: &SimPoint) -> anyhow::Result<RunName> {
         let path = recording.unwrap_or_else(|| PathBuf::from(name));
         contents.push(content_digest(&path));
     }
-    let unnamed = Scenario {
-        name: String::new(),
+    // What a result contains and what it depends on; a description is neither.
+    let undescribed = Scenario {
         description: String::new(),
         ..scenario.clone()
     };
@@ -464,7 +457,7 @@ fn run_name(point: &SimPoint) -> anyhow::Result<RunName> {
         kind: "sim",
         label: format!("{} on {}", scenario.name, spec.name),
         sources: source_version(),
-        inputs: serde_json::to_string(&(&scenario.name, unnamed, spec, contents))?,
+        inputs: serde_json::to_string(&(undescribed, spec, contents))?,
     })
 }
 

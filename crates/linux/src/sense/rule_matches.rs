@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use cachemate_core::ServiceIdentity;
-
 use crate::act::rules::{CgroupPattern, ManageRule};
 use crate::kernel::{Kernel, none_if_missing};
 use crate::sense::group_trust::GroupTrust;
@@ -16,8 +14,6 @@ use crate::sense::service_directory::ServiceDirectory;
 pub struct RuleMatch {
     /// Command names of the processes that this rule decides, in order of process id.
     pub decided_commands: Vec<String>,
-    /// Services of the processes that this rule decides.
-    pub services: BTreeSet<ServiceIdentity>,
     /// Command names of the processes that this rule matches as well, but an earlier rule decides.
     pub earlier_commands: Vec<String>,
     /// If the rule matches no process: the nearest existing cgroups or command names.
@@ -71,10 +67,7 @@ pub fn find_rule_matches(
         {
             match is_decided {
                 true => rule_match.earlier_commands.push(stat.name.clone()),
-                false => {
-                    rule_match.decided_commands.push(stat.name.clone());
-                    rule_match.services.insert(properties.service_or_command());
-                }
+                false => rule_match.decided_commands.push(stat.name.clone()),
             }
             is_decided = true;
         }

@@ -163,33 +163,6 @@ impl<'a> PlanEvaluator<'a> {
         cpu / self.cpus_per_cache
     }
 
-    /// Returns a plan without partitions on as few caches as possible.
-    pub fn packed_plan(&self) -> StaticPlan {
-        self.unpartitioned_plan(self.cpus.iter().copied())
-    }
-
-    /// Returns the plan without partitions in which the jobs take these CPUs in turn.
-    fn unpartitioned_plan(&self, cpus: impl Iterator<Item = u32>) -> StaticPlan {
-        StaticPlan {
-            cpu_by_job: cpus.take(self.jobs.len()).collect(),
-            units_by_job: vec![0; self.jobs.len()],
-        }
-    }
-
-    /// Returns a plan without partitions that assigns jobs to the caches in rotation, so that as many as possible are in use.
-    pub fn spread_plan(&self) -> StaticPlan {
-        let mut ranked_cpus: Vec<(usize, u32)> = Vec::new();
-        for &cpu in &self.cpus {
-            let rank_on_cache = ranked_cpus
-                .iter()
-                .filter(|(_, other)| self.cache_of(*other) == self.cache_of(cpu))
-                .count();
-            ranked_cpus.push((rank_on_cache, cpu));
-        }
-        ranked_cpus.sort_unstable();
-        self.unpartitioned_plan(ranked_cpus.into_iter().map(|(_, cpu)| cpu))
-    }
-
     /// Draws a changed plan: a job on another CPU, whose job takes its place, or another partition for one job.
     pub fn draw_neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
         let mut changed_plan = plan.clone();

@@ -52,24 +52,37 @@ impl CsvSyntax {
             };
         };
 
-        let field_at = |index: Option<usize>| {
-            let field = fields_of(line, separator).nth(index?)?;
-            (!field.is_empty()).then_some(field)
-        };
-        let Some(address_field) = field_at(Some(columns.address)) else {
+        let (mut address, mut size, mut kind) = (&b""[..], &b""[..], &b""[..]);
+        for (index, field) in fields_of(line, separator).enumerate() {
+            if index == columns.address {
+                address = field;
+            } else if Some(index) == columns.size {
+                size = field;
+            } else if Some(index) == columns.kind {
+                kind = field;
+            }
+        }
+        if address.is_empty() {
             return Ok(LineOutcome::Nothing);
+        }
+        let address = parse_address(address).ok_or(LINE_EXPECTED)?;
+        let size = match size {
+            b"" => 0,
+            size => parse_size(size).ok_or(LINE_EXPECTED)?,
         };
-        let address = parse_address(address_field).ok_or(LINE_EXPECTED)?;
-        let size = match field_at(columns.size) {
-            Some(field) => parse_size(field).ok_or(LINE_EXPECTED)?,
-            None => 0,
+        let is_one_of = |names: &[&str]| {
+            names
+                .iter()
+                .any(|name| kind.eq_ignore_ascii_case(name.as_bytes()))
         };
-        let kind = field_at(columns.kind).unwrap_or(b"r").to_ascii_lowercase();
-        match &kind[..] {
-            b"r" | b"read" | b"load" | b"l" => Ok(LineOutcome::access(address, size, false)),
-            b"w" | b"write" | b"store" | b"s" => Ok(LineOutcome::access(address, size, true)),
-            b"i" | b"fetch" | b"ifetch" => Ok(LineOutcome::Instruction { thread: 0 }),
-            _ => Err(LINE_EXPECTED),
+        if is_one_of(&["", "r", "read", "load", "l"]) {
+            Ok(LineOutcome::access(address, size, false))
+        } else if is_one_of(&["w", "write", "store", "s"]) {
+            Ok(LineOutcome::access(address, size, true))
+        } else if is_one_of(&["i", "fetch", "ifetch"]) {
+            Ok(LineOutcome::Instruction { thread: 0 })
+        } else {
+            Err(LINE_EXPECTED)
         }
     }
 }

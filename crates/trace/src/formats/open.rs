@@ -200,11 +200,9 @@ pub fn open_input(
         input = unpack(&start, whole_input).map_err(TraceError::io_error(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
-    let known_format = format.or_else(|| Format::format_by_extension(file));
-    let chosen_format = match Format::format_by_content(&start) {
-        Some(shown) if format.is_none() => Some(shown),
-        _ => known_format,
-    };
+    let chosen_format = format
+        .or_else(|| Format::format_by_content(&start))
+        .or_else(|| Format::format_by_extension(file));
     let position = FilePosition::Byte(0);
     let refusal = |found: String, expected: String| {
         Err(TraceError::format_error(file, position, found, expected))

@@ -172,22 +172,18 @@ impl ViewSyntax {
             .filter(|word| !word.is_empty());
 
         // Ordinals, the last of them before the colon; other lines are headings.
-        let mut ordinals = Vec::with_capacity(2);
-        loop {
+        let mut ordinal_count = 0;
+        let instruction_ordinal = loop {
             let word = words.next().unwrap_or_default();
-            let (digits, is_last) = match word.strip_suffix(b":") {
-                Some(digits) => (digits, true),
-                None => (word, false),
-            };
-            let Some(ordinal) = parse_decimal(digits) else {
+            let digits = word.strip_suffix(b":");
+            let Some(ordinal) = parse_decimal(digits.unwrap_or(word)) else {
                 return Ok(LineOutcome::Nothing);
             };
-            ordinals.push(ordinal);
-            if is_last {
-                break;
+            ordinal_count += 1;
+            if digits.is_some() {
+                break (ordinal_count == 2).then_some(ordinal);
             }
-        }
-        let instruction_ordinal = ordinals.get(1).copied();
+        };
 
         let tid = words.next().unwrap_or_default();
         let Some(thread) = parse_decimal(tid.strip_prefix(b"T").unwrap_or(tid)) else {

@@ -40,11 +40,28 @@ pub(crate) type StatReader<'a> = &'a dyn Fn(i32) -> io::Result<Option<ThreadStat
 /// A property of a process that may be inherited: its object, and its first original with all states that we set.
 pub(crate) type InheritableObject<'a> = (&'a JournalObject, JournalEntry);
 
-/// Everything that processes may have inherited from journaled ones, by the journaled process.
+/// What members of one family have in common.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum FamilyTie {
+    Session(i32),
+    Group(i32),
+    Cgroups(u64),
+}
+
+/// The ties of a family, the closest first.
+fn family_ties(family: ProcessFamily) -> impl Iterator<Item = FamilyTie> {
+    let session = FamilyTie::Session(family.session);
+    let group = FamilyTie::Group(family.group);
+    let cgroups = family.cgroups.map(FamilyTie::Cgroups);
+    [session, group].into_iter().chain(cgroups)
+}
+
+/// Everything that processes may have inherited from journaled ones: by the journaled process, and merged by what its
+/// family has in common, so that a thousand members with the same original cost as much as one.
 #[derive(Debug, Default)]
 pub(crate) struct Inheritance<'a> {
     objects_by_pid: BTreeMap<i32, Vec<InheritableObject<'a>>>,
-    families: Vec<(ProcessFamily, i32)>,
+    objects_by_tie: BTreeMap<FamilyTie, Vec<InheritableObject<'a>>>,
     since_ticks: u64,
 }
 
@@ -60,28 +77,14 @@ impl<'a> Inheritance<'a> {
                 continue;
             };
             inheritance.since_ticks = inheritance.since_ticks.min(entry.since_ticks);
-            if let Some(family) = entry.family
-                && !inheritance.families.contains(&(family, pid))
-            {
-                inheritance.families.push((family, pid));
-            }
-
-            let objects = inheritance.objects_by_pid.entry(pid).or_default();
-            let for_first_thread = |thread| object.for_thread(pid, thread);
-            let is_same_object = |other: &&mut InheritableObject<'_>| {
-                let (first_object, first_entry) = &**other;
-                first_object.thread().map(for_first_thread).as_ref() == Some(first_object)
-                    && first_entry.original == entry.original
-            };
-            match objects.iter_mut().find(is_same_object) {
-                Some((_, first)) => {
-                    for state in &entry.applied_states {
-                        if !first.applied_states.contains(state) {
-                            first.applied_states.push(state.clone());
-                        }
-                    }
-                }
-                None => objects.push((object, entry.clone())),
+            add_object(
+                inheritance.objects_by_pid.entry(pid).or_default(),
+                object,
+                entry,
+            );
+            for tie in entry.family.into_iter().flat_map(family_ties) {
+                let objects = inheritance.objects_by_tie.entry(tie).or_default();
+                add_object(objects, object, entry);
             }
         }
         inheritance
@@ -115,18 +118,24 @@ impl<'a> Inheritance<'a> {
 
         let present = present_ancestors(pid, stat_of)?;
         let recorded = recorded.map_or(Vec::new(), |record| record.ancestors);
-        let ancestors = std::iter::once(pid).chain(recorded).chain(present);
-        let mut objects = self.objects_of(ancestors);
-        if objects.is_empty()
+        let inherited = self.objects_of(recorded.into_iter().chain(present));
+        let mut objects = self.objects_of([pid]);
+        // The entries of the process itself say nothing of what it inherited and we did not change since.
+        let has_known_ancestor = !inherited.is_empty();
+        objects.extend(inherited);
+        if !has_known_ancestor
             && !is_complete
             && stat.key.start_ticks >= self.since_ticks
             && self.is_orphan(kernel, stat, stat_of)?
+            && let Some(family) = read_family(kernel, pid)?
         {
-            objects = self.objects_of(self.relatives_of(kernel, pid)?);
+            let by_tie = family_ties(family).filter_map(|tie| self.objects_by_tie.get(&tie));
+            objects.extend(by_tie.flatten());
         }
         Ok(objects)
     }
 
+    /// What these processes can pass on, each process once.
     fn objects_of(&self, pids: impl IntoIterator<Item = i32>) -> Vec<&InheritableObject<'a>> {
         let mut seen_pids = Vec::new();
         let mut objects = Vec::new();
@@ -165,26 +174,28 @@ impl<'a> Inheritance<'a> {
         }
         Ok(true)
     }
+}
 
-    /// The journaled processes with which a process shares its session, its group or its control groups, in this order.
-    fn relatives_of(&self, kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<i32>> {
-        let Some(family) = read_family(kernel, pid)? else {
-            return Ok(Vec::new());
-        };
-        let shares: [fn(&ProcessFamily, &ProcessFamily) -> bool; 3] = [
-            |one, other| one.session == other.session,
-            |one, other| one.group == other.group,
-            |one, other| one.cgroups.is_some() && one.cgroups == other.cgroups,
-        ];
-        let mut relatives = Vec::new();
-        for is_shared in shares {
-            let sharing = self
-                .families
-                .iter()
-                .filter(|(other, _)| is_shared(&family, other));
-            relatives.extend(sharing.map(|(_, pid)| *pid));
+/// Adds an object, unless one of the same property with the same original is there, whose states are then complemented.
+fn add_object<'a>(
+    objects: &mut Vec<InheritableObject<'a>>,
+    object: &'a JournalObject,
+    entry: &JournalEntry,
+) {
+    let is_same = |(first_object, first_entry): &InheritableObject<'_>| {
+        let moved_object = |(pid, thread)| object.for_thread(pid, thread);
+        first_object.owner().map(moved_object).as_ref() == Some(*first_object)
+            && first_entry.original == entry.original
+    };
+    match objects.iter_mut().find(|other| is_same(other)) {
+        Some((_, first)) => {
+            for state in &entry.applied_states {
+                if !first.applied_states.contains(state) {
+                    first.applied_states.push(state.clone());
+                }
+            }
         }
-        Ok(relatives)
+        None => objects.push((object, entry.clone())),
     }
 }
 

@@ -146,8 +146,11 @@ impl<'a> PlanEvaluator<'a> {
         cpu_order: &[u32],
         generator: &mut SplitMix64,
     ) -> Result<EvaluatedPlan> {
-        let mut current_plan =
-            self.evaluate_plan(self.unpartitioned_plan(cpu_order.iter().copied()))?;
+        let unpartitioned_plan = StaticPlan {
+            cpu_by_job: cpu_order[..self.jobs.len()].to_vec(),
+            units_by_job: vec![0; self.jobs.len()],
+        };
+        let mut current_plan = self.evaluate_plan(unpartitioned_plan)?;
         for _ in 0..PLANS_PER_START {
             let neighbor_plan =
                 self.evaluate_plan(self.draw_neighbor(&current_plan.plan, generator))?;

@@ -195,6 +195,34 @@ fn orphans_of_a_managed_family_get_the_original() {
     assert_eq!(masks, ["0-3", "0-3", "1", "1", "1"]);
 }
 
+/// After a double fork, without a record of births: does a child whose CPUs we set get the nice value of its program's
+/// original, too, which it inherited and which no entry of its own names?
+#[test]
+fn an_orphan_with_an_entry_of_its_own_keeps_no_other_inherited_state() {
+    let (host, mut entries) = moved_threads(5..6);
+    let parent = host.stat(5).unwrap().key;
+    let nice = JournalObject::Nice {
+        pid: 5,
+        thread: parent,
+    };
+    apply_change(&host, &mut entries, nice, ObjectState::Nice(7));
+    host.add_thread(1, 1, 0, "0-3");
+    let orphan = host.add_thread(8, 8, 1, "0-3");
+    for (tid, session) in [(1, 1), (5, 5), (8, 5)] {
+        host.change_thread(tid, |thread| thread.session = session);
+    }
+    host.change_thread(8, |thread| thread.nice = 7);
+    apply_change(&host, &mut entries, affinity(8, orphan), cpu_state("1"));
+    let family = crate::safety::inheritance::read_family(&host, 5).unwrap();
+    entries.values_mut().for_each(|entry| entry.family = family);
+    host.threads.borrow_mut().remove(&5);
+    restore(&host, &entries);
+    assert_eq!(
+        (host.mask_of(8), host.threads.borrow()[&8].nice),
+        ("0-3".into(), 0)
+    );
+}
+
 /// If any one change fails with any error: is it reported, is everything else restored, and does a second try
 /// succeed?
 #[test]

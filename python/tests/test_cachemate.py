@@ -387,11 +387,11 @@ def test_pictures_hold_no_markup_of_names() -> None:
     assert "<table" in table and "<script" not in table and "&lt;script&gt;" in table
 
 
-def test_work_is_counted_in_memory_that_the_daemon_hands_out(tmp_path, monkeypatch):
-    import os
+def test_work_is_counted_in_memory_that_the_daemon_hands_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import socket
     import struct
-    import threading
 
     from cachemate.progress import WorkCounter
 
@@ -404,7 +404,7 @@ def test_work_is_counted_in_memory_that_the_daemon_hands_out(tmp_path, monkeypat
     listener.bind(path)
     listener.listen()
 
-    def answer():
+    def answer() -> None:
         peer, _ = listener.accept()
         assert peer.recv(64) == b"progress\n"
         socket.send_fds(peer, [b"\n"], [memory])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the machine's parts without QEMU. The caches are compared with `cachemate cachesim` on the same accesses, miss
+# Tests the machine's parts without QEMU. The caches are compared with `cachemate mrc --ways` on the same accesses, miss
 # for miss. Usage: lab/machine/tests/run.sh CACHEMATE [OUT] (OUT is a directory for build products; the exit code is 1
 # if a result differs)
 set -euo pipefail
@@ -25,7 +25,7 @@ same() {
 sim() {
     local trace=$1 size=$2 ways=$3 slices=$4
     shift 4
-    "$cachemate" --quiet cachesim --format u64 "$trace" --size "$size" --ways "$ways" --slices "$slices" "$@" --json
+    "$cachemate" --quiet mrc --format u64 "$trace" --sizes "$size" --ways "$ways" --slices "$slices" "$@" --json
 }
 field() { sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | head -n 1; }
 count() { awk -v name="$1" '$1 == name { print $2 }'; }

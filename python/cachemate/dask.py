@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cachemate import CachemateError
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client as _Client
 
 
 def run_shard(command: str, arguments: Sequence[str], shard: str, store: str) -> str:
@@ -32,7 +32,7 @@ def run_shard(command: str, arguments: Sequence[str], shard: str, store: str) ->
 
 
 def run_shards(
-    client: Client,
+    client: _Client,
     arguments: Sequence[str],
     shards: int,
     store: str | os.PathLike[str],

@@ -5,9 +5,12 @@
 //! recorded and forecast first. Then each runs to its end on one CPU, beside one other program or beside an arithmetic loop
 //! that touches no memory, on a CPU of the same cache. Rounds alternate between the companions, and user and system
 //! time counts, so that waits for a CPU do not. A pair's slowdown is the median over rounds of its time over that beside
-//! the loop in the same round, with a bootstrap interval over rounds. The runs beside the loop also gauge neighbors:
-//! if they scatter, so do the pairs' intervals. Properties: the forecast is made before the measurement and changes nothing in it; pairs
-//! whose interval is wider than ten points are counted as not measurable here, not as right or wrong.
+//! the loop in the same round, with a bootstrap interval over rounds. The runs beside the loop also gauge neighbors: if they
+//! scatter, so do the pairs' intervals, and such a pair gets more rounds until its interval is narrow or the time is over.
+//! For example, on a guest whose processor belongs to others for 60 ms of each second, a run of half a second scatters by
+//! 20 %, and a pair needs thirty rounds or more where a quiet host needs five. Properties: the forecast is made before the
+//! measurement and changes nothing in it; pairs whose interval is wider than ten points are counted as not measurable
+//! here, not as right or wrong.
 
 mod report;
 mod workloads;
@@ -83,9 +86,12 @@ pub struct PercentInterval {
 
 /// Widest interval of a measured pair, in points.
 pub const MAX_MEASURED_WIDTH: f64 = 10.0;
-/// Rounds of each program, if the time allows.
-const MAX_ROUNDS: usize = 9;
-const MIN_ROUNDS: usize = 3;
+/// Rounds of each program: at least so many, at most so many if the time allows, and none after every interval is narrow.
+const MIN_ROUNDS: usize = 5;
+const MAX_ROUNDS: usize = 60;
+/// Share of the widest interval at which a companion needs no more rounds. Stopping at a narrow interval stops at some that
+/// are narrow by chance, so it has to be narrower than what counts as measured.
+const NARROW_SHARE: f64 = 0.7;
 /// Time for which a companion runs before a measured run begins.
 const SETTLING_TIME: Duration = Duration::from_millis(250);
 /// Share of the time after which measuring ends.
@@ -251,34 +257,51 @@ impl CorunHost {
             );
             let left = deadline.saturating_duration_since(Instant::now());
             let own_deadline = Instant::now() + left / (programs.len() - index) as u32;
-            let own: Vec<usize> = (0..pairs.len())
+            let mut own: Vec<MeasuredCompanion<'_>> = (0..pairs.len())
                 .filter(|&at| pairs[at].program == program.name)
+                .filter_map(|at| Some(MeasuredCompanion::new(at, find(&pairs[at].beside)?)))
                 .collect();
-            let mut companions = vec![&set.spinner];
-            companions.extend(own.iter().filter_map(|&at| find(&pairs[at].beside)));
-            let mut ratios: Vec<Vec<f64>> = vec![Vec::new(); own.len()];
             for round in 0..MAX_ROUNDS {
-                if self.is_stopped(own_deadline) && round >= MIN_ROUNDS {
+                let is_over = self.is_stopped(own_deadline) && round >= MIN_ROUNDS;
+                if is_over || self.is_stopped(deadline) || own.iter().all(|one| one.is_narrow()) {
                     break;
                 }
-                if self.is_stopped(deadline) {
-                    break;
-                }
-                let mut times = vec![0.0; companions.len()];
-                let mut order: Vec<usize> = (0..companions.len()).collect();
-                if round % 2 == 1 {
-                    order.reverse();
-                }
-                for at in order {
-                    times[at] = self.time_beside(program, companions[at])?;
-                }
-                for (ratio, time) in ratios.iter_mut().zip(&times[1..]) {
-                    ratio.push(time / times[0]);
-                }
+                self.measure_round(program, &set.spinner, &mut own, round % 2 == 1)?;
             }
-            for (&at, ratio) in own.iter().zip(&ratios) {
-                pairs[at].measured = slowdown_interval(ratio, at as u64);
+            for companion in own {
+                pairs[companion.at].measured = companion.slowdown();
             }
+        }
+        Ok(())
+    }
+
+    /// Runs a program beside the spinner and beside each companion whose interval is still wide, in this order or the
+    /// reverse.
+    fn measure_round(
+        &self,
+        program: &CorunProgram,
+        spinner: &CorunProgram,
+        companions: &mut [MeasuredCompanion<'_>],
+        is_reversed: bool,
+    ) -> anyhow::Result<()> {
+        let mut wide: Vec<&mut MeasuredCompanion<'_>> = companions
+            .iter_mut()
+            .filter(|companion| !companion.is_narrow())
+            .collect();
+        let mut beside = vec![spinner];
+        beside.extend(wide.iter().map(|companion| companion.workload));
+
+        let mut times = vec![0.0; beside.len()];
+        for turn in 0..beside.len() {
+            let at = if is_reversed {
+                beside.len() - 1 - turn
+            } else {
+                turn
+            };
+            times[at] = self.time_beside(program, beside[at])?;
+        }
+        for (companion, time) in wide.iter_mut().zip(&times[1..]) {
+            companion.ratios.push(time / times[0]);
         }
         Ok(())
     }
@@ -317,6 +340,35 @@ impl CorunHost {
         process
             .spawn()
             .with_context(|| format!("'{program}' cannot be started"))
+    }
+}
+
+/// A companion of the program that is measured, with the program's time beside it over that beside the spinner by round.
+struct MeasuredCompanion<'a> {
+    /// Index of the pair.
+    at: usize,
+    workload: &'a CorunProgram,
+    ratios: Vec<f64>,
+}
+
+impl<'a> MeasuredCompanion<'a> {
+    fn new(at: usize, workload: &'a CorunProgram) -> Self {
+        MeasuredCompanion {
+            at,
+            workload,
+            ratios: Vec::new(),
+        }
+    }
+
+    fn slowdown(&self) -> Option<PercentInterval> {
+        slowdown_interval(&self.ratios, self.at as u64)
+    }
+
+    fn is_narrow(&self) -> bool {
+        let is_narrow_interval = |slowdown: PercentInterval| {
+            slowdown.high - slowdown.low <= NARROW_SHARE * MAX_MEASURED_WIDTH
+        };
+        self.slowdown().is_some_and(is_narrow_interval)
     }
 }
 
@@ -406,5 +458,27 @@ mod tests {
             "{scattered:?}"
         );
         assert_eq!(slowdown_interval(&[1.0, 1.0], 1), None);
+    }
+
+    /// Does a companion get more rounds until its interval is narrow, and none after?
+    #[test]
+    fn a_companion_is_measured_until_its_interval_is_narrow() {
+        let program = workloads::CorunProgram {
+            name: "a".to_string(),
+            command: Vec::new(),
+            endless_command: Vec::new(),
+            cause: "cache",
+        };
+        let mut companion = MeasuredCompanion::new(0, &program);
+        let mut generator = SplitMix64::new(5);
+        let mut rounds = 0;
+        while !companion.is_narrow() {
+            let noise = generator.draw_below(1000) as f64 / 1000.0 - 0.5;
+            companion.ratios.push(1.1 + 0.3 * noise);
+            rounds += 1;
+        }
+        let slowdown = companion.slowdown().unwrap();
+        assert!((MIN_ROUNDS + 5..MAX_ROUNDS).contains(&rounds), "{rounds}");
+        assert!((slowdown.value - 10.0).abs() < 6.0, "{slowdown:?}");
     }
 }

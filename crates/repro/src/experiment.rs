@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_report::figure::{BarChart, Chart, ChartBar, ChartPoint, HeatMap, TimelineChart};
+use cachemate_report::figure::{BarChart, Chart, ChartBar, ChartPoint, HeatMap};
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
@@ -247,7 +247,6 @@ pictures! {
     bars: BarChart,
     chart: Chart,
     heat_map: HeatMap,
-    timeline: TimelineChart,
 }
 
 /// One measured result.

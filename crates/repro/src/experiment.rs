@@ -4,18 +4,19 @@
 //! simulator for three seeds or more, and returns a measured value, its target, and every point of its figure. The
 //! verdict is always computed from the target; a missed target remains visible, with its cause in the note.
 
+use std::any::type_name;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_report::figure::{BarChart, Chart, ChartBar, ChartPoint, HeatMap, TimelineChart};
+use cachemate_report::figure::{BarChart, Chart, ChartBar, ChartPoint, HeatMap};
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 
 use crate::confidence::FindingConfidence;
 use crate::error::{ReproError, Result};
-use crate::sources::digest_of;
+use crate::sources::{MACHINES_DIGEST, digest_of};
 use crate::statistics::{greatest, least, mean, standard_deviation};
 use crate::store::{self, RunName};
 
@@ -246,7 +247,6 @@ pictures! {
     bars: BarChart,
     chart: Chart,
     heat_map: HeatMap,
-    timeline: TimelineChart,
 }
 
 /// One measured result.
@@ -473,34 +473,40 @@ impl ExperimentContext<'_> {
         self.run_all_in_process(items, run)
     }
 
-    /// Runs simulations as [`ExperimentContext::run_all`] does, but reuses stored results. `inputs` must describe
-    /// everything on which a result depends, except the sources of `module` (`module_path!()`) and the length of the
-    /// run.
-    pub(crate) fn run_all_stored<T: Sync, R: Send + Serialize + DeserializeOwned>(
-        &self,
-        module: &'static str,
-        items: &[T],
-        inputs: impl Fn(&T) -> String + Sync,
-        run: impl Fn(&T) -> Result<R> + Sync,
-    ) -> Result<Vec<R>> {
+    /// Runs a function on each of these inputs as [`ExperimentContext::run_all`] does, but reuses stored results.
+    ///
+    /// A result is stored under everything that the function can see: its name and its inputs, the length of the run,
+    /// the descriptions of machines, and the sources that its module reaches. To see nothing else, `run` is a function
+    /// by name: a closure that captures anything does not compile, and others are refused because they have no name.
+    /// Its context states the length of the run, and neither seeds nor what the user selected.
+    pub(crate) fn run_all_stored<I, R, F>(&self, inputs: &[I], run: F) -> Result<Vec<R>>
+    where
+        I: Serialize + Sync,
+        R: Send + Serialize + DeserializeOwned,
+        F: Fn(&ExperimentContext<'_>, &I) -> Result<R> + Sync,
+    {
+        const { assert!(size_of::<F>() == 0, "a stored run is a function by name") };
+        let function = type_name::<F>();
+        assert!(
+            !function.ends_with('}'),
+            "found the closure {function}, expected a function by name"
+        );
         let length = self.pick_by_length("sample", "quick", "full");
-        self.run_all(items, |item| {
-            let inputs = inputs(item);
-            let label = format!("{module}, {length}: {inputs}");
-            let source_digest = digest_of(module).to_string();
-            let inputs = format!(
-                "{module} {length} {:?} {:?} {inputs}",
-                self.mixes, self.machine
-            );
-            store::find_or_make(
-                RunName {
-                    kind: "answer",
-                    label,
-                    sources: source_digest,
-                    inputs,
-                },
-                || run(item),
-            )
+        let visible_context = ExperimentContext {
+            seeds: Vec::new(),
+            mixes: None,
+            machine: None,
+            ..*self
+        };
+
+        self.run_all(inputs, |input| {
+            let name = RunName::new(
+                "answer",
+                format!("{function}, {length}"),
+                digest_of(function).to_string(),
+                &(function, length, &*MACHINES_DIGEST, input),
+            )?;
+            store::find_or_make(name, || run(&visible_context, input))
         })
     }
 

@@ -18,7 +18,7 @@ use crate::store::{self, RunName};
 use crate::workload::{Workload, WorkloadJob};
 
 /// The lengths of profiling runs.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct ProfilingLengths {
     /// Instructions from the start to the profile's end.
     pub until_instr: u64,
@@ -306,13 +306,8 @@ fn measure_cumulative_counts(
     let recordings = recordings_of(&workload);
     let source_digest = sources_of(module_path!(), &recordings);
     let label = format!("books of {} on {}", job.name, machine.name);
-    let inputs = format!("{workload:?} {lengths:?} {recordings:?}");
-    let name = RunName {
-        kind: "books",
-        label,
-        sources: source_digest,
-        inputs,
-    };
+    let inputs = (&workload, lengths, recordings);
+    let name = RunName::new("books", label, source_digest, &inputs)?;
     store::find_or_make(name, || run_and_sample_counts(&workload, lengths))
 }
 

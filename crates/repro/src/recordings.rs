@@ -64,7 +64,11 @@ impl RecordedRound {
 
 /// Returns a digest of the file's content; empty for a file that cannot be read, whose run fails as well.
 pub fn file_digest(path: &Path) -> String {
-    let content = cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default();
+    hex_digest(&cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default())
+}
+
+/// Returns a digest of any content.
+pub(crate) fn hex_digest(content: &[u8]) -> String {
     Sha256::digest(content)
         .iter()
         .map(|byte| format!("{byte:02x}"))

@@ -66,13 +66,12 @@ impl RunRequest {
             request: self.clone(),
             recordings,
         };
-        let inputs = serde_json::to_string(&inputs).map_err(failed(self.kind()))?;
-        Ok(RunName {
-            kind: self.kind(),
-            label: workload_label(self.workload()),
+        RunName::new(
+            self.kind(),
+            workload_label(self.workload()),
             sources,
-            inputs,
-        })
+            &inputs,
+        )
     }
 }
 

@@ -12,21 +12,26 @@ pub(crate) struct SeededRuns<C, R> {
 }
 
 impl ExperimentContext<'_> {
-    /// Runs every case under every seed and stores the results, as [`ExperimentContext::run_all_stored`] does.
-    pub(crate) fn run_cases<C: Copy + Sync, R: Send + Serialize + DeserializeOwned>(
+    /// Runs a function on the inputs of every case under every seed, and stores the results, as
+    /// [`ExperimentContext::run_all_stored`] does.
+    pub(crate) fn run_cases<C, I, R, F>(
         &self,
-        module: &'static str,
         cases: &[C],
-        inputs: impl Fn(C, u64) -> String + Sync,
-        run: impl Fn(C, u64) -> Result<R> + Sync,
-    ) -> Result<SeededRuns<C, R>> {
+        inputs: impl Fn(C, u64) -> I,
+        run: F,
+    ) -> Result<SeededRuns<C, R>>
+    where
+        C: Copy,
+        I: Serialize + Sync,
+        R: Send + Serialize + DeserializeOwned,
+        F: Fn(&ExperimentContext<'_>, &I) -> Result<R> + Sync,
+    {
         let items = self.with_each_seed(cases);
-        let results = self.run_all_stored(
-            module,
-            &items,
-            |&(case, seed)| inputs(case, seed),
-            |&(case, seed)| run(case, seed),
-        )?;
+        let inputs: Vec<I> = items
+            .iter()
+            .map(|&(case, seed)| inputs(case, seed))
+            .collect();
+        let results = self.run_all_stored(&inputs, run)?;
         Ok(SeededRuns {
             runs: items.into_iter().zip(results).collect(),
             seeds: self.seeds.clone(),
@@ -132,5 +137,78 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
     /// Returns the mean over cases, per seed.
     pub fn mean_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
         self.per_seed(|results| mean(results.iter().map(|result| value(result))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::experiment::quick_context;
+
+    static RUN_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+    /// A result that no other run has.
+    fn number_of_run(_: &ExperimentContext<'_>, _: &(u32, u64, f64)) -> Result<usize> {
+        Ok(RUN_COUNT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn number_of_other_run(
+        context: &ExperimentContext<'_>,
+        inputs: &(u32, u64, f64),
+    ) -> Result<usize> {
+        number_of_run(context, inputs)
+    }
+
+    fn count_visible_seeds(context: &ExperimentContext<'_>, _: &(u32, u64)) -> Result<usize> {
+        Ok(context.seeds.len())
+    }
+
+    /// Do two settings, cases, seeds, lengths or functions ever share a stored result, and do equal ones?
+    #[test]
+    fn only_equal_settings_cases_seeds_lengths_and_functions_share_a_stored_result() {
+        let quick = ExperimentContext {
+            seeds: vec![1, 2],
+            ..quick_context()
+        };
+        let full = ExperimentContext {
+            quick: false,
+            seeds: vec![1, 2],
+            ..quick_context()
+        };
+        let run_all = || -> Vec<usize> {
+            let mut numbers = Vec::new();
+            for context in [&quick, &full] {
+                for setting in [0.1, 0.1 + f64::EPSILON] {
+                    let inputs = |case, seed| (case, seed, setting);
+                    let runs = context.run_cases(&[1, 2], inputs, number_of_run).unwrap();
+                    numbers.extend(runs.all());
+                    let runs = context.run_cases(&[1, 2], inputs, number_of_other_run);
+                    numbers.extend(runs.unwrap().all());
+                }
+            }
+            numbers
+        };
+        let numbers = run_all();
+        let mut distinct_numbers = numbers.clone();
+        distinct_numbers.sort_unstable();
+        assert_eq!(distinct_numbers, (0..2 * 2 * 2 * 4).collect::<Vec<usize>>());
+        assert_eq!(run_all(), numbers);
+    }
+
+    /// Is what the key does not contain out of a stored run's sight?
+    #[test]
+    fn a_stored_run_sees_no_seeds_but_its_own() {
+        let seen_seeds =
+            quick_context().run_cases(&[1], |case, seed| (case, seed), count_visible_seeds);
+        assert_eq!(seen_seeds.unwrap().all().collect::<Vec<&usize>>(), [&0]);
+    }
+
+    /// Is a closure refused, because two closures of one function have the same name?
+    #[test]
+    #[should_panic(expected = "expected a function by name")]
+    fn a_closure_is_no_stored_run() {
+        let _ = quick_context().run_cases(&[1], |case: u32, seed| (case, seed), |_, _| Ok(0));
     }
 }

@@ -32,16 +32,9 @@ pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> R
         .collect();
     let sources = sources_of(module_path!(), &recordings);
     let label = format!("profile of {} on {}", job.name, machine.name);
-    let inputs = format!("{job:?} {:?} {accesses} {recordings:?}", machine.caches);
-    store::find_or_make(
-        RunName {
-            kind: "profile",
-            label,
-            sources,
-            inputs,
-        },
-        || measure(job, machine, accesses),
-    )
+    let inputs = (job, &machine.caches, accesses, recordings);
+    let name = RunName::new("profile", label, sources, &inputs)?;
+    store::find_or_make(name, || measure(job, machine, accesses))
 }
 
 fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile> {

@@ -1,9 +1,22 @@
 //! Digests of the sources that can change a stored value, by the module whose code makes it (`build.rs` computes them).
 
+use std::sync::LazyLock;
+
+use crate::recordings::hex_digest;
+
 /// Modules of this crate, each with the digest of all code that it reaches.
 const DIGESTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// Returns the digest of a module, given as `module_path!()` or by its name.
+/// Digest of the built-in machines. Stored runs name their machines, and descriptions are no sources of a module.
+pub(crate) static MACHINES_DIGEST: LazyLock<String> = LazyLock::new(|| {
+    let texts: Vec<&str> = cachemate_spec::machine_names()
+        .into_iter()
+        .filter_map(cachemate_spec::built_in_machine_text)
+        .collect();
+    hex_digest(texts.concat().as_bytes())
+});
+
+/// Returns the digest of a module, given by its name, its path, or the path of a function in it.
 pub(crate) fn digest_of(module: &str) -> &'static str {
     let name = module
         .trim_start_matches("cachemate_repro::")

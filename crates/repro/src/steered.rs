@@ -29,20 +29,14 @@ pub fn run_together_under(
 ) -> Result<WorkRun> {
     let recordings = recordings_of(workload);
     let sources = sources_of("steered", &recordings);
-    let inputs = serde_json::to_string(&SteeredInputs {
+    let inputs = SteeredInputs {
         workload,
         work,
         config: &config,
         recordings,
-    });
-    let inputs = inputs.map_err(failed("steered run"))?;
-    let label = format!("{}, under {}", workload_label(workload), config.policy.name);
-    let name = RunName {
-        kind: "steered",
-        label,
-        sources,
-        inputs,
     };
+    let label = format!("{}, under {}", workload_label(workload), config.policy.name);
+    let name = RunName::new("steered", label, sources, &inputs)?;
     store::find_or_make(name, || {
         run_together(workload, work, build_pipeline(config)?)
     })

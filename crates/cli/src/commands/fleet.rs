@@ -171,7 +171,6 @@ impl FleetArgs {
     ) -> anyhow::Result<Option<FleetResult>> {
         let stop = session.interrupt_flag();
         let should_stop = || stop.load(Ordering::Relaxed);
-        let inputs = serde_json::to_string(request)?;
         let owned = self.shard.select(study.parts());
         let bar = session.progress_bar("fleet", Some(owned.len() as u64));
 
@@ -182,12 +181,8 @@ impl FleetArgs {
         let mut outcomes = BTreeMap::new();
         for group in [cells, searches] {
             let found = compute_all(&group, &should_stop, |&part| {
-                let name = RunName {
-                    kind: "fleet",
-                    label: request.spec.name.clone(),
-                    sources: source_version(),
-                    inputs: serde_json::to_string(&(&inputs, part))?,
-                };
+                let label = request.spec.name.clone();
+                let name = RunName::new("fleet", label, source_version(), &(request, part))?;
                 let outcome = store::find_or_make(name, || {
                     let outcome = study.run_part(part, &outcomes, &should_stop);
                     outcome.ok_or(anyhow::Error::from(ReproError::Interrupted))

@@ -453,12 +453,9 @@ fn run_name(point: &SimPoint) -> anyhow::Result<RunName> {
         description: String::new(),
         ..scenario.clone()
     };
-    Ok(RunName {
-        kind: "sim",
-        label: format!("{} on {}", scenario.name, spec.name),
-        sources: source_version(),
-        inputs: serde_json::to_string(&(undescribed, spec, contents))?,
-    })
+    let label = format!("{} on {}", scenario.name, spec.name);
+    let inputs = (undescribed, spec, contents);
+    Ok(RunName::new("sim", label, source_version(), &inputs)?)
 }
 
 /// Calls `run`, and meanwhile copies the stop flag to the machine's own flag, so that the run ends within a window. The two

@@ -91,31 +91,6 @@ fn bars(stacked: bool) -> BarChart {
     }
 }
 
-fn timeline() -> TimelineChart {
-    let span = |start: f64, end: f64, kind: usize| TimelineSpan {
-        start,
-        end,
-        kind_index: kind,
-        detail: String::new(),
-    };
-    TimelineChart {
-        title: "Turns".into(),
-        x_axis: Axis::linear("ms"),
-        kinds: vec!["art".into(), "twolf".into()],
-        lanes: vec![
-            Lane {
-                name: "CPU 0".into(),
-                spans: vec![span(0.0, 10.0, 0), span(10.0, 20.0, 1)],
-            },
-            Lane {
-                name: "CPU 1".into(),
-                spans: vec![span(0.0, 20.0, 1)],
-            },
-        ],
-        marks: vec![("re-measured".into(), 12.0)],
-    }
-}
-
 /// Is the drawing of each kind of figure unchanged? (`UPDATE_EXPECT=1` after looking at the new one.)
 #[test]
 fn the_drawing_of_each_figure_is_unchanged() {
@@ -123,7 +98,6 @@ fn the_drawing_of_each_figure_is_unchanged() {
     expect_file!["../snapshots/heat_map.svg"].assert_eq(&heat_map().svg());
     expect_file!["../snapshots/bars.svg"].assert_eq(&bars(false).svg());
     expect_file!["../snapshots/bars_stacked.svg"].assert_eq(&bars(true).svg());
-    expect_file!["../snapshots/timeline.svg"].assert_eq(&timeline().svg());
 }
 
 /// Tags closed in order, attributes quoted, no stray angle bracket or ampersand: as much of XML as the figures use.
@@ -177,13 +151,7 @@ fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
     let mut chart = sample_chart();
     let mut map = heat_map();
     let mut bars = bars(false);
-    let mut time = timeline();
-    for title in [
-        &mut chart.title,
-        &mut map.title,
-        &mut bars.title,
-        &mut time.title,
-    ] {
+    for title in [&mut chart.title, &mut map.title, &mut bars.title] {
         *title = evil.into();
     }
     chart.series[0].name = evil.into();
@@ -196,21 +164,11 @@ fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
         vec![Some(1.0)],
     ];
     bars.groups[0].bars = odd.iter().map(|v| ChartBar::from(*v)).collect();
-    time.lanes[0].spans = odd
-        .iter()
-        .map(|v| TimelineSpan {
-            start: *v,
-            end: -*v,
-            kind_index: 99,
-            detail: evil.into(),
-        })
-        .collect();
-    let drawn = [chart.svg(), map.svg(), bars.svg(), time.svg()];
+    let drawn = [chart.svg(), map.svg(), bars.svg()];
     let empty = [
         Chart::default().svg(),
         HeatMap::default().svg(),
         BarChart::default().svg(),
-        TimelineChart::default().svg(),
     ];
     for svg in drawn.iter().chain(&empty) {
         well_formed(svg).unwrap_or_else(|error| panic!("{error}\n{svg}"));

@@ -29,7 +29,7 @@ fn kind_of_cell(cell: usize) -> activity::ActivityKind {
 }
 
 /// Events per super set and sample above which a bit is set, one for each of [`CELLS`].
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(super) struct Thresholds([f64; 6]);
 
 impl Thresholds {

@@ -80,7 +80,7 @@ const PARTS_PER_SAMPLE: u64 = 3;
 const PAIR_TURN_PARTS: u32 = 8;
 
 /// Samples of a job alone, before and during its work. With co-runners it takes three to four times as many.
-#[derive(Debug)]
+#[derive(Clone, Copy, Serialize)]
 struct SampleLength {
     scale: u64,
     warm_up_samples: u64,
@@ -136,12 +136,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             mix_step: 1,
         },
     );
-    let mixes = measure_all_mixes(context, &context.seeds, &length)?;
+    let mixes = measure_all_mixes(context, &context.seeds, length)?;
     let mut findings = mix_findings(context, &mixes);
     if !context.quick {
         // Does the result depend on the scale?
         let second_scale_length = SampleLength { scale: 5, ..length };
-        let rerun_mixes = measure_all_mixes(context, &context.seeds[..1], &second_scale_length)?;
+        let rerun_mixes = measure_all_mixes(context, &context.seeds[..1], second_scale_length)?;
         let label = format!("mean of {} mixes, first seed", rerun_mixes.len());
         for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
             let gains: Vec<f64> = rerun_mixes
@@ -174,7 +174,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 fn measure_all_mixes(
     context: &ExperimentContext<'_>,
     seeds: &[u64],
-    length: &SampleLength,
+    length: SampleLength,
 ) -> Result<Vec<FourJobMix>, ReproError> {
     let mut mixes = Vec::new();
     for &seed in seeds {
@@ -209,20 +209,19 @@ fn measure_all_mixes(
                 .position(|listed| *listed == (*program, at))
                 .map(|n| solo_runs[n])
         };
-        mixes.extend(context.run_all_stored(
-            module_path!(),
-            &mix_indices,
-            |nth| format!("{nth} {seed} {length:?}"),
-            |&nth| {
-                let member_solo_runs: Vec<(InstructionRange, ProgramRates)> = PAPER_MIXES[nth]
-                    .0
-                    .iter()
-                    .enumerate()
-                    .filter_map(solo_run_of)
-                    .collect();
-                measure_mix(nth, seed, length, &member_solo_runs)
-            },
-        )?);
+        let inputs_of = |&mix_index: &usize| MixInputs {
+            mix_index,
+            seed,
+            length,
+            solo_runs: PAPER_MIXES[mix_index]
+                .0
+                .iter()
+                .enumerate()
+                .filter_map(solo_run_of)
+                .collect(),
+        };
+        let inputs: Vec<MixInputs> = mix_indices.iter().map(inputs_of).collect();
+        mixes.extend(context.run_all_stored(&inputs, measure_mix)?);
     }
     Ok(mixes)
 }
@@ -234,7 +233,7 @@ fn mix_job(program: &str, index: usize, seed: u64) -> WorkloadJob {
 fn build_workload(
     programs: &[&str],
     seed: u64,
-    length: &SampleLength,
+    length: SampleLength,
 ) -> Result<Workload, ReproError> {
     let jobs = programs
         .iter()
@@ -322,12 +321,22 @@ impl Policy for PairRotation {
     }
 }
 
-fn measure_mix(
+/// A mix of [`PAPER_MIXES`] by its position, with the work and the speed of each job alone.
+#[derive(Serialize)]
+struct MixInputs {
     mix_index: usize,
     seed: u64,
-    length: &SampleLength,
-    solo_runs: &[(InstructionRange, ProgramRates)],
-) -> Result<FourJobMix, ReproError> {
+    length: SampleLength,
+    solo_runs: Vec<(InstructionRange, ProgramRates)>,
+}
+
+fn measure_mix(_: &ExperimentContext<'_>, inputs: &MixInputs) -> Result<FourJobMix, ReproError> {
+    let MixInputs {
+        mix_index,
+        seed,
+        length,
+        ref solo_runs,
+    } = *inputs;
     let workload = build_workload(&PAPER_MIXES[mix_index].0, seed, length)?;
     let work_ranges: Vec<InstructionRange> = solo_runs.iter().map(|(work, _)| *work).collect();
     let solo_ipc: Vec<f64> = solo_runs

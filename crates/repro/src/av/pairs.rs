@@ -34,7 +34,7 @@ const PAPER_SLOPES: [(f64, f64); 6] = [
 const L2_MISS_CELL: usize = 5;
 
 /// Warm-up samples, measured samples, and the time scale.
-#[derive(Debug)]
+#[derive(Clone, Copy, Serialize)]
 struct PairLength {
     scale: u64,
     warm_up_samples: u64,
@@ -147,19 +147,17 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             cause_run_cycles: (40_000_000, 240_000_000),
         },
     );
-    let thresholds = measure_thresholds(context, &length)?;
+    let thresholds = measure_thresholds(context, length)?;
     let program_pairs: Vec<PairIndices> = (0..PROGRAMS.len())
         .flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b)))
         .collect();
-    let pairs = context.run_cases(
-        module_path!(),
-        &program_pairs,
-        |pair, seed| format!("{pair:?} {seed} {length:?}"),
-        |pair, seed| {
-            context.report_progress(&format!("{}, seed {seed}", pair_name(pair)));
-            run_pair(&length, seed, pair, &thresholds[&seed])
-        },
-    )?;
+    let inputs = |pair, seed| PairInputs {
+        pair,
+        seed,
+        length,
+        thresholds_by_form: &thresholds[&seed],
+    };
+    let pairs = context.run_cases(&program_pairs, inputs, run_pair)?;
     let mut findings = correlation_findings(context, &pairs);
     findings.extend(inter_thread_findings(context, &pairs));
     Ok(findings
@@ -190,18 +188,13 @@ fn build_workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workl
 /// By seed: thresholds from the nine programs alone, for each of [`FORMS`].
 fn measure_thresholds(
     context: &ExperimentContext<'_>,
-    length: &PairLength,
+    length: PairLength,
 ) -> Result<BTreeMap<u64, Vec<Thresholds>>> {
     let program_indices: Vec<usize> = (0..PROGRAMS.len()).collect();
     let solo_samples = context.run_cases(
-        module_path!(),
         &program_indices,
-        |program, seed| format!("alone {program} {seed} {length:?}"),
-        |program, seed| {
-            context.report_progress(&format!("{} alone, seed {seed}", PROGRAMS[program]));
-            let workload = build_workload(vec![program_job(program, seed, 0)], seed, length.scale)?;
-            Ok(sample_by_set(workload, length.warm_up_samples, length.measured_samples)?.0)
-        },
+        |program, seed| (program, seed, length),
+        sample_program,
     )?;
     let thresholds_of_form = |seed: u64, form: SuperSets| {
         let samples = solo_samples.of_seed(seed).flatten();
@@ -221,12 +214,33 @@ fn measure_thresholds(
     Ok(context.seeds.iter().map(thresholds_of_seed).collect())
 }
 
-fn run_pair(
-    length: &PairLength,
-    seed: u64,
+fn sample_program(
+    context: &ExperimentContext<'_>,
+    &(program, seed, length): &(usize, u64, PairLength),
+) -> Result<Vec<ActivitySample>> {
+    context.report_progress(&format!("{} alone, seed {seed}", PROGRAMS[program]));
+
+    let workload = build_workload(vec![program_job(program, seed, 0)], seed, length.scale)?;
+    Ok(sample_by_set(workload, length.warm_up_samples, length.measured_samples)?.0)
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct PairInputs<'a> {
     pair: PairIndices,
-    thresholds_by_form: &[Thresholds],
-) -> Result<PairRun> {
+    seed: u64,
+    length: PairLength,
+    thresholds_by_form: &'a [Thresholds],
+}
+
+fn run_pair(context: &ExperimentContext<'_>, inputs: &PairInputs<'_>) -> Result<PairRun> {
+    let PairInputs {
+        pair,
+        seed,
+        length,
+        thresholds_by_form,
+    } = *inputs;
+    context.report_progress(&format!("{}, seed {seed}", pair_name(pair)));
+
     let workload = build_workload(
         vec![program_job(pair.0, seed, 0), program_job(pair.1, seed, 1)],
         seed,

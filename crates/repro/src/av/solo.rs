@@ -29,25 +29,8 @@ type SoloSamples = SeededRuns<&'static str, Vec<ActivitySample>>;
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let (scale, long_samples) = context.pick((200, 10), (50, 16));
     context.report_progress("9 programs alone");
-    let runs = context.run_cases(
-        module_path!(),
-        &PROGRAMS,
-        |program, seed| format!("{program} {seed} {scale} {long_samples}"),
-        |program, seed| {
-            let mut workload = Workload::from_machine_name(
-                MACHINE,
-                vec![WorkloadJob::new(program, 10 * seed)],
-                seed,
-            )?;
-            workload.options.scale = scale;
-            Ok(sample_workload(
-                workload,
-                SAMPLES_TOGETHER as u64,
-                SAMPLES_TOGETHER as u64 * long_samples,
-            )?
-            .0)
-        },
-    )?;
+    let inputs = |program, seed| (program, seed, scale, long_samples);
+    let runs = context.run_cases(&PROGRAMS, inputs, sample_program)?;
     let findings = [
         predictability_finding(context, &runs),
         activity_finding(context, &runs),
@@ -56,6 +39,21 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .into_iter()
         .map(|finding| finding.with_time_scale(scale as f64))
         .collect())
+}
+
+fn sample_program(
+    _: &ExperimentContext<'_>,
+    &(program, seed, scale, long_samples): &(&str, u64, u64, u64),
+) -> Result<Vec<ActivitySample>> {
+    let jobs = vec![WorkloadJob::new(program, 10 * seed)];
+    let mut workload = Workload::from_machine_name(MACHINE, jobs, seed)?;
+    workload.options.scale = scale;
+    let (samples, _) = sample_workload(
+        workload,
+        SAMPLES_TOGETHER as u64,
+        SAMPLES_TOGETHER as u64 * long_samples,
+    )?;
+    Ok(samples)
 }
 
 /// Correctly predicted bits of one program in percent: by the last value, and by zero.

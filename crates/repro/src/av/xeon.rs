@@ -54,7 +54,7 @@ const L2_MISS_CELL: usize = 5;
 /// Other bounds on falling behind than the default, in samples; the full form shows their costs and gains.
 const OTHER_LAG_BOUNDS: [&str; 2] = ["0.25", "inf"];
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Serialize)]
 struct WorkloadLength {
     scale: u64,
     /// Time slices of each job's solo run.
@@ -119,26 +119,26 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     distinct_programs.sort_unstable();
     distinct_programs.dedup();
     let program_records = context.run_cases(
-        module_path!(),
         &distinct_programs,
-        |program, seed| format!("{program} {seed} {length:?}"),
-        |program, seed| {
-            context.report_progress(&format!("{program} alone, seed {seed}"));
-            record_program(program, seed, &length)
-        },
+        |program, seed| (program, seed, length),
+        record_program,
     )?;
     let workloads: Vec<usize> = (0..PAPER_WORKLOADS.len()).collect();
-    let runs = context.run_cases(
-        module_path!(),
-        &workloads,
-        |workload, seed| format!("{workload} {seed} {length:?}"),
-        |workload, seed| {
-            context.report_progress(&format!(
-                "eight jobs on two contexts, workload {workload}, seed {seed}"
-            ));
-            run_workload(workload, seed, &length, &program_records)
-        },
-    )?;
+    let inputs = |workload: usize, seed| WorkloadInputs {
+        workload,
+        seed,
+        length,
+        thresholds: Thresholds::mean_of(
+            program_records
+                .of_seed(seed)
+                .map(|recorded| &recorded.activity),
+        ),
+        records: PAPER_WORKLOADS[workload]
+            .iter()
+            .filter_map(|name| program_records.get(name, seed))
+            .collect(),
+    };
+    let runs = context.run_cases(&workloads, inputs, run_workload)?;
     let findings = [
         opportunity_findings(&runs),
         finish_times(&runs, length.lag_bounds),
@@ -157,10 +157,11 @@ fn slice_cycles(workload: &Workload) -> u64 {
 }
 
 fn record_program(
-    program: &'static str,
-    seed: u64,
-    length: &WorkloadLength,
+    context: &ExperimentContext<'_>,
+    &(program, seed, length): &(&'static str, u64, WorkloadLength),
 ) -> Result<ProgramRecord> {
+    context.report_progress(&format!("{program} alone, seed {seed}"));
+
     let mut workload =
         Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
     workload.options.scale = length.scale;
@@ -193,22 +194,31 @@ fn record_program(
     })
 }
 
-fn run_workload(
-    workload_index: usize,
+/// A workload of [`PAPER_WORKLOADS`] by its position, with the recordings that give its jobs their lengths and profiles.
+#[derive(Serialize)]
+struct WorkloadInputs<'a> {
+    workload: usize,
     seed: u64,
-    length: &WorkloadLength,
-    program_records: &SeededRuns<&'static str, ProgramRecord>,
-) -> Result<XeonRun> {
-    let thresholds = Thresholds::mean_of(
-        program_records
-            .of_seed(seed)
-            .map(|recorded| &recorded.activity),
-    );
+    length: WorkloadLength,
+    /// Thresholds from the recordings of all programs.
+    thresholds: Thresholds,
+    /// Recordings of the workload's programs, in their order.
+    records: Vec<&'a ProgramRecord>,
+}
+
+fn run_workload(context: &ExperimentContext<'_>, inputs: &WorkloadInputs<'_>) -> Result<XeonRun> {
+    let WorkloadInputs {
+        workload: workload_index,
+        seed,
+        length,
+        thresholds,
+        ref records,
+    } = *inputs;
+    context.report_progress(&format!(
+        "eight jobs on two contexts, workload {workload_index}, seed {seed}"
+    ));
+
     let programs = &PAPER_WORKLOADS[workload_index];
-    let records: Vec<&ProgramRecord> = programs
-        .iter()
-        .filter_map(|name| program_records.get(name, seed))
-        .collect();
     let mut workload = Workload::from_machine_name(MACHINE_WITHOUT_SUPER_SETS, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let solo_cycles = (length.slices_per_job * slice_cycles(&workload)) as f64;
@@ -219,7 +229,7 @@ fn run_workload(
     };
     workload.jobs = programs
         .iter()
-        .zip(&records)
+        .zip(records)
         .enumerate()
         .map(recorded_job)
         .collect();

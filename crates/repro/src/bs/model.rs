@@ -65,7 +65,7 @@ struct RatioPair {
 }
 
 /// One machine.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Serialize)]
 struct ModelCase {
     replacement: ReplacementPolicy,
     model: ReplacementModel,
@@ -86,28 +86,30 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         })
     };
     let cases: Vec<ModelCase> = replacements.into_iter().flat_map(cases_of).collect();
-    let pairs = context.run_cases(
-        module_path!(),
-        &cases,
-        |case, seed| format!("{case:?} {seed}"),
-        |case, seed| {
-            context.report_progress(&format!(
-                "groups at {} KB, {:?}, seed {seed}",
-                case.l2_kb, case.replacement
-            ));
-            let mut pairs = measure_isolated_groups(context, case, seed)?;
-            if !context.quick {
-                pairs.extend(measure_time_shared_groups(context, case, seed)?);
-            }
-            Ok(pairs)
-        },
-    )?;
+    let pairs = context.run_cases(&cases, |case, seed| (case, seed), measure_machine)?;
     let names = ["StatCache on random replacement", "StatStack on LRU"];
     Ok(replacements
         .into_iter()
         .zip(names)
         .map(|((_, model), name)| model_finding(context, &pairs, sizes, model, name))
         .collect())
+}
+
+/// Returns the ratios of all groups on one machine.
+fn measure_machine(
+    context: &ExperimentContext<'_>,
+    &(case, seed): &(ModelCase, u64),
+) -> Result<Vec<RatioPair>> {
+    context.report_progress(&format!(
+        "groups at {} KB, {:?}, seed {seed}",
+        case.l2_kb, case.replacement
+    ));
+
+    let mut pairs = measure_isolated_groups(context, case, seed)?;
+    if !context.quick {
+        pairs.extend(measure_time_shared_groups(context, case, seed)?);
+    }
+    Ok(pairs)
 }
 
 fn model_finding(

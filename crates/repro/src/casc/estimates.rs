@@ -47,15 +47,7 @@ struct EstimateErrors {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
-    let estimates = context.run_cases(
-        module_path!(),
-        sizes,
-        |size, seed| format!("{size} {seed}"),
-        |size, seed| {
-            context.report_progress(&format!("rows and groups at {size} KB, seed {seed}"));
-            measure_errors(context, &NiagaraSetting::new(size, seed, context))
-        },
-    )?;
+    let estimates = context.run_cases(sizes, |size, seed| (size, seed), measure_errors)?;
     let mut points = Vec::new();
     for &size in sizes {
         for (form, name) in ["own counts", "linear solve"].iter().enumerate() {
@@ -161,8 +153,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
 
 fn measure_errors(
     context: &ExperimentContext<'_>,
-    setting: &NiagaraSetting,
+    &(l2_kb, seed): &(u64, u64),
 ) -> Result<EstimateErrors> {
+    context.report_progress(&format!("rows and groups at {l2_kb} KB, seed {seed}"));
+
+    let setting = &NiagaraSetting::new(l2_kb, seed, context);
     let records = measure_rows(context, setting, MAX_ROW_NS)?;
     let (own_ratios, solved_ratios) = (
         measured_ratios(&records, true)?,

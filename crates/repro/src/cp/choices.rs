@@ -9,6 +9,7 @@ use cachemate_core::{
 };
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
+use serde::Serialize;
 
 use super::isolation::{
     best_sum_finding, chosen_sum_finding, controls_finding, forecast_finding, pair_name,
@@ -206,28 +207,21 @@ fn study_splits(
         .zip(&sharing_pairs)
         .map(choose_split)
         .collect();
-    let seeded_pairs: Vec<(u64, ProgramPair)> = context
+    let choice_inputs = |pair, seed| OnlineChoiceInputs {
+        pair,
+        seed,
+        with_l3,
+        scale,
+        trace_entries: context.pick(40_000, 163_840),
+        // A trial on a machine with an L3 takes up to 250 windows, so a shorter run ends without a verdict.
+        windows: if context.sample { 40 } else { 500 },
+    };
+    let seeded_pairs: Vec<OnlineChoiceInputs> = context
         .seeds
         .iter()
-        .flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair)))
+        .flat_map(|&seed| pairs.iter().map(move |&pair| choice_inputs(pair, seed)))
         .collect();
-    let trace_entries = context.pick(40_000, 163_840);
-    // A trial on a machine with an L3 takes up to 250 windows, so a shorter run ends without a verdict.
-    let windows = if context.sample { 40 } else { 500 };
-    let chosen_splits = context.run_all_stored(
-        module_path!(),
-        &seeded_pairs,
-        |item| format!("{item:?} {with_l3} {scale:?} {trace_entries} {windows}"),
-        |&(seed, pair)| {
-            context.report_progress(&format!("{} online, seed {seed}", pair_name(pair)));
-            measure_online_choice(
-                &pair_on_chip(pair, with_l3, scale, seed, 0)?,
-                trace_entries,
-                scale,
-                windows,
-            )
-        },
-    )?;
+    let chosen_splits = context.run_all_stored(&seeded_pairs, measure_online_choice)?;
     let online_splits_by_seed: Vec<Vec<Option<u32>>> = chosen_splits
         .chunks(pairs.len())
         .map(<[Option<u32>]>::to_vec)
@@ -267,24 +261,42 @@ fn study_splits(
     })
 }
 
-/// Colors of the first program after this many windows; `None` if left shared. A split that is on trial at the end does
+/// A pair under the policy for a number of windows after the warm-up.
+#[derive(Clone, Copy, Serialize)]
+struct OnlineChoiceInputs {
+    pair: ProgramPair,
+    seed: u64,
+    with_l3: bool,
+    scale: RunScale,
+    trace_entries: u64,
+    windows: u64,
+}
+
+/// Colors of the first program after these windows; `None` if left shared. A split that is on trial at the end does
 /// not count, because the policy has not chosen it: the result is the split before the trial.
 fn measure_online_choice(
-    workload: &Workload,
-    trace_entries: u64,
-    scale: RunScale,
-    windows: u64,
+    context: &ExperimentContext<'_>,
+    inputs: &OnlineChoiceInputs,
 ) -> Result<Option<u32>, ReproError> {
+    let OnlineChoiceInputs {
+        pair,
+        seed,
+        with_l3,
+        scale,
+        trace_entries,
+        windows,
+    } = *inputs;
+    context.report_progress(&format!("{} online, seed {seed}", pair_name(pair)));
+
+    let workload = pair_on_chip(pair, with_l3, scale, seed, 0)?;
     let config = sizing_policy(
-        workload,
+        &workload,
         trace_entries,
         scale.warm_up_cycles,
         WINDOW_CYCLES,
         "",
     );
-    let long_workload = workload
-        .clone()
-        .with_length(0, scale.warm_up_cycles + windows * WINDOW_CYCLES);
+    let long_workload = workload.with_length(0, scale.warm_up_cycles + windows * WINDOW_CYCLES);
     let mut chosen_shares = Vec::new();
     run_under(
         long_workload.build_machine()?,

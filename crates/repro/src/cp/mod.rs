@@ -27,6 +27,7 @@ use cachemate_core::{
     WindowLength,
 };
 use cachemate_sim::machine::SimOptions;
+use serde::Serialize;
 
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
@@ -46,7 +47,7 @@ const MEASURED_CYCLES: u64 = 60_000_000_000;
 pub(crate) const WAREHOUSE_BYTES: u64 = 25_300_000;
 
 /// Lengths of runs.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct RunScale {
     /// Divisor of the measured part.
     pub scale: u64,

@@ -30,7 +30,20 @@ struct ResizeCost {
     computed: f64,
 }
 
-fn warehouse_workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Workload> {
+/// A program of this size that swaps at this interval.
+#[derive(Clone, Copy, Serialize)]
+struct SwapInputs {
+    footprint_bytes: u64,
+    interval_cycles: u64,
+    seed: u64,
+}
+
+fn warehouse_workload(inputs: &SwapInputs) -> Result<Workload> {
+    let SwapInputs {
+        footprint_bytes,
+        interval_cycles,
+        seed,
+    } = *inputs;
     let mut program = thesis_job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
@@ -120,10 +133,17 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
     pages as f64
 }
 
-fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost> {
-    let (steady_run, _) = run_with_swaps(workload, interval_cycles, None)?;
-    let (swapping_run, records) = run_with_swaps(workload, interval_cycles, Some("all"))?;
-    let pages = count_copied_pages(&records, nominal_ns(workload, workload.warm_up_cycles));
+fn measure_lost_work(context: &ExperimentContext<'_>, inputs: &SwapInputs) -> Result<ResizeCost> {
+    let interval_cycles = inputs.interval_cycles;
+    context.report_progress(&format!(
+        "swapping every {interval_cycles} cycles, seed {}",
+        inputs.seed
+    ));
+
+    let workload = warehouse_workload(inputs)?;
+    let (steady_run, _) = run_with_swaps(&workload, interval_cycles, None)?;
+    let (swapping_run, records) = run_with_swaps(&workload, interval_cycles, Some("all"))?;
+    let pages = count_copied_pages(&records, nominal_ns(&workload, workload.warm_up_cycles));
     let copy_cycles = pages * workload.machine.pages.migration_cycles as f64;
     Ok(ResizeCost {
         measured: 1.0 - total_instructions(&swapping_run) / total_instructions(&steady_run),
@@ -140,24 +160,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .into_iter()
         .map(|times| times * full_move_cycles)
         .collect();
-    let costs = context.run_cases(
-        module_path!(),
-        &intervals,
-        |interval, seed| format!("{seed} {interval} {footprint_bytes}"),
-        |interval, seed| {
-            context.report_progress(&format!("swapping every {interval} cycles, seed {seed}"));
-            measure_lost_work(
-                &warehouse_workload(footprint_bytes, interval, seed)?,
-                interval,
-            )
-        },
-    )?;
-    let losses_by_migration_mode = context.run_all_stored(
-        module_path!(),
-        &context.seeds,
-        |seed| format!("ways of moving {footprint_bytes} {} {seed}", intervals[0]),
-        |&seed| measure_migration_modes(footprint_bytes, intervals[0], seed),
-    )?;
+    let inputs = |interval_cycles, seed| SwapInputs {
+        footprint_bytes,
+        interval_cycles,
+        seed,
+    };
+    let costs = context.run_cases(&intervals, inputs, measure_lost_work)?;
+    let mode_inputs: Vec<SwapInputs> = context
+        .seeds
+        .iter()
+        .map(|&seed| inputs(intervals[0], seed))
+        .collect();
+    let losses_by_migration_mode = context.run_all_stored(&mode_inputs, measure_migration_modes)?;
     Ok(vec![
         computed_finding(&intervals, &costs),
         migration_mode_finding(context, &losses_by_migration_mode),
@@ -227,12 +241,9 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
 const MIGRATION_MODES: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
 /// Returns the throughput lost for each method of moving pages.
-fn measure_migration_modes(
-    footprint_bytes: u64,
-    interval_cycles: u64,
-    seed: u64,
-) -> Result<Vec<f64>> {
-    let workload = warehouse_workload(footprint_bytes, interval_cycles, seed)?;
+fn measure_migration_modes(_: &ExperimentContext<'_>, inputs: &SwapInputs) -> Result<Vec<f64>> {
+    let workload = warehouse_workload(inputs)?;
+    let interval_cycles = inputs.interval_cycles;
     let instr_without_swaps =
         total_instructions(&run_with_swaps(&workload, interval_cycles, None)?.0);
     let lost_share = |mode: &&str| {
@@ -264,20 +275,26 @@ fn migration_mode_finding(context: &ExperimentContext<'_>, losses_by_seed: &[Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::quick_context;
 
     /// Does swapping cost throughput, about as much as the copied pages?
     #[test]
     fn swapping_costs_about_as_much_as_copying() {
-        let footprint = 256 << 10;
-        let interval = footprint / 4096 * 11_051 * 4;
-        let workload = warehouse_workload(footprint, interval, 1).unwrap();
-        let (_, records) = run_with_swaps(&workload, interval, Some("all")).unwrap();
+        let footprint_bytes = 256 << 10;
+        let interval_cycles = footprint_bytes / 4096 * 11_051 * 4;
+        let inputs = SwapInputs {
+            footprint_bytes,
+            interval_cycles,
+            seed: 1,
+        };
+        let workload = warehouse_workload(&inputs).unwrap();
+        let (_, records) = run_with_swaps(&workload, interval_cycles, Some("all")).unwrap();
         let pages = count_copied_pages(&records, nominal_ns(&workload, workload.warm_up_cycles));
         assert!(
             pages >= 40.0 * SWAP_COUNT as f64,
             "{pages} pages in {SWAP_COUNT} swaps"
         );
-        let cost = measure_lost_work(&workload, interval).unwrap();
+        let cost = measure_lost_work(&quick_context(), &inputs).unwrap();
         assert!(cost.measured > 0.0 && cost.computed > 0.05, "{cost:?}");
     }
 }

@@ -24,7 +24,7 @@ pub(crate) const CLIENT_COUNT: usize = 4;
 pub(crate) const FIRST_CLIENT_COUNT: usize = 2;
 
 /// Lengths in windows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Serialize)]
 struct ServiceLengths {
     window_cycles: u64,
     warm_up_windows: u64,
@@ -199,7 +199,12 @@ pub(crate) struct ServiceRun {
     pub static_large: Vec<ServiceWindow>,
 }
 
-fn measure_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun> {
+fn measure_service(
+    context: &ExperimentContext<'_>,
+    &(seed, lengths, sizes): &(u64, ServiceLengths, &[u32]),
+) -> Result<ServiceRun> {
+    context.report_progress(&format!("clients 2 to 4, seed {seed}"));
+
     let small_share_colors = sizes[0];
     let rate_level =
         LEVEL_SHARE * measure_static_rate(seed, lengths, small_share_colors, FIRST_CLIENT_COUNT)?;
@@ -293,17 +298,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
             windows_per_phase: 20,
         },
     );
-    let sizes: Vec<u32> =
-        context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
-    let service_runs = context.run_all_stored(
-        module_path!(),
-        &context.seeds,
-        |seed| format!("{seed} {lengths:?} {sizes:?}"),
-        |&seed| {
-            context.report_progress(&format!("clients 2 to 4, seed {seed}"));
-            measure_service(seed, lengths, &sizes)
-        },
-    )?;
+    let sizes: &[u32] = context.pick(&[1, 2, 4, 16], &[1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
+    let inputs: Vec<(u64, ServiceLengths, &[u32])> = context
+        .seeds
+        .iter()
+        .map(|&seed| (seed, lengths, sizes))
+        .collect();
+    let service_runs = context.run_all_stored(&inputs, measure_service)?;
     let per_seed: Vec<(u64, f64)> = context
         .seeds
         .iter()

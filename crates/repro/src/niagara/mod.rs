@@ -179,7 +179,7 @@ const PHASE_PARAMETERS: PhaseParameters = PhaseParameters {
 const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
 /// The policy of a run.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub enum NiagaraPolicy {
     /// The machine's own time sharing, without a policy.
     Default,
@@ -328,12 +328,7 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
     }
     let label = format!("{} under {policy:?}", workload_label(workload));
     let source_digest = digest_of(module_path!()).to_string();
-    let name = RunName {
-        kind: "steered",
-        label,
-        sources: source_digest,
-        inputs: format!("{workload:?} {policy:?} {l2_kb}"),
-    };
+    let name = RunName::new("steered", label, source_digest, &(workload, policy, l2_kb))?;
     store::find_or_make(name, || {
         Ok(workload
             .run_managed(policy.pipeline_for(workload, l2_kb)?)?

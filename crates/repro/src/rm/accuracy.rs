@@ -27,7 +27,7 @@ const SHORT_LOG_SHARE: f64 = 0.25;
 const WINDOW_CYCLES: u64 = 100_000;
 
 /// Lengths of all runs, in instructions of the program.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Serialize)]
 pub struct LogLengths {
     pub warm_up_instr: f64,
     pub logged_instr: f64,
@@ -143,11 +143,11 @@ pub fn curve_from_capture(
 }
 
 fn study_program(
-    program: &str,
-    seed: u64,
-    lengths: LogLengths,
-    colors: &[u32],
+    context: &ExperimentContext<'_>,
+    &(program, seed, lengths, colors): &(&str, u64, LogLengths, &[u32]),
 ) -> Result<CurveStudy> {
+    context.report_progress(&format!("RM-1: {program}, seed {seed}"));
+
     let workload = build_workload(program, seed)?;
     let full_capture = capture_program_log(&workload, lengths, 1.0)?;
     let short_log = capture_program_log(&workload, lengths, SHORT_LOG_SHARE)?;
@@ -202,15 +202,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         (1..=4).map(|index| 4 * index).collect(),
         (1..=COLORS).collect(),
     );
-    let runs = context.run_cases(
-        module_path!(),
-        &studied_programs(context.quick),
-        |program, seed| format!("{program} {seed} {lengths:?} {colors:?}"),
-        |program, seed| {
-            context.report_progress(&format!("RM-1: {program}, seed {seed}"));
-            study_program(program, seed, lengths, &colors)
-        },
-    )?;
+    let inputs = |program, seed| (program, seed, lengths, colors.as_slice());
+    let runs = context.run_cases(&studied_programs(context.quick), inputs, study_program)?;
     let studies: Vec<&CurveStudy> = runs.by_seed().collect();
     let mean_distance =
         |form: &'static str| runs.mean_per_seed(|study| study.distance_of_form(form));

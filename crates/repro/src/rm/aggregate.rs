@@ -57,18 +57,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     );
     let rows = context.pick_by_length(&PUBLISHED_ROWS[..1], &PUBLISHED_ROWS[..2], &PUBLISHED_ROWS);
-    let row_gains = context.run_cases(
-        module_path!(),
-        rows,
-        |row, seed| format!("{seed} {row:?} {log_entries} {scale:?}"),
-        |row, seed| {
-            context.report_progress(&format!(
-                "RM-4: {} beside {} x {}, seed {seed}",
-                row.0, row.2, row.1
-            ));
-            measure_row(row, seed, log_entries, scale)
-        },
-    )?;
+    let inputs = |row, seed| (row, seed, log_entries, scale);
+    let row_gains = context.run_cases(rows, inputs, measure_row)?;
     let per_seed = row_gains.per_seed(|rows| {
         let [online, offline] =
             [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
@@ -138,12 +128,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 }
 
 fn measure_row(
-    row: PublishedRow,
-    seed: u64,
-    log_entries: u32,
-    scale: RunScale,
+    context: &ExperimentContext<'_>,
+    &(row, seed, log_entries, scale): &(PublishedRow, u64, u32, RunScale),
 ) -> Result<RowGains, ReproError> {
     let (first_program, second_program, instance_count, with_l3, ..) = row;
+    context.report_progress(&format!(
+        "RM-4: {first_program} beside {instance_count} x {second_program}, seed {seed}"
+    ));
+
     let copies =
         (0..instance_count).map(|copy| WorkloadJob::new(second_program, seed + 1_000 + copy));
     let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first_program, seed))

@@ -63,7 +63,10 @@ impl TracingCost {
     }
 }
 
-fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<TracingCost> {
+fn measure_tracing_cost(
+    _: &ExperimentContext<'_>,
+    &(program, giga_cycles, seed): &(&str, f64, u64),
+) -> Result<TracingCost> {
     let workload = build_workload(program, seed)?;
     let log_capture = capture_program_log(
         &workload,
@@ -86,11 +89,15 @@ fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<Tr
 /// Returns the distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its
 /// maximum).
 fn measure_cut_log_distance(
-    cost: &TracingCost,
-    seed: u64,
-    warm_up: f64,
-    colors: &[u32],
+    context: &ExperimentContext<'_>,
+    &(cost, seed, warm_up, colors): &(&TracingCost, u64, f64, &[u32]),
 ) -> Result<[f64; 2]> {
+    context.report_progress(&format!(
+        "RM-5: {} from {:.0} entries, seed {seed}",
+        cost.program,
+        cost.affordable_entries()
+    ));
+
     let workload = build_workload(&cost.program, seed)?;
     let log_capture = capture_log(&workload, warm_up, cost.affordable_entries() as u32)?;
     let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, colors)?;
@@ -113,36 +120,17 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
     let programs_and_phases: &[(&'static str, f64)] =
         context.pick(&THESIS_PHASE_LENGTHS[2..3], &THESIS_PHASE_LENGTHS);
     let seed = context.seeds[0];
-    let costs = context.run_all_stored(
-        module_path!(),
-        programs_and_phases,
-        |item| format!("{item:?} {seed}"),
-        |&(program, phase)| measure_tracing_cost(program, phase, seed),
-    )?;
+    let cost_inputs: Vec<(&str, f64, u64)> = programs_and_phases
+        .iter()
+        .map(|&(program, phase)| (program, phase, seed))
+        .collect();
+    let costs = context.run_all_stored(&cost_inputs, measure_tracing_cost)?;
     let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_log_cut()).collect();
     let (warm_up, colors) =
         context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
     let indices: Vec<usize> = (0..cut_costs.len()).collect();
-    let distances = context.run_cases(
-        module_path!(),
-        &indices,
-        |index, seed| {
-            format!(
-                "{} {} {seed} {warm_up} {colors:?}",
-                cut_costs[index].program,
-                cut_costs[index].affordable_entries()
-            )
-        },
-        |index, seed| {
-            let cost = cut_costs[index];
-            context.report_progress(&format!(
-                "RM-5: {} from {:.0} entries, seed {seed}",
-                cost.program,
-                cost.affordable_entries()
-            ));
-            measure_cut_log_distance(cost, seed, warm_up, &colors)
-        },
-    )?;
+    let inputs = |index: usize, seed| (cut_costs[index], seed, warm_up, colors.as_slice());
+    let distances = context.run_cases(&indices, inputs, measure_cut_log_distance)?;
     let point = |(index, cost): (usize, &&TracingCost)| {
         distances.point(
             index,

@@ -40,11 +40,14 @@ struct PhaseRun {
 }
 
 fn run_pair(
-    pair: [&'static str; 2],
-    seed: u64,
-    colors: u32,
-    phase_count: usize,
+    context: &ExperimentContext<'_>,
+    &(pair, seed, colors, phase_count): &([&'static str; 2], u64, u32, usize),
 ) -> Result<PhaseRun> {
+    context.report_progress(&format!(
+        "RM-5: {} then {}, {colors} colors, seed {seed}",
+        pair[0], pair[1]
+    ));
+
     let phase_instructions = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
     let workload = Workload::from_machine_name(MACHINE, Vec::new(), seed)?;
     let options = SimOptions {
@@ -164,24 +167,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let phase_count = context.pick(3, 5);
     let mut run_inputs = Vec::new();
     for &seed in &context.seeds {
-        run_inputs.extend(
-            pairs
-                .iter()
-                .flat_map(|&pair| colors.iter().map(move |&colors| (pair, seed, colors))),
-        );
+        for &pair in pairs {
+            run_inputs.extend(
+                colors
+                    .iter()
+                    .map(|&colors| (pair, seed, colors, phase_count)),
+            );
+        }
     }
-    let runs = context.run_all_stored(
-        module_path!(),
-        &run_inputs,
-        |item| format!("{item:?} {phase_count}"),
-        |&(pair, seed, colors)| {
-            context.report_progress(&format!(
-                "RM-5: {} then {}, {colors} colors, seed {seed}",
-                pair[0], pair[1]
-            ));
-            run_pair(pair, seed, colors, phase_count)
-        },
-    )?;
+    let runs = context.run_all_stored(&run_inputs, run_pair)?;
     let runs_of = |seed: u64| {
         runs.iter()
             .filter(|run| run.seed == seed)

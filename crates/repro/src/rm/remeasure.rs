@@ -15,8 +15,10 @@ use crate::cp::{RunScale, chip_workload, sizing_policy, thesis_job};
 use crate::setup::{build_pipeline, failed, run_under};
 use crate::{ExperimentContext, Finding, Result, mean};
 
-/// The program that changes, and its co-runner.
-const MEASURED_MIXES: [([&str; 2], &str); 3] = [
+/// Two programs that are one program's phases in turn, and its co-runner.
+type MeasuredMix = ([&'static str; 2], &'static str);
+
+const MEASURED_MIXES: [MeasuredMix; 3] = [
     (["twolf", "milc"], "gzip"),
     (["mcf", "gzip"], "twolf"),
     (["gap", "art"], "vortex"),
@@ -93,10 +95,14 @@ fn count_boundaries(requests: &[f64], share_changes: usize, phase_count: usize) 
 }
 
 fn run_managed(
-    programs: ([&'static str; 2], &'static str),
-    seed: u64,
-    phase_count: usize,
+    context: &ExperimentContext<'_>,
+    &(programs, seed, phase_count): &(MeasuredMix, u64, usize),
 ) -> Result<BoundaryCounts> {
+    let ([first, second], beside) = programs;
+    context.report_progress(&format!(
+        "RM-5: {first} then {second} beside {beside}, managed, seed {seed}"
+    ));
+
     let phase_instr = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
     let workload = chip_workload(
         vec![thesis_job(programs.1, seed)],
@@ -165,18 +171,8 @@ pub(super) fn measure_noticed_boundaries(context: &ExperimentContext<'_>) -> Res
     let phase_count = context.pick(3, 6);
     let runs = context.pick(&MEASURED_MIXES[..1], &MEASURED_MIXES);
     let indices: Vec<usize> = (0..runs.len()).collect();
-    let counted = context.run_cases(
-        module_path!(),
-        &indices,
-        |index, seed| format!("{:?} {seed} {phase_count}", runs[index]),
-        |index, seed| {
-            let ([first, second], beside) = runs[index];
-            context.report_progress(&format!(
-                "RM-5: {first} then {second} beside {beside}, managed, seed {seed}"
-            ));
-            run_managed(runs[index], seed, phase_count)
-        },
-    )?;
+    let inputs = |index: usize, seed| (runs[index], seed, phase_count);
+    let counted = context.run_cases(&indices, inputs, run_managed)?;
     let per_seed = counted.per_seed(|seed_counts| {
         let (noticed, boundaries) = seed_counts.iter().fold((0, 0), |sums, counts| {
             (sums.0 + counts.noticed, sums.1 + counts.boundaries)

@@ -218,11 +218,11 @@ fn run_and_measure_curves(
 }
 
 fn measure_curves(
-    program: &str,
-    seed: u64,
-    lengths: LogLengths,
-    colors: &[u32],
+    context: &ExperimentContext<'_>,
+    &(program, seed, lengths, colors): &(&str, u64, LogLengths, &[u32]),
 ) -> Result<SensitivityCurves> {
+    context.report_progress(&format!("RM-2, RM-3: {program}, seed {seed}"));
+
     let base_workload = build_workload(program, seed)?;
     let log_capture = capture_program_log(&base_workload, lengths, 1.0)?;
     let measured_curve =
@@ -286,15 +286,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     );
     let colors: Vec<u32> = context.pick_by_length(vec![16], vec![1, 8, 16], (1..=COLORS).collect());
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
-    let runs = context.run_cases(
-        module_path!(),
-        programs,
-        |program, seed| format!("{program} {seed} {lengths:?} {colors:?}"),
-        |program, seed| {
-            context.report_progress(&format!("RM-2, RM-3: {program}, seed {seed}"));
-            measure_curves(program, seed, lengths, &colors)
-        },
-    )?;
+    let inputs = |program, seed| (program, seed, lengths, colors.as_slice());
+    let runs = context.run_cases(programs, inputs, measure_curves)?;
     let studies = [
         "log size",
         "warm-up",

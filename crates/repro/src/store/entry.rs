@@ -19,7 +19,7 @@ pub struct StoredEntry {
     pub label: String,
     /// Digest of the sources that can change the value.
     pub sources: String,
-    /// All other inputs, as JSON or as debug text.
+    /// All other inputs, as JSON.
     pub inputs: String,
     /// Processor time spent on the value.
     pub cpu_seconds: f64,

@@ -21,7 +21,7 @@ pub use entry::{EntryError, StoredEntry};
 pub use run_dir::{MAX_DIR_BYTES, RunDir, StoredFile, StoredLookup};
 
 use crate::encoding;
-use crate::error::{ReproError, Result};
+use crate::error::{ReproError, Result, failed};
 
 /// Maximum size of the values in memory, beyond which the oldest are dropped.
 const MAX_MEMORY_BYTES: usize = 256 << 20;
@@ -29,13 +29,36 @@ const MAX_MEMORY_BYTES: usize = 256 << 20;
 /// Everything that a value depends on, and its label for users.
 pub struct RunName {
     /// The kind of run, such as `alone`.
-    pub kind: &'static str,
+    pub(crate) kind: &'static str,
     /// Label in one line: machine and programs.
-    pub label: String,
+    pub(crate) label: String,
     /// Digest of the sources that can change the value.
-    pub sources: String,
-    /// All other inputs.
-    pub inputs: String,
+    pub(crate) sources: String,
+    /// All other inputs, as JSON.
+    pub(crate) inputs: String,
+}
+
+impl RunName {
+    /// Names the value of a kind of run that is made by these sources from these inputs. The inputs are what the run
+    /// receives, whole: text composed by hand may leave out what the run reads. Numbers must be finite, because JSON
+    /// has one `null` for all others.
+    ///
+    /// # Errors
+    /// The inputs cannot be represented in JSON.
+    pub fn new(
+        kind: &'static str,
+        label: String,
+        sources: String,
+        inputs: &impl Serialize,
+    ) -> Result<Self> {
+        let inputs = serde_json::to_string(inputs).map_err(failed(&label))?;
+        Ok(RunName {
+            kind,
+            label,
+            sources,
+            inputs,
+        })
+    }
 }
 
 /// Use of the store in this process.

@@ -26,7 +26,12 @@ struct ClusterRun {
     insight: Option<RoundAccuracy>,
 }
 
-fn run_case(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun> {
+fn run_case(
+    context: &ExperimentContext<'_>,
+    &(case, seed): &(&ClusterCase, u64),
+) -> Result<ClusterRun> {
+    context.report_progress(&format!("TC-2 {} seed {seed}", case.name));
+
     // A change of phase needs the same time again: the clusters before it, then those after it.
     let has_phase_change = case.options.regroup_after.is_some();
     let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
@@ -186,13 +191,9 @@ fn agreement_finding(
     name: &str,
 ) -> Result<Finding> {
     let runs = context.run_cases(
-        module_path!(),
         &cases.iter().collect::<Vec<&ClusterCase>>(),
-        |case, seed| format!("{case:?} {seed}"),
-        |case, seed| {
-            context.report_progress(&format!("TC-2 {} seed {seed}", case.name));
-            run_case(context, case, seed)
-        },
+        |case, seed| (case, seed),
+        run_case,
     )?;
     let (mut points, mut figures) = (Vec::new(), Vec::new());
     for case in cases {

@@ -18,9 +18,10 @@ struct ControlOutcome {
 
 fn run_control(
     context: &ExperimentContext<'_>,
-    case: &ClusterCase,
-    seed: u64,
+    &(case, seed): &(&ClusterCase, u64),
 ) -> Result<ControlOutcome> {
+    context.report_progress(&format!("TC controls {} seed {seed}", case.name));
+
     let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
     let setting = ClusterSetting {
         warm_up_windows: context.pick(3, 12),
@@ -50,15 +51,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         default_case("share-nothing"),
         default_case("share-everything"),
     ];
-    let runs = context.run_cases(
-        module_path!(),
-        &cases.each_ref(),
-        |case, seed| format!("{case:?} {seed}"),
-        |case, seed| {
-            context.report_progress(&format!("TC controls {} seed {seed}", case.name));
-            run_control(context, case, seed)
-        },
-    )?;
+    let runs = context.run_cases(&cases.each_ref(), |case, seed| (case, seed), run_control)?;
     let mut points = Vec::new();
     for case in &cases {
         points.push(runs.point(case, "threads placed", case.name, |outcome| outcome.moved));

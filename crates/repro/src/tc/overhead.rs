@@ -114,9 +114,10 @@ struct SamplingCost {
 
 fn measure_cost_at_rate(
     context: &ExperimentContext<'_>,
-    seed: u64,
-    one_in: u32,
+    &(one_in, seed): &(u32, u64),
 ) -> Result<SamplingCost> {
+    context.report_progress(&format!("TC-5 one in {one_in} seed {seed}"));
+
     let (case, setting) = (
         warehouse_case(),
         sampling_setting(context, &warehouse_case(), seed),
@@ -137,15 +138,8 @@ fn measure_cost_at_rate(
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
     let rates: &[u32] = context.pick(&[100], &[1, 2, 5, 10, 20, 50, 100]);
-    let measured_costs = context.run_cases(
-        module_path!(),
-        rates,
-        |rate, seed| format!("{rate} {seed}"),
-        |rate, seed| {
-            context.report_progress(&format!("TC-5 one in {rate} seed {seed}"));
-            measure_cost_at_rate(context, seed, rate)
-        },
-    )?;
+    let measured_costs =
+        context.run_cases(rates, |rate, seed| (rate, seed), measure_cost_at_rate)?;
     let mut points = Vec::new();
     for &rate in rates {
         let rate_label = format!("1 in {rate}");
@@ -170,12 +164,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         [breakdown_percent],
     ));
     let own_rate = "the policy's own rate";
-    let chosen_rate_costs = context.run_cases(
-        module_path!(),
-        &[own_rate],
-        |_, seed| format!("own rate {seed}"),
-        |_, seed| measure_chosen_rate_cost(context, seed),
-    )?;
+    let chosen_rate_costs =
+        context.run_cases(&[own_rate], |_, seed| seed, measure_chosen_rate_cost)?;
     let chosen_rate_point = |series: &str, value: fn(&ChosenRateCost) -> f64| {
         chosen_rate_costs.point(own_rate, series, own_rate, value)
     };
@@ -230,7 +220,10 @@ fn breakdown_share() -> Result<f64> {
     Ok(clock.scale_down(COUNTER_TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_ROTATION_NS) as f64)
 }
 
-fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost> {
+fn measure_chosen_rate_cost(
+    context: &ExperimentContext<'_>,
+    &seed: &u64,
+) -> Result<ChosenRateCost> {
     let unscaled_setting = sampling_setting(context, &warehouse_case(), seed);
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
     let cost_parameters = format!(

@@ -51,16 +51,35 @@ struct PlacementResult {
     windows_to_placement: u64,
 }
 
-/// Runs a case under a placement that comes into force after some windows under the machine's scheduler.
-fn measure(
-    context: &ExperimentContext<'_>,
-    machine: &str,
-    case: &ClusterCase,
+/// A run of a case under a placement that comes into force after some windows under the machine's scheduler.
+#[derive(Clone, Copy, Serialize)]
+struct PlacementInputs<'a> {
+    machine: &'a str,
+    case: &'a ClusterCase,
     seed: u64,
-    placement: &ThreadPlacement,
+    placement: &'a ThreadPlacement,
     scale: u64,
     default_windows: u64,
+}
+
+fn measure(
+    context: &ExperimentContext<'_>,
+    inputs: &PlacementInputs<'_>,
 ) -> Result<PlacementResult> {
+    let PlacementInputs {
+        machine,
+        case,
+        seed,
+        placement,
+        scale,
+        default_windows,
+    } = *inputs;
+    context.report_progress(&format!(
+        "{machine} {} {} seed {seed}",
+        case.name,
+        placement.name()
+    ));
+
     let setting = ClusterSetting {
         scale,
         ..ClusterSetting::new(context, machine, case, seed)
@@ -136,35 +155,16 @@ impl PlacementRuns {
     ) -> Result<Self> {
         let case_indices: Vec<usize> = (0..cases.len()).collect();
         let run_placement =
-            |placement: &ThreadPlacement, windows_before: &(dyn Fn(usize, u64) -> u64 + Sync)| {
-                context.run_cases(
-                    module_path!(),
-                    &case_indices,
-                    |at, seed| {
-                        format!(
-                            "{:?} {seed} {} {placement:?} {machine} {scale}",
-                            cases[at],
-                            windows_before(at, seed)
-                        )
-                    },
-                    |at, seed| {
-                        let case = &cases[at];
-                        context.report_progress(&format!(
-                            "{machine} {} {} seed {seed}",
-                            case.name,
-                            placement.name()
-                        ));
-                        measure(
-                            context,
-                            machine,
-                            case,
-                            seed,
-                            placement,
-                            scale,
-                            windows_before(at, seed),
-                        )
-                    },
-                )
+            |placement: &ThreadPlacement, windows_before: &dyn Fn(usize, u64) -> u64| {
+                let inputs = |at: usize, seed| PlacementInputs {
+                    machine,
+                    case: &cases[at],
+                    seed,
+                    placement,
+                    scale,
+                    default_windows: windows_before(at, seed),
+                };
+                context.run_cases(&case_indices, inputs, measure)
             };
         let automatic_runs = run_placement(&placements[AUTOMATIC_INDEX], &|_, _| 0)?;
         // The hand placement comes into force in the window in which the policy places, so that caches are as old under

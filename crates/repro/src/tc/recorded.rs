@@ -157,8 +157,12 @@ fn match_threads(
     Ok(threads)
 }
 
+fn thread_list_of(recording: &Path) -> PathBuf {
+    recording.with_extension("threads")
+}
+
 fn recorded_threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>> {
-    let thread_list = path.with_extension("threads");
+    let thread_list = thread_list_of(path);
     let name = thread_list.display().to_string();
     let database_by_thread = parse_databases(
         &cachemate_files::read_text_limited(&thread_list, MAX_THREAD_LIST_BYTES)
@@ -279,11 +283,20 @@ fn remote_stall_percent(records: &[WindowRecord]) -> f64 {
         / sum_of_counts(CounterEvent::Cycles).max(1.0)
 }
 
+/// A run over the recording; the digests of its file and of its list of threads stand for their content.
+#[derive(Serialize)]
+struct RecordedRunInputs<'a> {
+    method: &'static str,
+    seed: u64,
+    file_digests: &'a [String; 2],
+}
+
 fn run_recorded(
     context: &ExperimentContext<'_>,
-    seed: u64,
-    method: &str,
+    &RecordedRunInputs { method, seed, .. }: &RecordedRunInputs<'_>,
 ) -> Result<RecordedRunResult> {
+    context.report_progress(&format!("TC-2 recorded server, {method}, seed {seed}"));
+
     let path = find_recording()?;
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let threads = recorded_threads(&path, spec.hertz)?;
@@ -314,16 +327,15 @@ fn run_recorded(
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
-    let recording_digest = recordings::file_digest(&find_recording()?);
-    let run = context.run_cases(
-        module_path!(),
-        &CLUSTERING_METHODS,
-        |method, seed| format!("{method} {seed} {recording_digest}"),
-        |method, seed| {
-            context.report_progress(&format!("TC-2 recorded server, {method}, seed {seed}"));
-            run_recorded(context, seed, method)
-        },
-    )?;
+    let recording = find_recording()?;
+    let file_digests =
+        [&recording, &thread_list_of(&recording)].map(|path| recordings::file_digest(path));
+    let inputs = |method, seed| RecordedRunInputs {
+        method,
+        seed,
+        file_digests: &file_digests,
+    };
+    let run = context.run_cases(&CLUSTERING_METHODS, inputs, run_recorded)?;
     let mut points = Vec::new();
     for method in CLUSTERING_METHODS {
         let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {

@@ -109,9 +109,10 @@ struct AgreementSensitivity {
 
 fn measure_sensitivity(
     context: &ExperimentContext<'_>,
-    case: &ClusterCase,
-    seed: u64,
+    &(case, seed): &(&ClusterCase, u64),
 ) -> Result<AgreementSensitivity> {
+    context.report_progress(&format!("TC-6 {} seed {seed}", case.name));
+
     // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
     // fewer.
     let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
@@ -168,13 +169,9 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
         cases.truncate(2);
     }
     let runs = context.run_cases(
-        module_path!(),
         &cases.iter().collect::<Vec<&ClusterCase>>(),
-        |case, seed| format!("TC-6 {case:?} {seed}"),
-        |case, seed| {
-            context.report_progress(&format!("TC-6 {} seed {seed}", case.name));
-            measure_sensitivity(context, case, seed)
-        },
+        |case, seed| (case, seed),
+        measure_sensitivity,
     )?;
     let mut points = Vec::new();
     for case in &cases {
@@ -253,9 +250,10 @@ fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
 /// since the policy started.
 fn measure_advantage(
     context: &ExperimentContext<'_>,
-    case: &ClusterCase,
-    seed: u64,
+    &(case, seed): &(&ClusterCase, u64),
 ) -> Result<Vec<(f64, f64)>> {
+    context.report_progress(&format!("TC-7 {} seed {seed}", case.name));
+
     let setting = ClusterSetting {
         warm_up_windows: QUIET_WINDOWS,
         measured_windows: context.pick(4, 16),
@@ -298,13 +296,9 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
         cases.truncate(1);
     }
     let leads = context.run_cases(
-        module_path!(),
         &cases.iter().collect::<Vec<&ClusterCase>>(),
-        |case, seed| format!("TC-7 {case:?} {seed}"),
-        |case, seed| {
-            context.report_progress(&format!("TC-7 {} seed {seed}", case.name));
-            measure_advantage(context, case, seed)
-        },
+        |case, seed| (case, seed),
+        measure_advantage,
     )?;
     let mut points = Vec::new();
     let mut series = Vec::new();

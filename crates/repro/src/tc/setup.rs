@@ -43,7 +43,7 @@ pub(super) const LOW_ACTIVATION: &str = "activation_share = 0.02";
 const MAX_CHIP_IMBALANCE: f64 = 0.25;
 
 /// A program of the chapter with the partition of its threads.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct ClusterCase {
     pub name: &'static str,
     pub kernel: &'static str,
@@ -86,7 +86,7 @@ pub(super) fn paper_programs() -> Vec<ClusterCase> {
 }
 
 /// The policy that places the threads.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) enum ThreadPlacement {
     /// The machine's own scheduler.
     Default,

@@ -43,6 +43,19 @@ const VARIANTS: [Variant; 3] = [
     },
 ];
 
+/// Returns the agreement under a condition by its position; the one after all of [`VARIANTS`] is two processes.
+fn measure_variant(
+    context: &ExperimentContext<'_>,
+    &(case, variant, seed): &(&ClusterCase, usize, u64),
+) -> Result<f64> {
+    context.report_progress(&format!("TC-2 variants, {} seed {seed}", case.name));
+
+    match VARIANTS.get(variant) {
+        Some(variant) => measure_agreement(context, variant, case, seed),
+        None => measure_agreement_across_processes(context, case, seed),
+    }
+}
+
 /// Returns the agreement of the last round that placed threads; 0 if none did.
 fn measure_agreement(
     context: &ExperimentContext<'_>,
@@ -143,16 +156,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>> {
         .filter(|&(case, variant)| is_requested(case, variant))
         .collect();
     let runs = context.run_cases(
-        module_path!(),
         &run_inputs,
-        |(case, variant), seed| format!("{:?} {variant} {seed}", cases[case]),
-        |(case, variant), seed| {
-            context.report_progress(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
-            match VARIANTS.get(variant) {
-                Some(variant) => measure_agreement(context, variant, &cases[case], seed),
-                None => measure_agreement_across_processes(context, &cases[case], seed),
-            }
-        },
+        |(case, variant), seed| (&cases[case], variant, seed),
+        measure_variant,
     )?;
     let variants_finding = |name: &str, variants: std::ops::RangeInclusive<usize>| {
         let selected_inputs = || {

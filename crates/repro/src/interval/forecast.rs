@@ -102,7 +102,7 @@ const MIN_START_ROUNDS: f64 = 1.0;
 const MIN_MEASURED_CYCLES: f64 = 100e6;
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
 /// Maximum number of a recording's records that are timed. A longer recording is timed in a part of this length.
-pub const MAX_TIMED_RECORDS: u64 = 4_000_000;
+const MAX_TIMED_RECORDS: u64 = 4_000_000;
 /// Minimum number of timed instructions, which several readings of the counts cover. A shorter recording is timed in several
 /// rounds.
 const MIN_TIMED_INSTR: f64 = 4e6;

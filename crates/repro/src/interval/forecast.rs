@@ -83,12 +83,6 @@ pub struct TimedProgram {
 }
 
 const PRIOR_DRAW_COUNT: usize = 15;
-/// The assumptions about the dependences of a sample that states none. The median is that of independent loads.
-const ASSUMED_RULES: [DependenceRule; 3] = [
-    DependenceRule::Independent,
-    DependenceRule::Independent,
-    DependenceRule::HalfChained,
-];
 /// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
 /// over pairs is 2.9 points at a mean slowdown of 9.3.
 const ERROR_DEVIATION_POINTS: f64 = 0.01;
@@ -149,20 +143,27 @@ impl TimedProgram {
         sample: &StreamSample,
         machine: &MachineSpec,
     ) -> Result<Self, ReproError> {
-        let (basis, rules) = if sample.has_dependences {
-            (TimingBasis::Dependences, &[DependenceRule::Recorded][..])
-        } else {
-            (TimingBasis::AssumedIndependence, &ASSUMED_RULES[..])
-        };
-        let walks: Vec<_> = rules
-            .iter()
-            .map(|rule| walk_sample(name, sample, machine, *rule))
-            .collect::<Result<_, _>>()?;
-        let sampling_error_share = walks[0].sampling_error_share;
+        let walk_by = |rule| walk_sample(name, sample, machine, rule);
+        if sample.has_dependences {
+            let walk = walk_by(DependenceRule::Recorded)?;
+            return Ok(TimedProgram {
+                timed_draws: vec![walk.program],
+                basis: TimingBasis::Dependences,
+                sampling_error_share: walk.sampling_error_share,
+            });
+        }
+
+        let independent = walk_by(DependenceRule::Independent)?;
+        let half_chained = walk_by(DependenceRule::HalfChained)?;
+        // The median of the draws is that of independent loads.
         Ok(TimedProgram {
-            timed_draws: walks.into_iter().map(|walk| walk.program).collect(),
-            basis,
-            sampling_error_share,
+            timed_draws: vec![
+                independent.program.clone(),
+                independent.program,
+                half_chained.program,
+            ],
+            basis: TimingBasis::AssumedIndependence,
+            sampling_error_share: independent.sampling_error_share,
         })
     }
 

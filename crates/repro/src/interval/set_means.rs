@@ -28,16 +28,20 @@ pub fn points_by_distances(
     for pair in points.windows(2) {
         let (small_point, large_point) = (&pair[0], &pair[1]);
         all_points.push(*small_point);
+        let [small_lines, large_lines] =
+            [small_point, large_point].map(|point| lines_of_bytes(point.size_bytes));
         let first_step = libm::floor(small_point.size_bytes / step_bytes) as u64 + 1;
+        // A step may end within the first line of a size that is known.
         let intermediate_sizes = (first_step..)
-            .map(|step| step as f64 * step_bytes)
-            .take_while(|size| *size < large_point.size_bytes);
-        let sizes: Vec<u64> = [small_point.size_bytes]
+            .map(|step| lines_of_bytes(step as f64 * step_bytes))
+            .take_while(|lines| *lines < large_lines)
+            .filter(|lines| *lines > small_lines);
+        let mut sizes: Vec<u64> = [small_lines]
             .into_iter()
             .chain(intermediate_sizes)
-            .chain([large_point.size_bytes])
-            .map(lines_of_bytes)
+            .chain([large_lines])
             .collect();
+        sizes.dedup();
         let Some(ratios) = histogram.miss_ratio_curve(&sizes) else {
             continue;
         };
@@ -202,6 +206,11 @@ mod tests {
             fills(&uniform),
             [(3072.0, 0.1), (3584.0, 0.05), (4096.0, 0.0)]
         );
+        // A step that ends within the line after a known size, or after the step before, adds no second point of it.
+        for step_lines in [1536.25, 0.5] {
+            let steps = points_by_distances(&points, &uniform, step_lines * 64.0, 64);
+            assert!(steps.is_sorted_by(|one, next| one.size_bytes < next.size_bytes));
+        }
     }
 
     /// Does a cyclic working set that fills the cache lose its hits set by set as others take space, does one of half the

@@ -204,8 +204,8 @@ fn time_programs(
             program.recording.as_deref().filter(|_| !uses_prior),
         );
         let timed_program = py.detach(|| match recording {
-            Some(path) => TimedProgram::from_recording(path, file, machine),
-            None => TimedProgram::from_profile(file, machine),
+            Some(path) => TimedProgram::from_solo_run(path, file, machine),
+            None => TimedProgram::from_prior(file, machine),
         });
         timed.push(timed_program.map_err(value_error)?);
     }

@@ -1,5 +1,5 @@
-//! Loads programs for the interval machine from files of phases or profiles, or measures them alone on the
-//! cycle-level machine.
+//! Loads programs for the interval machine from files of phases, profiles or recordings, or measures simulated ones
+//! alone on the cycle-level machine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
 use cachemate_interval::PhasedProgram;
-use cachemate_repro::interval::forecast::{MAX_TIMED_RECORDS, TimedProgram};
+use cachemate_repro::interval::forecast::TimedProgram;
 use cachemate_repro::interval::nominal::{HOUR_PROFILE_CYCLES, from_file, measure, stretch_phases};
 use cachemate_repro::setup;
 use cachemate_scenario::recording_of_program;
@@ -29,7 +29,7 @@ pub struct ProgramRequest {
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Loads the programs; equal requests share one program. Programs of the cycle-level machine are measured alone on the
-/// given machine, and their phases are stretched by `phase_scale`.
+/// given machine. Their phases, and those of recordings, are stretched by `phase_scale`.
 pub fn load(
     session: &Session,
     requests: &[ProgramRequest],
@@ -72,7 +72,7 @@ fn load_program(
 ) -> anyhow::Result<PhasedProgram> {
     let name = &request.program;
     if name.ends_with(".toml") || name.ends_with(".json") {
-        return load_program_file(session, name, machine);
+        return load_program_file(session, name, machine, phase_scale);
     }
     // Neither programs of the cycle-level machine nor bundled recordings have a dot or a slash in their names.
     if name.contains(['.', '/']) && !name.ends_with(".cmt") {
@@ -104,16 +104,25 @@ fn load_program(
         return Ok(measure(&job, machine, HOUR_PROFILE_CYCLES, phase_scale)?);
     };
     // The same timing as for `predict`, so that both commands forecast the same slowdowns.
-    let timed_program = TimedProgram::measure(name, &path, seed, machine, MAX_TIMED_RECORDS)?;
-    let mut program = timed_program.sharing_program(0, machine);
+    let timed_program = TimedProgram::from_recording(name, &path, machine)?;
+    Ok(stretched_program(&timed_program, machine, phase_scale))
+}
+
+fn stretched_program(
+    timed_program: &TimedProgram,
+    machine: &MachineSpec,
+    phase_scale: f64,
+) -> PhasedProgram {
+    let mut program = timed_program.sharing_program(timed_program.median_draw(), machine);
     stretch_phases(&mut program, phase_scale);
-    Ok(program)
+    program
 }
 
 fn load_program_file(
     session: &Session,
     path: &str,
     machine: &MachineSpec,
+    phase_scale: f64,
 ) -> anyhow::Result<PhasedProgram> {
     let size = std::fs::metadata(path)
         .with_context(|| format!("{path}: cannot be read"))?
@@ -136,8 +145,12 @@ fn load_program_file(
         return Ok(program);
     }
     let file = ProfileFile::read(Path::new(path))?;
+    if let Some(sample) = &file.sample {
+        let timed_program = TimedProgram::from_sample(&file.program, sample, machine)?;
+        return Ok(stretched_program(&timed_program, machine, phase_scale));
+    }
     session.note(&format!(
-        "{path}: has no timing, so cycles are derived from its misses and the machine (docs/simulators/interval.md)"
+        "{path}: has no sample of its accesses, so cycles are derived from its misses and the machine (docs/simulators/interval.md)"
     ));
     from_file(&file, machine).with_context(|| path.to_string())
 }

@@ -37,6 +37,8 @@ pub const INTERVAL_MODEL: &str = "interval";
 /// Source of the cycles and overlap of recorded programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum TimingSource {
+    /// Walk the machine's reorder window over a sample of the accesses, which recordings and profile files have
+    Walk,
     /// Run each recording alone on the simulated machine for a moment
     #[default]
     SoloRun,
@@ -48,7 +50,7 @@ pub enum TimingSource {
 /// The options that select the timing of programs.
 #[derive(Args)]
 pub struct TimingArgs {
-    /// Cycles and overlap of recordings, for --model interval; profile files have a prior only
+    /// Cycles and overlap of programs, for --model interval; profile files are never run alone
     #[arg(long, value_enum, default_value_t, value_name = "SOURCE")]
     timing: TimingSource,
     #[command(flatten)]
@@ -368,22 +370,27 @@ impl Prediction {
     }
 }
 
-/// Costs by the interval model with timing from the prior, for a machine without a bundled description.
+/// Costs by the interval model, for a machine without a bundled description, and the source of each program's timing.
 ///
 /// # Errors
 /// A profile has no instruction counts.
-pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
+pub fn interval_costs(
+    inputs: &[ProfiledInput],
+    machine: &MachineSpec,
+) -> anyhow::Result<(PairCosts, Vec<TimingBasis>)> {
     let results = inputs
         .iter()
         .map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
     let timed_programs: Vec<TimedProgram> = results.collect::<anyhow::Result<_>>()?;
-    Ok(costs_of_pairs(&forecast_pairs(
+    let costs = costs_of_pairs(&forecast_pairs(
         machine,
         &timed_programs.iter().collect::<Vec<_>>(),
-    )?))
+    )?);
+    let bases = timed_programs.iter().map(|program| program.basis).collect();
+    Ok((costs, bases))
 }
 
-/// Returns the programs with their timing; equal inputs are measured once.
+/// Returns the programs with their timing; equal inputs are timed once.
 fn time_programs(
     session: &Session,
     names: &[String],
@@ -406,11 +413,13 @@ fn time_programs(
         .collect();
     let programs = context.run_all_in_process(&distinct_indices, |&index| {
         let file = &inputs[index].file;
-        let timed_program = match recording_path(&names[index]) {
-            Ok(path) if timing.timing == TimingSource::SoloRun => {
-                TimedProgram::from_recording(&path, file, machine)
-            }
-            _ => TimedProgram::from_profile(file, machine),
+        let timed_program = match timing.timing {
+            TimingSource::Walk => TimedProgram::from_profile(file, machine),
+            TimingSource::SoloRun => match recording_path(&names[index]) {
+                Ok(path) => TimedProgram::from_solo_run(&path, file, machine),
+                Err(_) => TimedProgram::from_prior(file, machine),
+            },
+            TimingSource::Prior => TimedProgram::from_prior(file, machine),
         };
         bar.inc(1);
         Ok(Arc::new(timed_program?))

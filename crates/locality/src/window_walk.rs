@@ -360,10 +360,10 @@ struct Walk<'a> {
     value_cycles: Vec<f64>,
     last_load: Option<usize>,
     loads: u64,
-    /// Cycle at which each miss register is free, and each place for reads on the bus.
-    register_cycles: Vec<f64>,
-    read_cycles: Vec<f64>,
-    bus_free_cycle: f64,
+    registers: TakenPlaces,
+    /// Places for reads on the bus; `None` if there is no limit.
+    reads: Option<TakenPlaces>,
+    bus: BusyTimes,
     busy_until: f64,
     requests: Vec<u64>,
     requested_lines: f64,
@@ -371,15 +371,80 @@ struct Walk<'a> {
     resolved_lines: f64,
 }
 
-/// Returns the index of the smallest value.
-fn first_free(cycles: &[f64]) -> usize {
-    let mut first = 0;
-    for (index, cycle) in cycles.iter().enumerate() {
-        if *cycle < cycles[first] {
-            first = index;
+/// Places of which each is taken for a time. Those times begin in any order, because an access whose address is known
+/// late takes its place late, and holds up none of those behind it.
+struct TakenPlaces {
+    count: usize,
+    /// Start and end of each time that may not be over.
+    times: Vec<(f64, f64)>,
+}
+
+impl TakenPlaces {
+    fn new(count: usize) -> Self {
+        TakenPlaces {
+            count: count.max(1),
+            times: Vec::new(),
         }
     }
-    first
+
+    /// Returns the first cycle from `cycle` on at which a place is free.
+    fn first_free_cycle(&self, cycle: f64) -> f64 {
+        let mut free_cycle = cycle;
+        loop {
+            let mut taken_count = 0;
+            let mut first_end = f64::INFINITY;
+            for &(start, end) in &self.times {
+                if start <= free_cycle && free_cycle < end {
+                    taken_count += 1;
+                    first_end = first_end.min(end);
+                }
+            }
+            if taken_count < self.count {
+                return free_cycle;
+            }
+            free_cycle = first_end;
+        }
+    }
+
+    /// Takes a place; times that are over at `past_cycle` are forgotten.
+    fn take(&mut self, start: f64, end: f64, past_cycle: f64) {
+        self.times.retain(|(_, end)| *end > past_cycle);
+        self.times.push((start, end));
+    }
+}
+
+/// The times at which the bus transfers lines, ascending. Requests are made in any order, as in [`TakenPlaces`].
+#[derive(Default)]
+struct BusyTimes {
+    times: Vec<(f64, f64)>,
+}
+
+impl BusyTimes {
+    /// Returns the first cycle from `cycle` on at which the bus is free for `length` cycles.
+    fn first_gap(&self, cycle: f64, length: f64) -> f64 {
+        let mut gap_start = cycle;
+        for &(start, end) in &self.times {
+            if gap_start + length <= start {
+                break;
+            }
+            gap_start = gap_start.max(end);
+        }
+        gap_start
+    }
+
+    /// Takes a gap that [`Self::first_gap`] returned; times that are over at `past_cycle` are forgotten.
+    fn take(&mut self, gap_start: f64, length: f64, past_cycle: f64) {
+        self.times.retain(|(_, end)| *end > past_cycle);
+        let index = self.times.partition_point(|(start, _)| *start < gap_start);
+        let gap_end = gap_start + length;
+        match index
+            .checked_sub(1)
+            .map(|previous| &mut self.times[previous])
+        {
+            Some((_, end)) if *end >= gap_start => *end = gap_end,
+            _ => self.times.insert(index, (gap_start, gap_end)),
+        }
+    }
 }
 
 impl<'a> Walk<'a> {
@@ -413,9 +478,9 @@ impl<'a> Walk<'a> {
             value_cycles: Vec::new(),
             last_load: None,
             loads: 0,
-            register_cycles: vec![0.0; machine.miss_registers],
-            read_cycles: vec![0.0; machine.max_reads.unwrap_or(0)],
-            bus_free_cycle: 0.0,
+            registers: TakenPlaces::new(machine.miss_registers),
+            reads: machine.max_reads.map(TakenPlaces::new),
+            bus: BusyTimes::default(),
             busy_until: 0.0,
             requests: Vec::new(),
             requested_lines: 0.0,
@@ -480,22 +545,24 @@ impl<'a> Walk<'a> {
         is_store: bool,
         is_prefetch: bool,
     ) -> Option<f64> {
-        let mut start = cycle;
-        let place = first_free(&self.read_cycles);
-        if let Some(free_cycle) = self.read_cycles.get(place) {
-            start = start.max(*free_cycle);
-        }
-        let wait = start.max(self.bus_free_cycle) - cycle;
-        if is_prefetch && wait > latency {
-            return None;
-        }
         // A line that was written passes the bus a second time.
         let transfers = if is_store { 2.0 } else { 1.0 };
-        self.bus_free_cycle =
-            start.max(self.bus_free_cycle) + transfers * self.machine.cycles_per_line;
-        let arrival = cycle + wait + latency;
-        if let Some(read_cycle) = self.read_cycles.get_mut(place) {
-            *read_cycle = arrival;
+        let bus_cycles = transfers * self.machine.cycles_per_line;
+        let place_cycle = match &self.reads {
+            Some(reads) => reads.first_free_cycle(cycle),
+            None => cycle,
+        };
+        let bus_cycle = self.bus.first_gap(place_cycle, bus_cycles);
+        if is_prefetch && bus_cycle - cycle > latency {
+            return None;
+        }
+
+        // Prefetched lines are requested in the past.
+        let past_cycle = self.entry_cycle - latency;
+        self.bus.take(bus_cycle, bus_cycles, past_cycle);
+        let arrival = bus_cycle + latency;
+        if let Some(reads) = &mut self.reads {
+            reads.take(place_cycle, arrival, past_cycle);
         }
         Some(arrival)
     }
@@ -550,12 +617,12 @@ impl<'a> Walk<'a> {
         self.resolved_lines += f64::from(u8::from(prefetching_level.is_some()));
 
         // A miss waits for a register; the instructions behind it wait as well if its address was known at entry.
-        let register = first_free(&self.register_cycles);
-        if level > 0 && !is_joined && self.register_cycles[register] > issue_cycle {
+        if level > 0 && !is_joined {
+            let register_cycle = self.registers.first_free_cycle(issue_cycle);
             if issue_cycle == entry_cycle {
-                entry_cycle = self.register_cycles[register];
+                entry_cycle = register_cycle;
             }
-            issue_cycle = self.register_cycles[register];
+            issue_cycle = register_cycle;
         }
 
         let latency = self.latency_at(level, access.distance);
@@ -591,7 +658,7 @@ impl<'a> Walk<'a> {
                 value_cycle,
             );
             if value_cycle > issue_cycle + first_latency {
-                self.register_cycles[register] = value_cycle;
+                self.registers.take(issue_cycle, value_cycle, entry_cycle);
             }
             self.recent.set(access.line, 0, value_cycle);
             self.observe(access.line, level, was_prefetched, issue_cycle);
@@ -668,7 +735,8 @@ impl<'a> Walk<'a> {
             let requests = &mut self.requests;
             requests.clear();
             let latency = self.machine.memory_latency_cycles;
-            let queue = (self.bus_free_cycle - cycle).clamp(0.0, latency);
+            let line_cycles = self.machine.cycles_per_line;
+            let queue = (self.bus.first_gap(cycle, line_cycles) - cycle).clamp(0.0, latency);
             let free_room_permille = || (1000.0 * (1.0 - queue / latency)) as u64;
             prefetcher.observe_demand(line, free_room_permille, |line| requests.push(line));
             for index in 0..self.requests.len() {

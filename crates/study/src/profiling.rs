@@ -8,13 +8,14 @@ use cachemate_locality::curve::{SetMapping, fold_to_ways};
 use cachemate_locality::phases::detect_phases;
 use cachemate_locality::reuse::ReuseSampler;
 use cachemate_locality::stack::DistanceHistogram;
+use cachemate_locality::stream_sampler::StreamSampler;
 use cachemate_trace::{
     AccessRecord, ProfileFile, ProfileSource, StackPositions, StoredCurve, StoredCurvePoint,
     StoredHistogram as FileHistogram, StoredInterval, StoredIntervals, TraceHeader, TraceTotals,
 };
 
 use crate::{
-    DistanceEngine, MeasuredDistances, PartTotals, StudyError, curve_counts, default_sizes,
+    BurstDistances, MeasuredDistances, PartTotals, StudyError, curve_counts, default_sizes,
 };
 
 /// One access in this many is watched, which gives enough samples of a million accesses and is cheap for a billion.
@@ -62,7 +63,9 @@ impl ProfileTarget {
 pub struct ProfilePass {
     target: ProfileTarget,
     instructions_known: bool,
-    distances: DistanceEngine,
+    sampler: StreamSampler,
+    /// Distances of the bursts, if the recording has any; those of the sampler ignore pauses.
+    burst_distances: Option<BurstDistances>,
     reuse: ReuseSampler,
     cache: CacheSim,
     interval_records: u64,
@@ -104,7 +107,8 @@ impl ProfilePass {
         Ok(ProfilePass {
             target,
             instructions_known,
-            distances: DistanceEngine::new(Some(1), expected_records, bursts),
+            sampler: StreamSampler::new(),
+            burst_distances: (!bursts.is_empty()).then(|| BurstDistances::new(bursts)),
             reuse: ReuseSampler::new(REUSE_SAMPLE_PERIOD, 1),
             cache: CacheSim::new(geometry, Replacement::Lru)?,
             interval_records: (expected_records / MAX_INTERVALS).max(10_000),
@@ -123,7 +127,11 @@ impl ProfilePass {
         self.lines.clear();
         self.lines
             .extend(records.iter().map(|record| record.address >> shift));
-        self.distances.push(&self.lines)?;
+        self.sampler
+            .push(records.iter().map(|record| record.to_sampled(shift)))?;
+        if let Some(burst_distances) = &mut self.burst_distances {
+            burst_distances.push(&self.lines)?;
+        }
         self.lines.iter().for_each(|line| self.reuse.touch(*line));
         let mut index = 0;
         while index < records.len() {
@@ -158,7 +166,15 @@ impl ProfilePass {
         totals: Option<&TraceTotals>,
     ) -> Result<ProfileFile, StudyError> {
         let target = self.target;
-        let distances = self.distances.finish()?;
+        let (sample, histogram) = self.sampler.finish(
+            target.line_bytes,
+            header.page_bytes.max(target.line_bytes),
+            header.has_dependences,
+        )?;
+        let distances: MeasuredDistances = match self.burst_distances {
+            Some(burst_distances) => burst_distances.finish()?,
+            None => histogram.into(),
+        };
         let histogram = &distances.histogram;
         let part_totals = PartTotals::from_totals(totals, header.instructions_known);
         let tool = concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string();
@@ -175,6 +191,8 @@ impl ProfilePass {
         file.instructions = part_totals.instructions;
         file.curves = vec![build_curve(&distances, part_totals, target.line_bytes)];
         file.histograms = vec![group_distances(histogram, target.line_bytes)];
+        let counts_instructions = part_totals.instructions.is_some_and(|count| count > 0);
+        file.sample = (counts_instructions && !sample.phases.is_empty()).then_some(sample);
         if distances.bursts.is_some() {
             // Reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
             fill_rates(&mut file, target.level);

@@ -17,6 +17,7 @@ mod record;
 mod record_type;
 mod run_log;
 mod source;
+mod stored_sample;
 
 pub use bundled_recordings::{
     bundled_recording, bundled_recordings, find_recording, find_recordings_in, recording_dirs,

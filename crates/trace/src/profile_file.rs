@@ -8,20 +8,24 @@
 
 use std::path::Path;
 
-use cachemate_core::{CacheLevel, Estimate, Fact, FieldError, Profile, SuperSetCount};
+use cachemate_core::{
+    CacheLevel, Estimate, Fact, FieldError, Profile, StreamSample, SuperSetCount,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{FilePosition, L1Filter, TraceError};
 
-/// The version that this library writes and reads.
-pub const PROFILE_VERSION: u32 = 2;
+/// The version that this library writes.
+pub const PROFILE_VERSION: u32 = 3;
+/// The oldest version that this library reads: version 2 has no sample of the accesses.
+const OLDEST_PROFILE_VERSION: u32 = 2;
 /// Larger files are rejected, so that a wrong path cannot request unbounded memory.
 const PROFILE_BYTES_LIMIT: u64 = 256 << 20;
 
 /// A profile file.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProfileFile {
-    /// [`PROFILE_VERSION`].
+    /// [`PROFILE_VERSION`], or an older version that is still read.
     pub format: u32,
     /// The program's name for users and rules.
     pub program: String,
@@ -54,6 +58,14 @@ pub struct ProfileFile {
     /// Misses over time; `None` if not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intervals: Option<StoredIntervals>,
+    /// A sample of the accesses, from which the timing on any machine follows; `None` without a recording that counts
+    /// instructions.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "crate::stored_sample"
+    )]
+    pub sample: Option<StreamSample>,
     /// The facts that policies and predictors use.
     pub profile: Profile,
 }
@@ -179,6 +191,7 @@ impl ProfileFile {
             histograms: Vec::new(),
             activity: Vec::new(),
             intervals: None,
+            sample: None,
             profile: Profile::default(),
         }
     }
@@ -223,9 +236,9 @@ impl ProfileFile {
         };
         // The version is read first, because another version's fields would give a misleading error.
         let version: ProfileVersion = serde_json::from_slice(bytes).map_err(json_error)?;
-        if version.format != PROFILE_VERSION {
+        if !(OLDEST_PROFILE_VERSION..=PROFILE_VERSION).contains(&version.format) {
             let found = format!("profile format {}", version.format);
-            let expected = format!("format {PROFILE_VERSION}");
+            let expected = format!("format {OLDEST_PROFILE_VERSION} to {PROFILE_VERSION}");
             return Err(TraceError::format_error(
                 file,
                 FilePosition::File,
@@ -503,7 +516,7 @@ fn check_ascending<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::FactSource;
+    use cachemate_core::{FactSource, SampledAccess, StreamPhase};
 
     fn full_profile_file() -> ProfileFile {
         let third = Estimate {
@@ -563,6 +576,32 @@ mod tests {
             line_bytes: 64,
             every: vec![interval],
         });
+        file.sample = Some(StreamSample {
+            line_bytes: 64,
+            page_bytes: 4096,
+            footprint_lines: 3,
+            has_dependences: true,
+            phases: vec![StreamPhase {
+                instructions: u64::MAX,
+                cold_count: 1,
+                distances: vec![(0, 2), (7, u64::MAX)],
+                parts: vec![vec![
+                    SampledAccess {
+                        line: u64::MAX,
+                        gap: 3,
+                        dependence: 2,
+                        site: std::num::NonZeroU16::new(7),
+                        ..SampledAccess::default()
+                    },
+                    SampledAccess {
+                        distance: Some(7),
+                        thread: 9,
+                        is_store: true,
+                        ..SampledAccess::default()
+                    },
+                ]],
+            }],
+        });
         let times = vec![(Some(1), 0.1), (None, 1e-300)];
         file.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
         file.profile.locality.activity.insert(
@@ -599,10 +638,10 @@ mod tests {
         };
         assert!(
             parse_error("{\n\"format\": 9}")
-                .starts_with("p.json: the file: found profile format 9, expected format 2")
+                .starts_with("p.json: the file: found profile format 9, expected format 2 to 3")
         );
         assert!(
-            parse_error("{\"format\": 2,\n \"program\": 7}")
+            parse_error("{\"format\": 3,\n \"program\": 7}")
                 .starts_with("p.json: line 2: found invalid type: integer")
         );
         assert!(parse_error("nonsense").starts_with("p.json: line 1: "));

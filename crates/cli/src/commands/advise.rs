@@ -16,7 +16,7 @@ use super::status::SocketArg;
 use super::topology::as_machine::{self, HostFacts};
 use crate::args::JsonArg;
 use crate::host_machine;
-use crate::prediction::{INTERVAL_MODEL, prior_costs};
+use crate::prediction::{INTERVAL_MODEL, interval_costs};
 use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
 use cachemate_daemon::status::describe_thread;
@@ -114,11 +114,15 @@ impl Advise {
         });
         let (model, costs) = match built_machine {
             Some(Ok(machine)) => {
-                assumed.push(
-                    "cycles and overlap by a prior, the machine as topology --as-machine prints it"
-                        .into(),
+                let (costs, bases) = interval_costs(&programs, &machine)?;
+                assumed.push("the machine as topology --as-machine prints it".into());
+                assumed.extend(
+                    names
+                        .iter()
+                        .zip(bases)
+                        .map(|(name, basis)| format!("{name}: {}", basis.describe())),
                 );
-                (INTERVAL_MODEL, prior_costs(&programs, &machine)?)
+                (INTERVAL_MODEL, costs)
             }
             described => {
                 let model = if described.is_some() {

@@ -335,3 +335,37 @@ fn programs_that_fit_together_are_separated_from_streams() {
         worst_fit(1)
     );
 }
+
+/// Do a recording and its profile give the same digits in every forecast: pairs, the group, and the plan?
+#[test]
+fn a_recording_and_its_profile_give_the_same_digits() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
+    let mut forms = [Vec::new(), Vec::new()];
+    for name in ["xz", "chase", "stencil"] {
+        let recording = format!("{name}.cmt");
+        std::fs::copy(recordings.join(&recording), root.join(&recording)).unwrap();
+        let profile = format!("{name}.profile.json");
+        run(root, &["profile", &recording, "-o", &profile]).ok();
+        forms[0].push(recording);
+        forms[1].push(profile);
+    }
+    let answers = forms.map(|files| {
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let ask = |command: &str| {
+            let options = ["-m", "opteron-2350", "--timing", "walk", "--json"];
+            run(root, &[&[command], &files[..], &options[..]].concat()).json()
+        };
+        let (mut predicted, mut planned) = (ask("predict"), ask("plan"));
+        predicted["programs"].take();
+        planned["placement"]["names"].take();
+        (predicted, planned)
+    });
+    assert_eq!(answers[0].0["matrix"], answers[1].0["matrix"]);
+    assert_eq!(answers[0].0["group"], answers[1].0["group"]);
+    assert_eq!(answers[0].0["timing"], answers[1].0["timing"]);
+    assert_eq!(answers[0].1, answers[1].1);
+    let timing = answers[0].0["timing"][0].as_str().unwrap();
+    assert!(timing.contains("states no dependences"), "{timing}");
+}

@@ -33,8 +33,11 @@ fn an_exported_profile_forecasts_like_its_original() {
         ],
     )
     .ok();
-    let original: serde_json::Value =
+    let mut original: serde_json::Value =
         serde_json::from_slice(&std::fs::read(at.join("original.profile.json")).unwrap()).unwrap();
+    // A daemon samples no accesses, so the comparison is with a profile without them.
+    original.as_object_mut().unwrap().remove("sample").unwrap();
+    std::fs::write(at.join("original.profile.json"), original.to_string()).unwrap();
     write_state(at, &original["profile"]);
     let list = run(
         at,

@@ -1,28 +1,22 @@
-//! The sizes of a recording's profile, corrected for conflict misses, and the rates between them.
+//! The sizes of a recording's profile, corrected for conflict misses.
 //!
 //! Problem: a profile is measured on caches with fewer ways, which miss by conflict although they have room. In a shared
 //! cache with all ways, a program with as much space has no such misses, so a forecast takes them for a lack of space.
-//! A working set that is read in a cycle has a cliff: it hits with all of its lines resident, and misses always with a few
-//! less. Between two measured sizes, a smooth curve would let it keep a part.
 //! Method: each measured size is replaced by the size of the fully associative cache that misses as often. Stack distances
 //! of the recording give that cache's misses. Those of the narrow one are the measured fills, between the misses of a cache
 //! whose lines are spread evenly and those of Smith's binomial model; beyond it, fills are useless prefetches. Between two
-//! measured sizes, the rates are those measured at both, mixed so that misses fall as they do by stack distance.
-//! In a shared cache, rates are means over the sets ([`average_over_sets`]).
+//! measured sizes, rates follow the misses ([`super::set_means`]).
 //! Properties: no measured rate changes; a size never grows; a stream, which misses at every size, keeps its sizes.
 
-use cachemate_core::{AccessSource, BatchEnd, CacheSpec, MachineSpec};
-use cachemate_interval::{PhasedProgram, SizePoint, UnprefetchedRates};
+use cachemate_core::{AccessSource, BatchEnd, MachineSpec};
+use cachemate_interval::{PhasedProgram, SizePoint};
 use cachemate_locality::curve::{SetMapping, fold_to_ways};
 use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 
+use super::set_means::{MAX_ROUNDING_SHARE, interpolate_rates, points_by_distances};
 use crate::Result;
 use crate::setup::{WorkloadJob, failed};
 
-/// Share of the accesses that two miss counts may differ by because of rounding.
-const MAX_ROUNDING_SHARE: f64 = 1e-4;
-/// Half of the quantiles of a normal distribution at the middles of eight equally likely parts.
-const NORMAL_QUANTILES: [f64; 4] = [0.157_311, 0.488_776, 0.887_147, 1.534_121];
 /// Number of sizes at which the interval machine tabulates rates.
 const TABULATED_SIZE_COUNT: f64 = 64.0;
 
@@ -130,118 +124,6 @@ fn interpolate_unprefetched(
     }
 }
 
-/// Adds a point at every multiple of `step_bytes` between two measured sizes where misses change. Its rates are those of
-/// both sizes, mixed as the misses by stack distance.
-fn points_by_distances(
-    points: &[SizePoint],
-    histogram: &DistanceHistogram,
-    step_bytes: f64,
-    line_bytes: u64,
-) -> Vec<SizePoint> {
-    let lines_of_bytes = |size_bytes: f64| size_bytes as u64 / line_bytes;
-    let mut all_points = Vec::new();
-    for pair in points.windows(2) {
-        let (small_point, large_point) = (&pair[0], &pair[1]);
-        all_points.push(*small_point);
-        let first_step = libm::floor(small_point.size_bytes / step_bytes) as u64 + 1;
-        let intermediate_sizes = (first_step..)
-            .map(|step| step as f64 * step_bytes)
-            .take_while(|size| *size < large_point.size_bytes);
-        let sizes: Vec<u64> = [small_point.size_bytes]
-            .into_iter()
-            .chain(intermediate_sizes)
-            .chain([large_point.size_bytes])
-            .map(lines_of_bytes)
-            .collect();
-        let Some(ratios) = histogram.miss_ratio_curve(&sizes) else {
-            continue;
-        };
-        let (largest_ratio, smallest_ratio) = (ratios[0], ratios[ratios.len() - 1]);
-        if largest_ratio - smallest_ratio < MAX_ROUNDING_SHARE {
-            continue;
-        }
-        let inner_sizes_and_ratios = sizes.iter().zip(&ratios).take(sizes.len() - 1).skip(1);
-        all_points.extend(inner_sizes_and_ratios.map(|(&lines, ratio)| {
-            interpolate_rates(
-                small_point,
-                large_point,
-                (largest_ratio - ratio) / (largest_ratio - smallest_ratio),
-                (lines * line_bytes) as f64,
-            )
-        }));
-    }
-    all_points.extend(points.last());
-    all_points
-}
-
-/// Returns a phase's points in a cache that others share. Lines between two uses of a line are spread over the sets at
-/// random, in part. A set with more of them than on average evicts the line although the cache has room, and one with fewer
-/// keeps it although the cache has none (Smith 1978). Rates are means over the sets. With the whole cache they are those
-/// measured alone.
-pub fn average_over_sets(points: &[SizePoint], cache: &CacheSpec) -> Vec<SizePoint> {
-    let (Some(first_point), Some(last_point)) = (points.first(), points.last()) else {
-        return Vec::new();
-    };
-    let way_bytes = cache.size_bytes as f64 / f64::from(cache.ways);
-    let relative_deviation = space_deviation(cache);
-    // The share x of a set with room for its mean number of lines, at which x + z sqrt(x / 3 ways) fills the set.
-    let room_shares = NORMAL_QUANTILES
-        .iter()
-        .flat_map(|quantile| [*quantile, -quantile])
-        .map(|quantile| {
-            let half_deviation = 0.5 * quantile * relative_deviation;
-            let root = libm::sqrt(1.0 + half_deviation * half_deviation) - half_deviation;
-            root * root
-        });
-    let room_shares: Vec<f64> = room_shares.collect();
-    let average_at = |size_bytes: f64| {
-        room_shares
-            .iter()
-            .enumerate()
-            .fold(*first_point, |average, (index, room_share)| {
-                let point = rates_at_size(points, first_point, size_bytes * room_share);
-                interpolate_rates(&average, &point, 1.0 / (index + 1) as f64, size_bytes)
-            })
-    };
-    let inner_sizes = (1..cache.ways).map(|ways| f64::from(ways) * way_bytes);
-    let full_point = rates_at_size(
-        points,
-        first_point,
-        last_point.size_bytes.min(cache.size_bytes as f64),
-    );
-    let inner_sizes =
-        inner_sizes.filter(|size| *size > first_point.size_bytes && *size < full_point.size_bytes);
-    let full_points = (full_point.size_bytes > first_point.size_bytes).then_some(full_point);
-    std::iter::once(*first_point)
-        .chain(inner_sizes.map(average_at))
-        .chain(full_points)
-        .collect()
-}
-
-/// Returns one standard deviation of the number of lines in a set, as a share of its ways. Lines that fall into the sets at
-/// random have a variance equal to their mean; consecutive pages have none. In between, all deviations are equally likely.
-pub fn space_deviation(cache: &CacheSpec) -> f64 {
-    1.0 / libm::sqrt(3.0 * f64::from(cache.ways))
-}
-
-/// Returns the rates at a size, interpolated over its logarithm.
-fn rates_at_size(points: &[SizePoint], first_point: &SizePoint, size_bytes: f64) -> SizePoint {
-    let upper = points.partition_point(|point| point.size_bytes <= size_bytes);
-    let low_point = upper
-        .checked_sub(1)
-        .map_or(first_point, |index| &points[index]);
-    let Some(high_point) = points.get(upper).filter(|_| upper > 0) else {
-        return *low_point;
-    };
-    let log_ratio = |size_bytes: f64| libm::log(size_bytes / low_point.size_bytes);
-    interpolate_rates(
-        low_point,
-        high_point,
-        log_ratio(size_bytes) / log_ratio(high_point.size_bytes),
-        size_bytes,
-    )
-}
-
 /// Returns the distances of the accesses from instruction `from_instr` to `to_instr`, in a cache that is warm by then;
 /// `None` if the source ends before.
 fn access_distances(
@@ -289,44 +171,6 @@ fn access_distances(
     )))
 }
 
-/// Returns the rates at `size_bytes`, between two points.
-fn interpolate_rates(low: &SizePoint, high: &SizePoint, share: f64, size_bytes: f64) -> SizePoint {
-    let interpolate = |low: f64, high: f64| low + share * (high - low);
-    let unprefetched = low
-        .without_prefetch
-        .zip(high.without_prefetch)
-        .map(|(low, high)| UnprefetchedRates {
-            cycles_per_instr: interpolate(low.cycles_per_instr, high.cycles_per_instr),
-            demand_fills_per_instr: interpolate(
-                low.demand_fills_per_instr,
-                high.demand_fills_per_instr,
-            ),
-            writebacks_per_instr: interpolate(low.writebacks_per_instr, high.writebacks_per_instr),
-            memory_stall_cycles_per_instr: interpolate(
-                low.memory_stall_cycles_per_instr,
-                high.memory_stall_cycles_per_instr,
-            ),
-        });
-    SizePoint {
-        size_bytes,
-        cycles_per_instr: interpolate(low.cycles_per_instr, high.cycles_per_instr),
-        demand_fills_per_instr: interpolate(
-            low.demand_fills_per_instr,
-            high.demand_fills_per_instr,
-        ),
-        prefetch_fills_per_instr: interpolate(
-            low.prefetch_fills_per_instr,
-            high.prefetch_fills_per_instr,
-        ),
-        writebacks_per_instr: interpolate(low.writebacks_per_instr, high.writebacks_per_instr),
-        memory_stall_cycles_per_instr: interpolate(
-            low.memory_stall_cycles_per_instr,
-            high.memory_stall_cycles_per_instr,
-        ),
-        without_prefetch: unprefetched,
-    }
-}
-
 /// Returns the lines of a fully associative cache that misses as often as one of `lines` in these sets, at most
 /// `lines`. The narrow cache was measured to have so many fills.
 fn conflict_free_lines(histogram: &DistanceHistogram, sets: u64, lines: u64, fills: f64) -> u64 {
@@ -368,7 +212,7 @@ fn conflict_free_lines(histogram: &DistanceHistogram, sets: u64, lines: u64, fil
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_interval::closed_form;
+    use cachemate_interval::{UnprefetchedRates, closed_form};
 
     /// Does a stream keep its sizes, and is a working set that a narrow cache holds with conflicts corrected to its own size?
     #[test]
@@ -400,82 +244,12 @@ mod tests {
         );
     }
 
-    /// Does a cyclic working set as large as the cache keep its cliff, and a random one its slope?
+    /// Does a cyclic working set keep its size, whether it hits with all ways or misses with fewer?
     #[test]
-    fn a_cyclic_set_keeps_its_cliff_and_a_random_one_its_slope() {
+    fn a_cyclic_set_keeps_its_size() {
         let cyclic = DistanceHistogram::new(0, [(4095, 1000)]);
-        assert_eq!(
-            conflict_free_lines(&cyclic, 256, 4096, 20.0),
-            4096,
-            "it hits with all ways"
-        );
-        assert_eq!(
-            conflict_free_lines(&cyclic, 256, 3072, 1000.0),
-            3072,
-            "it misses with fewer"
-        );
-        let mut points = closed_form::stream_phase(64.0, 4096.0, 0.1).points;
-        points.push(SizePoint {
-            size_bytes: 4096.0 * 64.0,
-            demand_fills_per_instr: 0.0,
-            ..points[0]
-        });
-        points[0].size_bytes = 3072.0 * 64.0;
-        let fills = |histogram: &DistanceHistogram| {
-            let all_points = points_by_distances(&points, histogram, 512.0 * 64.0, 64);
-            all_points
-                .iter()
-                .map(|point| (point.size_bytes / 64.0, point.demand_fills_per_instr))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            fills(&cyclic),
-            [(3072.0, 0.1), (3584.0, 0.1), (4096.0, 0.0)]
-        );
-        let uniform = DistanceHistogram::new(0, (0..4096).map(|distance| (distance, 1)));
-        assert_eq!(
-            fills(&uniform),
-            [(3072.0, 0.1), (3584.0, 0.05), (4096.0, 0.0)]
-        );
-    }
-
-    /// Does a cyclic working set that fills the cache lose its hits set by set as others take space, does one of half the
-    /// cache keep its own, and do rates without a cliff stay as they are?
-    #[test]
-    fn a_cliff_is_spread_over_sets() {
-        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let cache = machine.last_level_cache().unwrap();
-        let way_bytes = (cache.size_bytes / 16) as f64;
-        let first = closed_form::stream_phase(64.0, 4096.0, 0.1).points[0];
-        let fills_by_ways = |curve: &[(f64, f64)]| -> Vec<f64> {
-            let point = |&(ways, fills): &(f64, f64)| SizePoint {
-                size_bytes: way_bytes * ways,
-                demand_fills_per_instr: fills,
-                ..first
-            };
-            let points: Vec<SizePoint> = curve.iter().map(point).collect();
-            average_over_sets(&points, cache)
-                .iter()
-                .map(|point| point.demand_fills_per_instr)
-                .collect()
-        };
-        let full = fills_by_ways(&[(1.0, 0.3), (15.99, 0.3), (16.0, 0.0)]);
-        assert_eq!((full.len(), full[15], full[7]), (16, 0.0, 0.3));
-        // One line of others in each set, at random: a set has none with probability 1/e.
-        assert!(
-            (full[14] / 0.3 - 0.63).abs() < 0.1 && full[12] > full[14],
-            "{full:?}"
-        );
-        let half = fills_by_ways(&[(1.0, 0.3), (7.99, 0.3), (8.0, 0.0), (16.0, 0.0)]);
-        assert!(
-            half[6] > 0.15 && half[7] > 0.1 && half[7] < 0.2 && half[11] < 1e-12,
-            "{half:?}"
-        );
-        assert!(
-            fills_by_ways(&[(1.0, 0.3), (16.0, 0.3)])
-                .iter()
-                .all(|fills| (fills - 0.3).abs() < 1e-12)
-        );
+        assert_eq!(conflict_free_lines(&cyclic, 256, 4096, 20.0), 4096);
+        assert_eq!(conflict_free_lines(&cyclic, 256, 3072, 1000.0), 3072);
     }
 
     /// Without prefetchers, does a cyclic working set miss always at every size below its own?

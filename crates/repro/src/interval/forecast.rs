@@ -1,22 +1,26 @@
 //! Forecasts slowdowns on one shared cache, with intervals. The interval machine solves the co-run of programs whose
-//! timing was measured alone, or is drawn from a prior.
+//! timing was walked from a sample of their accesses, measured alone, or is drawn from a prior.
 //!
 //! Problem: a miss ratio says little about run time, because misses overlap, wait for bandwidth, and are fetched ahead.
-//! Method: a program's cycles, misses, overlap and prefetches are measured by running it alone ([`super::nominal`]), and the
-//! interval machine composes the programs. Without such a run, cycles and overlap are drawn from a prior, and the forecast
-//! is the median of the draws. The 90 % interval adds the model's own error, as measured on other programs
-//! (docs/simulators/interval.md, accuracy against the cycle-level machine). In a shared cache, rates are means over sets
-//! ([`conflict_free::average_over_sets`]). The interval also adds the slowdowns with a little more and
-//! less space, because a working set that nearly fits may hit or miss always, depending on how pages fall into sets.
+//! Method: a program's cycles, misses, overlap and prefetches follow from a walk of the machine's window over a sample of
+//! its accesses ([`super::walked`]), or from running it alone ([`super::nominal`]), and the interval machine composes the
+//! programs. A sample without dependences is taken for one whose misses are independent, and the interval includes
+//! programs of which every second load waits for the one before. Without a sample, cycles and overlap are drawn from a
+//! prior, and the forecast is the median of the draws. The 90 % interval adds the model's own error, as measured on other
+//! programs (docs/simulators/interval.md, accuracy against the cycle-level machine). In a shared cache, rates are means
+//! over sets ([`set_means::average_over_sets`]). The interval also adds the slowdowns with a little more and less space,
+//! because a working set that nearly fits may hit or miss always, depending on how pages fall into sets.
 //! Properties: pure; no co-run is an input; more uncertain inputs give wider intervals.
 
 use std::path::Path;
 
-use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio};
+use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio, StreamSample};
 use cachemate_interval::PhasedProgram;
 use cachemate_interval::engine::{
     DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals,
 };
+use cachemate_locality::stream_sampler::StreamSampler;
+use cachemate_locality::window_walk::DependenceRule;
 use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::Placement;
@@ -25,6 +29,8 @@ use serde::{Deserialize, Serialize};
 
 use super::conflict_free;
 use super::nominal::{self, TimingPrior};
+use super::set_means;
+use super::walked::walk_sample;
 use crate::ReproError;
 use crate::recordings::{self, RecordedRound};
 use crate::run_request::sources_of;
@@ -35,9 +41,13 @@ use crate::store::{self, RunName};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimingBasis {
+    /// A walk of the window over a sample that states which loads wait for which.
+    Dependences,
+    /// The same, over a sample whose loads are assumed to wait for no other.
+    AssumedIndependence,
     /// A short solo run on the cycle-level machine.
     SoloRun,
-    /// A prior for cycles and overlap, because the input cannot be run.
+    /// A prior for cycles and overlap, because the input has no sample or cannot be run.
     Prior,
 }
 
@@ -45,10 +55,17 @@ impl TimingBasis {
     /// Describes the source of the timing.
     pub fn describe(self) -> &'static str {
         match self {
+            TimingBasis::Dependences => {
+                "cycles and overlap walked from the recording, with the loads that wait for others"
+            }
+            TimingBasis::AssumedIndependence => {
+                "cycles and overlap walked from the recording; it states no dependences, so misses are assumed to overlap, \
+                 and the interval covers a program of which every second load waits for the one before \
+                 ('cachemate record' of this version states them)"
+            }
             TimingBasis::SoloRun => "cycles and overlap measured by a short run alone",
             TimingBasis::Prior => {
-                "cycles and overlap from a prior, because only a .cmt recording of one thread can be run alone \
-                 ('cachemate convert' makes one)"
+                "cycles and overlap from a prior, because the input has no sample of the accesses, or cannot be run alone"
             }
         }
     }
@@ -61,6 +78,8 @@ pub struct TimedProgram {
     timed_draws: Vec<PhasedProgram>,
     /// The source of the timing.
     pub basis: TimingBasis,
+    /// One standard error of the solo cycles that sampling leaves, relative to them.
+    sampling_error_share: f64,
 }
 
 const PRIOR_DRAW_COUNT: usize = 15;
@@ -77,12 +96,77 @@ const MIN_START_ROUNDS: f64 = 1.0;
 const MIN_MEASURED_CYCLES: f64 = 100e6;
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
 /// Maximum number of a recording's records that are timed. A longer recording is timed in a part of this length.
-pub const MAX_TIMED_RECORDS: u64 = 4_000_000;
+const MAX_TIMED_RECORDS: u64 = 4_000_000;
 /// Minimum number of timed instructions, which several readings of the counts cover. A shorter recording is timed in several
 /// rounds.
 const MIN_TIMED_INSTR: f64 = 4e6;
 
 impl TimedProgram {
+    /// Times a recording by a walk over a sample of its accesses.
+    ///
+    /// # Errors
+    /// The recording cannot be read, or does not count instructions.
+    pub fn from_recording(
+        name: &str,
+        recording: &Path,
+        machine: &MachineSpec,
+    ) -> Result<Self, ReproError> {
+        let line_bytes = machine
+            .last_level_cache()
+            .map_or(64, |cache| cache.line_bytes);
+        let mut reader = CmtReader::open(recording).map_err(failed(name))?;
+        let (mut sampler, mut records) = (StreamSampler::new(), Vec::new());
+        while reader.read_batch(&mut records).map_err(failed(name))? {
+            let accesses = records
+                .iter()
+                .map(|record| record.to_sampled(line_bytes.trailing_zeros()));
+            sampler.push(accesses).map_err(failed(name))?;
+        }
+
+        let header = reader.header();
+        if !header.instructions_known {
+            return Err(failed(name)("found no instruction counts, expected them"));
+        }
+        let page_bytes = header.page_bytes.max(line_bytes);
+        let (sample, _) = sampler
+            .finish(line_bytes, page_bytes, header.has_dependences)
+            .map_err(failed(name))?;
+        TimedProgram::from_sample(name, &sample, machine)
+    }
+
+    /// Times a sampled program by walks of the machine's window.
+    ///
+    /// # Errors
+    /// The machine has no data cache, or other lines than the sample.
+    pub fn from_sample(
+        name: &str,
+        sample: &StreamSample,
+        machine: &MachineSpec,
+    ) -> Result<Self, ReproError> {
+        let walk_by = |rule| walk_sample(name, sample, machine, rule);
+        if sample.has_dependences {
+            let walk = walk_by(DependenceRule::Recorded)?;
+            return Ok(TimedProgram {
+                timed_draws: vec![walk.program],
+                basis: TimingBasis::Dependences,
+                sampling_error_share: walk.sampling_error_share,
+            });
+        }
+
+        let independent = walk_by(DependenceRule::Independent)?;
+        let half_chained = walk_by(DependenceRule::HalfChained)?;
+        // The median of the draws is that of independent loads.
+        Ok(TimedProgram {
+            timed_draws: vec![
+                independent.program.clone(),
+                independent.program,
+                half_chained.program,
+            ],
+            basis: TimingBasis::AssumedIndependence,
+            sampling_error_share: independent.sampling_error_share,
+        })
+    }
+
     /// Times a recording by a solo run on the cycle-level machine, of at most `max_records` of its records. The run lasts
     /// whole rounds through the recording, usually one, after a round in which the caches fill: the first accesses to lines
     /// that later rounds find in the cache belong to no round.
@@ -128,6 +212,7 @@ impl TimedProgram {
         Ok(TimedProgram {
             timed_draws: vec![program],
             basis: TimingBasis::SoloRun,
+            sampling_error_share: 0.0,
         })
     }
 
@@ -148,7 +233,7 @@ impl TimedProgram {
     /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
     /// run would time only the first of several threads, and formats other than `.cmt`, or without instruction counts,
     /// cannot be run.
-    pub fn from_recording(
+    pub fn from_solo_run(
         recording: &Path,
         file: &ProfileFile,
         machine: &MachineSpec,
@@ -161,7 +246,18 @@ impl TimedProgram {
             Some(0 | 1) => {
                 TimedProgram::measure(&file.program, recording, 1, machine, MAX_TIMED_RECORDS)
             }
-            _ => TimedProgram::from_profile(file, machine),
+            _ => TimedProgram::from_prior(file, machine),
+        }
+    }
+
+    /// Times a profile's program: from its sample, or else from the prior.
+    ///
+    /// # Errors
+    /// The profile has neither a sample nor a miss curve with references per instruction, or its sample has other lines.
+    pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
+        match &file.sample {
+            Some(sample) => TimedProgram::from_sample(&file.program, sample, machine),
+            None => TimedProgram::from_prior(file, machine),
         }
     }
 
@@ -169,7 +265,7 @@ impl TimedProgram {
     ///
     /// # Errors
     /// The profile has no miss curve, or no references per instruction.
-    pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
+    pub fn from_prior(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let program_of_draw = |index: usize| {
             nominal::from_file_with(file, machine, &TimingPrior::draw(index, PRIOR_DRAW_COUNT))
         };
@@ -178,6 +274,7 @@ impl TimedProgram {
                 .map(program_of_draw)
                 .collect::<Result<_, _>>()?,
             basis: TimingBasis::Prior,
+            sampling_error_share: 0.0,
         })
     }
 
@@ -191,7 +288,7 @@ impl TimedProgram {
         let mut program = self.timed_draws[draw_index % self.timed_draws.len()].clone();
         if let Some(cache) = machine.last_level_cache() {
             for phase in &mut program.phases {
-                phase.points = conflict_free::average_over_sets(&phase.points, cache);
+                phase.points = set_means::average_over_sets(&phase.points, cache);
             }
         }
         program
@@ -273,7 +370,7 @@ pub fn forecast_placed(
         .collect::<Result<_, _>>()?;
     let space_deviation = machine
         .last_level_cache()
-        .map_or(0.0, conflict_free::space_deviation);
+        .map_or(0.0, set_means::space_deviation);
     let crowded_run = solve_draw(
         machine,
         programs,
@@ -306,6 +403,7 @@ pub fn forecast_placed(
             slowdown: with_model_error(
                 &slowdowns,
                 [&spacious_run, &crowded_run].map(|run| slowdown_change(index, run)),
+                programs[index].sampling_error_share,
             ),
             mpki,
             miss_ratio: MissRatio::from_counts(mpki / 1000.0, references),
@@ -371,18 +469,21 @@ fn median(sorted: &[f64]) -> f64 {
 
 /// Adds the model's own error to a slowdown from the interval machine.
 pub fn slowdown_with_error(slowdown: f64) -> Estimate {
-    with_model_error(&[slowdown], [0.0; 2])
+    with_model_error(&[slowdown], [0.0; 2], 0.0)
 }
 
 /// Returns the median of the draws, and the bounds of their middle 90 %. The bounds are widened by the model's error, and
-/// by the changes of the slowdown with one deviation more and less space.
-fn with_model_error(sorted: &[f64], space_changes: [f64; 2]) -> Estimate {
+/// by the changes of the slowdown with one deviation more and less space. The error that sampling leaves is one of the
+/// program's cycles.
+fn with_model_error(
+    sorted: &[f64],
+    space_changes: [f64; 2],
+    sampling_error_share: f64,
+) -> Estimate {
     let value = median(sorted);
+    let error_share = libm::hypot(ERROR_DEVIATION_SHARE, sampling_error_share);
     let error = NINETY_PERCENT_HALF_WIDTH
-        * libm::hypot(
-            ERROR_DEVIATION_POINTS,
-            ERROR_DEVIATION_SHARE * value.max(0.0),
-        );
+        * libm::hypot(ERROR_DEVIATION_POINTS, error_share * value.max(0.0));
     let tail_count = sorted.len() / 20;
     let (lower_draw, upper_draw) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
     let (space_fall, space_rise) = space_changes
@@ -520,7 +621,8 @@ mod tests {
     fn steady_program(job: IntervalJob) -> TimedProgram {
         TimedProgram {
             timed_draws: vec![(*job.program).clone()],
-            basis: TimingBasis::SoloRun,
+            basis: TimingBasis::Dependences,
+            sampling_error_share: 0.0,
         }
     }
 
@@ -665,13 +767,13 @@ mod tests {
         let draws: Vec<f64> = (0..15)
             .map(|index| 0.05 + 0.04 * f64::from(index))
             .collect();
-        let uncertain = with_model_error(&draws, [0.0; 2]);
+        let uncertain = with_model_error(&draws, [0.0; 2], 0.0);
         assert!(
             (uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6,
             "{uncertain:?}"
         );
         assert!((certain.high - certain.low) < (uncertain.high - uncertain.low));
-        let at_a_cliff = with_model_error(&[0.2], [0.0, 2.8]);
+        let at_a_cliff = with_model_error(&[0.2], [0.0, 2.8], 0.0);
         assert!(
             at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low,
             "{at_a_cliff:?}"
@@ -692,6 +794,7 @@ mod tests {
                     nominal::measure_instructions(job, machine, 2_000_000, 4_000_000).unwrap(),
                 ],
                 basis: TimingBasis::SoloRun,
+                sampling_error_share: 0.0,
             })
             .collect();
         let forecast = forecast_together(machine, &timed.iter().collect::<Vec<_>>()).unwrap();
@@ -762,7 +865,7 @@ mod tests {
     fn a_recording_is_timed_over_its_whole_length() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let path = bundled_recording("xz");
-        let timed = TimedProgram::measure("xz", &path, 3, &machine, MAX_TIMED_RECORDS).unwrap();
+        let timed = TimedProgram::from_recording("xz", &path, &machine).unwrap();
         let round = RecordedRound::read("xz", &path).unwrap();
         let (instructions, cycles) = timed.solo_round().unwrap();
         assert!(
@@ -780,21 +883,11 @@ mod tests {
     #[test]
     fn light_programs_run_on_at_their_speed_after_a_crowded_moment() {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
-        let timed_program = |name: &str, seed| {
-            TimedProgram::measure(
-                name,
-                &bundled_recording(name),
-                seed,
-                &machine,
-                MAX_TIMED_RECORDS / 40,
-            )
-            .unwrap()
+        let timed_program = |name: &str| {
+            TimedProgram::from_recording(name, &bundled_recording(name), &machine).unwrap()
         };
-        let members = forecast_together(
-            &machine,
-            &[&timed_program("sort", 4), &timed_program("cc1", 7)],
-        )
-        .unwrap();
+        let members =
+            forecast_together(&machine, &[&timed_program("sort"), &timed_program("cc1")]).unwrap();
         let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();
         assert!(
             slowdowns.iter().all(|slowdown| *slowdown < 0.5),

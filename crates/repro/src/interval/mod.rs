@@ -16,7 +16,9 @@ mod online;
 pub mod plan_search;
 pub mod predict;
 pub mod score;
+mod set_means;
 pub mod speed;
+mod walked;
 pub mod whatif;
 
 use serde::{Deserialize, Serialize};

@@ -1,10 +1,9 @@
 //! Validates forecasts from recordings by comparing predicted slowdowns with the cycle-level machine.
 //!
-//! Method: recordings of real programs are timed alone ([`super::forecast`]), as by `cachemate predict`. Pairs and
+//! Method: recordings of real programs are timed by walks ([`super::walked`]), as by `cachemate predict`. Pairs and
 //! groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate attribute`;
 //! these slowdowns are the truth. The work is whole rounds through each recording, as many as fit into a round of the
-//! longest. The run alone has the same page frames as the one that timed the recording, because a slowdown is relative to
-//! the measured solo speed, and frames decide about conflict misses. A 90 % interval counts as right if it contains the
+//! longest. A 90 % interval counts as right if it contains the
 //! true slowdown. Properties: no co-run is an input of a
 //! forecast; all drawn runs count.
 
@@ -13,7 +12,7 @@ use std::path::PathBuf;
 use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{MAX_TIMED_RECORDS, TimedProgram, forecast_together, solo_mpki};
+use super::forecast::{TimedProgram, forecast_together, solo_mpki};
 use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau, percentile_value};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
@@ -147,7 +146,7 @@ pub fn score_offline(
         let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
-            TimedProgram::measure(program, path, seed, &bench.machine, MAX_TIMED_RECORDS)
+            TimedProgram::from_recording(program, path, &bench.machine)
         })?;
         let solo_mpkis: Vec<f64> = timed_programs
             .iter()

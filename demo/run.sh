@@ -8,7 +8,6 @@ set -eu
 cd "$(dirname "$0")/.."
 cachemate=${CACHEMATE:-target/release/cachemate}
 case $cachemate in /*) ;; *) cachemate=$PWD/$cachemate ;; esac
-timing=${TIMING:-solo-run}       # prior: faster, with wider intervals
 machine=${MACHINE:-host}         # this machine, which is measured first
 larger=epyc-7763                 # a machine of today with several caches: 64 cores, eight L3s of 32 MB
 case $machine in /* | [!/]*/*) machine=$(realpath -m "$machine") ;; esac
@@ -106,9 +105,9 @@ for name in $recorded; do files="$files $name.cmt"; done
 
 say "which programs slow each other down on $machine: forecast"
 # shellcheck disable=SC2086 # the lists are meant to be split
-"$cachemate" predict $files --machine "$machine" --timing "$timing" --json >forecast.json
+"$cachemate" predict $files --machine "$machine" --json >forecast.json
 # shellcheck disable=SC2086
-"$cachemate" predict $files --machine "$machine" --timing "$timing"
+"$cachemate" predict $files --machine "$machine"
 
 say "three of these pairs on this machine: forecast and measured"
 if [ "$machine" != host ]; then
@@ -122,15 +121,15 @@ fi
 
 say "the plan for $machine"
 # shellcheck disable=SC2086
-"$cachemate" plan $files --machine "$machine" --timing "$timing"
+"$cachemate" plan $files --machine "$machine"
 # shellcheck disable=SC2086
-"$cachemate" --quiet report $files --machine "$machine" --timing "$timing" -o report.html >/dev/null
+"$cachemate" --quiet report $files --machine "$machine" -o report.html >/dev/null
 
 caches=$("$cachemate" --quiet topology 2>/dev/null | awk '/shared last level/ { n++ } END { print n + 0 }')
 if [ "$machine" = host ] && [ "$caches" -lt 2 ]; then
     say "this machine has one last-level cache; the plan for another one, $larger, with eight"
     # shellcheck disable=SC2086
-    "$cachemate" plan $files --machine "$larger" --timing "$timing"
+    "$cachemate" plan $files --machine "$larger"
 fi
 echo
 echo "done in $(($(date +%s) - started)) s; look at the report:"

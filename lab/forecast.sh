@@ -62,13 +62,9 @@ forecast() {
             { printf 'forecast.end\tforecasts\tnote\t-\tNOT RUN: %s cannot be recorded (see %s)\t-\n' "$name" "$files/recorded.log" >>"$out/results.tsv"; return; }
     done <"$files/programs.tsv"
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --json "${names[@]}" >forecast.json)
-    (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --timing prior --json "${names[@]}" >prior.json)
     [ -n "${LAB_MEASURED:-}" ] && [ -z "${LAB_REMEASURED:-}" ] || forecast_guest "$files"
     forecast_pairs "$files/forecast.json" >"$files/pairs.tsv"
     forecast_lines <"$files/pairs.tsv" >>"$out/results.tsv"
-    # The same with curves of whole recordings and no solo run, which tells errors of the curve from those of the timing.
-    forecast_pairs "$files/prior.json" | forecast_lines | grep -v '^forecast.pair' |
-        awk -F '\t' -v OFS='\t' '{ sub(/^forecast/, "forecast.prior"); $2 = "--timing prior: " $2; $3 = "note"; print }' >>"$out/results.tsv"
 }
 
 # forecast_guest FILES: runs the pairs in a guest.

@@ -146,14 +146,12 @@ def predict(
     machine: str,
     *,
     model: str = "interval",
-    timing: Literal["solo-run", "prior"] = "solo-run",
 ) -> Matrix: ...
 def plan(
     programs: Sequence[Profile],
     machine: str,
     *,
     model: str = "interval",
-    timing: Literal["solo-run", "prior"] = "solo-run",
     seed: int = 0,
 ) -> Plan: ...
 def record(

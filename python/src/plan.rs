@@ -11,7 +11,6 @@ use cachemate_report::{CostTable, PlanResult};
 use cachemate_repro::interval::forecast::{self, TimedProgram};
 use cachemate_study::{ProfileTarget, cost_table, pair_costs, plan_result, profile_for_target};
 use numpy::PyArray2;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::json::to_python;
@@ -126,24 +125,14 @@ fn costs_of(
     programs: &[PyRef<'_, Profile>],
     machine: &str,
     model: &str,
-    timing: &str,
 ) -> PyResult<PredictedCosts> {
     let machine = cachemate_spec::load_machine(machine).map_err(value_error)?;
     let names: Vec<String> = programs
         .iter()
         .map(|program| escape_controls(&program.file.program))
         .collect();
-    let uses_prior = match timing {
-        "solo-run" => false,
-        "prior" => true,
-        found => {
-            return Err(PyValueError::new_err(format!(
-                "timing: found '{found}', expected solo-run or prior"
-            )));
-        }
-    };
     if model == INTERVAL_MODEL {
-        let timed = time_programs(py, programs, &machine, uses_prior)?;
+        let timed = time_programs(py, programs, &machine)?;
         let pairs =
             py.detach(|| forecast::forecast_pairs(&machine, &timed.iter().collect::<Vec<_>>()));
         let intervals = pairs.map_err(value_error)?;
@@ -194,19 +183,12 @@ fn time_programs(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
     machine: &MachineSpec,
-    uses_prior: bool,
 ) -> PyResult<Vec<TimedProgram>> {
     let mut timed = Vec::with_capacity(programs.len());
     for program in programs {
         py.check_signals()?;
-        let (file, recording) = (
-            &program.file,
-            program.recording.as_deref().filter(|_| !uses_prior),
-        );
-        let timed_program = py.detach(|| match recording {
-            Some(path) => TimedProgram::from_solo_run(path, file, machine),
-            None => TimedProgram::from_prior(file, machine),
-        });
+        let file = &program.file;
+        let timed_program = py.detach(|| TimedProgram::from_profile(file, machine));
         timed.push(timed_program.map_err(value_error)?);
     }
     Ok(timed)
@@ -214,15 +196,14 @@ fn time_programs(
 
 /// Predicts how much programs slow each other down on the shared cache of a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, model = "interval", timing = "solo-run"))]
+#[pyo3(signature = (programs, machine, *, model = "interval"))]
 pub fn predict(
     py: Python<'_>,
     programs: Vec<PyRef<'_, Profile>>,
     machine: &str,
     model: &str,
-    timing: &str,
 ) -> PyResult<Matrix> {
-    Ok(costs_of(py, &programs, machine, model, timing)?.matrix)
+    Ok(costs_of(py, &programs, machine, model)?.matrix)
 }
 
 /// A placement of programs, its expected outcome, and the reasons.
@@ -336,13 +317,12 @@ fn escape(text: &str) -> String {
 
 /// Plans which programs share a cache on a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, model = "interval", timing = "solo-run", seed = 0))]
+#[pyo3(signature = (programs, machine, *, model = "interval", seed = 0))]
 pub fn plan(
     py: Python<'_>,
     programs: Vec<PyRef<'_, Profile>>,
     machine: &str,
     model: &str,
-    timing: &str,
     seed: u64,
 ) -> PyResult<Plan> {
     let PredictedCosts {
@@ -350,7 +330,7 @@ pub fn plan(
         costs,
         matrix,
         timed,
-    } = costs_of(py, &programs, machine, model, timing)?;
+    } = costs_of(py, &programs, machine, model)?;
     let names = &matrix.table.names;
     let placement = match timed {
         Some(timed) => {

@@ -16,8 +16,6 @@ use crate::value_error;
 #[pyclass(frozen, module = "cachemate")]
 pub struct Profile {
     pub file: ProfileFile,
-    /// The trace's file, which predictions run alone to obtain timing; `None` for an array or a profile file.
-    pub recording: Option<PathBuf>,
 }
 
 #[pymethods]
@@ -27,7 +25,6 @@ impl Profile {
     fn read(path: PathBuf) -> PyResult<Self> {
         Ok(Profile {
             file: ProfileFile::read(path).map_err(value_error)?,
-            recording: None,
         })
     }
 
@@ -122,6 +119,5 @@ pub fn profile(
     let profile = py.detach(|| profiling.finish(name, trace.from(), &header, totals.as_ref()));
     Ok(Profile {
         file: profile.map_err(value_error)?,
-        recording: trace.file(),
     })
 }

@@ -198,14 +198,6 @@ impl Trace {
         })
     }
 
-    /// Path of the file that is read; `None` for an array.
-    pub fn file(&self) -> Option<PathBuf> {
-        match &self.source {
-            TraceSource::Array { .. } => None,
-            TraceSource::File { path, .. } => Some(PathBuf::from(path)),
-        }
-    }
-
     /// Source of the trace, as profiles record it.
     pub fn from(&self) -> &str {
         match &self.source {

@@ -203,8 +203,6 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         cachemate.mrc(cachemate.Trace.from_numpy(np.empty(0, dtype=np.uint64)))
     with pytest.raises(cachemate.CachemateError, match="statc"):
         cachemate.predict([], MACHINE, model="statc")
-    with pytest.raises(ValueError, match="timing: found 'solo', expected solo-run or prior"):
-        cachemate.predict([], MACHINE, timing="solo")  # type: ignore[arg-type]
 
 
 def test_curves_and_matrices_are_drawn(programs: list[cachemate.Profile]) -> None:

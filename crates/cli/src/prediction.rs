@@ -14,14 +14,12 @@ use cachemate_repro::interval::forecast::{
     forecast_together, group_miss_ratio, place_programs, solo_mpki,
 };
 use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, pair_costs};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::exit::UsageError;
 use crate::host_machine::{HOST_NAME, load_machine};
 use crate::programs::{ProfiledInput, load_all};
-use crate::run_store::RunStoreArgs;
 use crate::session::Session;
-use crate::traces::recording_path;
 
 /// The option that selects the machine.
 #[derive(Args, Clone)]
@@ -34,29 +32,6 @@ pub struct MachineArg {
 /// The default model: the interval machine's solution, as in `compare` and `plan --policy`.
 pub const INTERVAL_MODEL: &str = "interval";
 
-/// Source of the cycles and overlap of recorded programs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub enum TimingSource {
-    /// Walk the machine's reorder window over a sample of the accesses, which recordings and profile files have
-    Walk,
-    /// Run each recording alone on the simulated machine for a moment
-    #[default]
-    SoloRun,
-    /// Draw cycles and overlap from a prior: faster, but without prefetches and bandwidth of the program, so that intervals
-    /// may miss its slowdown
-    Prior,
-}
-
-/// The options that select the timing of programs.
-#[derive(Args)]
-pub struct TimingArgs {
-    /// Cycles and overlap of programs, for --model interval; profile files are never run alone
-    #[arg(long, value_enum, default_value_t, value_name = "SOURCE")]
-    timing: TimingSource,
-    #[command(flatten)]
-    pub runs: RunStoreArgs,
-}
-
 /// The programs, the machine and the model of a prediction.
 #[derive(Args)]
 pub struct PredictionArgs {
@@ -68,8 +43,6 @@ pub struct PredictionArgs {
     /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
     model: String,
-    #[command(flatten)]
-    timing: TimingArgs,
 }
 
 impl PredictionArgs {
@@ -78,13 +51,7 @@ impl PredictionArgs {
     /// # Errors
     /// The errors of [`Prediction::new`].
     pub fn predict(&self, session: &Session) -> anyhow::Result<Prediction> {
-        Prediction::new(
-            session,
-            &self.programs,
-            &self.machine.machine,
-            &self.model,
-            &self.timing,
-        )
+        Prediction::new(session, &self.programs, &self.machine.machine, &self.model)
     }
 }
 
@@ -133,7 +100,6 @@ impl Prediction {
         programs: &[String],
         machine: &str,
         model: &str,
-        timing: &TimingArgs,
     ) -> anyhow::Result<Self> {
         let machine = load_machine(session, machine)?;
         let unknown_model = |error: UnknownScheme| {
@@ -151,7 +117,7 @@ impl Prediction {
         let inputs = load_all(session, programs, target)?;
         let names: Vec<String> = inputs.iter().map(|program| program.name.clone()).collect();
         let Some(scheme) = scheme else {
-            let timed_programs = time_programs(session, programs, &inputs, &machine, timing)?;
+            let timed_programs = time_programs(session, programs, &inputs, &machine)?;
             let intervals = forecast_pairs(
                 &machine,
                 &timed_programs.iter().map(Arc::as_ref).collect::<Vec<_>>(),
@@ -396,9 +362,7 @@ fn time_programs(
     names: &[String],
     inputs: &[ProfiledInput],
     machine: &MachineSpec,
-    timing: &TimingArgs,
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
-    timing.runs.start()?;
     let first_index_of = |index: usize| {
         names
             .iter()
@@ -407,25 +371,16 @@ fn time_programs(
     };
     let stop = session.interrupt_flag();
     let context = ExperimentContext::for_seed(1, &stop);
-    let bar = session.progress_bar("programs alone", Some(names.len() as u64));
+    let bar = session.progress_bar("timing programs", Some(names.len() as u64));
     let distinct_indices: Vec<usize> = (0..names.len())
         .filter(|&index| first_index_of(index) == index)
         .collect();
     let programs = context.run_all_in_process(&distinct_indices, |&index| {
-        let file = &inputs[index].file;
-        let timed_program = match timing.timing {
-            TimingSource::Walk => TimedProgram::from_profile(file, machine),
-            TimingSource::SoloRun => match recording_path(&names[index]) {
-                Ok(path) => TimedProgram::from_solo_run(&path, file, machine),
-                Err(_) => TimedProgram::from_prior(file, machine),
-            },
-            TimingSource::Prior => TimedProgram::from_prior(file, machine),
-        };
+        let timed_program = TimedProgram::from_profile(&inputs[index].file, machine);
         bar.inc(1);
         Ok(Arc::new(timed_program?))
     })?;
     bar.finish_and_clear();
-    timing.runs.report_reuse(session);
     let distinct_position = |index: usize| {
         distinct_indices
             .iter()

@@ -21,17 +21,15 @@ pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn 
 }
 
 /// One round through the thread of a recording; recordings of several threads are rejected.
-pub(crate) struct RecordedRound {
+struct RecordedRound {
     /// The thread's number.
-    pub thread: u32,
+    thread: u32,
     /// The thread's records.
-    pub records: u64,
-    /// Its instructions.
-    pub instructions: u64,
+    records: u64,
 }
 
 impl RecordedRound {
-    pub(crate) fn read(name: &str, path: &Path) -> Result<Self> {
+    fn read(name: &str, path: &Path) -> Result<Self> {
         let recording_error = failed(name);
         let mut first_record = Vec::new();
         let mut reader = CmtReader::open(path).map_err(&recording_error)?;
@@ -53,11 +51,9 @@ impl RecordedRound {
             .map_err(&recording_error)?;
         let thread = first_record.first().map_or(0, |record| record.thread);
         let source = CmtSource::open(path, thread, 0, 0).map_err(&recording_error)?;
-        let (records, instructions) = (source.records_per_round(), source.instructions_per_round());
         Ok(RecordedRound {
             thread,
-            records,
-            instructions,
+            records: source.records_per_round(),
         })
     }
 }

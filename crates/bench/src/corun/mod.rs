@@ -49,9 +49,6 @@ pub struct CorunBench {
     /// Companions of each program
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=20))]
     companions: u32,
-    /// Source of the cycles and overlap of recorded programs, as predict has it: solo-run or prior, which takes a second
-    #[arg(long, value_name = "SOURCE", default_value = "solo-run")]
-    timing: String,
     /// Directory of the table, the JSON and the picture, which must exist
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -126,7 +123,7 @@ impl CorunBench {
                 programs.len()
             );
         }
-        let forecasts = bench.forecast(&programs, &self.timing)?;
+        let forecasts = bench.forecast(&programs)?;
         let mut pairs = choose_pairs(
             &programs,
             &forecasts,
@@ -193,11 +190,7 @@ impl CorunHost {
     }
 
     /// Records the programs and forecasts the slowdown of each beside each.
-    fn forecast(
-        &self,
-        programs: &[CorunProgram],
-        timing: &str,
-    ) -> anyhow::Result<Vec<Vec<PercentInterval>>> {
+    fn forecast(&self, programs: &[CorunProgram]) -> anyhow::Result<Vec<Vec<PercentInterval>>> {
         let mut files = Vec::new();
         for program in programs {
             eprintln!("recording {}", program.name);
@@ -211,7 +204,7 @@ impl CorunHost {
             files.push(path_text);
         }
         eprintln!("forecasting {} programs", programs.len());
-        let mut args = vec!["--quiet", "predict", "--json", "--timing", timing];
+        let mut args = vec!["--quiet", "predict", "--json"];
         args.extend(files.iter().map(String::as_str));
         let text = run_command(&self.command, &args)?;
         let value: serde_json::Value = serde_json::from_str(&text)?;

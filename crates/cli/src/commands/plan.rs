@@ -16,7 +16,7 @@ use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
 use crate::host_machine;
-use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
+use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel};
 use crate::programs::name_without_number;
 use crate::session::Session;
 
@@ -36,8 +36,6 @@ pub struct PlanArgs {
     /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    #[command(flatten)]
-    timing: TimingArgs,
     /// CSV of measured slowdowns in percent: of the row's program by the column's
     #[arg(long, value_name = "FILE")]
     slowdowns: Option<PathBuf>,
@@ -251,13 +249,7 @@ impl PlanArgs {
             );
         }
         let model = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
-        let prediction = Prediction::new(
-            session,
-            &self.programs,
-            &self.machine.machine,
-            model,
-            &self.timing,
-        )?;
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model)?;
         let names = prediction.program_names();
         let names: Vec<String> = names
             .iter()

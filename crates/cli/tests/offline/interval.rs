@@ -354,7 +354,7 @@ fn a_recording_and_its_profile_give_the_same_digits() {
     let answers = forms.map(|files| {
         let files: Vec<&str> = files.iter().map(String::as_str).collect();
         let ask = |command: &str| {
-            let options = ["-m", "opteron-2350", "--timing", "walk", "--json"];
+            let options = ["-m", "opteron-2350", "--json"];
             run(root, &[&[command], &files[..], &options[..]].concat()).json()
         };
         let (mut predicted, mut planned) = (ask("predict"), ask("plan"));

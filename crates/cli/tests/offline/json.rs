@@ -148,7 +148,7 @@ fn printed_and_promised_fields_are_the_same() {
         &[],
         &[],
     );
-    let machine = ["-m", "xeon-x5365-4", "--timing", "prior", "--json"];
+    let machine = ["-m", "xeon-x5365-4", "--json"];
     let both = run_json(&[&["predict", "small.cmt", "large.cmt"], &machine[..]].concat());
     let by_scheme = run_json(
         &[

@@ -1,10 +1,9 @@
 //! Forecasts slowdowns on one shared cache, with intervals. The interval machine solves the co-run of programs whose
-//! timing was walked from a sample of their accesses, measured alone, or is drawn from a prior.
+//! timing was walked from a sample of their accesses, or is drawn from a prior.
 //!
 //! Problem: a miss ratio says little about run time, because misses overlap, wait for bandwidth, and are fetched ahead.
 //! Method: a program's cycles, misses, overlap and prefetches follow from a walk of the machine's window over a sample of
-//! its accesses ([`super::walked`]), or from running it alone ([`super::nominal`]), and the interval machine composes the
-//! programs. A sample without dependences is taken for one whose misses are independent, and the interval includes
+//! its accesses ([`super::walked`]), and the interval machine composes the programs. A sample without dependences is taken for one whose misses are independent, and the interval includes
 //! programs of which every second load waits for the one before. Without a sample, cycles and overlap are drawn from a
 //! prior, and the forecast is the median of the draws. The 90 % interval adds the model's own error, as measured on other
 //! programs (docs/simulators/interval.md, accuracy against the cycle-level machine). In a shared cache, rates are means
@@ -27,15 +26,11 @@ use cachemate_policy::placement::Placement;
 use cachemate_trace::{CmtReader, ProfileFile, TraceReader};
 use serde::{Deserialize, Serialize};
 
-use super::conflict_free;
 use super::nominal::{self, TimingPrior};
 use super::set_means;
 use super::walked::walk_sample;
 use crate::ReproError;
-use crate::recordings::{self, RecordedRound};
-use crate::run_request::sources_of;
-use crate::setup::{WorkloadJob, failed};
-use crate::store::{self, RunName};
+use crate::setup::failed;
 
 /// The source of a program's timing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -45,9 +40,7 @@ pub enum TimingBasis {
     Dependences,
     /// The same, over a sample whose loads are assumed to wait for no other.
     AssumedIndependence,
-    /// A short solo run on the cycle-level machine.
-    SoloRun,
-    /// A prior for cycles and overlap, because the input has no sample or cannot be run.
+    /// A prior for cycles and overlap, because the input has no sample.
     Prior,
 }
 
@@ -63,9 +56,9 @@ impl TimingBasis {
                  and the interval covers a program of which every second load waits for the one before \
                  ('cachemate record' of this version states them)"
             }
-            TimingBasis::SoloRun => "cycles and overlap measured by a short run alone",
             TimingBasis::Prior => {
-                "cycles and overlap from a prior, because the input has no sample of the accesses, or cannot be run alone"
+                "cycles and overlap from a prior, because the input has no sample of the accesses with instruction counts \
+                 ('cachemate profile' of a .cmt recording writes one)"
             }
         }
     }
@@ -95,11 +88,6 @@ const MIN_START_CYCLES: f64 = 40e6;
 const MIN_START_ROUNDS: f64 = 1.0;
 const MIN_MEASURED_CYCLES: f64 = 100e6;
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
-/// Maximum number of a recording's records that are timed. A longer recording is timed in a part of this length.
-const MAX_TIMED_RECORDS: u64 = 4_000_000;
-/// Minimum number of timed instructions, which several readings of the counts cover. A shorter recording is timed in several
-/// rounds.
-const MIN_TIMED_INSTR: f64 = 4e6;
 
 impl TimedProgram {
     /// Times a recording by a walk over a sample of its accesses.
@@ -167,55 +155,6 @@ impl TimedProgram {
         })
     }
 
-    /// Times a recording by a solo run on the cycle-level machine, of at most `max_records` of its records. The run lasts
-    /// whole rounds through the recording, usually one, after a round in which the caches fill: the first accesses to lines
-    /// that later rounds find in the cache belong to no round.
-    ///
-    /// # Errors
-    /// The recording cannot be read or run alone.
-    pub fn measure(
-        name: &str,
-        recording: &Path,
-        seed: u64,
-        machine: &MachineSpec,
-        max_records: u64,
-    ) -> Result<Self, ReproError> {
-        let job = WorkloadJob::from_recording(name, recording.to_path_buf(), seed);
-        let digest = [recordings::file_digest(recording)];
-        let source_digest = sources_of(module_path!(), &digest);
-        let label = format!("timing of {name} on {}", machine.name);
-        let inputs = format!("{job:?} {machine:?} {max_records} {digest:?}");
-        let program = store::find_or_make(
-            RunName {
-                kind: "timing",
-                label,
-                sources: source_digest,
-                inputs,
-            },
-            || {
-                let recorded_round = RecordedRound::read(name, recording)?;
-                let timed_share = (max_records as f64 / recorded_round.records as f64).min(1.0);
-                let rounds =
-                    libm::ceil(MIN_TIMED_INSTR / recorded_round.instructions.max(1) as f64);
-                let timed_instr = recorded_round.instructions as f64 * timed_share * rounds;
-                let start_up_instr = timed_instr as u64;
-                let mut program = nominal::measure_instructions(
-                    &job,
-                    machine,
-                    start_up_instr,
-                    2 * start_up_instr,
-                )?;
-                conflict_free::correct_sizes(&mut program, &job, machine, start_up_instr)?;
-                Ok::<_, ReproError>(program)
-            },
-        )?;
-        Ok(TimedProgram {
-            timed_draws: vec![program],
-            basis: TimingBasis::SoloRun,
-            sampling_error_share: 0.0,
-        })
-    }
-
     /// Instructions and solo cycles of one round through the program's phases; `None` if a phase is endless.
     pub fn solo_round(&self) -> Option<(f64, f64)> {
         let phases = self.timed_draws[self.median_draw()].phases.iter();
@@ -228,26 +167,6 @@ impl TimedProgram {
                     cycles + round_instr * cycles_per_instr,
                 ))
             })
-    }
-
-    /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
-    /// run would time only the first of several threads, and formats other than `.cmt`, or without instruction counts,
-    /// cannot be run.
-    pub fn from_solo_run(
-        recording: &Path,
-        file: &ProfileFile,
-        machine: &MachineSpec,
-    ) -> Result<Self, ReproError> {
-        let counting_reader = CmtReader::open(recording)
-            .ok()
-            .filter(|reader| reader.header().instructions_known);
-        let threads = counting_reader.and_then(|reader| Some(reader.totals()?.threads.len()));
-        match threads {
-            Some(0 | 1) => {
-                TimedProgram::measure(&file.program, recording, 1, machine, MAX_TIMED_RECORDS)
-            }
-            _ => TimedProgram::from_prior(file, machine),
-        }
     }
 
     /// Times a profile's program: from its sample, or else from the prior.
@@ -612,6 +531,7 @@ mod tests {
     use super::*;
     use crate::corun::CoRunBench;
     use crate::interval::fixtures::{cache_lines, reuser, stream};
+    use crate::setup::WorkloadJob;
     use cachemate_core::ReplacementPolicy;
     use cachemate_core::SplitMix64;
     use cachemate_interval::{IntervalJob, closed_form};
@@ -793,7 +713,7 @@ mod tests {
                 timed_draws: vec![
                     nominal::measure_instructions(job, machine, 2_000_000, 4_000_000).unwrap(),
                 ],
-                basis: TimingBasis::SoloRun,
+                basis: TimingBasis::Dependences,
                 sampling_error_share: 0.0,
             })
             .collect();
@@ -866,12 +786,12 @@ mod tests {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let path = bundled_recording("xz");
         let timed = TimedProgram::from_recording("xz", &path, &machine).unwrap();
-        let round = RecordedRound::read("xz", &path).unwrap();
+        let reader = CmtReader::open(&path).unwrap();
+        let recorded_instr = reader.totals().unwrap().instructions.unwrap() as f64;
         let (instructions, cycles) = timed.solo_round().unwrap();
         assert!(
-            (instructions / round.instructions as f64 - 1.0).abs() < 0.01,
-            "{instructions} {}",
-            round.instructions
+            (instructions / recorded_instr - 1.0).abs() < 0.01,
+            "{instructions} {recorded_instr}"
         );
         assert!(
             cycles > 0.3 * instructions,

@@ -5,7 +5,6 @@
 //! Co-runs are drawn from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts
 //! them from the profiles alone, and the two are compared ([`score`]). Nothing is fitted to a co-run.
 
-mod conflict_free;
 mod conformance;
 mod day;
 pub mod draw;

@@ -23,6 +23,8 @@ use crate::setup::failed;
 const WALKED_SHARES: [f64; 7] = [0.0625, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0];
 /// Number of sizes at which the interval machine tabulates rates.
 const TABULATED_SIZE_COUNT: f64 = 64.0;
+/// Minimum instructions of a round through the phases.
+const MIN_ROUND_INSTR: f64 = 4e6;
 /// Lines of a cache in which everything hits.
 const UNLIMITED_LINES: u64 = u64::MAX / 4;
 
@@ -76,6 +78,7 @@ pub fn walk_sample(
         cycles += phase_cycles;
         phases.push(program_phase);
     }
+    repeat_phases(&mut phases);
     let program = PhasedProgram {
         name: name.to_string(),
         phases,
@@ -93,6 +96,19 @@ pub fn walk_sample(
             0.0
         },
     })
+}
+
+/// Lengthens the phases of a short program until a round of them has [`MIN_ROUND_INSTR`]: a forecast lasts many cycles, and
+/// each change of a phase is an event.
+fn repeat_phases(phases: &mut [ProgramPhase]) {
+    let round_instr: f64 = phases.iter().filter_map(|phase| phase.instructions).sum();
+    let repeats = libm::ceil(MIN_ROUND_INSTR / round_instr.max(1.0)).max(1.0);
+    for instructions in phases
+        .iter_mut()
+        .filter_map(|phase| phase.instructions.as_mut())
+    {
+        *instructions *= repeats;
+    }
 }
 
 struct PhaseWalker<'a> {

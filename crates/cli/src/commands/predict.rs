@@ -64,19 +64,30 @@ fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> Stri
     text.push('\n');
     text.push_str(&matrix_picture(&result.matrix, paint));
     text.push_str(&interval_table(&result.matrix));
-    for (name, basis) in result
-        .matrix
-        .names
-        .iter()
-        .zip(result.timing.iter().flatten())
-    {
-        text.push_str(&format!("{name}: {basis}\n"));
-    }
+    text.push_str(&timing_lines(
+        &result.matrix.names,
+        result.timing.as_deref().unwrap_or_default(),
+    ));
     if let Some(group) = &result.group {
         text.push('\n');
         text.push_str(&group_table(group));
     }
     text
+}
+
+/// A line for each source of timing, with the programs that have it; empty if the model uses none.
+fn timing_lines(names: &[String], bases: &[String]) -> String {
+    let mut names_by_basis: Vec<(&String, Vec<&str>)> = Vec::new();
+    for (name, basis) in names.iter().zip(bases) {
+        match names_by_basis.iter_mut().find(|(known, _)| *known == basis) {
+            Some((_, names)) => names.push(name),
+            None => names_by_basis.push((basis, vec![name])),
+        }
+    }
+    names_by_basis
+        .iter()
+        .map(|(basis, names)| format!("{}: {basis}\n", names.join(", ")))
+        .collect()
 }
 
 /// Formats the 90 % intervals of a matrix; empty if the model has none.

@@ -100,6 +100,8 @@ impl Neighborhood<'_> {
 
     fn describe(&self, value: f64) -> String {
         match self.costs.kind {
+            // What rounds to nothing has no sign: -0.0 would say that the neighbor helps.
+            CostKind::Degradation if value.abs() < 0.0005 => "0.0 %".to_string(),
             CostKind::Degradation => format!("{:+.1} %", 100.0 * value),
             CostKind::Weight => format!("weight {value:.3}"),
         }

@@ -29,7 +29,7 @@ pub struct MachineArg {
     pub machine: String,
 }
 
-/// The default model: the interval machine's solution, as in `compare` and `plan --policy`.
+/// The default model: the interval machine's solution, as in `sim` of an interval scenario.
 pub const INTERVAL_MODEL: &str = "interval";
 
 /// The programs, the machine and the model of a prediction.

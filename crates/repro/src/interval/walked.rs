@@ -145,8 +145,15 @@ impl PhaseWalker<'_> {
             sum_counts(&self.walk_at(phase, self.machine, UNLIMITED_LINES, prefetch))
         });
         let has_prefetchers = !self.machine.prefetchers.is_empty();
+        // The whole cache is walked once: for its point, for the error of the sample, and beside halved private caches.
+        let full_size_parts = self.walk_at(phase, self.machine, full_lines, true);
+        let full_size_counts = sum_counts(&full_size_parts);
         let rates_at = |lines: u64, prefetch: bool| {
-            let counts = sum_counts(&self.walk_at(phase, self.machine, lines, prefetch));
+            let counts = if lines == full_lines && prefetch {
+                full_size_counts
+            } else {
+                sum_counts(&self.walk_at(phase, self.machine, lines, prefetch))
+            };
             let misses =
                 histogram.misses_at(lines.max(private_lines)) as f64 / phase.instructions as f64;
             self.rates(counts, hit_counts[usize::from(!prefetch)], misses)
@@ -174,7 +181,6 @@ impl PhaseWalker<'_> {
         };
         let points: Vec<SizePoint> = sizes.iter().map(point_at).collect();
         let step_bytes = full_lines as f64 * line_bytes / TABULATED_SIZE_COUNT;
-        let full_size_parts = self.walk_at(phase, self.machine, full_lines, true);
         let program_phase = ProgramPhase {
             instructions: Some(phase.instructions as f64),
             references_per_instr: histogram.misses_at(private_lines) as f64
@@ -188,7 +194,11 @@ impl PhaseWalker<'_> {
             footprint_bytes: None,
             private_levels: Vec::new(),
             sharing: Vec::new(),
-            half_private_extra_cycles_per_instr: self.half_private_cost(phase, full_lines),
+            half_private_extra_cycles_per_instr: self.half_private_cost(
+                phase,
+                full_lines,
+                full_size_counts,
+            ),
         };
         (
             program_phase,
@@ -251,18 +261,22 @@ impl PhaseWalker<'_> {
         }
     }
 
-    /// Returns the additional cycles per instruction with half of each private cache.
-    fn half_private_cost(&self, phase: &StreamPhase, full_lines: u64) -> f64 {
+    /// Returns the additional cycles per instruction with half of each private cache, against the walk with all of them.
+    fn half_private_cost(
+        &self,
+        phase: &StreamPhase,
+        full_lines: u64,
+        whole_counts: WalkCounts,
+    ) -> f64 {
         let mut halved = self.machine.clone();
         let private_count = halved.levels.len().saturating_sub(1);
         for level in &mut halved.levels[..private_count] {
             level.lines /= 2;
         }
-        let cycles_per_instr = |machine: &WalkMachine| {
-            let counts = sum_counts(&self.walk_at(phase, machine, full_lines, true));
-            counts.cycles / counts.instructions.max(1.0)
-        };
-        (cycles_per_instr(&halved) - cycles_per_instr(self.machine)).max(0.0)
+        let halved_counts = sum_counts(&self.walk_at(phase, &halved, full_lines, true));
+        let [halved_cycles, whole_cycles] = [halved_counts, whole_counts]
+            .map(|counts| counts.cycles / counts.instructions.max(1.0));
+        (halved_cycles - whole_cycles).max(0.0)
     }
 }
 

@@ -153,7 +153,7 @@ pub fn run(
         .iter()
         .for_each(|evidence| report(&evidence.to_string()));
     let shared_status = new_shared_status(&options, flags);
-    let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone());
+    let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone(), start_time);
     let missing_config = source.describe_absence();
     missing_config.iter().for_each(|absence| report(absence));
     status_tracker.status.config = missing_config
@@ -219,7 +219,6 @@ pub fn run(
         endpoints,
         header,
         services: service_watch,
-        start_time,
     };
     live.machine
         .set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
@@ -314,8 +313,6 @@ struct WindowSinks {
     endpoints: Endpoints,
     header: RunHeader,
     services: ServiceWatch,
-    /// When this daemon began, with what it needs before the first window: its CPU time counts from there.
-    start_time: Instant,
 }
 
 fn run_windows(
@@ -333,7 +330,6 @@ fn run_windows(
         mut endpoints,
         header,
         mut services,
-        start_time,
     } = sinks;
     loop {
         if flags.reload.swap(false, Ordering::Relaxed)
@@ -404,7 +400,6 @@ fn run_windows(
         } else {
             ManageMode::Observe
         };
-        status_tracker.status.running_ns = start_time.elapsed().as_nanos() as u64;
         if endpoints.retry_unavailable(&shared_status, &header, report) {
             status_tracker
                 .status

@@ -141,7 +141,7 @@ pub enum CalibrationError {
     Pin(u32, io::Error),
 }
 
-/// Samples of each figure, in groups with a pause between two. The first sample of a group only warms caches and clock.
+/// Samples of each figure, in groups with a pause between two.
 const SAMPLE_COUNT: usize = 15;
 const GROUP_SIZE: usize = 3;
 const GROUP_PAUSE: Duration = Duration::from_millis(15);
@@ -185,7 +185,6 @@ impl Sampler {
     ) -> Result<Estimate, CalibrationError> {
         let mut units = 256u64;
         let mut samples = Vec::new();
-        let mut is_first_of_group = false;
         for attempt in 0..MAX_ATTEMPTS {
             let (start, cpu_start) = (Instant::now(), thread_time_ns());
             work(attempt as u64, units);
@@ -198,7 +197,7 @@ impl Sampler {
                 ((SAMPLE_NS / unit_ns) as u64).clamp(16, 1 << 26),
             );
             // Until the number of units fits, the clock's own cost would count.
-            if elapsed_ns < 0.3 * SAMPLE_NS || std::mem::take(&mut is_first_of_group) {
+            if elapsed_ns < 0.3 * SAMPLE_NS {
                 continue;
             }
             self.taken += 1;
@@ -212,7 +211,8 @@ impl Sampler {
             }
             if samples.len().is_multiple_of(GROUP_SIZE) {
                 std::thread::sleep(GROUP_PAUSE);
-                is_first_of_group = true;
+                // Caches and clock are cold after a pause.
+                work(attempt as u64, units);
             }
         }
         at_quantile(samples, LOWER_QUARTILE).ok_or_else(|| {

@@ -21,9 +21,13 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
     (
+        "forecast",
+        &["core", "locality", "policy", "interval", "trace"],
+    ),
+    (
         "repro",
         &[
-            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "trace",
+            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "forecast", "trace",
             "report", "spec",
         ],
     ),
@@ -52,14 +56,14 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         "python",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report",
-            "scenario", "study", "page", "repro",
+            "scenario", "study", "page", "forecast", "repro",
         ],
     ),
     (
         "cli",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux",
-            "trace", "report", "repro", "scenario", "study", "page", "daemon", "fleet",
+            "trace", "report", "forecast", "repro", "scenario", "study", "page", "daemon", "fleet",
         ],
     ),
 ];

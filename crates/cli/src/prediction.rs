@@ -9,7 +9,7 @@ use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, Scheme, SharedCache, UnknownScheme};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember};
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::forecast::{
+use cachemate_forecast::{
     MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed,
     forecast_together, group_miss_ratio, place_programs, solo_mpki,
 };

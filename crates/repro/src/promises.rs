@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::auto::{MixFamily, draw};
 use crate::cp::CHIP_MACHINE;
-use crate::interval::plan_search::{PlanEvaluator, max_slowdown};
+use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};

@@ -1,6 +1,6 @@
 //! Validates forecasts from recordings by comparing predicted slowdowns with the cycle-level machine.
 //!
-//! Method: recordings of real programs are timed by walks ([`super::walked`]), as by `cachemate predict`. Pairs and
+//! Method: recordings of real programs are timed by walks ([`cachemate_forecast::walked`]), as by `cachemate predict`. Pairs and
 //! groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate attribute`;
 //! these slowdowns are the truth. The work is whole rounds through each recording, as many as fit into a round of the
 //! longest. A 90 % interval counts as right if it contains the
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{TimedProgram, forecast_together, solo_mpki};
+use cachemate_forecast::{TimedProgram, forecast_together, solo_mpki};
 use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau, percentile_value};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
@@ -146,7 +146,11 @@ pub fn score_offline(
         let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
-            TimedProgram::from_recording(program, path, &bench.machine)
+            Ok(TimedProgram::from_recording(
+                program,
+                path,
+                &bench.machine,
+            )?)
         })?;
         let solo_mpkis: Vec<f64> = timed_programs
             .iter()

@@ -11,9 +11,8 @@ use cachemate_core::{CpuSet, MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
 use cachemate_interval::engine::{DEMAND, IntervalEngine};
 
-use super::forecast::window_rates;
-use crate::setup::failed;
-use crate::{Result, mean};
+use crate::composition::window_rates;
+use crate::{Result, failed};
 
 /// Plans tried from each start, and number of starts.
 const PLANS_PER_START: u32 = 80;
@@ -114,7 +113,8 @@ impl<'a> PlanEvaluator<'a> {
             .zip(&slowdowns)
             .filter_map(shortfall)
             .sum::<f64>();
-        let mean_speed = mean(slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)));
+        let speeds = slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown));
+        let mean_speed = speeds.sum::<f64>() / slowdowns.len() as f64;
         Ok(EvaluatedPlan {
             plan,
             slowdowns,
@@ -276,7 +276,7 @@ fn is_better(candidate_plan: &EvaluatedPlan, other_plan: &EvaluatedPlan) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interval::fixtures::{reuser, stream};
+    use cachemate_interval::closed_form::{reusing_job, streaming_job};
     use cachemate_core::Goal;
 
     /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition restore most of its
@@ -286,7 +286,7 @@ mod tests {
         let spec =
             cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1")
                 .unwrap();
-        let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
+        let jobs = [reusing_job("reuser", &spec, 0.7, 0.02), streaming_job(&spec, 0.02)];
         let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth
@@ -318,13 +318,13 @@ mod tests {
                     max_slowdown: Some(max_slowdown),
                     ..Goal::default()
                 }),
-                ..reuser(name, &spec, 0.9, 0.01)
+                ..reusing_job(name, &spec, 0.9, 0.01)
             };
             let jobs = [
                 promised_job("a"),
                 promised_job("b"),
-                stream(&spec, 0.002),
-                reuser("small", &spec, 0.02, 0.01),
+                streaming_job(&spec, 0.002),
+                reusing_job("small", &spec, 0.02, 0.01),
             ];
             PlanEvaluator::new(&spec, &jobs)
                 .unwrap()

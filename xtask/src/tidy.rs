@@ -27,8 +27,8 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     (
         "repro",
         &[
-            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "forecast", "trace",
-            "report", "spec",
+            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "forecast",
+            "trace", "report", "spec",
         ],
     ),
     ("fleet", &["core", "interval", "report", "sim"]),

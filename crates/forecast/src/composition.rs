@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::set_means;
 use crate::timed_program::{TimedProgram, TimingBasis};
-use crate::{ForecastError, Result, failed};
+use crate::{Result, failed};
 
 /// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
 /// over pairs is 2.9 points at a mean slowdown of 9.3.

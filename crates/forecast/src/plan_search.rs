@@ -276,8 +276,8 @@ fn is_better(candidate_plan: &EvaluatedPlan, other_plan: &EvaluatedPlan) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_interval::closed_form::{reusing_job, streaming_job};
     use cachemate_core::Goal;
+    use cachemate_interval::closed_form::{reusing_job, streaming_job};
 
     /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition restore most of its
     /// speed?
@@ -286,7 +286,10 @@ mod tests {
         let spec =
             cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1")
                 .unwrap();
-        let jobs = [reusing_job("reuser", &spec, 0.7, 0.02), streaming_job(&spec, 0.02)];
+        let jobs = [
+            reusing_job("reuser", &spec, 0.7, 0.02),
+            streaming_job(&spec, 0.02),
+        ];
         let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth

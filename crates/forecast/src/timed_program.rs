@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::prior::{self, TimingPrior};
 use crate::set_means;
 use crate::walked::walk_sample;
-use crate::{ForecastError, Result, failed};
+use crate::{Result, failed};
 
 /// The source of a program's timing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -64,11 +64,7 @@ impl TimedProgram {
     ///
     /// # Errors
     /// The recording cannot be read, or does not count instructions.
-    pub fn from_recording(
-        name: &str,
-        recording: &Path,
-        machine: &MachineSpec,
-    ) -> Result<Self> {
+    pub fn from_recording(name: &str, recording: &Path, machine: &MachineSpec) -> Result<Self> {
         let line_bytes = machine
             .last_level_cache()
             .map_or(64, |cache| cache.line_bytes);
@@ -96,11 +92,7 @@ impl TimedProgram {
     ///
     /// # Errors
     /// The machine has no data cache, or other lines than the sample.
-    pub fn from_sample(
-        name: &str,
-        sample: &StreamSample,
-        machine: &MachineSpec,
-    ) -> Result<Self> {
+    pub fn from_sample(name: &str, sample: &StreamSample, machine: &MachineSpec) -> Result<Self> {
         let walk_by = |rule| walk_sample(name, sample, machine, rule);
         if sample.has_dependences {
             let walk = walk_by(DependenceRule::Recorded)?;

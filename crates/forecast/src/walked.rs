@@ -29,7 +29,9 @@ const UNLIMITED_LINES: u64 = u64::MAX / 4;
 
 /// A program with the standard error of its cycles that sampling leaves, relative to them.
 pub struct WalkedProgram {
+    /// The program, whose phases repeat.
     pub program: PhasedProgram,
+    /// One standard error of the cycles, relative to them.
     pub sampling_error_share: f64,
 }
 

@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::auto::{MixFamily, draw};
 use crate::cp::CHIP_MACHINE;
-use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
+use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 
 /// Machines without partitions, with ways, and with page colors.
 const MACHINES: [&str; 4] = [

@@ -238,8 +238,7 @@ fn a_stream_takes_what_the_replacement_policy_leaves_it() {
                     cache.replacement = replacement;
                 }
             }
-            let (forecast, truth) =
-                forecast_and_true_slowdown(&machine, &[victim, "libquantum"]);
+            let (forecast, truth) = forecast_and_true_slowdown(&machine, &[victim, "libquantum"]);
             rows.push((replacement, victim, forecast, truth));
         }
     }

@@ -12,13 +12,13 @@ use std::path::PathBuf;
 use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
-use cachemate_forecast::{TimedProgram, forecast_together, solo_mpki};
 use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau, percentile_value};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
 use crate::work::InstructionRange;
 use crate::{ExperimentContext, ReproError, mean};
+use cachemate_forecast::{TimedProgram, forecast_together, solo_mpki};
 
 /// Two cores per cache behind a front-side bus, and four on a larger one.
 pub const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
@@ -146,11 +146,7 @@ pub fn score_offline(
         let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
-            Ok(TimedProgram::from_recording(
-                program,
-                path,
-                &bench.machine,
-            )?)
+            Ok(TimedProgram::from_recording(program, path, &bench.machine)?)
         })?;
         let solo_mpkis: Vec<f64> = timed_programs
             .iter()

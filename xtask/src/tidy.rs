@@ -56,7 +56,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         "python",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report",
-            "scenario", "study", "page", "forecast", "repro",
+            "scenario", "study", "page", "forecast",
         ],
     ),
     (

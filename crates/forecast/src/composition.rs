@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::set_means;
 use crate::timed_program::{TimedProgram, TimingBasis};
-use crate::{Result, failed};
+use crate::{ForecastResult, failed};
 
 /// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
 /// over pairs is 2.9 points at a mean slowdown of 9.3.
@@ -60,7 +60,7 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<MissRatio> {
 pub fn forecast_together(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
-) -> Result<Vec<MemberForecast>> {
+) -> ForecastResult<Vec<MemberForecast>> {
     let machine = machine_with_cores(machine, programs.len() as u32);
     let cpus: Vec<u32> = (0..programs.len() as u32)
         .map(|core| core * machine.contexts_per_core)
@@ -72,10 +72,10 @@ pub fn forecast_together(
 ///
 /// # Errors
 /// The machine has no data cache.
-pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> Result<f64> {
+pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> ForecastResult<f64> {
     let runs: Vec<f64> = (0..program.timed_draws.len())
         .map(|draw| Ok(1000.0 * solve_draw(machine, &[program], &[0], draw, 1.0)?[0][1]))
-        .collect::<Result<_>>()?;
+        .collect::<ForecastResult<_>>()?;
     let mut sorted = runs;
     sorted.sort_by(f64::total_cmp);
     Ok(median(&sorted))
@@ -90,7 +90,7 @@ pub fn forecast_placed(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
     cpus: &[u32],
-) -> Result<Vec<MemberForecast>> {
+) -> ForecastResult<Vec<MemberForecast>> {
     let draw_count = programs
         .iter()
         .map(|program| program.timed_draws.len())
@@ -155,8 +155,8 @@ pub fn place_programs(
     costs: &PairCosts,
     programs: &[&TimedProgram],
     seed: u64,
-) -> Result<Placement> {
-    let mut forecast = |cpus: &[CpuId]| -> Result<Vec<Estimate>> {
+) -> ForecastResult<Placement> {
+    let mut forecast = |cpus: &[CpuId]| -> ForecastResult<Vec<Estimate>> {
         let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
         Ok(forecast_placed(machine, programs, &cpus)?
             .iter()
@@ -170,7 +170,7 @@ pub fn place_programs(
 pub fn forecast_pairs(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
-) -> Result<Vec<Vec<Estimate>>> {
+) -> ForecastResult<Vec<Vec<Estimate>>> {
     let program_count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); program_count]; program_count];
     for i in 0..program_count {
@@ -261,7 +261,7 @@ fn solve_draw(
     cpus: &[u32],
     draw_index: usize,
     space_factor: f64,
-) -> Result<Vec<[f64; 4]>> {
+) -> ForecastResult<Vec<[f64; 4]>> {
     let no_cache_error = || failed(&machine.name)("no data cache to share");
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(no_cache_error)?;
     let mut slots = Vec::new();

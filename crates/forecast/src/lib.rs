@@ -40,7 +40,7 @@ use cachemate_policy::placement::PlacementError;
 /// The reason why there is no forecast.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{subject}: {reason}")]
-pub struct ForecastError {
+pub struct ForecastFailure {
     /// The program, or the machine.
     pub subject: String,
     /// What was found, and what was expected.
@@ -48,18 +48,18 @@ pub struct ForecastError {
 }
 
 /// The result of a part of a forecast.
-pub type Result<T, E = ForecastError> = std::result::Result<T, E>;
+pub type ForecastResult<T> = Result<T, ForecastFailure>;
 
 /// Converts any error to a forecast's error about `subject`.
-fn failed<E: std::fmt::Display>(subject: &str) -> impl Fn(E) -> ForecastError {
+fn failed<E: std::fmt::Display>(subject: &str) -> impl Fn(E) -> ForecastFailure {
     let subject = subject.to_string();
-    move |error| ForecastError {
+    move |error| ForecastFailure {
         subject: subject.clone(),
         reason: error.to_string(),
     }
 }
 
-impl From<PlacementError> for ForecastError {
+impl From<PlacementError> for ForecastFailure {
     fn from(error: PlacementError) -> Self {
         failed("placement")(error)
     }

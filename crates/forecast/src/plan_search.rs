@@ -12,7 +12,7 @@ use cachemate_interval::IntervalJob;
 use cachemate_interval::engine::{DEMAND, IntervalEngine};
 
 use crate::composition::window_rates;
-use crate::{Result, failed};
+use crate::{ForecastResult, failed};
 
 /// Plans tried from each start, and number of starts.
 const PLANS_PER_START: u32 = 80;
@@ -65,7 +65,7 @@ pub struct PlanEvaluator<'a> {
 
 impl<'a> PlanEvaluator<'a> {
     /// Returns the truth for these jobs on this machine.
-    pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self> {
+    pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> ForecastResult<Self> {
         let last_level = spec
             .last_level_cache()
             .ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
@@ -103,7 +103,7 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Forecasts a plan.
-    pub fn evaluate_plan(&self, plan: StaticPlan) -> Result<EvaluatedPlan> {
+    pub fn evaluate_plan(&self, plan: StaticPlan) -> ForecastResult<EvaluatedPlan> {
         let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall =
             |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
@@ -126,7 +126,7 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
     /// shortfall.
-    pub fn search_best_plan(&self, seed: u64) -> Result<EvaluatedPlan> {
+    pub fn search_best_plan(&self, seed: u64) -> ForecastResult<EvaluatedPlan> {
         let mut generator = SplitMix64::new(seed ^ 0xbe57);
         let mut best_plan = self.climb_from_cpu_order(&self.cpus, &mut generator)?;
         for _ in 1..START_COUNT {
@@ -145,7 +145,7 @@ impl<'a> PlanEvaluator<'a> {
         &self,
         cpu_order: &[u32],
         generator: &mut SplitMix64,
-    ) -> Result<EvaluatedPlan> {
+    ) -> ForecastResult<EvaluatedPlan> {
         let unpartitioned_plan = StaticPlan {
             cpu_by_job: cpu_order[..self.jobs.len()].to_vec(),
             units_by_job: vec![0; self.jobs.len()],
@@ -199,7 +199,7 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Returns the run time relative to running alone, minus one, of each job, once caches have filled.
-    fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>> {
+    fn solve_slowdowns(&self, plan: &StaticPlan) -> ForecastResult<Vec<f64>> {
         let (spec, units_per_cache) = (self.spec, self.units_per_cache);
         let placed_jobs: Vec<(&IntervalJob, u32)> = self
             .jobs

@@ -4,7 +4,7 @@ use cachemate_core::{CoreModel, Estimate, MachineSpec};
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint, UnprefetchedRates};
 use cachemate_trace::ProfileFile;
 
-use crate::{Result, failed};
+use crate::{ForecastResult, failed};
 
 /// A prior for the timing of a program whose input has none, from which a forecast draws. The ranges cover most
 /// programs of published suites on out-of-order cores.
@@ -58,13 +58,13 @@ impl TimingPrior {
 /// shared cache takes its latency, and a miss that of memory, divided by the number of overlapping misses. A prefetched
 /// line takes as long as a hit, but the program never outruns its lines on the bus. Other cycles come from a prior, unless
 /// the file states the solo speed.
-pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram> {
+pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> ForecastResult<PhasedProgram> {
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
 
 /// Returns misses per instruction by size in bytes, from the curve of a recording, or else from the facts about the
 /// deepest cache that a running program used.
-fn miss_points(file: &ProfileFile) -> Result<Vec<(f64, f64)>> {
+fn miss_points(file: &ProfileFile) -> ForecastResult<Vec<(f64, f64)>> {
     let recorded_curve = file
         .curves
         .iter()
@@ -109,7 +109,7 @@ pub fn from_file_with(
     file: &ProfileFile,
     machine: &MachineSpec,
     prior: &TimingPrior,
-) -> Result<PhasedProgram> {
+) -> ForecastResult<PhasedProgram> {
     let profile_error = failed(&file.program);
     let cache = machine
         .last_level_cache()

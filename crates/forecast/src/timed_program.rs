@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::prior::{self, TimingPrior};
 use crate::set_means;
 use crate::walked::walk_sample;
-use crate::{Result, failed};
+use crate::{ForecastResult, failed};
 
 /// The source of a program's timing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -64,7 +64,11 @@ impl TimedProgram {
     ///
     /// # Errors
     /// The recording cannot be read, or does not count instructions.
-    pub fn from_recording(name: &str, recording: &Path, machine: &MachineSpec) -> Result<Self> {
+    pub fn from_recording(
+        name: &str,
+        recording: &Path,
+        machine: &MachineSpec,
+    ) -> ForecastResult<Self> {
         let line_bytes = machine
             .last_level_cache()
             .map_or(64, |cache| cache.line_bytes);
@@ -92,7 +96,11 @@ impl TimedProgram {
     ///
     /// # Errors
     /// The machine has no data cache, or other lines than the sample.
-    pub fn from_sample(name: &str, sample: &StreamSample, machine: &MachineSpec) -> Result<Self> {
+    pub fn from_sample(
+        name: &str,
+        sample: &StreamSample,
+        machine: &MachineSpec,
+    ) -> ForecastResult<Self> {
         let walk_by = |rule| walk_sample(name, sample, machine, rule);
         if sample.has_dependences {
             let walk = walk_by(DependenceRule::Recorded)?;
@@ -144,7 +152,7 @@ impl TimedProgram {
     ///
     /// # Errors
     /// The profile has neither a sample nor a miss curve with references per instruction, or its sample has other lines.
-    pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self> {
+    pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> ForecastResult<Self> {
         match &file.sample {
             Some(sample) => TimedProgram::from_sample(&file.program, sample, machine),
             None => TimedProgram::from_prior(file, machine),
@@ -155,14 +163,14 @@ impl TimedProgram {
     ///
     /// # Errors
     /// The profile has no miss curve, or no references per instruction.
-    pub fn from_prior(file: &ProfileFile, machine: &MachineSpec) -> Result<Self> {
+    pub fn from_prior(file: &ProfileFile, machine: &MachineSpec) -> ForecastResult<Self> {
         let program_of_draw = |index: usize| {
             prior::from_file_with(file, machine, &TimingPrior::draw(index, PRIOR_DRAW_COUNT))
         };
         Ok(TimedProgram {
             timed_draws: (0..PRIOR_DRAW_COUNT)
                 .map(program_of_draw)
-                .collect::<Result<_>>()?,
+                .collect::<ForecastResult<_>>()?,
             basis: TimingBasis::Prior,
             sampling_error_share: 0.0,
         })

@@ -15,7 +15,7 @@ use cachemate_locality::window_walk::{
 };
 
 use crate::set_means::points_by_distances;
-use crate::{Result, failed};
+use crate::{ForecastResult, failed};
 
 /// Shares of the contended cache at which the program is walked: halves, and one more between each of the three largest,
 /// because a working set often ends there.
@@ -44,7 +44,7 @@ pub fn walk_sample(
     sample: &StreamSample,
     machine: &MachineSpec,
     dependences: DependenceRule,
-) -> Result<WalkedProgram> {
+) -> ForecastResult<WalkedProgram> {
     let walk_machine = WalkMachine::from_machine(machine)
         .ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let line_bytes = machine

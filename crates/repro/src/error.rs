@@ -1,6 +1,6 @@
 //! Errors that end a run or an experiment.
 
-use cachemate_forecast::ForecastError;
+use cachemate_forecast::ForecastFailure;
 use cachemate_policy::placement::PlacementError;
 
 /// The reason why an experiment ends without findings.
@@ -26,8 +26,8 @@ impl From<PlacementError> for ReproError {
     }
 }
 
-impl From<ForecastError> for ReproError {
-    fn from(error: ForecastError) -> Self {
+impl From<ForecastFailure> for ReproError {
+    fn from(error: ForecastFailure) -> Self {
         ReproError::Failed(error.subject, error.reason)
     }
 }

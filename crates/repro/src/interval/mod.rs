@@ -9,7 +9,7 @@ mod conformance;
 mod day;
 pub mod draw;
 #[cfg(test)]
-mod forecast_truth;
+mod forecast_tests;
 pub mod nominal;
 pub mod offline;
 mod online;

@@ -1,6 +1,6 @@
 //! Composes timed programs on the interval machine, and gives each slowdown its interval.
 
-use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio};
+use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio, median};
 use cachemate_interval::engine::{
     DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals,
 };
@@ -76,9 +76,7 @@ pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> ForecastResul
     let runs: Vec<f64> = (0..program.timed_draws.len())
         .map(|draw| Ok(1000.0 * solve_draw(machine, &[program], &[0], draw, 1.0)?[0][1]))
         .collect::<ForecastResult<_>>()?;
-    let mut sorted = runs;
-    sorted.sort_by(f64::total_cmp);
-    Ok(median(&sorted))
+    Ok(median_of_draws(&runs))
 }
 
 /// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each
@@ -128,8 +126,8 @@ pub fn forecast_placed(
             values
         };
         let slowdowns = metric_column(0);
-        let references = median(&metric_column(2));
-        let mpki = 1000.0 * median(&metric_column(1));
+        let references = median_of_draws(&metric_column(2));
+        let mpki = 1000.0 * median_of_draws(&metric_column(1));
         MemberForecast {
             slowdown: with_model_error(
                 &slowdowns,
@@ -138,7 +136,7 @@ pub fn forecast_placed(
             ),
             mpki,
             miss_ratio: MissRatio::from_counts(mpki / 1000.0, references),
-            instr_per_cycle: median(&metric_column(3)),
+            instr_per_cycle: median_of_draws(&metric_column(3)),
         }
     };
     Ok((0..programs.len()).map(forecast_member).collect())
@@ -194,8 +192,9 @@ pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
     PairCosts::from_slowdowns(cost)
 }
 
-fn median(sorted: &[f64]) -> f64 {
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+/// Returns the median of a forecast's draws, of which there is at least one.
+fn median_of_draws(draws: &[f64]) -> f64 {
+    median(draws).unwrap_or(0.0)
 }
 
 /// Adds the model's own error to a slowdown from the interval machine.
@@ -211,7 +210,7 @@ fn with_model_error(
     space_changes: [f64; 2],
     sampling_error_share: f64,
 ) -> Estimate {
-    let value = median(sorted);
+    let value = median_of_draws(sorted);
     let error_share = libm::hypot(ERROR_DEVIATION_SHARE, sampling_error_share);
     let error = NINETY_PERCENT_HALF_WIDTH
         * libm::hypot(ERROR_DEVIATION_POINTS, error_share * value.max(0.0));

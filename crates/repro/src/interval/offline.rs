@@ -9,10 +9,10 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{CpuId, SplitMix64};
+use cachemate_core::{CpuId, SplitMix64, nearest_rank};
 use serde::{Deserialize, Serialize};
 
-use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau, percentile_value};
+use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
@@ -323,7 +323,7 @@ fn summarize_score(
         machines: MACHINES.iter().map(|name| name.to_string()).collect(),
         runs,
         mean_absolute_error_points: mean(&absolute_errors),
-        p90_error_points: percentile_value(&absolute_errors, 0.9),
+        p90_error_points: nearest_rank(&absolute_errors, 0.9).unwrap_or(0.0),
         mean_signed_error_points: mean(&signed_errors),
         error_of_predicting_nothing_points: mean(task_values(&|task| {
             task.measured_slowdown_percent.abs()

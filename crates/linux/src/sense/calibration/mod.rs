@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology};
+use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology, quantile};
 use serde::{Deserialize, Serialize};
 
 use self::analysis::{LatencyFit, WalkBesideCoRunner, co_runner_insertion, fit_latencies};
@@ -242,11 +242,11 @@ const LOWER_QUARTILE: f64 = 0.25;
 const MEDIAN: f64 = 0.5;
 
 /// Returns a quantile with the range of the middle four fifths; `None` without samples.
-fn at_quantile(mut samples: Vec<f64>, quantile: f64) -> Option<Estimate> {
+fn at_quantile(mut samples: Vec<f64>, share: f64) -> Option<Estimate> {
     samples.sort_by(f64::total_cmp);
     let last = samples.len().checked_sub(1)?;
     Some(Estimate {
-        value: samples[(quantile * last as f64) as usize],
+        value: quantile(&samples, share)?,
         low: samples[last / 10],
         high: samples[last - last / 10],
     })

@@ -254,7 +254,51 @@ fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
 
 /// Returns the slowdown minus one, misses and references per instruction, and instructions per cycle of each program,
 /// for one draw, if each needs `space_factor` times the space for the same misses.
+///
+/// If lines of a co-runner take only a share of the space that they would take under LRU, the result lies by this share
+/// between that with one cache and that with a cache of this size for each core; memory is shared in both.
 fn solve_draw(
+    machine: &MachineSpec,
+    programs: &[&TimedProgram],
+    cpus: &[u32],
+    draw_index: usize,
+    space_factor: f64,
+) -> ForecastResult<Vec<[f64; 4]>> {
+    let solve =
+        |machine: &MachineSpec| solve_with_cache(machine, programs, cpus, draw_index, space_factor);
+    let last_level = machine.last_level_cache();
+    let taken_share = last_level
+        .and_then(|cache| cache.co_runner_insertion)
+        .unwrap_or(1.0);
+    if taken_share >= 1.0 || programs.len() < 2 {
+        return solve(machine);
+    }
+    let apart = solve(&machine_with_own_caches(machine))?;
+    if taken_share <= 0.0 {
+        return Ok(apart);
+    }
+    let together = solve(machine)?;
+    let between = |(apart, together): (&[f64; 4], &[f64; 4])| {
+        std::array::from_fn(|metric| {
+            apart[metric] + taken_share * (together[metric] - apart[metric])
+        })
+    };
+    Ok(apart.iter().zip(&together).map(between).collect())
+}
+
+/// Returns the machine with a last-level cache of the same size for each core.
+fn machine_with_own_caches(machine: &MachineSpec) -> MachineSpec {
+    let mut machine = machine.clone();
+    let level = machine.last_level_cache().map(|cache| cache.level);
+    machine
+        .caches
+        .iter_mut()
+        .filter(|cache| Some(cache.level) == level)
+        .for_each(|cache| cache.shared_by_cores = 1);
+    machine
+}
+
+fn solve_with_cache(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
     cpus: &[u32],
@@ -375,6 +419,38 @@ mod tests {
             three[0].slowdown.value > slowed.value,
             "a cache with fewer cores counts as if it had as many"
         );
+    }
+
+    /// Does a co-runner take no space where others decide what stays, half of the loss where it takes half of the space, and
+    /// bandwidth in any case?
+    #[test]
+    fn space_that_a_co_runner_does_not_take_is_not_lost() {
+        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
+        let stream = steady_program(streaming_job(&machine, 0.02));
+        let mut slowdown_with = |share: f64, cycles: f64| {
+            for cache in &mut machine.caches {
+                cache.co_runner_insertion = Some(share);
+            }
+            machine.memory.bytes_per_cycle = cycles;
+            let members = forecast_together(&machine, &[&large, &stream]).unwrap();
+            [members[0].slowdown.value, members[1].slowdown.value]
+        };
+        let (none, half, all) = (
+            slowdown_with(0.0, 1e3),
+            slowdown_with(0.5, 1e3),
+            slowdown_with(1.0, 1e3),
+        );
+        assert!(none[0].abs() < 0.01 && all[0] > 0.2, "{none:?} {all:?}");
+        assert!((half[0] - 0.5 * all[0]).abs() < 0.01, "{half:?} {all:?}");
+        // Two streams that need more than the memory has wait for it, whatever the cache does.
+        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        machine.memory.bytes_per_cycle = 0.2;
+        for cache in &mut machine.caches {
+            cache.co_runner_insertion = Some(0.0);
+        }
+        let streams = forecast_together(&machine, &[&stream, &stream]).unwrap();
+        assert!(streams[0].slowdown.value > 0.2, "{streams:?}");
     }
 
     /// Do two working sets that are read in a cycle miss as often as in an exact simulation of the sets, with pages on random

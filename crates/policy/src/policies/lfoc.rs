@@ -451,7 +451,7 @@ mod tests {
             demand(5, 5.0),
             demand(3, 5.0),
         ];
-        let found = partitions(&demands, 3).unwrap();
+        let found = partitions(&demands, 4).unwrap();
         assert_eq!(found.iter().map(|(_, units)| units).sum::<u32>(), WAYS);
         let members: Vec<usize> = found.iter().map(|(members, _)| members.len()).collect();
         assert_eq!(members, [1, 1, 2]);

@@ -103,10 +103,12 @@ impl Policy for Parties {
         for domain in self.home_caches.collect(view) {
             let current_shares = domain.surviving_shares(&current.shares);
             if !domain.processes.iter().any(is_promised) {
-                if !current_shares.is_empty() && !domain.is_undivided(&current_shares) {
-                    let migration = self.parameters.page_migration.into();
-                    plan.shares.extend(domain.undivided_shares(migration));
-                }
+                let migration = self.parameters.page_migration.into();
+                plan.shares.extend(if domain.is_undivided(&current_shares) {
+                    current_shares
+                } else {
+                    domain.undivided_shares(migration)
+                });
                 continue;
             }
             if let Some(slacks) = self.measure_slacks(view, &domain) {

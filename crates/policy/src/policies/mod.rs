@@ -11,6 +11,7 @@ mod auto;
 mod balance_set;
 mod best_by_matrix;
 mod cache_sizing;
+mod caladan;
 mod casc;
 mod counter_driven;
 mod default;
@@ -103,6 +104,12 @@ pub const ENTRIES: &[PolicyEntry] = &[
             &[TaskCounters, StoredProfiles],
         ],
         "sizes shares of each cache online from miss-rate curves, checked by measured speeds",
+    ),
+    entry(
+        "caladan",
+        caladan::build,
+        &[&[TaskCounters]],
+        "parks the largest user of memory bandwidth while a promise is missed (Caladan)",
     ),
     entry(
         "casc",

@@ -14,16 +14,15 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, CounterEvent, CpuSet, Decision, GroupId, Plan, Policy, ProcessId, Reason, TaskId,
-    View, WindowLength,
+    CacheShare, CpuSet, Decision, GroupId, Plan, Policy, ProcessId, Reason, TaskId, View,
+    WindowLength,
 };
 use serde::Deserialize;
 
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::partitioned_cache::{CacheProcess, HomeCaches, PartitionedCache, UnitGroup};
-use crate::solo_speeds::SoloSpeeds;
-use crate::work_metric::{WorkMetric, promised_work};
+use crate::solo_speeds::{SoloSpeeds, promise_slack};
 
 /// Parameters of `parties`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -65,9 +64,6 @@ impl StepResource {
         }
     }
 }
-
-/// Smallest limit of a slowdown by which its slack is divided.
-const MIN_LIMIT: f64 = 0.001;
 
 /// The steps that a service has taken.
 struct ServiceSteps {
@@ -138,45 +134,10 @@ impl Parties {
             .iter()
             .filter(|cache_process| is_promised(cache_process))
             .map(|cache_process| {
-                let slack = self.slack_of(view, cache_process)?;
+                let slack = promise_slack(view, cache_process, &self.solo_speeds)?;
                 Some((cache_process.process, slack))
             })
             .collect()
-    }
-
-    fn slack_of(&self, view: &View<'_>, cache_process: &CacheProcess<'_>) -> Option<f64> {
-        let goal = cache_process.goal();
-        let elapsed_ns = view.observation.span.elapsed_ns;
-        if let Some(limit) = goal.max_slowdown {
-            let slowdowns: Vec<f64> = cache_process
-                .tasks
-                .iter()
-                .filter(|task| task.has_run())
-                .filter_map(|task| {
-                    let profile = view.profiles.get(&task.task)?;
-                    self.solo_speeds
-                        .slowdown_over_solo(task, elapsed_ns, profile)
-                })
-                .collect();
-            let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
-            return mean.is_finite().then(|| 1.0 - mean / limit.max(MIN_LIMIT));
-        }
-        let min_rate = goal.min_rate?;
-        let work_of = |task: &&cachemate_core::TaskSample| match promised_work(
-            task,
-            &view.observation.tasks,
-        )? {
-            WorkMetric::Reported => task.progress,
-            _ => task.counts.get(CounterEvent::Instructions),
-        };
-        let work: Vec<f64> = cache_process
-            .tasks
-            .iter()
-            .filter(|task| task.has_run())
-            .filter_map(work_of)
-            .collect();
-        let rate = work.iter().sum::<f64>() / work.len() as f64 / (elapsed_ns as f64 / 1e9);
-        rate.is_finite().then(|| rate / min_rate - 1.0)
     }
 
     /// Takes or returns at most one step.
@@ -430,8 +391,8 @@ mod tests {
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_of,
     };
     use cachemate_core::{
-        CacheId, CacheLevel, CpuId, EventCounts, Fact, Goal, PartitionSupport, Profile, RateFacts,
-        TaskSample,
+        CacheId, CacheLevel, CounterEvent, CpuId, EventCounts, Fact, Goal, PartitionSupport,
+        Profile, RateFacts, TaskSample,
     };
 
     use super::*;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::work_metric::{WorkMetric, metrics_of};
-use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, TaskSample};
+use crate::partition::partitioned_cache::CacheProcess;
+use crate::work_metric::{WorkMetric, metrics_of, promised_work};
+use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, TaskSample, View};
 
 /// Solo work per second of each task, as measured by a probe, with the metric of that work.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -61,6 +62,39 @@ impl SoloSpeeds {
                 .map(|(solo, current_instr_per_cycle)| solo / current_instr_per_cycle - 1.0)
         })
     }
+}
+
+/// Smallest limit of a slowdown by which a slack is divided.
+const MIN_LIMIT: f64 = 0.001;
+
+/// Returns the part of a process's promise that is to spare in this window, as a mean over its threads: of the limit of
+/// its slowdown or, if it has none, of its rate of work. Negative if the promise is missed; `None` if there is no promise or
+/// no measure of it.
+pub fn promise_slack(
+    view: &View<'_>,
+    cache_process: &CacheProcess<'_>,
+    solo_speeds: &SoloSpeeds,
+) -> Option<f64> {
+    let goal = cache_process.goal();
+    let elapsed_ns = view.observation.span.elapsed_ns;
+    let running = cache_process.tasks.iter().filter(|task| task.has_run());
+    if let Some(limit) = goal.max_slowdown {
+        let slowdown_of = |task: &&TaskSample| {
+            let profile = view.profiles.get(&task.task)?;
+            solo_speeds.slowdown_over_solo(task, elapsed_ns, profile)
+        };
+        let slowdowns: Vec<f64> = running.filter_map(slowdown_of).collect();
+        let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
+        return mean.is_finite().then(|| 1.0 - mean / limit.max(MIN_LIMIT));
+    }
+    let min_rate = goal.min_rate?;
+    let work_of = |task: &&TaskSample| match promised_work(task, &view.observation.tasks)? {
+        WorkMetric::Reported => task.progress,
+        _ => task.counts.get(CounterEvent::Instructions),
+    };
+    let work: Vec<f64> = running.filter_map(work_of).collect();
+    let rate = work.iter().sum::<f64>() / work.len() as f64 / (elapsed_ns as f64 / 1e9);
+    rate.is_finite().then(|| rate / min_rate - 1.0)
 }
 
 /// Returns the instructions per cycle while on the processor; `None` if either was not counted.

@@ -5,11 +5,14 @@
 //! restored by a share, which gives all colors to all processes. Pages then spread over the cache again, and their
 //! copying is charged like any other. Ways leave no trace, so it suffices to remove the shares.
 
+use std::collections::BTreeMap;
+
 use cachemate_core::{
-    Cache, CacheId, CacheShare, Goal, GroupId, PageMigration, PartitionSupport, ProcessId,
-    ShareMember, TaskSample, Topology, Units,
+    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, PartitionSupport,
+    ProcessId, ShareMember, TaskSample, Topology, Units, View,
 };
 
+use super::units::assign;
 use crate::verifier::speeds::ProcessPhase;
 
 /// A process that uses this cache.
@@ -42,6 +45,84 @@ impl CacheProcess<'_> {
     pub fn goal(&self) -> Goal {
         let goals = self.tasks.iter().filter_map(|task| task.goal);
         goals.fold(Goal::default(), Goal::merged_with)
+    }
+}
+
+/// Processes that get a part of a cache together.
+pub struct UnitGroup {
+    pub id: GroupId,
+    pub members: Vec<ProcessId>,
+    pub units: u32,
+}
+
+/// The last-level cache on which each process ran last, for windows in which it does not run.
+#[derive(Default)]
+pub struct HomeCaches(BTreeMap<ProcessId, CacheId>);
+
+impl HomeCaches {
+    /// Returns every last-level cache that can be partitioned, with its processes in order of arrival. A process of
+    /// which any thread must not be changed is left out.
+    pub fn collect<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
+        let mut processes: Vec<CacheProcess<'a>> = Vec::new();
+        for task in view.movable_tasks() {
+            // A process is not partitioned if any of its threads must not be changed.
+            let is_unmovable = view
+                .observation
+                .tasks
+                .iter()
+                .any(|sample| sample.process == task.process && sample.unmovable);
+            match processes
+                .iter_mut()
+                .find(|cache_process| cache_process.process == task.process)
+            {
+                Some(cache_process) => cache_process.tasks.push(task),
+                None if !is_unmovable => processes.push(CacheProcess {
+                    process: task.process,
+                    tasks: vec![task],
+                    phase: ProcessPhase::default(),
+                }),
+                None => {}
+            }
+        }
+        for cache_process in &mut processes {
+            cache_process.phase = ProcessPhase::from_threads(&cache_process.tasks, view);
+        }
+        let caches: Vec<(&Cache, PartitionSupport)> = view
+            .topology
+            .caches
+            .iter()
+            .filter(|cache| cache.last_level && cache.size_bytes.is_some())
+            .filter_map(|cache| {
+                Some((
+                    cache,
+                    PartitionSupport::preferred(view.partitions_of(cache.id))?,
+                ))
+            })
+            .collect();
+        self.0.retain(|process, _| {
+            processes
+                .iter()
+                .any(|cache_process| cache_process.process == *process)
+        });
+        let mut domains: Vec<PartitionedCache<'a>> = caches
+            .iter()
+            .map(|&(cache, partition_units)| {
+                PartitionedCache::new(cache, partition_units, view.topology)
+            })
+            .collect();
+        for cache_process in processes {
+            if let Some(cache) = cache_process.home_cache(&caches) {
+                self.0.insert(cache_process.process, cache);
+            }
+            let home_cache = self.0.get(&cache_process.process);
+            if let Some(domain) = domains
+                .iter_mut()
+                .find(|domain| Some(&domain.cache.id) == home_cache)
+            {
+                domain.processes.push(cache_process);
+            }
+        }
+        domains
     }
 }
 
@@ -130,6 +211,38 @@ impl<'a> PartitionedCache<'a> {
                 },
             }],
         }
+    }
+
+    /// Returns the shares by which the groups divide this cache; together they have at most its units. A group that
+    /// exists already keeps its units as far as possible.
+    pub fn divide(
+        &self,
+        groups: &[UnitGroup],
+        current_shares: &[CacheShare],
+        migration: PageMigration,
+    ) -> Vec<CacheShare> {
+        let current_units = |group: &UnitGroup| {
+            current_shares
+                .iter()
+                .find(|share| share.group == group.id && share.cache == self.cache.id)
+                .map(|share| share.units.set().clone())
+                .unwrap_or_default()
+        };
+        let current_units: Vec<IndexSet> = groups.iter().map(current_units).collect();
+        let sizes: Vec<u32> = groups.iter().map(|group| group.units).collect();
+        let units = assign(&current_units, &sizes, &self.partition_units);
+
+        let build_share = |(group, units): (&UnitGroup, IndexSet)| CacheShare {
+            group: group.id,
+            members: group
+                .members
+                .iter()
+                .map(|process| ShareMember::Process(*process))
+                .collect(),
+            cache: self.cache.id,
+            units: self.partition_units.to_units(units, migration),
+        };
+        groups.iter().zip(units).map(build_share).collect()
     }
 
     /// Returns whether every process may use the whole cache.

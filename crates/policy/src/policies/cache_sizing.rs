@@ -34,9 +34,9 @@ use serde::Deserialize;
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::demand_curve::DemandCurve;
-use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache};
+use crate::partition::partitioned_cache::{CacheProcess, HomeCaches, PartitionedCache, UnitGroup};
 use crate::partition::speed_history::SpeedRecord;
-use crate::partition::units::{assign, pages_to_move};
+use crate::partition::units::pages_to_move;
 use crate::verifier::speeds::ProcessPhase;
 use ab_test::{AbTest, AbTestLengths};
 use allocate::{
@@ -135,7 +135,7 @@ const CHANGES_OF_A_TRIAL: f64 = 3.0;
 struct CacheSizing {
     parameters: Parameters,
     caches: BTreeMap<CacheId, ShareController>,
-    home_caches: BTreeMap<ProcessId, CacheId>,
+    home_caches: HomeCaches,
     traces: TracePlanner,
 }
 
@@ -146,7 +146,7 @@ impl Policy for CacheSizing {
         });
         let mut reasons = Vec::new();
         self.traces.record_answers(view);
-        for domain in self.collect_partitionable_caches(view) {
+        for domain in self.home_caches.collect(view) {
             let controller = self.caches.entry(domain.cache.id).or_default();
             let current_shares =
                 controller.observe(view, &domain, self.parameters.trial_terms(&domain));
@@ -177,73 +177,6 @@ impl CacheSizing {
         } else {
             Verification::BeforeAndAfter
         }
-    }
-
-    /// Returns every last-level cache that can be partitioned, with its processes.
-    fn collect_partitionable_caches<'a>(
-        &mut self,
-        view: &'a View<'a>,
-    ) -> Vec<PartitionedCache<'a>> {
-        let mut processes: Vec<CacheProcess<'a>> = Vec::new();
-        for task in view.movable_tasks() {
-            // A process is not partitioned if any of its threads must not be changed.
-            let is_unmovable = view
-                .observation
-                .tasks
-                .iter()
-                .any(|sample| sample.process == task.process && sample.unmovable);
-            match processes
-                .iter_mut()
-                .find(|cache_process| cache_process.process == task.process)
-            {
-                Some(cache_process) => cache_process.tasks.push(task),
-                None if !is_unmovable => processes.push(CacheProcess {
-                    process: task.process,
-                    tasks: vec![task],
-                    phase: ProcessPhase::default(),
-                }),
-                None => {}
-            }
-        }
-        for cache_process in &mut processes {
-            cache_process.phase = ProcessPhase::from_threads(&cache_process.tasks, view);
-        }
-        let caches: Vec<(&Cache, PartitionSupport)> = view
-            .topology
-            .caches
-            .iter()
-            .filter(|cache| cache.last_level && cache.size_bytes.is_some())
-            .filter_map(|cache| {
-                Some((
-                    cache,
-                    PartitionSupport::preferred(view.partitions_of(cache.id))?,
-                ))
-            })
-            .collect();
-        self.home_caches.retain(|process, _| {
-            processes
-                .iter()
-                .any(|cache_process| cache_process.process == *process)
-        });
-        let mut domains: Vec<PartitionedCache<'a>> = caches
-            .iter()
-            .map(|&(cache, partition_units)| {
-                PartitionedCache::new(cache, partition_units, view.topology)
-            })
-            .collect();
-        for cache_process in processes {
-            if let Some(cache) = cache_process.home_cache(&caches) {
-                self.home_caches.insert(cache_process.process, cache);
-            }
-            let home_cache = self.home_caches.get(&cache_process.process);
-            if let Some(domain) = domains
-                .iter_mut()
-                .find(|domain| Some(&domain.cache.id) == home_cache)
-            {
-                domain.processes.push(cache_process);
-            }
-        }
-        domains
     }
 
     /// Returns the shares of one cache for the next window.
@@ -494,40 +427,20 @@ fn plan_shares(
     };
     let allocation = allocate(claimants, &limits).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
-    let id_of_group =
-        |group: &PartitionGroup| group_id(group.kind, domain.processes[group.members[0]].process);
-    let current_units_of = |group: GroupId| {
-        current_shares
-            .iter()
-            .find(|share| share.group == group)
-            .map(|share| share.units.set().clone())
-    };
-    let current_units: Vec<IndexSet> = allocation
+    let groups: Vec<UnitGroup> = allocation
         .groups
         .iter()
-        .map(|group| current_units_of(id_of_group(group)).unwrap_or_default())
+        .map(|group| UnitGroup {
+            id: group_id(group.kind, domain.processes[group.members[0]].process),
+            members: group
+                .members
+                .iter()
+                .map(|&index| domain.processes[index].process)
+                .collect(),
+            units: group.units,
+        })
         .collect();
-    let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
-    let units = assign(&current_units, &sizes, &domain.partition_units);
-    let migration: PageMigration = parameters.page_migration.into();
-    let share_of_group = |(group, units): (&PartitionGroup, IndexSet)| CacheShare {
-        group: id_of_group(group),
-        members: group
-            .members
-            .iter()
-            .map(|&index| ShareMember::Process(domain.processes[index].process))
-            .collect(),
-        cache: domain.cache.id,
-        units: domain.partition_units.to_units(units, migration),
-    };
-    Some(
-        allocation
-            .groups
-            .iter()
-            .zip(units)
-            .map(share_of_group)
-            .collect(),
-    )
+    Some(domain.divide(&groups, current_shares, parameters.page_migration.into()))
 }
 
 fn explain_allocation(
@@ -976,7 +889,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     Ok(Box::new(CacheSizing {
         parameters: Parameters::parse(parameters)?,
         caches: BTreeMap::new(),
-        home_caches: BTreeMap::new(),
+        home_caches: HomeCaches::default(),
         traces: TracePlanner::default(),
     }))
 }

@@ -11,13 +11,17 @@ mod auto;
 mod balance_set;
 mod best_by_matrix;
 mod cache_sizing;
+mod caladan;
 mod casc;
 mod counter_driven;
 mod default;
 mod di;
 mod dio;
+mod fence;
 mod intensity_gangs;
+mod lfoc;
 mod linux_sched_cache;
+mod parties;
 mod random;
 mod round_robin;
 mod service_level;
@@ -102,6 +106,12 @@ pub const ENTRIES: &[PolicyEntry] = &[
         "sizes shares of each cache online from miss-rate curves, checked by measured speeds",
     ),
     entry(
+        "caladan",
+        caladan::build,
+        &[&[TaskCounters]],
+        "parks the largest user of memory bandwidth while a promise is missed (Caladan)",
+    ),
+    entry(
         "casc",
         casc::build,
         &[&[CoRunRows]],
@@ -132,16 +142,37 @@ pub const ENTRIES: &[PolicyEntry] = &[
         "balances counted miss rates over the caches (CA)",
     ),
     entry(
+        "fence",
+        fence::build,
+        &[&[TaskCounters, StoredProfiles]],
+        "fences streams into a tenth of each cache, by one counter",
+    ),
+    entry(
         "intensity-gangs",
         intensity_gangs::build,
         &[&[PrimeProbe], &[Neighbor]],
         "without a PMU: probes for harm, then separates programs by cache or by gang",
     ),
     entry(
+        "lfoc",
+        lfoc::build,
+        &[
+            &[MissTraces, ReuseSamples, StoredProfiles],
+            &[TaskCounters, StoredProfiles],
+        ],
+        "gives streams one way and sizes the partitions of sensitive programs by lookahead (LFOC)",
+    ),
+    entry(
         "linux-sched-cache",
         linux_sched_cache::build,
         &[],
         "gathers threads of a process on one cache, by the rules of Linux 7.2's own balancer",
+    ),
+    entry(
+        "parties",
+        parties::build,
+        &[&[TaskCounters]],
+        "grows the program that misses its promise, one resource and one step at a time (PARTIES)",
     ),
     entry(
         "random",

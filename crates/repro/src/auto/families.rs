@@ -28,12 +28,15 @@ pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
         AutoContender::new("thread-clustering", "thread-clustering", ""),
         AutoContender::new("cache-sizing", "cache-sizing", "window_ns = 1000000000"),
         AutoContender::new("linux-sched-cache", "linux-sched-cache", ""),
+        AutoContender::new("fence", "fence", "window_ns = 1000000000"),
+        AutoContender::new("lfoc", "lfoc", "window_ns = 1000000000"),
+        AutoContender::new("parties", "parties", "window_ns = 1000000000"),
         AutoContender::new("auto", "auto", ""),
     ]
 }
 
 /// Position of `auto` in [`contender_list`]; the single mechanisms are before it and after the default.
-pub const AUTO_INDEX: usize = 9;
+pub const AUTO_INDEX: usize = 12;
 
 /// Scores of one contender on one machine seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -25,9 +25,9 @@ mod trace_planner;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration,
-    PartitionSupport, Plan, Policy, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind,
-    ShareMember, TaskId, TaskSample, Verification, View, WindowLength,
+    Ability, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, PartitionSupport, Plan, Policy,
+    ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId, TaskSample,
+    Verification, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -37,12 +37,8 @@ use crate::partition::demand_curve::DemandCurve;
 use crate::partition::partitioned_cache::{CacheProcess, HomeCaches, PartitionedCache, UnitGroup};
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::pages_to_move;
-use crate::verifier::speeds::ProcessPhase;
 use ab_test::{AbTest, AbTestLengths};
-use allocate::{
-    Allocation, AllocationLimits, Claimant, PartitionGroup, PartitionKind, SizingObjective,
-    allocate,
-};
+use allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
 use share_controller::{ShareController, ShareVerdict, TrialStatus, TrialTerms};
 use trace_planner::{TracePlanner, TraceTerms};
 

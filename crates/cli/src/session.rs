@@ -112,8 +112,12 @@ impl Session {
         std::thread::spawn(move || {
             loop {
                 std::thread::sleep(CALCULATION_GRACE);
+                if !flag.load(Ordering::Relaxed) {
+                    continue;
+                }
+                std::thread::sleep(CALCULATION_GRACE);
+                // The interruption may have ended a part of the work after which the command finishes.
                 if flag.load(Ordering::Relaxed) {
-                    std::thread::sleep(CALCULATION_GRACE);
                     let _ = writeln!(
                         io::stderr(),
                         "cachemate: interrupted: the calculation has no result yet"

@@ -94,17 +94,17 @@ pub enum Command {
 impl Command {
     /// Returns whether the command only computes, so that an interruption may end it anywhere.
     fn is_calculation(&self) -> bool {
-        matches!(
-            self,
+        match self {
             Command::Advise(_)
-                | Command::Attribute(_)
-                | Command::Plan(_)
-                | Command::Predict(_)
-                | Command::Profile(_)
-                | Command::Replay(_)
-                | Command::Report(_)
-                | Command::Topology(_)
-        )
+            | Command::Attribute(_)
+            | Command::Plan(_)
+            | Command::Predict(_)
+            | Command::Replay(_)
+            | Command::Report(_)
+            | Command::Topology(_) => true,
+            Command::Profile(command) => command.is_calculation(),
+            _ => false,
+        }
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {

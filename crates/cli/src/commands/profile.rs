@@ -107,6 +107,11 @@ impl ProfileArgs {
         completeness
     }
 
+    /// Returns whether the command only calculates. A recording first ends its program, which may take longer.
+    pub fn is_calculation(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Rejects an output file that could not be written, before the work rather than after it.
     fn check_output_free(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
@@ -146,6 +151,7 @@ impl ProfileArgs {
             // Ctrl-C ended the program; its recording is still to be profiled.
             session.clear_interrupt();
         }
+        session.limit_calculation();
         let (mut program, completeness) =
             load_partial(session, &recording.display().to_string(), target)?;
         // The recording is deleted with its directory, so the profile names the command as its source.

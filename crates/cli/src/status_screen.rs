@@ -397,8 +397,9 @@ mod tests {
         let service_json = |name: &str, task: u32, percent: f64, by: serde_json::Value| {
             serde_json::json!({
                 "kind": "unit", "name": name, "pod": null, "container": null, "tasks": 1, "task_ids": [task],
-                "unread_programs": null, "cpu_share": 0.9, "slowdown_percent": percent, "slowdown_range_percent": null,
-                "slowdown_source": "measured", "slowdown_by": by, "prevented": [], "reason": null, "max_slowdown_percent": null, "floor": null
+                "unread_programs": null, "cpu_share": 0.9, "run_time_percent": percent, "run_time_range_percent": null, "cache_percent": percent,
+                "cache_range_percent": null, "cache_source": "measured", "cache_by": by, "waiting_percent": 0.0,
+                "waiting_range_percent": null, "waiting_by": [], "prevented": [], "reason": null, "max_slowdown_percent": null, "floor": null
             })
         };
         let cause = serde_json::json!([{

@@ -4,7 +4,7 @@ import { el, svg, percent, seconds } from "./text.js";
 const ROWS = 6;
 const COLUMNS = 120;
 // Losses of 100 % or more have the full color.
-const FULL = 1;
+const FULL_LOSS = 1;
 // Smaller losses are no moment to show.
 const LEAST_LOSS = 0.01;
 
@@ -65,7 +65,7 @@ export class Strip {
     const width = COLUMNS / columns;
     const cells = row.cells.map((cell, column) => {
       if (!cell) return null;
-      const heat = Math.sqrt(Math.min(1, Math.max(0, cell.loss) / FULL));
+      const heat = Math.sqrt(Math.min(1, Math.max(0, cell.loss) / FULL_LOSS));
       const part = svg("rect", { x: (column * width).toFixed(2), y: 0, width: (width + 0.05).toFixed(2), height: 10, class: "loss", "fill-opacity": heat.toFixed(2) });
       part.append(svg("title", {}, seconds(windows[cell.at].at_s) + ": " + percent(cell.loss, true)));
       part.addEventListener("click", () => this.goTo(cell.at));

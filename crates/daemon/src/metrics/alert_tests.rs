@@ -89,16 +89,18 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
     status
 }
 
-/// The names and labels of all series of a status, with their values.
+/// The names and labels of all series of a status in a fixed order, with their values.
 fn series_of(status: &DaemonStatus) -> Vec<(String, f64)> {
     let page = metrics_page(status);
     let sample_lines = page.lines().filter(|line| !line.starts_with('#'));
-    sample_lines
+    let mut series: Vec<(String, f64)> = sample_lines
         .map(|line| {
             let (series, value) = line.rsplit_once(' ').expect("a series and its value");
             (series.to_string(), value.parse().expect("a number"))
         })
-        .collect()
+        .collect();
+    series.sort_by(|a, b| a.0.cmp(&b.0));
+    series
 }
 
 /// The metrics that a text names.
@@ -137,7 +139,7 @@ fn check_firing(
     for ((series, from), (_, to)) in series_of(first).into_iter().zip(series_of(next)) {
         let series = series.replace('\'', "''");
         text.push_str(&format!(
-            "      - series: '{series}'\n        values: '{from}+{}x60'\n",
+            "      - series: '{series}'\n        values: '{from}{:+}x60'\n",
             to - from
         ));
     }

@@ -265,7 +265,8 @@ mod tests {
         }
         assert!(overview.contains("1 line damaged"), "{overview}");
         let timeline = service_text(&history, "redis");
-        assert_eq!(timeline.matches("+84 %").count(), 1, "{timeline}");
+        // As run time and as waiting, in one row.
+        assert_eq!(timeline.matches("+84 %").count(), 2, "{timeline}");
         assert!(
             timeline.lines().count() <= MAX_SPANS as usize + 3,
             "{timeline}"

@@ -83,8 +83,8 @@ fn waiting_line(service: &ServiceStatus) -> Option<LossLine> {
     };
     let name = escape_controls(&service.name);
     let text = format!(
-        "  waiting: {name} takes {} longer because it waits for CPUs{range}{meanwhile}\n",
-        signed_percent(percent)
+        "  waiting: {name} takes {} % longer because it waits for CPUs{range}{meanwhile}\n",
+        format_fixed(percent, 0)
     );
     Some(LossLine { percent, text })
 }
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(text.matches("no work is counted").count(), 1, "{text}");
         assert!(
             text.contains(
-                "  waiting: mail takes +84 % longer because it waits for CPUs (+70 % to +98 %); of the CPU time of \
+                "  waiting: mail takes 84 % longer because it waits for CPUs (+70 % to +98 %); of the CPU time of \
                  others meanwhile: spinner 97 %, unmanaged programs 3 %\n"
             ),
             "{text}"

@@ -391,6 +391,7 @@ mod tests {
             serde_json::json!({
                 "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "observed_only": false, "cpu": 4 * cache + id % 4,
                 "cache": cache, "cpu_share": 0.9, "intensity": { "value": intensity, "low": 0.0, "high": 1.0 },
+                "sensitivity": { "value": 1.1 * slowdown, "low": 0.0, "high": 1.0 },
                 "class": class, "forecast_slowdown": 0.9 * slowdown, "measured_slowdown": slowdown, "reasons": []
             })
         };
@@ -408,7 +409,7 @@ mod tests {
         }]);
         let mut json = serde_json::to_value(sample_status()).unwrap();
         json["policy"] = "auto".into();
-        (json["mode"], json["level"], json["windows"]) = ("act".into(), 1.into(), 42.into());
+        (json["mode"], json["level"], json["windows"]) = ("observe".into(), 1.into(), 42.into());
         (json["window_ns"], json["running_ns"], json["cpu_ns"]) = (
             1_000_000_000u64.into(),
             42_000_000_000u64.into(),

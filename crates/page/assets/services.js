@@ -32,7 +32,7 @@ function worstWaiting(services) {
   const worst = waits.sort((a, b) => b.waiting.value - a.waiting.value)[0];
   if (!worst) return undefined;
   const causes = (worst.waiting_by || []).slice(0, 3).map((cause) => (cause.service ?? UNMANAGED) + " " + percent(cause.share));
-  return "Waiting: " + worst.name + " takes " + percent(worst.waiting.value, true) + " longer because it waits for CPUs (" + range(worst.waiting) + ")" + (causes.length ? "; of the CPU time of others meanwhile: " + causes.join(", ") : "") + ".";
+  return "Waiting: " + worst.name + " takes " + percent(worst.waiting.value) + " longer because it waits for CPUs (" + range(worst.waiting) + ")" + (causes.length ? "; of the CPU time of others meanwhile: " + causes.join(", ") : "") + ".";
 }
 
 function range(loss) {

@@ -66,7 +66,7 @@ export class Strip {
     const cells = row.cells.map((cell, column) => {
       if (!cell) return null;
       const heat = Math.sqrt(Math.min(1, Math.max(0, cell.loss) / FULL_LOSS));
-      const part = svg("rect", { x: (column * width).toFixed(2), y: 0, width: (width + 0.05).toFixed(2), height: 10, class: "loss", "fill-opacity": heat.toFixed(2) });
+      const part = svg("rect", { x: (column * width).toFixed(2), y: 0, width: width.toFixed(2), height: 10, class: "loss", "fill-opacity": heat.toFixed(2) });
       part.append(svg("title", {}, seconds(windows[cell.at].at_s) + ": " + percent(cell.loss, true)));
       part.addEventListener("click", () => this.goTo(cell.at));
       return part;

@@ -125,7 +125,7 @@ fn twenty_seven_mistyped_commands_are_explained() {
         ),
         (&["mrc", "t.u64", "--way", "4"], &["--way", "--ways"]),
         (&["mrc", "t.u64", "--line-bytes", "48"], &["48", "power"]),
-        (&["mrc"], &["TRACE"]),
+        (&["mrc"], &["<FILE>"]),
         (&["plan", "--machine"], &["--machine"]),
         (
             &["top", "--interval", "0"],

@@ -68,7 +68,24 @@ fn describe(error: &anyhow::Error) -> String {
         }
     });
     let location = text.split(": ").next().unwrap_or_default();
-    text.replace(&format!(": {location}: "), ": ")
+    without_os_codes(&text.replace(&format!(": {location}: "), ": "))
+        .replace("found No such file or directory", "found no such file")
+}
+
+/// Removes the numbers of the operating system's errors, such as ` (os error 2)`, which follow their names.
+fn without_os_codes(text: &str) -> String {
+    const START: &str = " (os error ";
+    let mut parts = text.split(START);
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |clean, part| {
+        let after = part
+            .split_once(')')
+            .filter(|(code, _)| code.parse::<u32>().is_ok());
+        match after {
+            Some((_, rest)) => clean + rest,
+            None => clean + START + part,
+        }
+    })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -118,6 +135,8 @@ mod tests {
             describe(&wrapped),
             "/tmp: found a directory, expected a plain file"
         );
+        let missing = anyhow::Error::new(io::Error::from_raw_os_error(2)).context("x.toml");
+        assert_eq!(describe(&missing), "x.toml: No such file or directory");
         let quoted = Err::<(), _>(cause())
             .context(format!("/tmp: cannot open: {}", cause()))
             .unwrap_err();

@@ -161,7 +161,7 @@ fn twenty_seven_mistyped_commands_are_explained() {
         ),
         (
             &["convert", "small.lackey", "-o", "small.cmt"],
-            &["small.cmt exists already", "--force"],
+            &["small.cmt: the file exists", "--force"],
         ),
         (
             &["topology", "--machine", "xeon-x5356"],

@@ -386,7 +386,8 @@ impl ServiceLosses {
             .collect();
         for service in &tracked_services {
             if let Some(history) = self.histories.get_mut(*service) {
-                history.observe(service, &activities, elapsed_ns, !all_rows.is_empty());
+                let span = (observation.window, elapsed_ns);
+                history.observe(service, &activities, span, !all_rows.is_empty());
             }
         }
         for rows in &all_rows {
@@ -576,11 +577,12 @@ impl ServiceHistory {
         &mut self,
         service: &ServiceIdentity,
         activities: &ServiceActivities<'_>,
-        elapsed_ns: u64,
+        (window, elapsed_ns): (u64, u64),
         is_disturbed: bool,
     ) {
         let activity = &activities[service];
-        self.waiting.observe(service, activities, elapsed_ns);
+        self.waiting
+            .observe(service, activities, (window, elapsed_ns));
         let presence_of = |co_runner: &ServiceIdentity| {
             activities.get(co_runner).map_or((0.0, false), |other| {
                 (activity.presence_of(other, elapsed_ns), other.is_confined)

@@ -592,3 +592,45 @@ fn waiting_for_own_threads_is_no_loss_and_an_unexplained_wait_has_no_cause() {
     let uncounted = waiting_of(vec![task_fixture(0, &store, 0, None)]);
     assert_eq!(uncounted.slowdown.waiting, None);
 }
+
+/// If a stream takes the CPU to which the store could move, so that the store waits for its own client: is the stream named
+/// with its part, although it never runs on the CPU of the store meanwhile?
+#[test]
+fn a_service_that_takes_the_other_cpu_is_named_for_waiting() {
+    let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);
+    let (store, client, stream) = (
+        unit_service("store"),
+        unit_service("client"),
+        unit_service("stream"),
+    );
+    let mut losses = ServiceLosses::default();
+    let mut reports = Vec::new();
+    for number in 0..40 {
+        let is_beside = number >= 20;
+        let half = (0.5, 0.5);
+        let mut tasks = vec![
+            sharing_task(
+                0,
+                &store,
+                0,
+                if is_beside { half } else { (0.5, 0.0) },
+                None,
+            ),
+            sharing_task(1, &client, u32::from(!is_beside), half, None),
+        ];
+        // The two have changed places now and then.
+        if number % 5 == 0 && !is_beside {
+            (tasks[0].on_cpu_ns[0].0, tasks[1].on_cpu_ns[0].0) = (CpuId(1), CpuId(0));
+        }
+        tasks.extend(is_beside.then(|| sharing_task(2, &stream, 1, (1.0, 0.0), None)));
+        reports = losses.observe(
+            &window_fixture(number, tasks),
+            &topology,
+            &Profiles::new(),
+            &no_forecast,
+        );
+    }
+    let causes = &report_of(&reports, &store).waiting_causes;
+    assert_eq!(causes[0].cause, Some(stream), "{causes:?}");
+    assert!((causes[0].share - 2.0 / 3.0).abs() < 1e-6, "{causes:?}");
+}

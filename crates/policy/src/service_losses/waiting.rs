@@ -3,10 +3,12 @@
 //! Problem: a service that shares its CPUs takes longer although it loses no speed while it runs, so no measurement per
 //! CPU second shows the loss. Method: the kernel counts for each thread how long it was ready without a CPU. The wait of a
 //! service in a window is divided among all that ran on its CPUs in the same window, in proportion to their CPU time: the
-//! other services, and its own other threads. Waiting for its own threads is no loss, because it would do so alone as well.
+//! other services, and its own other threads. Its CPUs are all on which it was seen lately, because a program on another CPU
+//! of the service keeps the scheduler from moving the service there. Waiting for its own threads is no loss, because it would do so alone as well.
 //! The loss is the remaining wait, divided by run time plus own waits, over the last windows; the interval is two standard
 //! errors of that ratio. Properties: pure; without counted waits the loss is unknown. Limits: a thread counts on the CPUs
-//! where it ran, which a host may report only at the ends of windows; CPU time is a proxy of the blame, so a program of
+//! where it ran, which a host may report only at the ends of windows, so a service that was moved is judged by its former
+//! CPUs for a while; CPU time is a proxy of the blame, so a program of
 //! higher priority causes more than its share; a part of the wait that exceeds the CPU time of all known programs has an
 //! unknown cause, such as programs that are not managed, a CPU quota or a hypervisor.
 
@@ -19,6 +21,8 @@ use super::{MIN_PRESENCE, MIN_WINDOWS, PRESENT_WINDOWS, ServiceActivities, Servi
 
 /// Minimum part of a window's wait with which a cause is listed by name.
 const MIN_LISTED_SHARE: f64 = 0.01;
+/// Windows for which a CPU counts as one of a service after the service was seen on it.
+const CPU_WINDOWS: u64 = 120;
 /// Smallest error of a waiting loss: the kernel's account of a wait ends with the wait, not with the window.
 const MIN_ERROR: f64 = 0.002;
 
@@ -48,6 +52,8 @@ struct WaitingWindow {
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaitingHistory {
     windows: VecDeque<WaitingWindow>,
+    /// CPUs of the service, each with the window in which the service was last seen on it.
+    cpus: BTreeMap<CpuId, u64>,
 }
 
 impl WaitingHistory {
@@ -56,9 +62,14 @@ impl WaitingHistory {
         &mut self,
         service: &ServiceIdentity,
         activities: &ServiceActivities<'_>,
-        elapsed_ns: u64,
+        (window, elapsed_ns): (u64, u64),
     ) {
-        let Some(window) = divide_wait(service, activities, elapsed_ns) else {
+        let seen_cpus = cpus_of(&activities[service]);
+        self.cpus.extend(seen_cpus.map(|cpu| (cpu, window)));
+        self.cpus
+            .retain(|_, seen| window.saturating_sub(*seen) < CPU_WINDOWS);
+        let cpus: BTreeSet<CpuId> = self.cpus.keys().copied().collect();
+        let Some(window) = divide_wait(service, activities, &cpus, elapsed_ns) else {
             return;
         };
         if self.windows.len() == PRESENT_WINDOWS {
@@ -146,6 +157,7 @@ impl WaitingHistory {
 fn divide_wait(
     service: &ServiceIdentity,
     activities: &ServiceActivities<'_>,
+    cpus: &BTreeSet<CpuId>,
     elapsed_ns: u64,
 ) -> Option<WaitingWindow> {
     let activity = &activities[service];
@@ -172,11 +184,10 @@ fn divide_wait(
     } else {
         0.0
     };
-    let cpus = cpus_of(activity);
     let competitors: Vec<(&Cow<'_, ServiceIdentity>, f64)> = activities
         .iter()
         .filter(|(other, _)| ***other != *service)
-        .map(|(other, other_activity)| (other, other_activity.ran_on_ns(&cpus) as f64))
+        .map(|(other, other_activity)| (other, other_activity.ran_on_ns(cpus) as f64))
         .filter(|(_, ns)| *ns > 0.0)
         .collect();
 
@@ -213,12 +224,7 @@ fn divide_wait(
 }
 
 /// Returns the CPUs on which a service ran or waited.
-fn cpus_of(activity: &ServiceActivity<'_>) -> BTreeSet<CpuId> {
+fn cpus_of(activity: &ServiceActivity<'_>) -> impl Iterator<Item = CpuId> {
     let waiting_cpus = activity.tasks.iter().filter_map(|task| task.cpu);
-    activity
-        .on_cpu_ns
-        .keys()
-        .copied()
-        .chain(waiting_cpus)
-        .collect()
+    activity.on_cpu_ns.keys().copied().chain(waiting_cpus)
 }

@@ -119,6 +119,7 @@ pub fn run(
     flags: &ControlFlags,
     report: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
+    let start_time = Instant::now();
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     paths::create_private_dir(&state_dir)?;
@@ -228,6 +229,7 @@ pub fn run(
         endpoints,
         header,
         services: service_watch,
+        start_time,
     };
     live.machine
         .set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
@@ -323,6 +325,8 @@ struct WindowSinks {
     header: RunHeader,
     services: ServiceWatch,
     history: HistoryRecorder,
+    /// When this daemon began, with what it needs before the first window: its CPU time counts from there.
+    start_time: Instant,
 }
 
 fn run_windows(
@@ -341,8 +345,8 @@ fn run_windows(
         header,
         mut services,
         mut history,
+        start_time,
     } = sinks;
-    let start_time = Instant::now();
     loop {
         if flags.reload.swap(false, Ordering::Relaxed)
             && reload(

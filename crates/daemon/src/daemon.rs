@@ -155,7 +155,7 @@ pub fn run(
         .iter()
         .for_each(|evidence| report(&evidence.to_string()));
     let shared_status = new_shared_status(&options, flags);
-    let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone());
+    let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone(), start_time);
     let missing_config = source.describe_absence();
     missing_config.iter().for_each(|absence| report(absence));
     status_tracker.status.config = missing_config
@@ -229,7 +229,6 @@ pub fn run(
         endpoints,
         header,
         services: service_watch,
-        start_time,
     };
     live.machine
         .set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
@@ -325,8 +324,6 @@ struct WindowSinks {
     header: RunHeader,
     services: ServiceWatch,
     history: HistoryRecorder,
-    /// When this daemon began, with what it needs before the first window: its CPU time counts from there.
-    start_time: Instant,
 }
 
 fn run_windows(
@@ -345,7 +342,6 @@ fn run_windows(
         header,
         mut services,
         mut history,
-        start_time,
     } = sinks;
     loop {
         if flags.reload.swap(false, Ordering::Relaxed)
@@ -419,7 +415,6 @@ fn run_windows(
         } else {
             ManageMode::Observe
         };
-        status_tracker.status.running_ns = start_time.elapsed().as_nanos() as u64;
         if endpoints.retry_unavailable(&shared_status, &header, report) {
             status_tracker
                 .status

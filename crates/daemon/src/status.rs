@@ -373,6 +373,8 @@ pub struct StatusTracker {
     pub status: DaemonStatus,
     window_tracker: WindowTracker,
     host_use: HostUse,
+    /// When the daemon began; its CPU time counts from there.
+    start_time: Option<Instant>,
     /// Time of the last read of the host's slowly changing state.
     last_host_read: Option<Instant>,
     reasons_by_task: BTreeMap<TaskId, Vec<String>>,
@@ -398,8 +400,8 @@ pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
 }
 
 impl StatusTracker {
-    /// A tracker that forecasts pairs of programs with the run's predictor.
-    pub fn new(predictor: PredictorConfig) -> Self {
+    /// A tracker of a daemon that began at `start_time` and forecasts pairs of programs with the run's predictor.
+    pub fn new(predictor: PredictorConfig, start_time: Instant) -> Self {
         let miss_penalty_cycles = Some(predictor.miss_penalty_cycles);
         StatusTracker {
             status: DaemonStatus {
@@ -407,6 +409,7 @@ impl StatusTracker {
                 ..DaemonStatus::default()
             },
             window_tracker: WindowTracker::new(predictor),
+            start_time: Some(start_time),
             ..StatusTracker::default()
         }
     }
@@ -561,6 +564,9 @@ impl StatusTracker {
         }
         self.status.cpu_ns =
             LiveMachine::<LinuxHost>::own_cpu_ns() + self.guardian_cpu_ns.values().sum::<u64>();
+        self.status.running_ns = self
+            .start_time
+            .map_or(0, |start_time| start_time.elapsed().as_nanos() as u64);
     }
 
     /// Observes waits. The kernel adds a wait to a thread's account when the wait ends, so the largest addition between

@@ -265,8 +265,10 @@ impl RunArgs {
             } = host::build_live_run(host, &options)?;
             programs.release();
             missing_evidence = missing.iter().map(ToString::to_string).collect();
-            let mut status_tracker =
-                cachemate_daemon::status::StatusTracker::new(header.pipeline.predictor);
+            let mut status_tracker = cachemate_daemon::status::StatusTracker::new(
+                header.pipeline.predictor,
+                std::time::Instant::now(),
+            );
             let loop_result = loop {
                 match live.step() {
                     Ok(Some(record)) => {

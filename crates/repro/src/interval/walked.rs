@@ -141,27 +141,25 @@ impl PhaseWalker<'_> {
             .collect();
         sizes.insert(0, private_lines.max(1).min(full_lines));
         sizes.dedup();
-        let hit_counts = [true, false].map(|prefetch| {
-            sum_counts(&self.walk_at(phase, self.machine, UNLIMITED_LINES, prefetch))
-        });
+        let walk_at =
+            |lines: u64, prefetch: bool| self.walk_at(phase, self.machine, lines, prefetch);
+        let hits = sum_counts(&walk_at(UNLIMITED_LINES, true));
         let has_prefetchers = !self.machine.prefetchers.is_empty();
-        // The whole cache is walked once: for its point, for the error of the sample, and beside halved private caches.
-        let full_size_parts = self.walk_at(phase, self.machine, full_lines, true);
-        let full_size_counts = sum_counts(&full_size_parts);
-        let rates_at = |lines: u64, prefetch: bool| {
-            let counts = if lines == full_lines && prefetch {
-                full_size_counts
-            } else {
-                sum_counts(&self.walk_at(phase, self.machine, lines, prefetch))
-            };
+        let unprefetched_hits =
+            has_prefetchers.then(|| sum_counts(&walk_at(UNLIMITED_LINES, false)));
+        let parts_by_size: Vec<Vec<WalkCounts>> =
+            sizes.iter().map(|&lines| walk_at(lines, true)).collect();
+        // The last size is the whole cache, whose walk also gives the error of the sample.
+        let full_size_parts = &parts_by_size[parts_by_size.len() - 1];
+        let rates_at = |lines: u64, counts: WalkCounts, hits: WalkCounts| {
             let misses =
                 histogram.misses_at(lines.max(private_lines)) as f64 / phase.instructions as f64;
-            self.rates(counts, hit_counts[usize::from(!prefetch)], misses)
+            self.rates(counts, hits, misses)
         };
-        let point_at = |&lines: &u64| {
-            let rates = rates_at(lines, true);
-            let without_prefetch = has_prefetchers.then(|| {
-                let rates = rates_at(lines, false);
+        let point_of = |(&lines, parts): (&u64, &Vec<WalkCounts>)| {
+            let rates = rates_at(lines, sum_counts(parts), hits);
+            let without_prefetch = unprefetched_hits.map(|hits| {
+                let rates = rates_at(lines, sum_counts(&walk_at(lines, false)), hits);
                 UnprefetchedRates {
                     cycles_per_instr: rates.cycles,
                     demand_fills_per_instr: rates.demand_fills,
@@ -179,7 +177,7 @@ impl PhaseWalker<'_> {
                 without_prefetch,
             }
         };
-        let points: Vec<SizePoint> = sizes.iter().map(point_at).collect();
+        let points: Vec<SizePoint> = sizes.iter().zip(&parts_by_size).map(point_of).collect();
         let step_bytes = full_lines as f64 * line_bytes / TABULATED_SIZE_COUNT;
         let program_phase = ProgramPhase {
             instructions: Some(phase.instructions as f64),
@@ -197,12 +195,12 @@ impl PhaseWalker<'_> {
             half_private_extra_cycles_per_instr: self.half_private_cost(
                 phase,
                 full_lines,
-                full_size_counts,
+                sum_counts(full_size_parts),
             ),
         };
         (
             program_phase,
-            sampling_error_share(&full_size_parts).unwrap_or(0.0),
+            sampling_error_share(full_size_parts).unwrap_or(0.0),
         )
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use cachemate_daemon::loss_history::MAX_AGE_S;
 use cachemate_study::{default_sizes, sizes_in_equal_ratios};
 use clap::{Args, ValueEnum};
 
@@ -99,9 +100,6 @@ pub struct TimeAgo {
     seconds: u64,
 }
 
-/// Length of the history.
-const MAX_AGO_SECONDS: u64 = 8 * 86_400;
-
 impl TimeAgo {
     /// Returns the time in seconds.
     pub fn seconds(&self) -> u64 {
@@ -129,12 +127,13 @@ impl FromStr for TimeAgo {
         };
         let count: u64 = text[..text.len() - 1].parse().map_err(|_| problem())?;
         match count.checked_mul(unit_seconds) {
-            Some(seconds) if (1..=MAX_AGO_SECONDS).contains(&seconds) => Ok(TimeAgo {
+            Some(seconds) if (1..=MAX_AGE_S).contains(&seconds) => Ok(TimeAgo {
                 text: text.to_string(),
                 seconds,
             }),
             _ => Err(format!(
-                "found '{text}', expected 1s to 8d, because the history is no longer"
+                "found '{text}', expected 1s to {}d, because the history is no longer",
+                MAX_AGE_S / 86_400
             )),
         }
     }

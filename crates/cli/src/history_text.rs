@@ -8,7 +8,9 @@ use cachemate_report::text::{escape_controls, format_count_of, format_fixed, val
 use time::OffsetDateTime;
 
 use crate::commands::history::HistoryJson;
-use crate::service_text::{shorten_name, signed_percent};
+use crate::service_text::{
+    MIN_NAMED_SHARE, MIN_NAMED_WAITING_PERCENT, shorten_name, signed_percent, waiting_cause_name,
+};
 
 /// Maximum number of rows of the overview and of the timeline.
 const MAX_SERVICES: usize = 30;
@@ -37,17 +39,17 @@ fn causes_text(minute: &ServiceMinute) -> String {
         .cache_by
         .iter()
         .filter(|(_, percent)| *percent > 0.0)
-        .map(|(name, percent)| {
-            format!("cache: {} {}", shorten_name(name), signed_percent(*percent))
+        .map(|(cause, percent)| {
+            let name = shorten_name(&cause.name);
+            format!("cache: {name} {}", signed_percent(*percent))
         });
     let waiting_causes = minute
         .waiting_by
         .iter()
-        .filter(|(_, share)| *share >= 0.02 && minute.waiting_percent >= Some(1.0))
-        .map(|(name, share)| {
-            let name = name
-                .as_deref()
-                .map_or_else(|| "unmanaged programs".to_string(), shorten_name);
+        .filter(|(_, share)| *share >= MIN_NAMED_SHARE)
+        .filter(|_| minute.waiting_percent >= Some(MIN_NAMED_WAITING_PERCENT))
+        .map(|(cause, share)| {
+            let name = waiting_cause_name(cause.as_ref().map(|cause| cause.name.as_str()));
             format!("waiting: {name} {} %", format_fixed(100.0 * share, 0))
         });
     let causes: Vec<String> = cache_causes.take(2).chain(waiting_causes.take(2)).collect();
@@ -215,7 +217,7 @@ fn caused_text(caused: &[WorstMinute<'_>], word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::ServiceKind;
+    use cachemate_core::{ServiceIdentity, ServiceKind};
 
     fn minute_fixture(name: &str, waiting_percent: f64, cause: &str) -> ServiceMinute {
         ServiceMinute {
@@ -227,7 +229,7 @@ mod tests {
             cache_source: None,
             cache_by: Vec::new(),
             waiting_percent: Some(waiting_percent),
-            waiting_by: vec![(Some(cause.into()), 1.0)],
+            waiting_by: vec![(Some(ServiceIdentity::new(ServiceKind::Unit, cause)), 1.0)],
         }
     }
 

@@ -1,7 +1,8 @@
 //! Formats services as text: first which service slows which other, through the cache or by taking its CPUs, then a table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use cachemate_core::{ServiceIdentity, ServiceKind, nearest_name};
 use cachemate_daemon::service_status::{CacheCause, ServiceStatus};
 use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_fixed, format_names, value_or_dash};
@@ -9,10 +10,10 @@ use cachemate_report::text::{escape_controls, format_fixed, format_names, value_
 /// Maximum number of losses listed above the table.
 const MAX_LOSSES: usize = 8;
 /// Minimum waiting loss in percent that a sentence names.
-const MIN_NAMED_WAITING_PERCENT: f64 = 1.0;
+pub const MIN_NAMED_WAITING_PERCENT: f64 = 1.0;
 /// Maximum number of services, and minimum share of each, that a sentence names as causes of a wait.
 const MAX_NAMED_CAUSES: usize = 3;
-const MIN_NAMED_SHARE: f64 = 0.02;
+pub const MIN_NAMED_SHARE: f64 = 0.02;
 
 /// Formats a number of percent with its sign.
 pub fn signed_percent(percent: f64) -> String {
@@ -35,7 +36,7 @@ fn describe_evidence(cause: &CacheCause) -> String {
         format!(", forecast {}", signed_percent(percent))
     });
     let windows_text = match cause.source.as_str() {
-        "measured" => format!(" in {} windows together", cause.windows),
+        "measured" => format!(" in {} windows", cause.windows),
         _ => String::new(),
     };
     format!("{}{windows_text}{forecast_text}", cause.source)
@@ -96,12 +97,14 @@ fn waiting_causes(service: &ServiceStatus) -> impl Iterator<Item = (String, Stri
         .iter()
         .filter(|cause| cause.share >= MIN_NAMED_SHARE);
     named_causes.take(MAX_NAMED_CAUSES).map(|cause| {
-        let name = cause
-            .service
-            .as_deref()
-            .map_or_else(|| "unmanaged programs".to_string(), shorten_name);
+        let name = waiting_cause_name(cause.service.as_deref());
         (name, format!("{} %", format_fixed(100.0 * cause.share, 0)))
     })
+}
+
+/// Returns the name of a cause of waiting; programs that are not observed have none.
+pub fn waiting_cause_name(service: Option<&str>) -> String {
+    service.map_or_else(|| "unmanaged programs".to_string(), shorten_name)
 }
 
 /// Returns one line for each loss, the largest first; if there are none, a line with the reason.
@@ -181,6 +184,19 @@ pub fn shorten_name(name: &str) -> String {
     let head: String = letters[..head].iter().collect();
     let tail: String = letters[letters.len() - tail..].iter().collect();
     format!("{head}…{tail}")
+}
+
+/// Returns the part of a message that suggests the nearest of these names, for a unit also without its suffix.
+pub fn nearest_name_hint<'n>(word: &str, names: impl Iterator<Item = &'n str>) -> String {
+    let names_and_stems = names.flat_map(|name| {
+        let stem = name.rsplit_once('.').map(|(stem, _)| stem);
+        let unit = ServiceIdentity::new(ServiceKind::Unit, name);
+        [Some(name), stem.filter(|stem| unit.is_named(stem))]
+    });
+    let candidates: BTreeSet<&str> = names_and_stems.flatten().collect();
+    nearest_name(word, candidates.into_iter()).map_or_else(String::new, |name| {
+        format!(" (did you mean '{}'?)", escape_controls(name))
+    })
 }
 
 /// Returns the table of the services, with at most `max_rows` rows.
@@ -288,7 +304,6 @@ mod tests {
         assert_eq!(short.chars().count(), MAX_NAME_LETTERS);
         assert!(short.starts_with("ax") && short.ends_with("xz") && short.contains('…'));
     }
-    use cachemate_core::ServiceKind;
     use cachemate_daemon::service_status::WaitingCauseStatus;
 
     fn sample_service(
@@ -343,7 +358,7 @@ mod tests {
         let first = lines.next().unwrap();
         assert_eq!(
             first,
-            "  cache: batch slows store by +42 % (+40 % to +44 %; measured in 6 windows together, forecast +30 %)"
+            "  cache: batch slows store by +42 % (+40 % to +44 %; measured in 6 windows, forecast +30 %)"
         );
         assert_eq!(
             lines.next().unwrap(),

@@ -62,8 +62,10 @@ const MIN_WINDOW_INSTRUCTIONS: f64 = 1e6;
 pub const PROBE_LEVEL: u32 = 2;
 /// The evidence level while the calibration fails.
 const TOPOLOGY_ONLY: u32 = 3;
-/// Time between a failed calibration and the next one. A calibration takes a second of CPU time or less.
-const CALIBRATION_PERIOD: Duration = Duration::from_secs(120);
+/// Time between the first failed calibration and the next one; each further failure doubles it, because a calibration takes up
+/// to a second of CPU time, and on some hosts none ever succeeds.
+const MIN_CALIBRATION_PERIOD: Duration = Duration::from_secs(120);
+const MAX_CALIBRATION_PERIOD: Duration = Duration::from_secs(3_600);
 
 /// Survey of this host.
 pub struct HostSurvey {
@@ -118,9 +120,11 @@ pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
         .name("cachemate-calibr".into())
         .spawn(move || {
             // A busy minute blurs the calibration, so a failed one is repeated while the daemon lives.
+            let mut period = MIN_CALIBRATION_PERIOD;
             while !can_probe(&topology) {
                 thread_level.store(TOPOLOGY_ONLY, Ordering::Relaxed);
-                std::thread::sleep(CALIBRATION_PERIOD);
+                std::thread::sleep(period);
+                period = (2 * period).min(MAX_CALIBRATION_PERIOD);
             }
             thread_level.store(PROBE_LEVEL, Ordering::Relaxed);
         });

@@ -2,10 +2,11 @@
 //!
 //! Problem: who slowed the database at three in the morning, if the batch job has ended since? Method: each minute appends
 //! one line with the worst window of every service in that minute: both losses, their product, and the causes. There is one
-//! file for each day (UTC), and the files of the last eight days are kept. Properties: bounded, because a line and a file
-//! have maximum lengths, so that all files together have at most 50 MB; services with small losses are left out first, and
-//! the line says how many; a line that was cut off by a crash or a full disk is skipped and counted by the reader. A full disk
-//! stops the history, not the daemon. Everything but the current minute survives `kill -9`.
+//! file for each day (UTC), and eight files are kept. Properties: bounded, because a line and a file have maximum lengths, so
+//! that all files together have at most 50 MB; services with small losses are left out first, and the line says how many; a
+//! line that was cut off by a crash or a full disk is skipped and counted by the reader. A full disk stops the history, not
+//! the daemon. Files are removed by number and not by age, so a wrong clock costs one of them and not all. Everything but the
+//! current minute survives `kill -9`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,14 +20,18 @@ use crate::service_status::ServiceStatus;
 
 const SECONDS_PER_MINUTE: u64 = 60;
 const SECONDS_PER_DAY: u64 = 86_400;
-/// Days whose files are kept, besides the current one.
-const KEPT_DAYS: u64 = 7;
+/// Number of files that are kept, besides the current one.
+const KEPT_DAYS: usize = 7;
+/// Longest time before now about which the history is asked.
+pub const MAX_AGE_S: u64 = (KEPT_DAYS as u64 + 1) * SECONDS_PER_DAY;
 /// Maximum length of a line.
 const MAX_LINE_BYTES: usize = 4_300;
 /// Maximum length of a day's file: a line for each minute.
 const MAX_FILE_BYTES: u64 = (MAX_LINE_BYTES as u64 + 1) * SECONDS_PER_DAY / SECONDS_PER_MINUTE;
 /// Maximum number of causes of each loss.
 const MAX_CAUSES: usize = 4;
+/// Maximum number of services that are compared within a minute: a host may start any number of differently named programs.
+const MAX_OPEN_SERVICES: usize = 1_000;
 /// A service with fewer CPUs and no loss is left out.
 const MIN_CPU_SHARE: f64 = 0.01;
 /// Smaller losses in percent are not worth a line.
@@ -52,13 +57,13 @@ pub struct ServiceMinute {
     pub cache_source: Option<String>,
     /// Services that caused the cache loss, and how much of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cache_by: Vec<(String, f64)>,
+    pub cache_by: Vec<(ServiceIdentity, f64)>,
     /// Waiting loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_percent: Option<f64>,
     /// Services that ran on its CPUs meanwhile, and their part of the CPU time; `None` for programs that are not observed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waiting_by: Vec<(Option<String>, f64)>,
+    pub waiting_by: Vec<(Option<ServiceIdentity>, f64)>,
 }
 
 impl ServiceMinute {
@@ -73,11 +78,19 @@ impl ServiceMinute {
             cache_percent: status.cache_percent,
             cache_source: status.cache_source.clone(),
             cache_by: cache_causes
-                .map(|cause| (cause.service.clone(), cause.percent))
+                .map(|cause| {
+                    let identity = ServiceIdentity::new(cause.kind, cause.service.clone());
+                    (identity, cause.percent)
+                })
                 .collect(),
             waiting_percent: status.waiting_percent,
             waiting_by: waiting_causes
-                .map(|cause| (cause.service.clone(), cause.share))
+                .map(|cause| {
+                    let name = cause.service.clone();
+                    let identity = cause.kind.zip(name);
+                    let identity = identity.map(|(kind, name)| ServiceIdentity::new(kind, name));
+                    (identity, cause.share)
+                })
                 .collect(),
         }
     }
@@ -96,10 +109,13 @@ impl ServiceMinute {
 
     /// Returns whether a word that a user wrote names one of the causes.
     pub fn has_cause(&self, word: &str) -> bool {
-        let is_named = |name: &str| ServiceIdentity::new(ServiceKind::Unit, name).is_named(word);
-        let mut waiting_causes = self.waiting_by.iter().filter_map(|(name, _)| name.as_ref());
-        self.cache_by.iter().any(|(name, _)| is_named(name))
-            || waiting_causes.any(|name| is_named(name))
+        let cache_causes = self.cache_by.iter().map(|(cause, _)| cause);
+        let waiting_causes = self
+            .waiting_by
+            .iter()
+            .filter_map(|(cause, _)| cause.as_ref());
+        let mut causes = cache_causes.chain(waiting_causes);
+        causes.any(|cause| cause.is_named(word))
     }
 }
 
@@ -110,7 +126,7 @@ pub struct HistoryMinute {
     pub unix_s: u64,
     /// Services, those with the largest loss first.
     pub services: Vec<ServiceMinute>,
-    /// Services for which the line had no space.
+    /// Services for which there was no space; one that comes and goes may count several times.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u32,
 }
@@ -144,14 +160,8 @@ impl LossHistory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(history),
             Err(error) => return Err(error),
         };
-        let mut days: Vec<u64> = dir
-            .names()?
-            .iter()
-            .filter_map(|name| day_of(name))
-            .collect();
-        days.sort_unstable();
-        for day in days {
-            if (day + 1) * SECONDS_PER_DAY <= since_unix_s {
+        for day in stored_days(&dir)? {
+            if day.saturating_add(1).saturating_mul(SECONDS_PER_DAY) <= since_unix_s {
                 continue;
             }
             let name = file_name(day);
@@ -174,6 +184,14 @@ impl LossHistory {
         history.minutes.sort_by_key(|minute| minute.unix_s);
         Ok(history)
     }
+}
+
+/// Returns the days that have a file, in order.
+fn stored_days(dir: &TrustedDir) -> io::Result<Vec<u64>> {
+    let names = dir.names()?;
+    let mut days: Vec<u64> = names.iter().filter_map(|name| day_of(name)).collect();
+    days.sort_unstable();
+    Ok(days)
 }
 
 fn file_name(day: u64) -> String {
@@ -199,7 +217,10 @@ pub(crate) struct HistoryRecorder {
     minute: Option<u64>,
     windows: u32,
     services: BTreeMap<(ServiceKind, String), OpenMinute>,
-    has_written: bool,
+    /// Windows of services for which `services` had no space.
+    left_out: u32,
+    /// Is the end of the file known to be the end of a line?
+    is_at_line_start: bool,
     has_failed: bool,
 }
 
@@ -210,7 +231,8 @@ impl HistoryRecorder {
             minute: None,
             windows: 0,
             services: BTreeMap::new(),
-            has_written: false,
+            left_out: 0,
+            is_at_line_start: false,
             has_failed: false,
         }
     }
@@ -247,12 +269,40 @@ impl HistoryRecorder {
                 }
             }
         }
+        self.drop_smallest_losses();
+    }
+
+    /// Drops the services with the smallest losses of the minute if there are too many.
+    fn drop_smallest_losses(&mut self) {
+        let excess = self.services.len().saturating_sub(MAX_OPEN_SERVICES);
+        if excess == 0 {
+            return;
+        }
+        let mut losses: Vec<(f64, f64, &(ServiceKind, String))> = self
+            .services
+            .iter()
+            .map(|(key, open_minute)| {
+                let loss_percent = open_minute.worst.loss_percent();
+                (loss_percent, open_minute.cpu_share_sum, key)
+            })
+            .collect();
+        losses.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let dropped_keys: Vec<(ServiceKind, String)> = losses
+            .into_iter()
+            .take(excess)
+            .map(|(_, _, key)| key.clone())
+            .collect();
+        for key in &dropped_keys {
+            self.services.remove(key);
+        }
+        self.left_out = self.left_out.saturating_add(excess as u32);
     }
 
     /// Writes the current minute. The first failure in a row is reported.
     pub(crate) fn write(&mut self, report: &dyn Fn(&str)) {
         let windows = std::mem::take(&mut self.windows);
         let services = std::mem::take(&mut self.services);
+        let left_out = std::mem::take(&mut self.left_out);
         let Some(minute) = self.minute.filter(|_| windows > 0) else {
             return;
         };
@@ -260,7 +310,7 @@ impl HistoryRecorder {
             cpu_share: (1e4 * open_minute.cpu_share_sum / f64::from(windows)).round() / 1e4,
             ..open_minute.worst
         });
-        let line = render_line(minute * SECONDS_PER_MINUTE, minutes.collect());
+        let line = render_line(minute * SECONDS_PER_MINUTE, minutes.collect(), left_out);
         match self.append(minute * SECONDS_PER_MINUTE / SECONDS_PER_DAY, &line) {
             Ok(()) => self.has_failed = false,
             Err(error) => {
@@ -273,13 +323,7 @@ impl HistoryRecorder {
 
     fn append(&mut self, day: u64, line: &str) -> io::Result<()> {
         let dir = TrustedDir::create(&self.state_dir)?;
-        // Files of the future, which a wrong clock has left, count as old ones.
-        let is_outdated = |other: u64| other > day || other + KEPT_DAYS < day;
-        for name in dir.names()? {
-            if day_of(&name).is_some_and(is_outdated) {
-                dir.remove(&name)?;
-            }
-        }
+        remove_oldest_days(&dir, day)?;
         let name = file_name(day);
         let path = Path::new(&name);
         let length = match dir.open_file(path, rustix::fs::OFlags::RDONLY) {
@@ -293,19 +337,30 @@ impl HistoryRecorder {
                 self.state_dir.join(&name).display()
             )));
         }
-        // An earlier daemon may have been killed within a line.
-        let separator = match length > 0 && !self.has_written {
-            true => "\n",
-            false => "",
-        };
+        // An earlier daemon may have been killed within a line, and a full disk cuts one off.
+        let is_at_line_start = length == 0 || std::mem::take(&mut self.is_at_line_start);
+        let separator = if is_at_line_start { "" } else { "\n" };
         dir.append_line(path, &format!("{separator}{line}"))?;
-        self.has_written = true;
+        self.is_at_line_start = true;
         Ok(())
     }
 }
 
+/// Removes the oldest files beyond those that are kept besides that of `day`, but files of later days, which a wrong clock
+/// has left, before all others.
+fn remove_oldest_days(dir: &TrustedDir, day: u64) -> io::Result<()> {
+    let mut other_days = stored_days(dir)?;
+    other_days.retain(|other| *other != day);
+    while other_days.len() > KEPT_DAYS {
+        let later = other_days.iter().position(|other| *other > day);
+        let removed_day = other_days.remove(later.unwrap_or(0));
+        dir.remove(&file_name(removed_day))?;
+    }
+    Ok(())
+}
+
 /// Renders a minute in at most [`MAX_LINE_BYTES`], with the services that lose most, then those that use most CPU time.
-fn render_line(unix_s: u64, mut services: Vec<ServiceMinute>) -> String {
+fn render_line(unix_s: u64, mut services: Vec<ServiceMinute>, left_out: u32) -> String {
     let is_worth = |service: &ServiceMinute| {
         service.loss_percent() >= MIN_LOSS_PERCENT || service.cpu_share >= MIN_CPU_SHARE
     };
@@ -317,6 +372,7 @@ fn render_line(unix_s: u64, mut services: Vec<ServiceMinute>) -> String {
     });
     let mut minute = HistoryMinute {
         unix_s,
+        left_out,
         ..HistoryMinute::default()
     };
     // Braces, the time and the number of services that are left out.
@@ -350,8 +406,8 @@ mod tests {
             cpu_share: 0.5,
             waiting_share: None,
             slowdown: ServiceSlowdown {
-                cache: None,
                 waiting: Some(Estimate::exact(waiting)),
+                ..ServiceSlowdown::default()
             },
             losses: Vec::new(),
             waiting_causes: vec![WaitingCause {
@@ -401,6 +457,7 @@ mod tests {
         assert_eq!(losses, expected);
         let worst = &history.minutes[1].services[0];
         assert!(worst.is_named("redis") && worst.has_cause("spinner") && !worst.has_cause("redis"));
+        assert!(worst.has_cause("unit/spinner") && !worst.has_cause("user-unit/spinner"));
         let later = LossHistory::read(dir.path(), start_s + 60, |service| {
             service.has_cause("spinner")
         });
@@ -420,7 +477,7 @@ mod tests {
                 status_fixture(&name, f64::from(index) / 100.0, Some("spinner"))
             })
             .collect();
-        let line = render_line(0, services.iter().map(ServiceMinute::new).collect());
+        let line = render_line(0, services.iter().map(ServiceMinute::new).collect(), 0);
         assert!(line.len() <= MAX_LINE_BYTES, "{}", line.len());
         let minute: HistoryMinute = serde_json::from_str(&line).unwrap();
         assert_eq!(minute.services.len() as u32 + minute.left_out, 300);
@@ -437,8 +494,8 @@ mod tests {
             .unwrap()
             .names()
             .unwrap();
-        assert_eq!(names.len() as u64, KEPT_DAYS + 1);
-        const { assert!((KEPT_DAYS + 1) * MAX_FILE_BYTES <= 50_000_000) };
+        assert_eq!(names.len(), KEPT_DAYS + 1);
+        const { assert!((KEPT_DAYS as u64 + 1) * MAX_FILE_BYTES <= 50_000_000) };
 
         // A full day takes no more lines.
         let path = dir.path().join(file_name(20_008));
@@ -457,5 +514,73 @@ mod tests {
             std::fs::metadata(&path).unwrap().len(),
             MAX_FILE_BYTES - 100
         );
+    }
+
+    /// Does a wrong clock cost one file of the history at most, before and after the present, and goes the file that it left
+    /// first?
+    #[test]
+    fn a_wrong_clock_costs_one_day_of_the_history() {
+        let dir = tempfile::tempdir().unwrap();
+        let record_day = |day: u64| {
+            let mut recorder = HistoryRecorder::new(dir.path());
+            let status = status_fixture("redis", 0.2, None);
+            recorder.observe(&[status], day * SECONDS_PER_DAY, &panic_on);
+            recorder.write(&panic_on);
+            stored_days(&TrustedDir::open(dir.path(), DirAccess::ReadOnly).unwrap()).unwrap()
+        };
+        for day in 20_000..20_007 {
+            record_day(day);
+        }
+        assert_eq!(record_day(20_007).len(), KEPT_DAYS + 1);
+        let last_days = [20_003, 20_004, 20_005, 20_006, 20_007];
+        let booted_in_1970 = record_day(0);
+        assert_eq!(booted_in_1970[..3], [0, 20_001, 20_002]);
+        assert_eq!(booted_in_1970[3..], last_days);
+        let far_ahead = record_day(30_000);
+        assert_eq!(far_ahead[..2], [20_001, 20_002], "the oldest went");
+        assert_eq!(far_ahead[2..], [&last_days[..], &[30_000]].concat());
+        let right_again = record_day(20_008);
+        assert_eq!(right_again[2..], [&last_days[..], &[20_008]].concat());
+    }
+
+    /// Do a thousand services at most take memory in a minute with any number of names, those that lose most?
+    #[test]
+    fn a_minute_of_any_number_of_names_keeps_the_largest_losses() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut recorder = HistoryRecorder::new(dir.path());
+        for window in 0..30 {
+            let names = (0..100).map(|index| format!("job{}", 100 * window + index));
+            let services: Vec<ServiceStatus> = names
+                .enumerate()
+                .map(|(index, name)| status_fixture(&name, index as f64 / 100.0, None))
+                .collect();
+            recorder.observe(&services, 60, &panic_on);
+        }
+        assert_eq!(recorder.services.len(), MAX_OPEN_SERVICES);
+        assert_eq!(recorder.left_out, 2_000);
+        let losses = recorder.services.values();
+        let least = losses.map(|open_minute| open_minute.worst.loss_percent());
+        assert!(least.fold(f64::MAX, f64::min) > 60.0);
+    }
+
+    /// Is a line that a full disk cut off the only one that is lost?
+    #[test]
+    fn the_line_after_a_failed_one_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut recorder = HistoryRecorder::new(dir.path());
+        let services = [status_fixture("redis", 0.2, None)];
+        recorder.observe(&services, 0, &panic_on);
+        recorder.write(&panic_on);
+        let path = dir.path().join(file_name(0));
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("{text}{}", &text[..40])).unwrap();
+        // As after an append that failed.
+        recorder.is_at_line_start = false;
+        for minute in 1..3 {
+            recorder.observe(&services, minute * SECONDS_PER_MINUTE, &panic_on);
+        }
+        recorder.write(&panic_on);
+        let history = LossHistory::read(dir.path(), 0, |_| true).unwrap();
+        assert_eq!((history.minutes.len(), history.damaged_lines), (3, 1));
     }
 }

@@ -139,7 +139,7 @@ impl ServiceStatus {
             pod,
             container,
         } = report.service.clone();
-        let ServiceSlowdown { cache, waiting } = report.slowdown;
+        let ServiceSlowdown { cache, waiting, .. } = report.slowdown;
         let run_time = report.slowdown.run_time();
         ServiceStatus {
             kind,

@@ -390,7 +390,7 @@ pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
         1 => "programs are measured by counters",
         2 => "no counters: programs are measured by probes on neighboring CPUs",
         _ => {
-            "neither counters nor a calibrated probe (tried again every 2 min): only topology, waiting and pressure are known"
+            "neither counters nor a calibrated probe (repeated after 2 min to 1 h): only topology, waiting and pressure are known"
         }
     };
     match is_calibrated {

@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
-use cachemate_core::nearest_name;
-use cachemate_report::text::escape_controls;
 use clap::Args;
 
 use super::history::{find_state_dir, read_ended_service};
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::history_text::service_text;
+use crate::service_text::nearest_name_hint;
 use crate::session::Session;
 use crate::status_text::{ExplainJson, explain_text};
 use cachemate_daemon::service_status::ServiceStatus;
@@ -49,17 +48,8 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
 fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());
-        // A unit is named without its suffix as well.
-        let service_names = services.iter().flat_map(|service| {
-            let name = service.name.as_str();
-            let stem = name.rsplit_once('.').map(|(stem, _)| stem);
-            [Some(name), stem.filter(|stem| !stem.is_empty())]
-        });
-        let names: BTreeSet<&str> = programs.chain(service_names.flatten()).collect();
-        let hint = match nearest_name(program, names.iter().copied()) {
-            Some(name) => format!(" (did you mean '{}'?)", escape_controls(name)),
-            None => String::new(),
-        };
+        let names = programs.chain(services.iter().map(|service| service.name.as_str()));
+        let hint = nearest_name_hint(program, names);
         return anyhow!(
             "no managed service or program is named '{program}'{hint}; cachemate status lists all"
         );

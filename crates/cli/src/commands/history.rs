@@ -1,12 +1,10 @@
 //! `cachemate history`: the losses of services over time, and their causes.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use cachemate_core::nearest_name;
-use cachemate_daemon::loss_history::{HistoryMinute, LossHistory, ServiceMinute};
+use cachemate_daemon::loss_history::{HistoryMinute, LossHistory, MAX_AGE_S, ServiceMinute};
 use cachemate_daemon::{paths, socket};
 use clap::Args;
 use serde::Serialize;
@@ -14,6 +12,7 @@ use serde::Serialize;
 use super::status::SocketArg;
 use crate::args::{JsonArg, TimeAgo};
 use crate::history_text::{overview_text, service_text};
+use crate::service_text::nearest_name_hint;
 use crate::session::Session;
 
 /// Show the losses of services over time, through the cache and by waiting for CPUs, and their causes
@@ -25,7 +24,7 @@ pub struct HistoryArgs {
     /// A service such as redis, unit/redis or pod/NAMESPACE/NAME
     #[arg(value_name = "SERVICE")]
     service: Option<String>,
-    /// Show this much of the past: 30m, 3h, 2d, or 1w at most
+    /// Show this much of the past: 30m, 3h, 2d, or 8d at most
     #[arg(long, value_name = "TIME", default_value = "3h")]
     since: TimeAgo,
     /// State directory of the daemon that wrote the history; by default that of the running daemon, or the usual one
@@ -65,7 +64,7 @@ pub fn find_state_dir(state_dir: Option<PathBuf>, socket: &SocketArg) -> PathBuf
 ///
 /// # Errors
 /// The files cannot be read.
-pub fn read_history(
+fn read_history(
     state_dir: &std::path::Path,
     since_unix_s: u64,
     service: Option<&str>,
@@ -91,7 +90,7 @@ pub fn read_history(
 }
 
 /// Seconds since 1970 (UTC).
-pub fn unix_time_s() -> u64 {
+fn unix_time_s() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     since_epoch.map_or(0, |duration| duration.as_secs())
 }
@@ -103,7 +102,7 @@ impl HistoryArgs {
         let since_s = now_s.saturating_sub(self.since.seconds());
         let history = read_history(&state_dir, since_s, self.service.as_deref())?;
         if history.minutes.is_empty() {
-            let all = read_history(&state_dir, 0, None)?;
+            let all = read_history(&state_dir, now_s.saturating_sub(MAX_AGE_S), None)?;
             return Err(self.absence_error(&state_dir, &all));
         }
 
@@ -121,26 +120,23 @@ impl HistoryArgs {
                 "{place}: there is no history; a daemon (cachemate manage) writes its first minute after a minute"
             );
         }
-        let names: BTreeSet<&str> = all
-            .minutes
-            .iter()
-            .flat_map(|minute| &minute.services)
-            .map(|service| service.name.as_str())
-            .collect();
         let Some(word) = &self.service else {
-            return anyhow!("{place}: no minute in the last {}", self.since);
+            return anyhow!(
+                "{place}: no minute in the last {}; the history has older ones (--since 8d)",
+                self.since
+            );
         };
         let is_older = |service: &ServiceMinute| service.is_named(word) || service.has_cause(word);
         let services = all.minutes.iter().flat_map(|minute| &minute.services);
-        if services.into_iter().any(is_older) {
+        if services.clone().any(is_older) {
             return anyhow!(
-                "no minute of '{word}' in the last {}; the history has older ones (--since 1w)",
+                "no minute of '{word}' in the last {}; the history has older ones (--since 8d)",
                 self.since
             );
         }
-        let hint = nearest_name(word, names.iter().copied())
-            .map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"));
-        anyhow!("the history has no service '{word}'{hint}; cachemate history --since 1w lists all")
+        let names = services.map(|service| service.name.as_str());
+        let hint = nearest_name_hint(word, names);
+        anyhow!("the history has no service '{word}'{hint}; cachemate history --since 8d lists all")
     }
 }
 
@@ -149,7 +145,8 @@ impl HistoryArgs {
 /// # Errors
 /// The files cannot be read, or nothing in them concerns the service.
 pub fn read_ended_service(state_dir: &std::path::Path, word: &str) -> anyhow::Result<HistoryJson> {
-    let history = read_history(state_dir, 0, Some(word))?;
+    let since_s = unix_time_s().saturating_sub(MAX_AGE_S);
+    let history = read_history(state_dir, since_s, Some(word))?;
     if history.minutes.is_empty() {
         bail!("the history has no service '{word}'");
     }

@@ -38,6 +38,7 @@ fn status_fixture(waiting: f64, cache: f64, promise: PromiseState, events: u64) 
         waiting_share: Some(0.4),
         slowdown: ServiceSlowdown {
             cache: Some((around(cache), LossSource::Measured)),
+            is_cache_complete: true,
             waiting: Some(around(waiting)),
         },
         losses: vec![ServiceLoss {

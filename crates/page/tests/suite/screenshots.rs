@@ -109,7 +109,7 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
 }
 
 /// A Redis that loses most in the middle of the run, to a backup through the cache and to a spinner on its CPUs.
-fn sample_services(window: u64) -> Vec<ServiceSnapshot> {
+pub(crate) fn sample_services(window: u64) -> Vec<ServiceSnapshot> {
     let around = |value: f64| Estimate {
         value,
         low: 0.8 * value,

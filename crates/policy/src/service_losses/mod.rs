@@ -29,9 +29,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cachemate_core::{
-    CacheId, CounterEvent, CpuId, Estimate, EventCounts, Observation, ProbeEvidence, Profile,
-    Profiles, PromiseReport, PromiseState, PromiseTerm, RowInterval, ServiceIdentity, ShareMember,
-    SoloBasis, TaskId, TaskSample, Topology,
+    CacheId, CounterEvent, CpuId, Estimate, EventCounts, MissingPromiseEvidence, Observation,
+    ProbeEvidence, Profile, Profiles, PromiseReport, PromiseState, PromiseTerm, RowInterval,
+    ServiceIdentity, ShareMember, SoloBasis, TaskId, TaskSample, Topology,
 };
 
 use crate::solo_speeds::SoloSpeeds;
@@ -55,6 +55,8 @@ const MIN_STANDARD_ERRORS: f64 = 2.0;
 const MIN_ATTRIBUTED_SLOWDOWN: f64 = 0.01;
 /// A program that evicts less than this share of a probe's lines takes no cache from others.
 const MIN_CACHE_INTENSITY: f64 = 0.05;
+/// Minimum part of a service's run time that such programs must have before the service counts as one that evicts nothing.
+const MIN_SPARING_SHARE: f64 = 0.95;
 /// Number of windows over which the current presence is averaged, weighted by their length, because a loop of short
 /// programs has gaps, and a window may end with a program.
 const PRESENT_WINDOWS: usize = 20;
@@ -107,6 +109,8 @@ pub struct ServiceLoss {
 pub struct ServiceSlowdown {
     /// Run time added by CPU second, with its evidence; `None` if unknown.
     pub cache: Option<(Estimate, LossSource)>,
+    /// Whether `cache` was measured and has the loss by every co-runner, so that it is not only a lower bound.
+    pub is_cache_complete: bool,
     /// Run time added by waiting for CPUs on which other services run; `None` if unknown.
     pub waiting: Option<Estimate>,
 }
@@ -125,10 +129,9 @@ impl ServiceSlowdown {
         }
     }
 
-    /// Returns whether both losses were measured, so that [`Self::run_time`] is not only a lower bound.
+    /// Returns whether both losses were measured completely, so that [`Self::run_time`] is not only a lower bound.
     pub fn is_complete(&self) -> bool {
-        let is_measured = |(_, source): &(Estimate, LossSource)| *source != LossSource::Forecast;
-        self.waiting.is_some() && self.cache.as_ref().is_some_and(is_measured)
+        self.waiting.is_some() && self.is_cache_complete
     }
 }
 
@@ -159,9 +162,14 @@ pub struct ServiceReport {
 
 impl ServiceReport {
     /// Judges a promised slowdown of one of the service's programs by the service's losses, if the promise could not be
-    /// judged otherwise. A single known loss is a lower bound, so that it cannot show that a promise is kept.
+    /// judged because the program's own speeds are unknown. An incomplete loss is a lower bound, so that it cannot show that
+    /// a promise is kept.
     pub fn judge_promise(&self, promise: &PromiseReport) -> PromiseReport {
-        let is_open = promise.state == PromiseState::Unknown;
+        let lacks_speeds = matches!(
+            promise.missing,
+            Some(MissingPromiseEvidence::Counters | MissingPromiseEvidence::SoloSpeed)
+        );
+        let is_open = promise.state == PromiseState::Unknown && lacks_speeds;
         let (PromiseTerm::MaxSlowdown(_), true, Some(run_time)) =
             (promise.term, is_open, self.slowdown.run_time())
         else {
@@ -262,6 +270,8 @@ struct ServiceHistory {
     last_window: u64,
     /// Profile of the thread that ran most, as last known.
     profile: Option<Arc<Profile>>,
+    /// Whether its threads were measured to evict nothing.
+    spares_cache: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -280,11 +290,16 @@ struct CoRunnerHistory {
     presence_windows: VecDeque<(f64, u64)>,
     decayed_presence: f64,
     forecast: Option<(u64, Option<Estimate>)>,
-    /// Whether it was measured to evict nothing.
+    /// Whether its threads were measured to evict nothing.
     spares_cache: bool,
 }
 
 impl CoRunnerHistory {
+    /// Returns whether it runs at present, in this state, and may take cache.
+    fn is_suspect(&self) -> bool {
+        self.is_current && self.presence >= MIN_PRESENCE && !self.spares_cache
+    }
+
     /// Returns the presence of the service, if it was in this state.
     fn own_presence(&self, (presence, is_confined): (f64, bool)) -> f64 {
         if is_confined == self.is_confined {
@@ -330,12 +345,16 @@ pub type ServicePairForecast<'a> = dyn Fn(&Profile, &Profile) -> Option<Estimate
 /// The current profile of each service.
 type PresentProfiles = BTreeMap<ServiceIdentity, Arc<Profile>>;
 
+/// The services whose threads were measured to evict nothing.
+type SparingServices = BTreeSet<ServiceIdentity>;
+
 /// The inputs of a report besides the service itself.
 struct ReportInputs<'a> {
     observation: &'a Observation,
     topology: &'a Topology,
     profiles: &'a Profiles,
     known_profiles: &'a PresentProfiles,
+    sparing_services: &'a SparingServices,
     pair_forecast: &'a ServicePairForecast<'a>,
 }
 
@@ -368,6 +387,9 @@ impl ServiceLosses {
         for service in &tracked_services {
             let history = self.histories.entry((*service).clone()).or_default();
             history.last_window = observation.window;
+            if activities[*service].ran_ns > 0 {
+                history.spares_cache = evicts_nothing(&activities[*service], profiles);
+            }
             // A profile changes little from window to window, and copying its curves takes time.
             if (history.profile.is_none() || observation.window.is_multiple_of(FORECAST_WINDOWS))
                 && let Some(profile) = busiest_profile(&activities[*service], profiles)
@@ -399,11 +421,17 @@ impl ServiceLosses {
         let known_profiles: PresentProfiles = histories
             .filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?)))
             .collect();
+        let histories = self.histories.iter();
+        let sparing_services: SparingServices = histories
+            .filter(|(_, history)| history.spares_cache)
+            .map(|(service, _)| service.clone())
+            .collect();
         let inputs = ReportInputs {
             observation,
             topology,
             profiles,
             known_profiles: &known_profiles,
+            sparing_services: &sparing_services,
             pair_forecast,
         };
         let mut reports: Vec<ServiceReport> = activities
@@ -486,6 +514,7 @@ impl ServiceLosses {
             topology,
             profiles,
             known_profiles: known,
+            sparing_services,
             pair_forecast,
         } = *inputs;
         let elapsed_ns = observation.span.elapsed_ns.max(1);
@@ -511,6 +540,9 @@ impl ServiceLosses {
             ));
             return report;
         };
+        for co_runner in &mut history.co_runners {
+            co_runner.spares_cache = sparing_services.contains(&co_runner.service);
+        }
         history.update_forecasts(observation.window, known, pair_forecast);
         report.losses = history.attribute_losses(solo_slowdown);
         report.prevented_losses = history.prevented_losses();
@@ -518,6 +550,7 @@ impl ServiceLosses {
             .losses
             .iter()
             .filter(|loss| loss.source == LossSource::Measured);
+        let measured_count = measured_losses.clone().count();
         let slowdown_by_causes = measured_losses.fold(None, |total: Option<Estimate>, loss| {
             Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
         });
@@ -534,6 +567,8 @@ impl ServiceLosses {
                     .reduce(compound_loss)?;
                 Some((total, LossSource::Forecast))
             });
+        report.slowdown.is_cache_complete = solo_slowdown.is_some()
+            || measured_count > 0 && measured_count == history.suspects().count();
         report.reason = history.missing_loss_reason(&report, activity, topology);
         report
     }
@@ -704,11 +739,6 @@ impl ServiceHistory {
         profiles: &PresentProfiles,
         pair_forecast: &ServicePairForecast<'_>,
     ) {
-        for co_runner in &mut self.co_runners {
-            if let Some(co_runner_profile) = profiles.get(&co_runner.service) {
-                co_runner.spares_cache = evicts_nothing(co_runner_profile);
-            }
-        }
         let Some(own_profile) = &self.profile else {
             return;
         };
@@ -732,13 +762,18 @@ impl ServiceHistory {
         }
     }
 
+    fn suspects(&self) -> impl Iterator<Item = &CoRunnerHistory> {
+        self.co_runners
+            .iter()
+            .filter(|co_runner| co_runner.is_suspect())
+    }
+
     fn attribute_losses(&self, solo_slowdown: Option<f64>) -> Vec<ServiceLoss> {
         let effects = self.co_runner_effects();
         let mut losses = Vec::new();
         let mut unmeasured_losses = Vec::new();
         for (index, co_runner) in self.co_runners.iter().enumerate() {
-            if !co_runner.is_current || co_runner.presence < MIN_PRESENCE || co_runner.spares_cache
-            {
+            if !co_runner.is_suspect() {
                 continue;
             }
             let presence_share = co_runner.presence.min(1.0);
@@ -861,6 +896,8 @@ impl ServiceHistory {
             "the caches of this host are unknown".to_string()
         } else if co_runners.is_empty() {
             "no other managed service ran on its caches".to_string()
+        } else if co_runners.iter().all(|co_runner| co_runner.spares_cache) {
+            "its co-runners were measured to evict nothing: they take its CPUs at most".to_string()
         } else if self.metric.is_none() {
             "no work is counted: hardware counters, a progress file or a busy program's system calls would measure it"
                 .to_string()
@@ -881,18 +918,22 @@ impl ServiceHistory {
             .all(|co_runner| co_runner.windows_with < MIN_WINDOWS)
         {
             format!("its co-runners ran in fewer than {MIN_WINDOWS} windows")
-        } else if co_runners.iter().all(|co_runner| co_runner.spares_cache) {
-            "its co-runners were measured to evict nothing: they take its CPUs at most".to_string()
         } else {
             "no cache loss is larger than its error".to_string()
         })
     }
 }
 
-/// Returns whether a program was measured to evict nothing from the caches of others.
-fn evicts_nothing(profile: &Profile) -> bool {
-    let intensity = profile.contention.intensity.map(|fact| fact.estimate());
-    intensity.is_some_and(|intensity| intensity.high < MIN_CACHE_INTENSITY)
+/// Returns whether nearly all that a service ran was measured to evict nothing from the caches of others.
+fn evicts_nothing(activity: &ServiceActivity<'_>, profiles: &Profiles) -> bool {
+    let is_sparing = |task: &&&TaskSample| {
+        let profile = profiles.get(&task.task);
+        let intensity = profile.and_then(|profile| profile.contention.intensity);
+        intensity.is_some_and(|fact| fact.estimate().high < MIN_CACHE_INTENSITY)
+    };
+    let sparing_tasks = activity.tasks.iter().filter(is_sparing);
+    let sparing_ns: u64 = sparing_tasks.map(|task| task.ran_ns()).sum();
+    sparing_ns as f64 >= MIN_SPARING_SHARE * activity.ran_ns as f64
 }
 
 /// Sorts losses, the largest first.

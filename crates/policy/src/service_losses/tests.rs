@@ -499,22 +499,37 @@ fn a_stream_is_named_for_the_cache_beside_some_waiting() {
     assert!((run_time.unwrap().value - product).abs() < 1e-12 && report.slowdown.is_complete());
 }
 
-/// Is a service that was measured to evict nothing never named for the cache, whatever else changes with it?
+/// Is a service of which all threads were measured to evict nothing never named for the cache, whatever else changes with it,
+/// and is one with a single other thread named?
 #[test]
 fn a_service_that_evicts_nothing_is_never_named_for_the_cache() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
     let (store, spinner) = (unit_service("store"), unit_service("spinner"));
-    for (intensity, causes) in [(0.01, 0), (0.4, 1)] {
+    let profile_of = |intensity: f64| {
         let mut profile = Profile::default();
         profile.contention.intensity = Some(Fact::new(intensity, FactSource::PrimeProbe, 0));
-        let profiles = Profiles::from([(TaskId(1), profile)]);
+        profile
+    };
+    // The second thread of the spinner runs for a third of the time of the first.
+    for (first, second, causes) in [
+        (0.01, Some(0.01), 0),
+        (0.4, Some(0.01), 1),
+        (0.01, Some(0.4), 1),
+        (0.01, None, 1),
+    ] {
+        let mut profiles = Profiles::from([(TaskId(1), profile_of(first))]);
+        profiles.extend(second.map(|intensity| (TaskId(2), profile_of(intensity))));
         let mut losses = ServiceLosses::default();
         let mut reports = Vec::new();
         for number in 0..40 {
             let is_beside = number / 10 % 2 == 1;
             let speed = if is_beside { 8e8 } else { 1e9 };
             let mut tasks = vec![task_fixture(0, &store, 0, Some(speed))];
-            tasks.extend(is_beside.then(|| task_fixture(1, &spinner, 1, Some(2e9))));
+            if is_beside {
+                tasks.push(task_fixture(1, &spinner, 1, Some(2e9)));
+                let third = (1.0 / 3.0, 0.0);
+                tasks.push(sharing_task(2, &spinner, 2, third, Some(2e9)));
+            }
             reports = losses.observe(
                 &window_fixture(number, tasks),
                 &topology,
@@ -526,6 +541,72 @@ fn a_service_that_evicts_nothing_is_never_named_for_the_cache() {
         assert_eq!(report.losses.len(), causes, "{report:?}");
         let reason = report.reason.clone().unwrap_or_default();
         assert_eq!(reason.contains("evict nothing"), causes == 0, "{reason}");
+    }
+}
+
+/// Is a promise that lacks the program's own speeds judged by the losses of its service, and is none said to be kept if a loss
+/// is unknown or only a lower bound?
+#[test]
+fn a_promise_without_speeds_is_judged_by_the_losses_of_its_service() {
+    let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
+    let store = unit_service("store");
+    let mut losses = ServiceLosses::default();
+    let window = window_fixture(0, vec![task_fixture(0, &store, 0, Some(1e9))]);
+    let reports = losses.observe(&window, &topology, &Profiles::new(), &no_forecast);
+    let around = |value: f64| Estimate {
+        value,
+        low: value - 0.01,
+        high: value + 0.01,
+    };
+    let state_of = |cache: Option<f64>, is_cache_complete, waiting: Option<f64>, term, missing| {
+        let report = ServiceReport {
+            slowdown: ServiceSlowdown {
+                cache: cache.map(|loss| (around(loss), LossSource::Measured)),
+                is_cache_complete,
+                waiting: waiting.map(around),
+            },
+            ..report_of(&reports, &store).clone()
+        };
+        let promise = PromiseReport {
+            process: ProcessId(0),
+            task: TaskId(0),
+            term,
+            state: PromiseState::Unknown,
+            measured: None,
+            basis: None,
+            windows: 0,
+            missing: Some(missing),
+            must_leave: Vec::new(),
+            best_possible: None,
+        };
+        let judged = report.judge_promise(&promise);
+        assert_eq!(judged.missing.is_some(), judged.measured.is_none());
+        judged.state
+    };
+    let limit = PromiseTerm::MaxSlowdown(0.05);
+    let counters = MissingPromiseEvidence::Counters;
+    let by_limit = |cache, is_cache_complete, waiting| {
+        state_of(cache, is_cache_complete, waiting, limit, counters)
+    };
+    assert_eq!(by_limit(Some(0.01), true, Some(0.01)), PromiseState::Kept);
+    assert_eq!(by_limit(Some(0.03), true, Some(0.01)), PromiseState::Likely);
+    assert_eq!(by_limit(Some(0.03), true, Some(0.03)), PromiseState::AtRisk);
+    assert_eq!(by_limit(Some(0.02), false, Some(0.9)), PromiseState::Broken);
+    assert_eq!(by_limit(None, false, Some(0.9)), PromiseState::Broken);
+    for (cache, is_cache_complete, waiting) in [
+        (Some(0.01), false, Some(0.01)),
+        (Some(0.01), true, None),
+        (None, false, Some(0.01)),
+        (None, false, None),
+    ] {
+        let state = by_limit(cache, is_cache_complete, waiting);
+        assert_eq!(state, PromiseState::Unknown, "{cache:?} {waiting:?}");
+    }
+    let too_new = MissingPromiseEvidence::Windows;
+    let rate = PromiseTerm::MinRate(9.0);
+    for (term, missing) in [(limit, too_new), (rate, counters)] {
+        let state = state_of(Some(0.5), true, Some(0.5), term, missing);
+        assert_eq!(state, PromiseState::Unknown, "{term:?} {missing:?}");
     }
 }
 

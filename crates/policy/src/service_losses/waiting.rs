@@ -4,13 +4,13 @@
 //! CPU second shows the loss. Method: the kernel counts for each thread how long it was ready without a CPU. The wait of a
 //! service in a window is divided among all that ran on its CPUs in the same window, in proportion to their CPU time: the
 //! other services, and its own other threads. Its CPUs are all on which it was seen lately, because a program on another CPU
-//! of the service keeps the scheduler from moving the service there. Waiting for its own threads is no loss, because it would do so alone as well.
-//! The loss is the remaining wait, divided by run time plus own waits, over the last windows; the interval is two standard
-//! errors of that ratio. Properties: pure; without counted waits the loss is unknown. Limits: a thread counts on the CPUs
-//! where it ran, which a host may report only at the ends of windows, so a service that was moved is judged by its former
-//! CPUs for a while; CPU time is a proxy of the blame, so a program of
-//! higher priority causes more than its share; a part of the wait that exceeds the CPU time of all known programs has an
-//! unknown cause, such as programs that are not managed, a CPU quota or a hypervisor.
+//! of the service keeps the scheduler from moving the service there. Waiting for its own threads is no loss, because it
+//! would do so alone as well. The loss is the remaining wait, divided by run time plus own waits, over the last windows; the
+//! interval is two standard errors of that ratio. Properties: pure; without counted waits the loss is unknown. Limits: a
+//! thread counts on the CPUs where it ran, which a host may report only at the ends of windows, so a service that was moved
+//! is judged by its former CPUs for a while; CPU time is a proxy of the blame, so a program of higher priority causes more
+//! than its share; a part of the wait that exceeds the CPU time of all known programs has an unknown cause, such as programs
+//! that are not managed, a CPU quota or a hypervisor.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

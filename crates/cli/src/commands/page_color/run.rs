@@ -128,7 +128,7 @@ fn ensure_color_count(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(opened_set) => Ok(opened_set.frames.colors()),
         Err(error @ (ColorError::NoReferenceSet(_) | ColorError::BadReferenceSet(..))) => {
-            session.note(&format!("{error}: discovering"));
+            session.note(&format!("{error}: discovering, which takes 60 s at most"));
             Ok(discover::discover_colors(session, 64 << 20, Duration::from_secs(60), 1)?.colors)
         }
         Err(error) => Err(error.into()),

@@ -263,7 +263,7 @@ impl Recorder {
         if let RecorderTool::Tool { .. } = recorder_tool
             && ended_alone
             && !is_known_signal
-            && let Some(reason) = self.emptiness_reason(&totals, was_replaced)
+            && let Some(reason) = self.emptiness_reason(&totals)
         {
             return Err(TraceError::Recorder {
                 why: format!("{}: nothing was recorded, {reason}", output.name()),
@@ -301,15 +301,16 @@ impl Recorder {
     }
 
     /// Returns the reason why a recording has no record; `None` if it has some, or if an empty one is what was asked for.
-    fn emptiness_reason(&self, totals: &TraceTotals, was_replaced: bool) -> Option<&'static str> {
+    fn emptiness_reason(&self, totals: &TraceTotals) -> Option<&'static str> {
         let skips_start = !self.skip_time.is_zero() || self.skip_accesses > 0;
         let lacks_burst = self.bursts.is_some() && totals.bursts.is_empty();
         let ended_early = skips_start && totals.threads.is_empty();
-        match (was_replaced, lacks_burst, ended_early) {
-            (_, false, false) => None,
-            (true, ..) => Some(REPLACED_NOTE),
-            (false, true, _) => Some(NO_BURST_REASON),
-            (false, false, true) => Some(EARLY_END_REASON),
+        if lacks_burst {
+            Some(NO_BURST_REASON)
+        } else if ended_early {
+            Some(EARLY_END_REASON)
+        } else {
+            None
         }
     }
 

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 const HOSTILE: [&str; 3] = ["<img onerror=x>", "</script><b>hm", "'\"><svg/onload="];
 
 /// Interval and limit of waiting for a status.
-const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(180));
 
 /// A daemon that observes programs with hostile names, with its page at `address`.
 struct PageFixture {

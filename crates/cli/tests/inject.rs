@@ -281,14 +281,14 @@ fn end(tracer: &mut Child) {
         .and_then(|pid| pid.parse::<i32>().ok());
     if let Some(daemon) = daemon {
         send_signal(daemon, signals::TERM);
-        if !is_reached_within(Duration::from_secs(30), || {
+        if !is_reached_within(Duration::from_secs(120), || {
             !Path::new(&format!("/proc/{daemon}")).exists()
         }) {
             send_signal(daemon, signals::KILL);
         }
     }
     assert!(
-        is_reached_within(Duration::from_secs(60), || tracer
+        is_reached_within(Duration::from_secs(120), || tracer
             .try_wait()
             .unwrap()
             .is_some()),

@@ -252,7 +252,7 @@ fn no_orphan_keeps_a_state_that_we_set() {
                 std::thread::sleep(Duration::from_millis(300));
             }
             orphans.go();
-            is_reached_within(Duration::from_secs(60), || {
+            is_reached_within(Duration::from_secs(120), || {
                 orphans.pids().len() >= orphan_count / 2
             });
             std::thread::sleep(Duration::from_micros(generator.next_u64() % 100_000));
@@ -280,7 +280,7 @@ fn no_orphan_keeps_a_state_that_we_set() {
                 "{policy}, {end}: a journal is left"
             );
 
-            is_reached_within(Duration::from_secs(60), || {
+            is_reached_within(Duration::from_secs(120), || {
                 orphans.pids().len() == orphan_count
             });
             let left: Vec<_> = orphans
@@ -317,7 +317,7 @@ fn a_stopped_daemon_is_fenced_off() {
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
     send_signal(own, signals::STOP);
     assert!(
-        is_reached_within(Duration::from_secs(60), || !dir
+        is_reached_within(Duration::from_secs(120), || !dir
             .path()
             .join("state/restore.journal")
             .exists()),
@@ -328,7 +328,7 @@ fn a_stopped_daemon_is_fenced_off() {
     assert_eq!(programs.states(), states_before);
     send_signal(own, signals::CONT);
     let journal = dir.path().join("state/restore.journal");
-    let changed = is_reached_within(Duration::from_secs(60), || {
+    let changed = is_reached_within(Duration::from_secs(120), || {
         let changed = programs.states() != states_before;
         assert!(!changed || journal.exists(), "changed without a journal");
         changed

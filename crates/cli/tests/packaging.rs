@@ -143,7 +143,7 @@ fn the_units_filter_permits_every_system_call_in_use() {
     let mut tracer = ChildGuard(run_traced(&MANAGE, "calls").spawn().unwrap());
     let journal = dir.path().join("state/restore.journal");
     assert!(
-        is_reached_within(Duration::from_secs(60), || journal.exists()),
+        is_reached_within(Duration::from_secs(120), || journal.exists()),
         "it does not act under strace"
     );
     std::thread::sleep(Duration::from_millis(500));
@@ -160,7 +160,7 @@ fn the_units_filter_permits_every_system_call_in_use() {
         signals::TERM,
     );
     assert!(
-        is_reached_within(Duration::from_secs(60), || tracer
+        is_reached_within(Duration::from_secs(120), || tracer
             .0
             .try_wait()
             .unwrap()

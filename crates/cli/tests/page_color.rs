@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 use cachemate_linux::act::colors::agents::AgentReport;
+use cachemate_linux::act::colors::discover::PATIENCE;
 use cachemate_linux::act::colors::migration;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
@@ -200,7 +201,7 @@ fn a_recolored_program_ends_as_usual_if_its_launcher_is_killed() {
     let result = dir.path().join("result");
     while std::fs::read_to_string(&result).map_or(0, |text| text.len()) < 6 {
         assert!(
-            start.elapsed() < Duration::from_secs(90),
+            start.elapsed() < PATIENCE + Duration::from_secs(180),
             "the program did not end, {turns} turns"
         );
         if let Some(agent) = agent_of(&each) {
@@ -290,7 +291,10 @@ impl RecoloredProgram {
             if program.0.try_wait().unwrap().is_some() {
                 return None;
             }
-            assert!(start.elapsed() < Duration::from_secs(60), "no agent came");
+            assert!(
+                start.elapsed() < PATIENCE + Duration::from_secs(180),
+                "no agent came"
+            );
             std::thread::sleep(Duration::from_millis(10));
         };
         let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
@@ -312,7 +316,7 @@ impl RecoloredProgram {
 
     /// The first status that meets the condition, which may hold for only a few milliseconds.
     fn until(&self, subject: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let patience = (Duration::from_millis(3), Duration::from_secs(60));
+        let patience = (Duration::from_millis(3), Duration::from_secs(180));
         status_when(self.dir.path(), subject, patience, wanted)
     }
 
@@ -327,7 +331,7 @@ impl RecoloredProgram {
         let (mask_before, start) = (read_mask(), Instant::now());
         while read_mask() == mask_before {
             assert!(
-                start.elapsed() < Duration::from_secs(60),
+                start.elapsed() < Duration::from_secs(180),
                 "the agent takes up no other colors: {mask_before:?}"
             );
             std::thread::sleep(Duration::from_micros(200));

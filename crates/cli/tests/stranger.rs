@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{ChildGuard, run, start_daemon, status_when, stop};
 
 const NOBODY: u32 = 65_534;
-const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(180));
 /// Variable with the test's directory, for the other user's part of it.
 const DIR: &str = "CACHEMATE_TEST_FOLDER";
 

@@ -112,7 +112,7 @@ mod screen {
             let start = Instant::now();
             while !self.text().contains(words) {
                 assert!(
-                    start.elapsed() < Duration::from_secs(60),
+                    start.elapsed() < Duration::from_secs(180),
                     "'{words}' was not drawn: {:?}",
                     self.text()
                 );

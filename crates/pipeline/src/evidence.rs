@@ -162,7 +162,8 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
-        let expected = "policy 'casc', profiler 'co-run rows (PCMR)' have no counters of the shared cache";
+        let expected =
+            "policy 'casc', profiler 'co-run rows (PCMR)' have no counters of the shared cache";
         assert!(casc[0].starts_with(expected), "{casc:?}");
         assert_eq!(casc.len(), 1, "{casc:?}");
         assert!(

@@ -26,7 +26,9 @@ use cachemate_core::{CpuId, SplitMix64};
 use cachemate_daemon::{end_with_parent, host};
 use cachemate_linux::sense::probes::PinnedThread;
 use clap::Args;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::Serialize;
 
 use self::report::CorunReport;
@@ -91,6 +93,8 @@ const MAX_ROUNDS: usize = 60;
 const NARROW_SHARE: f64 = 0.7;
 /// Time for which a companion runs before a measured run begins.
 const SETTLING_TIME: Duration = Duration::from_millis(250);
+/// Time after which a run that should take half a second is given up.
+const MAX_RUN_TIME: Duration = Duration::from_secs(60);
 /// Share of the time after which measuring ends.
 const MEASURING_SHARE: f64 = 0.95;
 const MAX_RECORDED_ACCESSES: &str = "24000000";
@@ -138,7 +142,7 @@ impl CorunBench {
                 start.elapsed().as_secs_f64()
             );
         }
-        bench.measure_pairs(&set, &programs, &mut pairs, deadline)?;
+        bench.measure_pairs(&set, &programs, &mut pairs, deadline);
         let report = CorunReport::new(pairs, start.elapsed(), self.seed);
         report.print(self.json, self.out.as_deref())
     }
@@ -199,6 +203,7 @@ impl CorunHost {
             let mut args = vec!["--quiet", "record", "--max-accesses", MAX_RECORDED_ACCESSES];
             args.extend(["--kill-at-max", "-o", &path_text, "--"]);
             args.extend(program.command.iter().map(String::as_str));
+            let _load = self.start_load(program)?;
             run_command(&self.command, &args)
                 .with_context(|| format!("{} cannot be recorded", program.name))?;
             files.push(path_text);
@@ -236,7 +241,7 @@ impl CorunHost {
         programs: &[CorunProgram],
         pairs: &mut [CorunPair],
         deadline: Instant,
-    ) -> anyhow::Result<()> {
+    ) {
         let find = |name: &str| programs.iter().find(|program| program.name == name);
         for (index, program) in programs.iter().enumerate() {
             if self.is_stopped(deadline) {
@@ -259,13 +264,18 @@ impl CorunHost {
                 if is_over || self.is_stopped(deadline) || own.iter().all(|one| one.is_narrow()) {
                     break;
                 }
-                self.measure_round(program, &set.spinner, &mut own, round % 2 == 1)?;
+                // What was measured before stays.
+                if let Err(error) =
+                    self.measure_round(program, &set.spinner, &mut own, round % 2 == 1)
+                {
+                    eprintln!("{} is given up: {error:#}", program.name);
+                    break;
+                }
             }
             for companion in own {
                 pairs[companion.at].measured = companion.slowdown();
             }
         }
-        Ok(())
     }
 
     /// Runs a program beside the spinner and beside each companion whose interval is still wide, in this order or the
@@ -305,9 +315,32 @@ impl CorunHost {
         program: &CorunProgram,
         companion: &CorunProgram,
     ) -> anyhow::Result<f64> {
-        let _companion = Companion::start(self, companion)?;
+        let _companion = self.start_companion(companion)?;
         std::thread::sleep(SETTLING_TIME);
+        self.time_program(program)
+    }
+
+    /// Returns the user and system time of a program that runs to its end on the first CPU, without that of its load.
+    pub fn time_program(&self, program: &CorunProgram) -> anyhow::Result<f64> {
+        let _load = self.start_load(program)?;
         self.time_alone(&program.command)
+    }
+
+    /// Repeats a program on the second CPU.
+    fn start_companion(&self, workload: &CorunProgram) -> anyhow::Result<BackgroundGroup> {
+        let script = "while :; do \"$@\" >/dev/null 2>&1 || sleep 0.1; done";
+        let mut command = ["sh", "-c", script, "sh"].map(ToString::to_string).to_vec();
+        command.extend(workload.endless_command.iter().cloned());
+        Ok(BackgroundGroup(self.spawn(&command, self.cpus.1)?))
+    }
+
+    fn start_load(&self, program: &CorunProgram) -> anyhow::Result<Option<BackgroundGroup>> {
+        let Some(load) = program.load else {
+            return Ok(None);
+        };
+        let command = ["sh", "-c", load].map(ToString::to_string);
+        let child = self.spawn(&command, self.cpus.0)?;
+        Ok(Some(BackgroundGroup(child)))
     }
 
     /// Returns the user and system time of a command that runs to its end on the first CPU.
@@ -366,13 +399,27 @@ impl<'a> MeasuredCompanion<'a> {
 }
 
 /// Waits for a child and returns its user and system time, with its own children, in seconds.
+///
+/// # Errors
+/// It fails, or does not end within [`MAX_RUN_TIME`], after which its group is killed.
 fn wait_for_time(child: Child, name: &str) -> anyhow::Result<f64> {
     let (mut status, pid) = (0i32, child.id() as i32);
+    let has_ended = has_ended_within(pid, MAX_RUN_TIME);
+    // Its leader is not reaped yet, so that the group cannot be another's.
+    if let Some(group) = Pid::from_raw(pid) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
     // SAFETY: an all-zero rusage is valid, and wait4 writes only to the two variables.
     let (waited, usage) = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         (libc::wait4(pid, &raw mut status, 0, &raw mut usage), usage)
     };
+    if !has_ended? {
+        bail!(
+            "'{name}' has run for {} s, expected about one",
+            MAX_RUN_TIME.as_secs()
+        );
+    }
     if waited != pid || status != 0 {
         bail!("'{name}' ended with status {status}, expected 0");
     }
@@ -380,22 +427,27 @@ fn wait_for_time(child: Child, name: &str) -> anyhow::Result<f64> {
     Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime))
 }
 
-/// A program that is repeated on the second CPU until it is dropped.
-struct Companion(Child);
-
-impl Companion {
-    fn start(host: &CorunHost, workload: &CorunProgram) -> anyhow::Result<Self> {
-        let script = "while :; do \"$@\" >/dev/null 2>&1 || sleep 0.1; done";
-        let mut command: Vec<String> = ["sh", "-c", script, "sh"]
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        command.extend(workload.endless_command.iter().cloned());
-        Ok(Companion(host.spawn(&command, host.cpus.1)?))
+/// Waits without reaping; returns whether the process has ended in time.
+fn has_ended_within(pid: i32, patience: Duration) -> anyhow::Result<bool> {
+    let pid = Pid::from_raw(pid).context("no process")?;
+    let descriptor = pidfd_open(pid, PidfdFlags::empty()).context("pidfd_open")?;
+    let mut wanted = [PollFd::new(&descriptor, PollFlags::IN)];
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).context("a time")?;
+        match poll(&mut wanted, Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("poll"),
+        }
     }
 }
 
-impl Drop for Companion {
+/// A group of processes that is killed when this is dropped.
+struct BackgroundGroup(Child);
+
+impl Drop for BackgroundGroup {
     fn drop(&mut self) {
         if let Some(group) = Pid::from_raw(self.0.id() as i32) {
             // A group that has ended needs no signal.
@@ -453,12 +505,24 @@ mod tests {
         assert_eq!(slowdown_interval(&[1.0, 1.0], 1), None);
     }
 
+    /// Is a program that does not end given up, and is one that ends waited for?
+    #[test]
+    fn a_program_that_does_not_end_is_given_up() {
+        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(!has_ended_within(pid, Duration::from_millis(20)).unwrap());
+        child.kill().unwrap();
+        assert!(has_ended_within(pid, Duration::from_secs(60)).unwrap());
+        child.wait().unwrap();
+    }
+
     /// Does a companion get more rounds until its interval is narrow, and none after?
     #[test]
     fn a_companion_is_measured_until_its_interval_is_narrow() {
         let program = workloads::CorunProgram {
             name: "a".to_string(),
             command: Vec::new(),
+            load: None,
             endless_command: Vec::new(),
             cause: "cache",
         };

@@ -12,6 +12,8 @@ use super::{CorunHost, write_input};
 pub struct CorunProgram {
     pub name: String,
     pub command: Vec<String>,
+    /// For a server, the shell command that loads it and shuts it down. It runs on the same CPU, and is not measured.
+    pub load: Option<&'static str>,
     /// The same program with much more work, for a companion that must not end.
     pub endless_command: Vec<String>,
     /// The resource that it needs most: cache, overlap or bandwidth.
@@ -71,6 +73,7 @@ impl CorunProgramSet {
             anyhow::Ok(CorunProgram {
                 name,
                 command: kernel(kind, bytes, units),
+                load: None,
                 endless_command: kernel(kind, bytes, units.saturating_mul(ENDLESS_FACTOR)),
                 cause,
             })
@@ -85,15 +88,11 @@ impl CorunProgramSet {
             }
         }
         let mut installed = Vec::new();
-        for (name, command) in installed_programs(host)? {
+        for program in installed_programs(host)? {
+            let name = &program.name;
             // One that fails here, for example for want of a module, is left out.
-            match host.time_alone(&command) {
-                Ok(seconds) if seconds > 0.05 => installed.push(CorunProgram {
-                    name,
-                    endless_command: command.clone(),
-                    command,
-                    cause: "cache",
-                }),
+            match host.time_program(&program) {
+                Ok(seconds) if seconds > 0.05 => installed.push(program),
                 Ok(_) => eprintln!("{name} is left out: it runs for less than 0.05 s"),
                 Err(error) => eprintln!("{name} is left out: {error:#}"),
             }
@@ -142,7 +141,7 @@ fn output_of(program: &str, args: &[&str]) -> Option<String> {
 }
 
 /// Returns the installed programs with commands of about half a second each.
-fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<CorunProgram>> {
     let text = write_input(&host.dir, "text", &words(4 << 20))?;
     let short_text = write_input(&host.dir, "short-text", &words(1 << 20))?;
     let source = write_input(&host.dir, "many.c", functions(90).as_bytes())?;
@@ -154,7 +153,13 @@ fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<(String, Vec<Strin
         if let Some(program) = program {
             let mut command = vec![program];
             command.extend(args.iter().map(ToString::to_string));
-            programs.push((name.to_string(), command));
+            programs.push(CorunProgram {
+                name: name.to_string(),
+                endless_command: command.clone(),
+                command,
+                load: None,
+                cause: "cache",
+            });
         }
     };
     let which = |name: &str| output_of("sh", &["-c", &format!("command -v {name}")]);
@@ -203,13 +208,6 @@ fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<(String, Vec<Strin
     );
     add("sort", which("sort"), &["-S", "64M", "--parallel=1", &text]);
     add(
-        "redis",
-        which("redis-benchmark")
-            .and(which("redis-server"))
-            .and(which("sh")),
-        &["-c", REDIS_LOAD],
-    );
-    add(
         "ffmpeg",
         which("ffmpeg"),
         &[
@@ -246,12 +244,33 @@ fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<(String, Vec<Strin
             &text,
         ],
     );
+    let redis = which("redis-server");
+    if let Some(server) = redis.filter(|_| which("redis-benchmark").is_some()) {
+        let args = "--port 0 --unixsocket ./redis --appendonly no --save";
+        let mut command = vec![server];
+        command.extend(args.split(' ').map(ToString::to_string));
+        command.push(String::new());
+        programs.push(CorunProgram {
+            name: "redis".to_string(),
+            command,
+            load: Some(REDIS_LOAD),
+            endless_command: ["sh", "-c", ENDLESS_REDIS]
+                .map(ToString::to_string)
+                .to_vec(),
+            cause: "cache",
+        });
+    }
     Ok(programs)
 }
 
-/// A server and its load on one CPU, over a socket file.
-const REDIS_LOAD: &str = "redis-server --port 0 --unixsocket ./redis-$$ --save '' --appendonly no >/dev/null & \
-    sleep 0.2; redis-benchmark -s ./redis-$$ -q -n 40000 -r 100000 -d 100 -t set,get >/dev/null; kill %1; wait";
+/// The load of a server, over a socket file.
+const REDIS_LOAD: &str = "until redis-cli -s ./redis ping >/dev/null 2>&1; do sleep 0.02; done; \
+    redis-benchmark -s ./redis -q -n 60000 -r 100000 -d 100 -t set,get; redis-cli -s ./redis shutdown nosave";
+
+/// A server with a load that does not end.
+const ENDLESS_REDIS: &str = "redis-server --port 0 --unixsocket ./redis-$$ --appendonly no --save '' & \
+    until redis-cli -s ./redis-$$ ping; do sleep 0.02; done; \
+    redis-benchmark -s ./redis-$$ -q -n 600000000 -r 100000 -d 100 -t set,get";
 
 const ORDERS: &str = "CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, amount INTEGER);\n\
     WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 120000)\n\
@@ -313,6 +332,7 @@ mod tests {
         CorunProgram {
             name: format!("{kind}-{size}"),
             command: vec!["kernels".to_string(), kind.to_string()],
+            load: None,
             endless_command: Vec::new(),
             cause: "cache",
         }

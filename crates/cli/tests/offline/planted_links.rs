@@ -5,6 +5,10 @@ use std::os::unix::fs::symlink;
 use crate::common::{interval_program, run};
 
 const RECORDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recordings/gzip.cmt");
+const LAB_RESULT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../lab/results/services.json"
+);
 const FLEET: &str = "name = \"one\"\nmachine = \"xeon-x5365-4\"\nhosts = 2\nhours = 1\nservices_per_host = 1\n\
     step_minutes = 60\n[[services]]\nname = \"a\"\ncpus = 1\nload = 0.8\n[services.references]\n\
     base_cycles_per_instr = 0.7\nstall_cycles_per_miss = 60\nreferences_per_kilo_instr = 30\nworking_sets = []\n";
@@ -18,7 +22,12 @@ const SCENARIO: &str = "name = \"two\"\ndescription = \"two that reuse\"\nmachin
 #[test]
 fn a_link_at_an_output_is_never_followed() {
     let machine = ["--machine", "xeon-x5365-4"];
-    let commands: [(&[&str], &[&str]); 6] = [
+    let logs = tempfile::tempdir().unwrap();
+    std::fs::write(logs.path().join("two.toml"), SCENARIO).unwrap();
+    interval_program(logs.path(), "reuser", (512 << 10, 0.02), 0.001);
+    run(logs.path(), &["sim", "two.toml", "-o", "run.jsonl"]).ok();
+    let log = logs.path().join("run.jsonl").display().to_string();
+    let commands: [(&[&str], &[&str]); 12] = [
         (&["convert", RECORDING, "-o", "out.csv"], &["out.csv"]),
         (
             &[
@@ -42,6 +51,29 @@ fn a_link_at_an_output_is_never_followed() {
         (
             &["run", "--observe-only", "-o", "log.jsonl", "--", "true"],
             &["log.jsonl"],
+        ),
+        (&["mrc", RECORDING, "--histogram", "h.txt"], &["h.txt"]),
+        (&["dashboard", &log, "-o", "page.html"], &["page.html"]),
+        (
+            &[
+                "report",
+                RECORDING,
+                RECORDING,
+                machine[0],
+                machine[1],
+                "-o",
+                "page.html",
+            ],
+            &["page.html"],
+        ),
+        (
+            &["lab", "report", LAB_RESULT, "-o", "lab.html"],
+            &["lab.html"],
+        ),
+        (&["man", "--dir", "."], &["cachemate.1", "cachemate-sim.1"]),
+        (
+            &["page-color", "discover", "--timeout", "1", "-o", "map.txt"],
+            &["map.txt"],
         ),
     ];
     for (args, outputs) in commands {

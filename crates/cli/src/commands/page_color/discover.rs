@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use cachemate_core::CpuId;
 use cachemate_daemon::colored_program::available_bytes;
-use cachemate_linux::act::colors::discover::{DiscoveryOptions, discover};
+use cachemate_linux::act::colors::discover::{DiscoveryOptions, PATIENCE, discover};
 use cachemate_linux::act::colors::map::{ColorCoverage, ColorMap};
 use cachemate_linux::act::colors::reference_set::BASE;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
@@ -37,7 +37,7 @@ pub struct Discover {
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     memory: ByteSize,
     /// Give up after this time
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE.as_secs_f64())]
     timeout: f64,
     /// Seed for the order of attempts
     #[arg(long, default_value_t = 1)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use cachemate_core::IndexSet;
 use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, color_mask};
+use cachemate_linux::act::colors::discover::PATIENCE;
 use cachemate_linux::act::colors::map::ColorMap;
 use cachemate_linux::act::colors::{ColorError, migration, reference_set};
 use cachemate_report::text::{format_count, format_size};
@@ -128,8 +129,8 @@ fn ensure_color_count(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(opened_set) => Ok(opened_set.frames.colors()),
         Err(error @ (ColorError::NoReferenceSet(_) | ColorError::BadReferenceSet(..))) => {
-            session.note(&format!("{error}: discovering, which takes 60 s at most"));
-            Ok(discover::discover_colors(session, 64 << 20, Duration::from_secs(60), 1)?.colors)
+            session.note(&format!("{error}: discovering"));
+            Ok(discover::discover_colors(session, 64 << 20, PATIENCE, 1)?.colors)
         }
         Err(error) => Err(error.into()),
     }

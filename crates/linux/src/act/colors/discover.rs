@@ -23,6 +23,9 @@ use super::pool::{PagePool, TimingOracle};
 use super::reference_set::{self, ColorClasses, FrameLedger, LoadedReferenceSet, frames_per_color};
 use crate::sense::probes::PinnedThread;
 
+/// How long a discovery tries unless told otherwise; on a quiet host it takes a few seconds.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Number of pages per color of the pool in which the classes are searched.
 const SEED_PAGES_PER_COLOR: usize = 128;
 /// Number of pages that evict a line from the first level but never from the second.

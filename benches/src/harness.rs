@@ -5,6 +5,7 @@
 //! Work on one thread is timed by that thread's CPU time, and work on several by the wall clock.
 
 use crate::memory::peak_bytes;
+use cachemate_core::median;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -139,11 +140,10 @@ pub fn compare(
             ratios.sort_by(f64::total_cmp);
             ratios
         });
-        let speed_ratio = ratios.as_deref().map(median);
+        let speed_ratio = ratios.as_deref().and_then(median);
         let speed_ratio_bar = contender.against.and_then(|(_, bar)| bar);
-        let mut sorted = seconds[at].clone();
-        sorted.sort_by(f64::total_cmp);
-        let millions_per_s = items as f64 / median(&sorted) / 1e6;
+        let median_seconds = median(&seconds[at]).expect("invariant: each contender ran");
+        let millions_per_s = items as f64 / median_seconds / 1e6;
         let bars = [
             speed_ratio_bar.map(|bar| speed_ratio.is_some_and(|ratio| ratio >= bar)),
             contender.max_bytes.map(|limit| peaks[at] <= limit),
@@ -169,12 +169,6 @@ pub fn compare(
         }
     };
     (0..count).map(row).collect()
-}
-
-/// The median of a sorted, non-empty list.
-pub fn median(sorted: &[f64]) -> f64 {
-    let (upper, lower) = (sorted.len() / 2, (sorted.len() - 1) / 2);
-    (sorted[upper] + sorted[lower]) / 2.0
 }
 
 /// Prints the rows as a table.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::MachineSpec;
+use cachemate_forecast::{self as forecast, TimedProgram};
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::text::{escape_controls, format_fixed, format_number, value_or_dash};
 use cachemate_report::{CostTable, PlanResult};
-use cachemate_repro::interval::forecast::{self, TimedProgram};
 use cachemate_study::{ProfileTarget, cost_table, pair_costs, plan_result, profile_for_target};
 use numpy::PyArray2;
 use pyo3::prelude::*;

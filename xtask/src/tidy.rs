@@ -21,10 +21,14 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
     (
+        "forecast",
+        &["core", "locality", "policy", "interval", "trace"],
+    ),
+    (
         "repro",
         &[
-            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "trace",
-            "report", "spec",
+            "core", "files", "locality", "policy", "pipeline", "sim", "interval", "forecast",
+            "trace", "report", "spec",
         ],
     ),
     ("fleet", &["core", "interval", "report", "sim"]),
@@ -52,14 +56,14 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         "python",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report",
-            "scenario", "study", "page", "repro",
+            "scenario", "study", "page", "forecast",
         ],
     ),
     (
         "cli",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux",
-            "trace", "report", "repro", "scenario", "study", "page", "daemon", "fleet",
+            "trace", "report", "forecast", "repro", "scenario", "study", "page", "daemon", "fleet",
         ],
     ),
 ];

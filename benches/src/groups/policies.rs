@@ -12,7 +12,7 @@ use cachemate_core::test_support::{
 use cachemate_core::{
     Ability, CacheLevel, Capabilities, ChangeVerdict, CounterEvent, CpuId, Decision, Estimate,
     EventCounts, Fact, FactSource, Policy, ProcessId, Profile, RateFacts, SplitMix64, StallCause,
-    SuperSetCount, TaskId, TaskSample, Verdicts, Verification, VerificationOutcome, View,
+    SuperSetCount, TaskId, TaskSample, Verdicts, Verification, VerificationOutcome, View, median,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
@@ -227,11 +227,12 @@ fn time_searches(size: HostSize, targets_ms: [Option<f64>; 2], rounds: usize) ->
         .map(|((times, what), target_ms)| {
             times.sort_by(f64::total_cmp);
             let host = format!("policies {} x {} auto, {what}", size.tasks, size.caches);
-            let (Some(fastest), Some(slowest)) = (times.first(), times.last()) else {
+            let (Some(fastest), Some(median), Some(slowest)) =
+                (times.first(), median(times), times.last())
+            else {
                 eprintln!("{host}: no search in {MAX_WINDOWS_UNTIL_SEARCH} windows");
                 return f64::NAN;
             };
-            let median = times[times.len() / 2];
             let bar = target_ms.map_or(String::new(), |ms| format!(", bar {ms} ms"));
             eprintln!(
                 "{host}: {median:.2} ms ({fastest:.2}-{slowest:.2}){bar}; {:.0} times a copy of its state ({:.1} MB)",

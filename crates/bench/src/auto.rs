@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_core::CpuSet;
+use cachemate_core::{CpuSet, median};
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 
-use crate::bench_host::{BenchHost, BenchRow, median};
+use crate::bench_host::{BenchHost, BenchRow};
 use crate::overhead::{BenchDaemon, describe_ratios, measure_pairs};
 use crate::programs::Actor;
 

@@ -169,17 +169,3 @@ pub fn run_command(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
-
-/// Median of an unsorted list; `None` if it is empty.
-pub fn median(values: &[f64]) -> Option<f64> {
-    let sorted = sorted(values);
-    let last_index = sorted.len().checked_sub(1)?;
-    Some((sorted[last_index / 2] + sorted[last_index.div_ceil(2)]) / 2.0)
-}
-
-/// The values in ascending order.
-pub fn sorted(values: &[f64]) -> Vec<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
-}

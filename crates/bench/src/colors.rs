@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cachemate_core::CpuId;
+use cachemate_core::{CpuId, median};
 use cachemate_daemon::colored_program::{ColoredCommand, ColoredProgram, available_bytes};
 use cachemate_linux::act::colors::ColorError;
 use cachemate_linux::act::colors::agents::AgentReport;
@@ -22,7 +22,7 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::progress::PROGRESS_VARIABLE;
 use rustix::process::Signal;
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_command};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, run_command};
 use crate::programs::Actor;
 use crate::ranking::{is_installed, recorded_curve, write_inputs};
 

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use cachemate_core::median;
 use cachemate_daemon::host::{self, HostSurvey, LiveLoop, LiveRunOptions};
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::sense::progress::ProgressReports;
 use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict};
 use crate::programs::Actor;
 
 /// Minimum number of valid samples of an arm.

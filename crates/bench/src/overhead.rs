@@ -6,10 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cachemate_core::{median, quantile};
 use cachemate_daemon::end_with_parent;
 use rustix::process::Signal;
 
-use crate::bench_host::{BenchHost, BenchRow, median, sorted};
+use crate::bench_host::{BenchHost, BenchRow};
 use crate::programs::Actor;
 
 const TASK_COUNT: usize = 200;
@@ -250,12 +251,8 @@ pub fn measure_pairs(
 
 /// The median of the managed ratios, with the spread of the control ratios.
 pub fn describe_ratios(managed_ratios: &[f64], control_ratios: &[f64]) -> String {
-    let median_and_quartiles = |values: &[f64]| {
-        let (low, high) = quartiles(values);
-        (median(values).unwrap_or(f64::NAN), low, high)
-    };
-    let (ratio, low, high) = median_and_quartiles(managed_ratios);
-    let (control_ratio, control_low, control_high) = median_and_quartiles(control_ratios);
+    let [low, ratio, high] = quartiles(managed_ratios);
+    let [control_low, control_ratio, control_high] = quartiles(control_ratios);
     format!(
         "{ratio:.3} (middle half of {} rounds {low:.3} to {high:.3}); unmanaged against unmanaged {control_ratio:.3} \
          ({control_low:.3} to {control_high:.3})",
@@ -263,16 +260,9 @@ pub fn describe_ratios(managed_ratios: &[f64], control_ratios: &[f64]) -> String
     )
 }
 
-/// First and third quartile of the values.
-fn quartiles(values: &[f64]) -> (f64, f64) {
-    let sorted = sorted(values);
-    let quartile_at = |share: usize| {
-        sorted
-            .get(share * (sorted.len().max(1) - 1) / 4)
-            .copied()
-            .unwrap_or(f64::NAN)
-    };
-    (quartile_at(1), quartile_at(3))
+/// The three quartiles of the values; NaN without values.
+fn quartiles(values: &[f64]) -> [f64; 3] {
+    [0.25, 0.5, 0.75].map(|share| quantile(values, share).unwrap_or(f64::NAN))
 }
 
 /// A group of [`TASK_COUNT`] programs that sleep.

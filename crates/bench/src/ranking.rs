@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use cachemate_core::median;
 use cachemate_linux::sense::probes::PinnedThread;
 use cachemate_linux::sense::probes::intensity::{PrimeProber, initial_buffer_bytes, wait_time};
 use cachemate_trace::{ProfileFile, bundled_recordings};
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_command};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, run_command};
 use crate::programs::Actor;
 
 const SAMPLE_COUNT: usize = 20;

@@ -2,10 +2,10 @@
 
 use anyhow::bail;
 use cachemate_core::{Goal, MachineSpec, PromiseState, PromiseTerm};
+use cachemate_forecast::plan_search::{EvaluatedPlan, PlanEvaluator, max_slowdown};
+use cachemate_forecast::{TimedProgram, slowdown_with_error};
 use cachemate_interval::IntervalJob;
 use cachemate_report::text::escape_controls;
-use cachemate_repro::interval::forecast::{TimedProgram, slowdown_with_error};
-use cachemate_repro::interval::plan_search::{EvaluatedPlan, PlanEvaluator, max_slowdown};
 use serde::Serialize;
 
 use crate::exit::UsageError;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
+use cachemate_forecast::TimedProgram;
+use cachemate_forecast::prior::from_file;
 use cachemate_interval::PhasedProgram;
-use cachemate_repro::interval::forecast::TimedProgram;
-use cachemate_repro::interval::nominal::{HOUR_PROFILE_CYCLES, from_file, measure, stretch_phases};
+use cachemate_repro::interval::nominal::{HOUR_PROFILE_CYCLES, measure, stretch_phases};
 use cachemate_repro::setup;
 use cachemate_scenario::recording_of_program;
 use cachemate_sim::kernels::Options;

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio};
+use cachemate_forecast::{
+    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed,
+    forecast_together, group_miss_ratio, place_programs, solo_mpki,
+};
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, Scheme, SharedCache, UnknownScheme};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember};
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::forecast::{
-    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed,
-    forecast_together, group_miss_ratio, place_programs, solo_mpki,
-};
 use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, pair_costs};
 use clap::Args;
 

@@ -120,6 +120,11 @@ pub struct CacheSpec {
     /// are those that the program does not touch again while any cache of this size would hold them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_insertion: Option<f64>,
+    /// Share of a co-runner's lines that take space from other programs as under LRU, from 0 to 1; `None` for 1. It is near 0
+    /// on a guest of a machine whose other guests fill the cache so fast that they decide what stays: what a program has
+    /// touched lately is resident, whatever runs beside it in the same guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub co_runner_insertion: Option<f64>,
     /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
@@ -663,11 +668,13 @@ impl MachineSpec {
                 "a power of two, as replacement is tree-plru",
             );
         }
-        if let Some(found) = cache
-            .stream_insertion
-            .filter(|share| !(0.0..=1.0).contains(share))
-        {
-            return cache_spec_error("stream_insertion", found.to_string(), "0 to 1");
+        for (field, share) in [
+            ("stream_insertion", cache.stream_insertion),
+            ("co_runner_insertion", cache.co_runner_insertion),
+        ] {
+            if let Some(found) = share.filter(|share| !(0.0..=1.0).contains(share)) {
+                return cache_spec_error(field, found.to_string(), "0 to 1");
+            }
         }
         let is_divisor = cache.shared_by_cores != 0
             && self.cores_per_package.is_multiple_of(cache.shared_by_cores);

@@ -302,6 +302,7 @@ pub fn cache_spec(
         latency_cycles: 3,
         replacement: ReplacementPolicy::Lru,
         stream_insertion: None,
+        co_runner_insertion: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cachemate_core::{
-    CacheLevel, CoreModel, MachineError, MachineSpec, MachineSpecError, SplitMix64,
+    CacheLevel, CoreModel, MachineError, MachineSpec, MachineSpecError, SplitMix64, median,
+    nearest_rank,
 };
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::run::run_alone;
@@ -333,13 +334,12 @@ impl<'a> ScaledMachine<'a> {
             .iter()
             .map(|service| (service.forecast_percent - service.measured_percent).abs())
             .collect();
+        // A sum of ascending numbers loses the fewest digits.
         errors.sort_by(f64::total_cmp);
-        let p90_error = *errors.get((errors.len().checked_sub(1)? as f64 * 0.9) as usize)?;
-        let mut solo_ratios: Vec<f64> = all_services
+        let solo_ratios: Vec<f64> = all_services
             .iter()
             .map(|service| service.solo_ratio)
             .collect();
-        solo_ratios.sort_by(f64::total_cmp);
         let limited_services: Vec<(f64, &&ComparedService)> = all_services
             .iter()
             .filter_map(|service| Some((service.max_slowdown_percent?, service)))
@@ -376,7 +376,7 @@ impl<'a> ScaledMachine<'a> {
                 all_services.iter().map(|service| service.measured_percent),
             ),
             mean_absolute_error_points: mean(errors.iter().copied()),
-            p90_error_points: p90_error,
+            p90_error_points: nearest_rank(&errors, 0.9)?,
             mean_signed_error_points: mean(
                 all_services
                     .iter()
@@ -389,7 +389,7 @@ impl<'a> ScaledMachine<'a> {
             ),
             same_verdict_share: (!limited_services.is_empty())
                 .then(|| agreement_count as f64 / limited_services.len() as f64),
-            solo_cycles_ratio: solo_ratios[solo_ratios.len() / 2],
+            solo_cycles_ratio: median(&solo_ratios)?,
             hosts: services_by_host
                 .iter()
                 .enumerate()

@@ -1,6 +1,9 @@
 //! Programs whose behavior is known in closed form, for tests and as neighbors in probes.
 
-use crate::program::{ProgramPhase, SizePoint};
+use cachemate_core::MachineSpec;
+
+use crate::IntervalJob;
+use crate::program::{PhasedProgram, ProgramPhase, SizePoint};
 
 /// Cycles of an instruction that does not miss.
 const BASE_CYCLES: f64 = 1.0;
@@ -58,6 +61,31 @@ pub fn uniform_phase(
 /// Returns a stream: a phase that reuses no line that it brings in.
 pub fn stream_phase(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) -> ProgramPhase {
     build_phase(line_bytes, capacity_lines, 1, |_| lines_per_instr)
+}
+
+/// Returns the lines of one contended cache of a machine; 0 without a cache.
+pub fn cache_lines(machine: &MachineSpec) -> f64 {
+    machine.last_level_cache().map_or(0.0, |cache| {
+        cache.size_bytes as f64 / f64::from(cache.line_bytes)
+    })
+}
+
+/// Returns an endless program that reads at random in a working set of this share of the contended cache.
+pub fn reusing_job(
+    name: &str,
+    machine: &MachineSpec,
+    share: f64,
+    references_per_instr: f64,
+) -> IntervalJob {
+    let lines = cache_lines(machine);
+    let phase = uniform_phase(64.0, lines, share * lines, references_per_instr);
+    IntervalJob::new(PhasedProgram::endless_program(name, phase))
+}
+
+/// Returns an endless program that reuses nothing.
+pub fn streaming_job(machine: &MachineSpec, references_per_instr: f64) -> IntervalJob {
+    let phase = stream_phase(64.0, cache_lines(machine), references_per_instr);
+    IntervalJob::new(PhasedProgram::endless_program("stream", phase))
 }
 
 /// Number of steps for a straight line. Points are interpolated over the logarithm of the size, so a straight line

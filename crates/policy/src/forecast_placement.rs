@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, Estimate, Reason, SplitMix64, TaskId, Topology};
+use cachemate_core::{CpuId, Estimate, Reason, SplitMix64, TaskId, Topology, quantile};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::placement::{
@@ -78,9 +78,9 @@ pub fn place_by_forecast<E: From<PlacementError>>(
             break;
         }
     }
+    // A sum of ascending numbers loses the fewest digits.
     random_means.sort_by(f64::total_cmp);
-    let random_quantile =
-        |share: f64| random_means[((random_means.len() - 1) as f64 * share) as usize];
+    let random_quantile = |share: f64| quantile(&random_means, share).unwrap_or(f64::NAN);
 
     let names = number_names(names);
     let seating = search.seating_of(&best_seats, &seats_by_cache);

@@ -2,6 +2,7 @@
 //!
 //! The matrix of slowdowns comes first, then the plan and its reasons, then the evidence (classes, curves, method).
 
+use cachemate_core::median;
 use maud::{Markup, html};
 
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Series};
@@ -266,12 +267,11 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
             .map(|point| point.y)
             .fold(0.0, f64::max)
     };
-    let mut peaks: Vec<f64> = series.iter().map(peak_of).collect();
-    peaks.sort_by(f64::total_cmp);
-    let (Some(&highest_peak), Some(&median_peak)) = (peaks.last(), peaks.get(peaks.len() / 2))
-    else {
+    let peaks: Vec<f64> = series.iter().map(peak_of).collect();
+    let Some(median_peak) = median(&peaks) else {
         return Axis::linear(label);
     };
+    let highest_peak = peaks.iter().copied().fold(0.0, f64::max);
     if highest_peak <= 8.0 * median_peak || median_peak <= 0.0 {
         return Axis::linear(label);
     }

@@ -1,5 +1,6 @@
 //! Errors that end a run or an experiment.
 
+use cachemate_forecast::ForecastFailure;
 use cachemate_policy::placement::PlacementError;
 
 /// The reason why an experiment ends without findings.
@@ -22,6 +23,12 @@ pub type Result<T, E = ReproError> = std::result::Result<T, E>;
 impl From<PlacementError> for ReproError {
     fn from(error: PlacementError) -> Self {
         failed("placement")(error)
+    }
+}
+
+impl From<ForecastFailure> for ReproError {
+    fn from(error: ForecastFailure) -> Self {
+        ReproError::Failed(error.subject, error.reason)
     }
 }
 

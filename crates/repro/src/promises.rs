@@ -11,16 +11,17 @@ use std::collections::VecDeque;
 
 use cachemate_core::{
     Goal, MachineSpec, PolicyConfig, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId,
+    median,
 };
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::auto::{MixFamily, draw};
 use crate::cp::CHIP_MACHINE;
-use crate::interval::plan_search::{PlanEvaluator, max_slowdown};
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, Result, mean};
+use cachemate_forecast::plan_search::{PlanEvaluator, max_slowdown};
 
 /// Machines without partitions, with ways, and with page colors.
 const MACHINES: [&str; 4] = [
@@ -361,11 +362,10 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
         .iter()
         .map(|share| 100.0 * (1.0 - share))
         .collect();
-    let mut convergence_seconds: Vec<f64> = kept_outcomes
+    let convergence_seconds: Vec<f64> = kept_outcomes
         .iter()
         .filter_map(|outcome| outcome.converged_s)
         .collect();
-    convergence_seconds.sort_by(f64::total_cmp);
     let point = |outcome: &MixOutcome| {
         let series = if outcome.feasible {
             "feasible"
@@ -412,10 +412,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
         ),
         promise_finding(
             "promises-5-time",
-            convergence_seconds
-                .get(convergence_seconds.len() / 2)
-                .copied()
-                .unwrap_or(f64::NAN),
+            median(&convergence_seconds).unwrap_or(f64::NAN),
         ),
         promise_finding(
             "promises-6-unknown",

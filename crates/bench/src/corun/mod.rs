@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{CpuId, SplitMix64};
+use cachemate_core::{CpuId, SplitMix64, median};
 use cachemate_daemon::{end_with_parent, host};
 use cachemate_linux::sense::probes::PinnedThread;
 use clap::Args;
@@ -33,7 +33,7 @@ use serde::Serialize;
 
 use self::report::CorunReport;
 use self::workloads::{CorunProgram, CorunProgramSet};
-use crate::bench_host::{median, run_command, sorted};
+use crate::bench_host::run_command;
 use crate::live::{find_command, find_two_cpus};
 
 /// Forecast slowdowns of pairs of real programs on this host, then measure them
@@ -470,7 +470,8 @@ fn slowdown_interval(ratios: &[f64], seed: u64) -> Option<PercentInterval> {
             .collect();
         median(&drawn).unwrap_or(f64::NAN)
     };
-    let medians = sorted(&(0..RESAMPLES).map(resampled_median).collect::<Vec<f64>>());
+    let mut medians: Vec<f64> = (0..RESAMPLES).map(resampled_median).collect();
+    medians.sort_by(f64::total_cmp);
     let percent = |ratio: f64| 100.0 * (ratio - 1.0);
     Some(PercentInterval {
         value: percent(median(ratios)?),

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use cachemate_core::nearest_rank;
 use cachemate_report::Table;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use serde::Serialize;
 
 use super::{CorunPair, MAX_MEASURED_WIDTH, PercentInterval};
-use crate::bench_host::sorted;
 
 /// Goals: mean error and 90th percentile in points, rank correlation, and coverage of the 90 % intervals.
 const MEAN_GOAL: f64 = 7.0;
@@ -71,15 +71,13 @@ fn summarize(pairs: &[CorunPair]) -> Option<CorunSummary> {
         .iter()
         .map(|(forecast, measured)| (forecast.value - measured.value).abs())
         .collect();
-    let ascending = sorted(&errors);
-    let tail_index = (0.9 * count as f64).ceil() as usize;
     let covered = usable.iter().filter(|(forecast, measured)| {
         forecast.low <= measured.high && forecast.high >= measured.low
     });
     Some(CorunSummary {
         pairs: count,
         mean_error_points: errors.iter().sum::<f64>() / count.max(1) as f64,
-        tail_error_points: *ascending.get(tail_index.checked_sub(1)?)?,
+        tail_error_points: nearest_rank(&errors, 0.9)?,
         rank_correlation: kendall(&usable),
         coverage: covered.count() as f64 / count as f64,
         mean_measured_percent: usable

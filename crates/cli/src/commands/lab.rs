@@ -10,7 +10,6 @@ use crate::session::Session;
 mod config;
 mod report;
 mod run;
-mod shell;
 
 /// Environment variable with the directory of the lab's scripts.
 const LAB_DIR_VARIABLE: &str = "CACHEMATE_LAB";
@@ -29,7 +28,6 @@ pub struct Lab {
 enum LabCommand {
     Config(config::LabConfigArgs),
     Run(run::LabRunArgs),
-    Shell(shell::LabShellArgs),
     Report(report::LabReportArgs),
 }
 
@@ -38,7 +36,6 @@ impl Lab {
         match &self.command {
             LabCommand::Config(command) => command.run(session),
             LabCommand::Run(command) => command.run(session),
-            LabCommand::Shell(command) => command.run(session),
             LabCommand::Report(command) => command.run(session),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
-use cachemate_core::ControlLoopError;
+use cachemate_core::{ControlLoopError, median, quantile};
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::safety::guardian::DaemonLock;
 use cachemate_linux::sense::progress::ProgressReports;
@@ -490,18 +490,11 @@ fn compare_program(
         Some(work) if compares_work => work as f64 / exit.seconds,
         _ => exit.seconds,
     };
-    let sorted_figures = |runs: &[ProgramExit]| {
-        let mut figures: Vec<f64> = runs.iter().map(figure_of).collect();
-        figures.sort_by(f64::total_cmp);
-        figures
-    };
-    let (managed_figures, unmanaged_figures) =
-        (sorted_figures(&managed), sorted_figures(&unmanaged));
+    let managed_figures: Vec<f64> = managed.iter().map(figure_of).collect();
+    let unmanaged_figures: Vec<f64> = unmanaged.iter().map(figure_of).collect();
     let quartiles = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
-    let (managed_median, unmanaged_median) = (
-        quantile(&managed_figures, 0.5),
-        quantile(&unmanaged_figures, 0.5),
-    );
+    let managed_median = median(&managed_figures);
+    let unmanaged_median = median(&unmanaged_figures);
     let has_all_figures =
         compares_work || !managed.iter().chain(&unmanaged).any(|exit| exit.timed_out);
     let is_comparable = !too_short_to_compare && has_all_figures;
@@ -530,14 +523,6 @@ fn compare_program(
         managed,
         unmanaged,
     }
-}
-
-/// Returns the quantile of sorted values, interpolated linearly; `None` for an empty slice.
-fn quantile(sorted_values: &[f64], share: f64) -> Option<f64> {
-    let last_index = sorted_values.len().checked_sub(1)?;
-    let position = share * last_index as f64;
-    let (low, high) = (position.floor() as usize, position.ceil() as usize);
-    Some(sorted_values[low] + (sorted_values[high] - sorted_values[low]) * (position - low as f64))
 }
 
 #[cfg(test)]

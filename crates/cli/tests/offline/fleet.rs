@@ -9,6 +9,7 @@ use crate::common::run;
 use crate::extender_watch::{
     exchange, node_state, post_request, send_request, start_extender, workload_profile,
 };
+use cachemate_core::quantile;
 use serde_json::{Value, json};
 
 const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4\nhours = 2\nservices_per_host = 3\n\
@@ -431,13 +432,11 @@ fn requests_for_a_thousand_nodes_are_answered_and_timed() {
             "{status}: {answer}"
         );
     }
-    milliseconds.sort_by(f64::total_cmp);
-    let quantile =
-        |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
+    let at = |share: f64| quantile(&milliseconds, share).unwrap();
     println!(
         "{requests} requests: median {:.2} ms, 99 % {:.2} ms, longest {:.2} ms",
-        quantile(0.5),
-        quantile(0.99),
-        quantile(1.0)
+        at(0.5),
+        at(0.99),
+        at(1.0)
     );
 }

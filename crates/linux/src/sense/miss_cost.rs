@@ -14,7 +14,7 @@
 
 use std::hint::black_box;
 
-use cachemate_core::{CacheLevel, PredictorConfig, Topology};
+use cachemate_core::{CacheLevel, PredictorConfig, Topology, median};
 
 use super::probes::{flush_line, thread_time_ns};
 
@@ -68,7 +68,7 @@ fn measure_on_thread(topology: &Topology) -> PredictorConfig {
         misses_ns.push(chase.load_ns());
         hits_ns.extend((0..HIT_ROUNDS).map(|_| chase.load_ns()));
     }
-    let (hit_ns, miss_ns) = (minimum(hits_ns), median(misses_ns));
+    let (hit_ns, miss_ns) = (minimum(hits_ns), median(&misses_ns).unwrap_or(0.0));
     let cycle_ns = cycle_ns(topology);
     let miss_penalty_cycles = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
     PredictorConfig {
@@ -188,11 +188,6 @@ fn thread_clock_ns() -> f64 {
 
 fn minimum(values: Vec<f64>) -> f64 {
     values.into_iter().fold(f64::INFINITY, f64::min)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use cachemate_core::SplitMix64;
+use cachemate_core::{SplitMix64, quantile};
 
 pub mod balance;
 pub mod exact;
@@ -239,15 +239,13 @@ pub fn random_totals(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTota
         .sum();
     let mean = cost_sum * neighbor_pairs / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
     let mut generator = SplitMix64::new(seed);
-    let mut totals: Vec<f64> = (0..SAMPLES)
+    let totals: Vec<f64> = (0..SAMPLES)
         .map(|_| random_seating(programs, seats, &mut generator).total_cost(costs))
         .collect();
-    totals.sort_by(f64::total_cmp);
-    let quantile_of = |share: f64| totals[((totals.len() - 1) as f64 * share) as usize];
     RandomTotals {
         mean,
-        low_5_percent: quantile_of(0.05),
-        high_5_percent: quantile_of(0.95),
+        low_5_percent: quantile(&totals, 0.05).unwrap_or(f64::NAN),
+        high_5_percent: quantile(&totals, 0.95).unwrap_or(f64::NAN),
         sampled: SAMPLES,
     }
 }

@@ -5,6 +5,8 @@
 //! worth n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
 //! Research, 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
 
+use cachemate_core::median;
+
 /// Number of windows required to estimate an autocorrelation.
 pub const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
 /// Largest autocorrelation; without it, the error would be unbounded.
@@ -38,7 +40,7 @@ pub fn median_difference(
     // The variance of a median is pi/2 times that of the mean.
     let median_variance = std::f64::consts::FRAC_PI_2 * variance * variance_factor;
     Some(Difference {
-        value: median(values_after) - median(latest_values),
+        value: median(values_after)? - median(latest_values)?,
         standard_error: libm::sqrt(
             median_variance * (1.0 / latest_values.len() as f64 + 1.0 / values_after.len() as f64),
         ),
@@ -61,16 +63,6 @@ fn squared_deviations(values: &[f64]) -> f64 {
 /// Returns the standard deviation; NaN for fewer than two values.
 pub fn standard_deviation(values: &[f64]) -> f64 {
     libm::sqrt(squared_deviations(values) / (values.len() as f64 - 1.0))
-}
-
-/// Returns the median; NaN for an empty list.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted_values = values.to_vec();
-    sorted_values.sort_by(f64::total_cmp);
-    match sorted_values.len() {
-        0 => f64::NAN,
-        count => (sorted_values[(count - 1) / 2] + sorted_values[count / 2]) / 2.0,
-    }
 }
 
 /// Returns the autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are

@@ -12,9 +12,9 @@
 //! ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse, and one that restores some is
 //! better, whatever the other gains and losses.
 
-use cachemate_core::{CounterEvent, Goal, GuardObjective, ProcessId, TaskSample};
+use cachemate_core::{CounterEvent, Goal, GuardObjective, ProcessId, TaskSample, median};
 
-use super::noise::{median, student_bound};
+use super::noise::student_bound;
 use crate::work_metric::WorkMetric;
 
 /// Probability with which each of the two tests rolls back a change that has no effect.
@@ -178,7 +178,7 @@ fn significant_objective_value(changes: &[ProcessChange], objective: GuardObject
 /// unless their changes, as far as they count, exceed their own noise: a certain gain must weigh as much as a certain loss.
 fn weighted_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     let errors: Vec<f64> = changes.iter().map(|change| change.standard_error).collect();
-    let median_error = median(&errors);
+    let median_error = median(&errors).unwrap_or(f64::NAN);
     let precision_factor = |change: &ProcessChange| {
         if change.clamped_log_ratio().abs() > change.noise_bound(changes.len()) {
             return 1.0;

@@ -8,7 +8,7 @@
 //! that length at this scale.
 
 use cachemate_core::{
-    CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength,
+    CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength, median,
 };
 use cachemate_locality::activity::common_active_count;
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
@@ -443,8 +443,8 @@ fn finish_delays_percent(changed_run: &WorkloadRun, baseline: &WorkloadRun) -> V
 fn first_delay(delays: &[f64]) -> f64 {
     delays[0]
 }
-fn median(delays: &[f64]) -> f64 {
-    (delays[(delays.len() - 1) / 2] + delays[delays.len() / 2]) / 2.0
+fn median_delay(delays: &[f64]) -> f64 {
+    median(delays).unwrap_or(f64::NAN)
 }
 fn last_delay(delays: &[f64]) -> f64 {
     delays[delays.len() - 1]
@@ -463,7 +463,7 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
     let speed_finding = declared_mean("av-4-speed", runs, speed_gain_percent);
     let series: [(&str, fn(&[f64]) -> f64); 3] = [
         ("early", first_delay),
-        ("median", median),
+        ("median", median_delay),
         ("late", last_delay),
     ];
     let points: Vec<DataPoint> = series

@@ -8,16 +8,14 @@
 mod conformance;
 mod day;
 pub mod draw;
-pub mod forecast;
+#[cfg(test)]
+mod forecast_tests;
 pub mod nominal;
 pub mod offline;
 mod online;
-pub mod plan_search;
 pub mod predict;
 pub mod score;
-mod set_means;
 pub mod speed;
-mod walked;
 pub mod whatif;
 
 use serde::{Deserialize, Serialize};
@@ -76,44 +74,4 @@ pub fn measure_truth(
         }
     }
     Ok(truth)
-}
-
-#[cfg(test)]
-mod fixtures {
-    use cachemate_core::MachineSpec;
-    use cachemate_interval::{IntervalJob, PhasedProgram, closed_form};
-
-    /// Lines of one contended cache.
-    pub fn cache_lines(machine: &MachineSpec) -> f64 {
-        machine
-            .last_level_cache()
-            .map_or(0.0, |cache| cache.size_bytes as f64 / 64.0)
-    }
-
-    /// An endless program that reads at random in a working set of this share of a cache.
-    pub fn reuser(
-        name: &str,
-        machine: &MachineSpec,
-        share: f64,
-        references_per_instr: f64,
-    ) -> IntervalJob {
-        let lines = cache_lines(machine);
-        let phase = closed_form::uniform_phase(64.0, lines, share * lines, references_per_instr);
-        IntervalJob::new(PhasedProgram::endless_program(name, phase))
-    }
-
-    /// An endless program that reuses nothing.
-    pub fn stream(machine: &MachineSpec, references_per_instr: f64) -> IntervalJob {
-        let phase = closed_form::stream_phase(64.0, cache_lines(machine), references_per_instr);
-        IntervalJob::new(PhasedProgram::endless_program("stream", phase))
-    }
-
-    /// Two streams and two programs that reuse data, in turn.
-    pub fn two_kinds_of_jobs(machine: &MachineSpec, share: f64) -> Vec<IntervalJob> {
-        let job = |index: usize| match index % 2 {
-            0 => stream(machine, 0.02),
-            _ => reuser("reuser", machine, share, 0.02),
-        };
-        (0..4).map(job).collect()
-    }
 }

@@ -1,6 +1,6 @@
 //! Validates forecasts from recordings by comparing predicted slowdowns with the cycle-level machine.
 //!
-//! Method: recordings of real programs are timed by walks ([`super::walked`]), as by `cachemate predict`. Pairs and
+//! Method: recordings of real programs are timed by walks ([`cachemate_forecast::walked`]), as by `cachemate predict`. Pairs and
 //! groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate attribute`;
 //! these slowdowns are the truth. The work is whole rounds through each recording, as many as fit into a round of the
 //! longest. A 90 % interval counts as right if it contains the
@@ -9,16 +9,16 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{CpuId, SplitMix64};
+use cachemate_core::{CpuId, SplitMix64, nearest_rank};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{TimedProgram, forecast_together, solo_mpki};
-use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau, percentile_value};
+use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
 use crate::work::InstructionRange;
 use crate::{ExperimentContext, ReproError, mean};
+use cachemate_forecast::{TimedProgram, forecast_together, solo_mpki};
 
 /// Two cores per cache behind a front-side bus, and four on a larger one.
 pub const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
@@ -146,7 +146,7 @@ pub fn score_offline(
         let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
-            TimedProgram::from_recording(program, path, &bench.machine)
+            Ok(TimedProgram::from_recording(program, path, &bench.machine)?)
         })?;
         let solo_mpkis: Vec<f64> = timed_programs
             .iter()
@@ -323,7 +323,7 @@ fn summarize_score(
         machines: MACHINES.iter().map(|name| name.to_string()).collect(),
         runs,
         mean_absolute_error_points: mean(&absolute_errors),
-        p90_error_points: percentile_value(&absolute_errors, 0.9),
+        p90_error_points: nearest_rank(&absolute_errors, 0.9).unwrap_or(0.0),
         mean_signed_error_points: mean(&signed_errors),
         error_of_predicting_nothing_points: mean(task_values(&|task| {
             task.measured_slowdown_percent.abs()

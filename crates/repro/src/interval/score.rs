@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::MachineSpec;
+use cachemate_core::{MachineSpec, nearest_rank};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use serde::Serialize;
 
@@ -291,13 +291,13 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     ErrorSummary {
         count: runs.len(),
         mean_absolute_error_points: Some(mean(&absolute_errors)),
-        p90_error_points: Some(percentile_value(&absolute_errors, 0.9)),
+        p90_error_points: nearest_rank(&absolute_errors, 0.9),
         kendall_tau: kendall_tau(&slowdown_pairs, 0.0),
         error_of_predicting_nothing_points: Some(mean_over_tasks(&|task| {
             task.measured_slowdown_percent.abs()
         })),
         mean_error_percent: Some(mean(&relative_errors)),
-        p90_error_percent: Some(percentile_value(&relative_errors, 0.9)),
+        p90_error_percent: nearest_rank(&relative_errors, 0.9),
         mean_signed_error_points: Some(mean(tasks.iter().map(signed_error))),
         runs_losing_10_percent: Some(losing_runs.count() as f64 / runs.len() as f64),
         error_by_cause_points: Some(ErrorCauses {
@@ -364,14 +364,6 @@ pub fn score_chart(score: &ValidationScore) -> Chart {
     }
 }
 
-/// Returns the smallest value that this share of the values does not exceed.
-pub(super) fn percentile_value(values: &[f64], share: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.max(1) - 1).copied().unwrap_or(0.0)
-}
-
 /// Returns Kendall's rank correlation over pairs whose first values differ by at least `min_difference`; `None` without
 /// such pairs.
 pub(super) fn kendall_tau(value_pairs: &[(f64, f64)], min_difference: f64) -> Option<f64> {
@@ -421,13 +413,5 @@ mod tests {
             tau_within_mixes(&[vec![(1.0, 3.0), (9.0, 4.0)], vec![(1.0, 3.0), (9.0, 2.0)]]),
             Some(0.0)
         );
-    }
-
-    /// Is the 90th percentile the value that nine of ten do not exceed?
-    #[test]
-    fn percentiles_are_values_that_occur() {
-        let values: Vec<f64> = (1..=10).map(f64::from).collect();
-        assert_eq!(percentile_value(&values, 0.9), 9.0);
-        assert_eq!(percentile_value(&[5.0], 0.9), 5.0);
     }
 }

@@ -367,11 +367,15 @@ pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>
 mod tests {
     use super::*;
     use crate::experiment::quick_context;
-    use crate::interval::fixtures::two_kinds_of_jobs;
+    use cachemate_interval::closed_form::{reusing_job, streaming_job};
 
     fn test_query() -> WhatIfQuery {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let jobs = two_kinds_of_jobs(&machine, 0.8);
+        let job = |index: usize| match index % 2 {
+            0 => streaming_job(&machine, 0.02),
+            _ => reusing_job("reuser", &machine, 0.8, 0.02),
+        };
+        let jobs = (0..4).map(job).collect();
         WhatIfQuery {
             machine,
             jobs,

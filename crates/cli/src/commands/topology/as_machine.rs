@@ -326,7 +326,7 @@ impl KeySources {
             if is_last {
                 self.add(
                     source_of(cache.stream_insertion.is_some(), KeySource::Assumed),
-                    &format!("stream_insertion of {name}"),
+                    &format!("stream_insertion and co_runner_insertion of {name}"),
                 );
             }
         }
@@ -397,7 +397,8 @@ fn apply_calibration(
             shared.size_bytes = (rows * row_bytes).min(shared.size_bytes);
             keys.has_size = true;
         }
-        shared.stream_insertion = host.stream_insertion.map(|share| share.value);
+        shared.stream_insertion = host.insertion.map(|share| share.stream.value);
+        shared.co_runner_insertion = host.insertion.map(|share| share.random.value);
     }
     keys
 }
@@ -541,6 +542,7 @@ fn cache_spec(
         latency_cycles,
         replacement: ReplacementPolicy::Lru,
         stream_insertion: None,
+        co_runner_insertion: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,
@@ -714,8 +716,12 @@ mod tests {
         assert_eq!(machine.hertz, 3_000_000_000);
         assert_eq!(shared.size_bytes, 9 << 20);
         assert_eq!(
-            (shared.latency_cycles, shared.stream_insertion),
-            (75, Some(0.2))
+            (
+                shared.latency_cycles,
+                shared.stream_insertion,
+                shared.co_runner_insertion,
+            ),
+            (75, Some(0.2), Some(0.9))
         );
         assert_eq!(machine.memory.local_latency_cycles, 420);
         assert!(matches!(
@@ -725,7 +731,7 @@ mod tests {
         let measured = &machine.sources[0];
         for key in [
             "hertz",
-            "stream_insertion of L3",
+            "stream_insertion and co_runner_insertion of L3",
             "size_bytes of L3",
             "latency_cycles of L2",
         ] {

@@ -98,29 +98,29 @@ fn fit_at(
     })
 }
 
-/// A random walk beside a stream.
+/// A random walk beside a co-runner that never reads a line twice while it is cached.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct WalkBesideStream {
+pub struct WalkBesideCoRunner {
     /// Capacity of the shared cache, in lines.
     pub cache_lines: f64,
     /// Lines of the walk, which are fewer.
     pub walk_lines: f64,
-    /// Share of the walk's loads that miss beside the stream.
+    /// Share of the walk's loads that miss beside the co-runner.
     pub miss_share: f64,
     /// Loads of the walk per ns.
     pub walk_rate: f64,
-    /// Lines of the stream per ns.
-    pub stream_rate: f64,
+    /// Lines of the co-runner per ns.
+    pub co_runner_rate: f64,
 }
 
-/// Returns the share of a stream's lines that a cache inserts as LRU inserts all: 1 for LRU, near 0 if the stream only
-/// replaces itself. Under LRU, the cache holds what was touched in a window: of the walk, each line with probability `1 -
-/// exp(-rate x window / lines)`, which is the share of hits, and of the stream every line of the window.
-pub fn stream_insertion(walk: &WalkBesideStream) -> f64 {
+/// Returns the share of a co-runner's lines that a cache inserts as LRU inserts all: 1 for LRU, near 0 if the co-runner only
+/// replaces itself or lines of other guests. Under LRU, the cache holds what was touched in a window: of the walk, each line with probability `1 -
+/// exp(-rate x window / lines)`, which is the share of hits, and of the co-runner every line of the window.
+pub fn co_runner_insertion(walk: &WalkBesideCoRunner) -> f64 {
     let miss_share = walk.miss_share.clamp(0.002, 0.999);
     let window_ns = -miss_share.ln() * walk.walk_lines / walk.walk_rate;
-    let held_by_stream = walk.cache_lines - walk.walk_lines * (1.0 - miss_share);
-    (held_by_stream / (walk.stream_rate * window_ns)).clamp(0.0, 1.0)
+    let held_by_other = walk.cache_lines - walk.walk_lines * (1.0 - miss_share);
+    (held_by_other / (walk.co_runner_rate * window_ns)).clamp(0.0, 1.0)
 }
 
 #[cfg(test)]
@@ -190,12 +190,12 @@ mod tests {
                 let surplus = order.len().saturating_sub(cache_lines);
                 order.drain(..surplus);
             }
-            let found = stream_insertion(&WalkBesideStream {
+            let found = co_runner_insertion(&WalkBesideCoRunner {
                 cache_lines: cache_lines as f64,
                 walk_lines: walk_lines as f64,
                 miss_share: misses / loads,
                 walk_rate: 1.0,
-                stream_rate: f64::from(streams_per_walk),
+                co_runner_rate: f64::from(streams_per_walk),
             });
             assert!(
                 (found - (1.0 - low_share)).abs() < 0.08,

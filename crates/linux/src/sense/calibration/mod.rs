@@ -17,10 +17,10 @@ use std::io;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology};
+use cachemate_core::{Cache, CacheLevel, CpuId, Estimate, Topology, quantile};
 use serde::{Deserialize, Serialize};
 
-use self::analysis::{LatencyFit, WalkBesideStream, fit_latencies, stream_insertion};
+use self::analysis::{LatencyFit, WalkBesideCoRunner, co_runner_insertion, fit_latencies};
 use self::kernels::{LineBuffer, MULTIPLICATION_CYCLES, multiply};
 use super::probes::pinned::{PinnedThread, thread_time_ns};
 
@@ -61,8 +61,19 @@ pub struct HostCalibration {
     pub strides: Vec<StrideLatency>,
     /// Bandwidths.
     pub bandwidth: Bandwidths,
-    /// Share of a stream's lines that the shared cache inserts as LRU does; `None` with one CPU.
-    pub stream_insertion: Option<Estimate>,
+    /// How much space lines of a co-runner take in the shared cache; `None` with one CPU.
+    pub insertion: Option<MeasuredInsertion>,
+}
+
+/// Share of a co-runner's lines that take space from a resident working set as under LRU: 1 for an LRU cache of the fitted
+/// size that the guest has to itself, and near 0 if other guests fill the cache so fast that they decide what stays.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredInsertion {
+    /// Of a co-runner that streams.
+    pub stream: Estimate,
+    /// Of a co-runner that walks at random.
+    pub random: Estimate,
 }
 
 /// How calm a host was during its calibration.
@@ -231,11 +242,11 @@ const LOWER_QUARTILE: f64 = 0.25;
 const MEDIAN: f64 = 0.5;
 
 /// Returns a quantile with the range of the middle four fifths; `None` without samples.
-fn at_quantile(mut samples: Vec<f64>, quantile: f64) -> Option<Estimate> {
+fn at_quantile(mut samples: Vec<f64>, share: f64) -> Option<Estimate> {
     samples.sort_by(f64::total_cmp);
     let last = samples.len().checked_sub(1)?;
     Some(Estimate {
-        value: samples[(quantile * last as f64) as usize],
+        value: quantile(&samples, share)?,
         low: samples[last / 10],
         high: samples[last - last / 10],
     })
@@ -364,10 +375,15 @@ pub fn measure_host(
             None
         },
     };
-    let stream_insertion = match (latencies.fit, part.cpus.get(1)) {
-        (Some(_), Some(&cpu)) => measure_insertion(&mut sampler, &part, &buffer, &latencies, cpu)?,
-        _ => None,
+    let mut insertion_beside = |neighbor| match part.cpus.get(1) {
+        Some(&cpu) => measure_insertion(&mut sampler, &part, &buffer, &latencies, (cpu, neighbor)),
+        None => Ok(None),
     };
+    let stream_insertion = insertion_beside(LineNeighbor::Stream)?;
+    let random_insertion = insertion_beside(LineNeighbor::RandomWalks)?;
+    let insertion = stream_insertion
+        .zip(random_insertion)
+        .map(|(stream, random)| MeasuredInsertion { stream, random });
     let repeated = measure_latency(
         &mut sampler,
         &buffer,
@@ -412,7 +428,7 @@ pub fn measure_host(
         parallel_walks,
         strides,
         bandwidth,
-        stream_insertion,
+        insertion,
     })
 }
 
@@ -701,13 +717,25 @@ fn stream_together(
     Ok(at_quantile(complete_sums, MEDIAN))
 }
 
-/// Measures how much of a walk over half of the shared cache a stream on another CPU evicts.
+/// What runs on another CPU while a working set is resident.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LineNeighbor {
+    /// Lines in order, which replacement policies may recognize.
+    Stream,
+    /// Lines at random, which none does.
+    RandomWalks,
+}
+
+/// Independent random walks of a neighbor; more would use the bandwidth of a stream.
+const NEIGHBOR_WALKS: usize = 8;
+
+/// Measures how much of a walk over half of the shared cache a neighbor on another CPU evicts.
 fn measure_insertion(
     sampler: &mut Sampler,
     part: &MeasuredPart<'_>,
     buffer: &LineBuffer,
     latencies: &Latencies,
-    stream_cpu: CpuId,
+    (neighbor_cpu, neighbor): (CpuId, LineNeighbor),
 ) -> Result<Option<Estimate>, CalibrationError> {
     let Some(fit) = latencies.fit else {
         return Ok(None);
@@ -721,22 +749,30 @@ fn measure_insertion(
     let memory_bytes = latencies.memory_bytes(buffer.bytes());
     let alone_ns = measure_latency(sampler, buffer, walk_bytes, &latencies.loop_ns)?;
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let is_streaming = std::sync::atomic::AtomicBool::new(false);
-    let run_stream = || -> io::Result<f64> {
-        let pinned = PinnedThread::new(stream_cpu);
-        let stream = LineBuffer::new(buffer.bytes());
-        is_streaming.store(true, std::sync::atomic::Ordering::Relaxed);
+    let is_running = std::sync::atomic::AtomicBool::new(false);
+    let run_neighbor = || -> io::Result<f64> {
+        let pinned = PinnedThread::new(neighbor_cpu);
+        let own_buffer = LineBuffer::new(buffer.bytes());
+        is_running.store(true, std::sync::atomic::Ordering::Relaxed);
         let (mut next, mut lines, start) = (0, 0u64, Instant::now());
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-            next = stream.read_all(next, STREAM_CHUNK_LINES);
+            match neighbor {
+                LineNeighbor::Stream => next = own_buffer.read_all(next, STREAM_CHUNK_LINES),
+                LineNeighbor::RandomWalks => {
+                    let steps = STREAM_CHUNK_LINES / NEIGHBOR_WALKS;
+                    own_buffer.walk::<NEIGHBOR_WALKS>(own_buffer.bytes(), steps as u64, lines);
+                }
+            }
             lines += STREAM_CHUNK_LINES as u64;
         }
         let rate = lines as f64 / start.elapsed().as_nanos() as f64;
         pinned.map(|_| rate)
     };
-    let (beside, stream_rate) = std::thread::scope(|scope| {
-        let stream = scope.spawn(run_stream);
-        while !is_streaming.load(std::sync::atomic::Ordering::Relaxed) && !stream.is_finished() {
+    let (beside, neighbor_rate) = std::thread::scope(|scope| {
+        let neighbor_thread = scope.spawn(run_neighbor);
+        while !is_running.load(std::sync::atomic::Ordering::Relaxed)
+            && !neighbor_thread.is_finished()
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         let beside = measure_latency(sampler, buffer, memory_bytes, &latencies.loop_ns).and_then(
@@ -746,13 +782,14 @@ fn measure_insertion(
             },
         );
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let rate = stream
+        let rate = neighbor_thread
             .join()
-            .unwrap_or_else(|_| Err(io::Error::other("the stream has ended")));
+            .unwrap_or_else(|_| Err(io::Error::other("the neighbor has ended")));
         (beside, rate)
     });
     let (memory_ns, walk_ns) = beside?;
-    let stream_rate = stream_rate.map_err(|error| CalibrationError::Pin(stream_cpu.0, error))?;
+    let neighbor_rate =
+        neighbor_rate.map_err(|error| CalibrationError::Pin(neighbor_cpu.0, error))?;
     // Memory of the cached lines beside the stream; the private cache holds its share of the walk in any case.
     let private_share = private_bytes / walk_bytes as f64;
     let missed = |ns: f64| {
@@ -760,12 +797,12 @@ fn measure_insertion(
         (ns - alone_ns.value) / most.max(1.0)
     };
     let insertion_at = |ns: f64| {
-        stream_insertion(&WalkBesideStream {
+        co_runner_insertion(&WalkBesideCoRunner {
             cache_lines: fit.cache_bytes / 64.0,
             walk_lines: walk_bytes as f64 / 64.0,
             miss_share: missed(ns),
             walk_rate: (1.0 - private_share) / (walk_ns.value + latencies.loop_ns.value),
-            stream_rate,
+            co_runner_rate: neighbor_rate,
         })
     };
     Ok(Some(scaled(walk_ns, insertion_at)))

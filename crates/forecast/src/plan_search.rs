@@ -11,9 +11,8 @@ use cachemate_core::{CpuSet, MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
 use cachemate_interval::engine::{DEMAND, IntervalEngine};
 
-use super::forecast::window_rates;
-use crate::setup::failed;
-use crate::{Result, mean};
+use crate::composition::window_rates;
+use crate::{ForecastResult, failed};
 
 /// Plans tried from each start, and number of starts.
 const PLANS_PER_START: u32 = 80;
@@ -66,7 +65,7 @@ pub struct PlanEvaluator<'a> {
 
 impl<'a> PlanEvaluator<'a> {
     /// Returns the truth for these jobs on this machine.
-    pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self> {
+    pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> ForecastResult<Self> {
         let last_level = spec
             .last_level_cache()
             .ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
@@ -104,7 +103,7 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Forecasts a plan.
-    pub fn evaluate_plan(&self, plan: StaticPlan) -> Result<EvaluatedPlan> {
+    pub fn evaluate_plan(&self, plan: StaticPlan) -> ForecastResult<EvaluatedPlan> {
         let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall =
             |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
@@ -114,7 +113,8 @@ impl<'a> PlanEvaluator<'a> {
             .zip(&slowdowns)
             .filter_map(shortfall)
             .sum::<f64>();
-        let mean_speed = mean(slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)));
+        let speeds = slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown));
+        let mean_speed = speeds.sum::<f64>() / slowdowns.len() as f64;
         Ok(EvaluatedPlan {
             plan,
             slowdowns,
@@ -126,7 +126,7 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
     /// shortfall.
-    pub fn search_best_plan(&self, seed: u64) -> Result<EvaluatedPlan> {
+    pub fn search_best_plan(&self, seed: u64) -> ForecastResult<EvaluatedPlan> {
         let mut generator = SplitMix64::new(seed ^ 0xbe57);
         let mut best_plan = self.climb_from_cpu_order(&self.cpus, &mut generator)?;
         for _ in 1..START_COUNT {
@@ -145,7 +145,7 @@ impl<'a> PlanEvaluator<'a> {
         &self,
         cpu_order: &[u32],
         generator: &mut SplitMix64,
-    ) -> Result<EvaluatedPlan> {
+    ) -> ForecastResult<EvaluatedPlan> {
         let unpartitioned_plan = StaticPlan {
             cpu_by_job: cpu_order[..self.jobs.len()].to_vec(),
             units_by_job: vec![0; self.jobs.len()],
@@ -199,7 +199,7 @@ impl<'a> PlanEvaluator<'a> {
     }
 
     /// Returns the run time relative to running alone, minus one, of each job, once caches have filled.
-    fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>> {
+    fn solve_slowdowns(&self, plan: &StaticPlan) -> ForecastResult<Vec<f64>> {
         let (spec, units_per_cache) = (self.spec, self.units_per_cache);
         let placed_jobs: Vec<(&IntervalJob, u32)> = self
             .jobs
@@ -276,8 +276,8 @@ fn is_better(candidate_plan: &EvaluatedPlan, other_plan: &EvaluatedPlan) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interval::fixtures::{reuser, stream};
     use cachemate_core::Goal;
+    use cachemate_interval::closed_form::{reusing_job, streaming_job};
 
     /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition restore most of its
     /// speed?
@@ -286,7 +286,10 @@ mod tests {
         let spec =
             cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1")
                 .unwrap();
-        let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
+        let jobs = [
+            reusing_job("reuser", &spec, 0.7, 0.02),
+            streaming_job(&spec, 0.02),
+        ];
         let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth
@@ -318,13 +321,13 @@ mod tests {
                     max_slowdown: Some(max_slowdown),
                     ..Goal::default()
                 }),
-                ..reuser(name, &spec, 0.9, 0.01)
+                ..reusing_job(name, &spec, 0.9, 0.01)
             };
             let jobs = [
                 promised_job("a"),
                 promised_job("b"),
-                stream(&spec, 0.002),
-                reuser("small", &spec, 0.02, 0.01),
+                streaming_job(&spec, 0.002),
+                reusing_job("small", &spec, 0.02, 0.01),
             ];
             PlanEvaluator::new(&spec, &jobs)
                 .unwrap()

@@ -11,7 +11,7 @@ use cachemate_interval::{SizePoint, UnprefetchedRates};
 use cachemate_locality::stack::DistanceHistogram;
 
 /// Share of the accesses that two miss counts may differ by because of rounding.
-pub(super) const MAX_ROUNDING_SHARE: f64 = 1e-4;
+pub(crate) const MAX_ROUNDING_SHARE: f64 = 1e-4;
 /// Half of the quantiles of a normal distribution at the middles of eight equally likely parts.
 const NORMAL_QUANTILES: [f64; 4] = [0.157_311, 0.488_776, 0.887_147, 1.534_121];
 

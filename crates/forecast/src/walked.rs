@@ -3,7 +3,7 @@
 //! Problem: cycles, overlap and prefetches of a program have to be known at every size of the contended cache, on any
 //! machine, in a moment. Method: [`cachemate_locality::window_walk`] gives them for the sampled accesses at eight sizes.
 //! Misses are not left to the sample: the stack distances of all accesses say how many there are, and the walk only says
-//! what each costs (a ratio estimator). Between the sizes, rates follow the misses ([`super::set_means`]). Properties: pure;
+//! what each costs (a ratio estimator). Between the sizes, rates follow the misses ([`crate::set_means`]). Properties: pure;
 //! the same sample and machine give the same program, whether the sample comes from a recording or from a profile file.
 
 use cachemate_core::{MachineSpec, StreamPhase, StreamSample};
@@ -14,9 +14,8 @@ use cachemate_locality::window_walk::{
     walk_phase,
 };
 
-use super::set_means::points_by_distances;
-use crate::Result;
-use crate::setup::failed;
+use crate::set_means::points_by_distances;
+use crate::{ForecastResult, failed};
 
 /// Shares of the contended cache at which the program is walked: halves, and one more between each of the three largest,
 /// because a working set often ends there.
@@ -30,7 +29,9 @@ const UNLIMITED_LINES: u64 = u64::MAX / 4;
 
 /// A program with the standard error of its cycles that sampling leaves, relative to them.
 pub struct WalkedProgram {
+    /// The program, whose phases repeat.
     pub program: PhasedProgram,
+    /// One standard error of the cycles, relative to them.
     pub sampling_error_share: f64,
 }
 
@@ -43,7 +44,7 @@ pub fn walk_sample(
     sample: &StreamSample,
     machine: &MachineSpec,
     dependences: DependenceRule,
-) -> Result<WalkedProgram> {
+) -> ForecastResult<WalkedProgram> {
     let walk_machine = WalkMachine::from_machine(machine)
         .ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let line_bytes = machine
@@ -275,174 +276,5 @@ impl PhaseWalker<'_> {
         let [halved_cycles, whole_cycles] = [halved_counts, whole_counts]
             .map(|counts| counts.cycles / counts.instructions.max(1.0));
         (halved_cycles - whole_cycles).max(0.0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::run_request::solo_run;
-    use crate::workload::{Workload, WorkloadJob};
-    use cachemate_core::{BatchEnd, FAR_DEPENDENCE, SampledAccess};
-    use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
-    use cachemate_locality::stream_sampler::StreamSampler;
-    use cachemate_sim::machine::SimOptions;
-    use std::collections::VecDeque;
-
-    /// A first-level cache whose misses a recording contains, and for each of the latest accesses before it the recorded
-    /// access that its value depends on.
-    struct RecordingFilter {
-        cache: CacheSim,
-        sources: VecDeque<Option<u64>>,
-        kept_count: u64,
-    }
-
-    impl RecordingFilter {
-        fn new() -> Self {
-            let geometry = CacheGeometry {
-                sets: 64,
-                ways: 8,
-                slices: 1,
-            };
-            RecordingFilter {
-                cache: CacheSim::new(geometry, Replacement::Lru).unwrap(),
-                sources: VecDeque::new(),
-                kept_count: 0,
-            }
-        }
-
-        /// Returns the access with the dependence that its record states; `None` if it hits the filter.
-        fn pass(&mut self, access: SampledAccess) -> Option<SampledAccess> {
-            let back = usize::from(access.dependence);
-            let source = self.sources.len().checked_sub(back).filter(|_| back > 0);
-            let source = source.and_then(|index| self.sources.get(index).copied().flatten());
-            let is_kept = self.cache.push(&[access.line]) > 0;
-            let value_source = if is_kept {
-                Some(self.kept_count)
-            } else {
-                source
-            };
-            self.sources.push_back(value_source);
-            if self.sources.len() > usize::from(u8::MAX) {
-                self.sources.pop_front();
-            }
-            if !is_kept {
-                return None;
-            }
-
-            let dependence = source.map_or(0, |source| {
-                (self.kept_count - source).min(u64::from(FAR_DEPENDENCE)) as u8
-            });
-            self.kept_count += 1;
-            Some(SampledAccess {
-                dependence,
-                ..access
-            })
-        }
-    }
-
-    /// Samples the first instructions of a simulated program as a recording of it would be sampled; its dependences are
-    /// those of its algorithm. First touches count as misses at every size, because the run that is compared begins with
-    /// empty caches.
-    fn sample_program(job: &WorkloadJob, until_instr: f64) -> StreamSample {
-        let mut sampler = StreamSampler::new();
-        let mut filter = RecordingFilter::new();
-        let mut source = job.start_threads(0).unwrap().remove(0);
-        let (mut batch, mut instructions, mut gap) = (Vec::new(), 0u64, 0u64);
-        let mut since_load = 0u8;
-        while (instructions as f64) < until_instr {
-            batch.clear();
-            let batch_end = source.next_batch(&mut batch);
-            let mut accesses = Vec::new();
-            for access in &batch {
-                instructions += access.instructions();
-                gap += access.instructions();
-                if !access.is_data() {
-                    continue;
-                }
-                let dependence = if access.is_dependent() { since_load } else { 0 };
-                since_load = if access.is_store() {
-                    since_load.saturating_add(u8::from(since_load > 0))
-                } else {
-                    1
-                };
-                let sampled = SampledAccess {
-                    line: access.address() / 64,
-                    gap,
-                    is_store: access.is_store(),
-                    dependence,
-                    ..SampledAccess::default()
-                };
-                if let Some(recorded) = filter.pass(sampled) {
-                    accesses.push(recorded);
-                    gap = 0;
-                }
-            }
-            sampler.push(accesses).unwrap();
-            assert!(matches!(batch_end, BatchEnd::More), "{} sleeps", job.name);
-        }
-        let (sample, _) = sampler.finish(64, 4096, true).unwrap();
-        StreamSample {
-            footprint_lines: 1 << 40,
-            ..sample
-        }
-    }
-
-    /// Are cycles per instruction those of the cycle-level machine within 12 % in the mean, for programs of every kind on two
-    /// machines, none of which the walk was fitted to? The largest errors are those of streams that are prefetched.
-    #[test]
-    fn walks_come_near_the_cycles_of_the_cycle_level_machine() {
-        let (mut errors, mut report) = (Vec::new(), String::new());
-        for machine_name in ["opteron-2350", "xeon-x5365-4"] {
-            for program in [
-                "art", "swim", "mcf-2006", "twolf", "vpr", "soplex", "equake", "bzip2",
-            ] {
-                let job = WorkloadJob::new(program, 7).with_cpus([0].into_iter().collect());
-                let workload = Workload {
-                    options: SimOptions {
-                        seed: 7,
-                        is_resident: true,
-                        ..SimOptions::default()
-                    },
-                    ..Workload::from_machine_name(machine_name, vec![job.clone()], 7).unwrap()
-                }
-                .with_length(0, 6_000_000);
-                let (range, rates) = solo_run(&workload).unwrap();
-                let sample = sample_program(&job, range.to_instr);
-                let walked = walk_sample(
-                    program,
-                    &sample,
-                    &workload.machine,
-                    DependenceRule::Recorded,
-                )
-                .unwrap();
-                let instructions: f64 = walked
-                    .program
-                    .phases
-                    .iter()
-                    .filter_map(|phase| phase.instructions)
-                    .sum();
-                let total = |rate: fn(&SizePoint) -> f64| {
-                    let phases = walked.program.phases.iter();
-                    let products = phases
-                        .filter_map(|phase| Some(rate(phase.points.last()?) * phase.instructions?));
-                    products.sum::<f64>() / instructions
-                };
-                let found = total(|point| point.cycles_per_instr);
-                let expected = 1.0 / rates.instr_per_cycle;
-                let error = found / expected - 1.0;
-                report += &format!(
-                    "{machine_name} {program}: {found:.3} for {expected:.3}, {:.1} %; sampling {:.1} %; MPKI {:.2} + {:.2} for {:.2}\n",
-                    100.0 * error,
-                    100.0 * walked.sampling_error_share,
-                    1000.0 * total(|point| point.demand_fills_per_instr),
-                    1000.0 * total(|point| point.prefetch_fills_per_instr),
-                    rates.misses_per_kilo_instr,
-                );
-                errors.push(error.abs());
-            }
-        }
-        let mean_error = crate::mean(&errors);
-        assert!(mean_error < 0.12, "{mean_error}\n{report}");
     }
 }

@@ -1,81 +1,18 @@
-//! Forecasts slowdowns on one shared cache, with intervals. The interval machine solves the co-run of programs whose
-//! timing was walked from a sample of their accesses, or is drawn from a prior.
-//!
-//! Problem: a miss ratio says little about run time, because misses overlap, wait for bandwidth, and are fetched ahead.
-//! Method: a program's cycles, misses, overlap and prefetches follow from a walk of the machine's window over a sample of
-//! its accesses ([`super::walked`]), and the interval machine composes the programs. A sample without dependences is taken for one whose misses are independent, and the interval includes
-//! programs of which every second load waits for the one before. Without a sample, cycles and overlap are drawn from a
-//! prior, and the forecast is the median of the draws. The 90 % interval adds the model's own error, as measured on other
-//! programs (docs/simulators/interval.md, accuracy against the cycle-level machine). In a shared cache, rates are means
-//! over sets ([`set_means::average_over_sets`]). The interval also adds the slowdowns with a little more and less space,
-//! because a working set that nearly fits may hit or miss always, depending on how pages fall into sets.
-//! Properties: pure; no co-run is an input; more uncertain inputs give wider intervals.
+//! Composes timed programs on the interval machine, and gives each slowdown its interval.
 
-use std::path::Path;
-
-use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio, StreamSample};
-use cachemate_interval::PhasedProgram;
+use cachemate_core::{CpuId, Estimate, MachineSpec, MissRatio, median};
 use cachemate_interval::engine::{
     DEMAND, FILLS, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals,
 };
-use cachemate_locality::stream_sampler::StreamSampler;
-use cachemate_locality::window_walk::DependenceRule;
 use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::placement::Placement;
-use cachemate_trace::{CmtReader, ProfileFile, TraceReader};
 use serde::{Deserialize, Serialize};
 
-use super::nominal::{self, TimingPrior};
-use super::set_means;
-use super::walked::walk_sample;
-use crate::ReproError;
-use crate::setup::failed;
+use crate::set_means;
+use crate::timed_program::{TimedProgram, TimingBasis};
+use crate::{ForecastResult, failed};
 
-/// The source of a program's timing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum TimingBasis {
-    /// A walk of the window over a sample that states which loads wait for which.
-    Dependences,
-    /// The same, over a sample whose loads are assumed to wait for no other.
-    AssumedIndependence,
-    /// A prior for cycles and overlap, because the input has no sample.
-    Prior,
-}
-
-impl TimingBasis {
-    /// Describes the source of the timing.
-    pub fn describe(self) -> &'static str {
-        match self {
-            TimingBasis::Dependences => {
-                "cycles and overlap walked from the recording, with the loads that wait for others"
-            }
-            TimingBasis::AssumedIndependence => {
-                "cycles and overlap walked from the recording; it states no dependences, so misses are assumed to overlap, \
-                 and the interval covers a program of which every second load waits for the one before \
-                 ('cachemate record' of this version states them)"
-            }
-            TimingBasis::Prior => {
-                "cycles and overlap from a prior, because the input has no sample of the accesses with instruction counts \
-                 ('cachemate profile' of a .cmt recording writes one)"
-            }
-        }
-    }
-}
-
-/// A program with its solo timing.
-#[derive(Clone, PartialEq, Debug)]
-pub struct TimedProgram {
-    /// The program, once for each draw of its timing; a measured timing has one draw.
-    timed_draws: Vec<PhasedProgram>,
-    /// The source of the timing.
-    pub basis: TimingBasis,
-    /// One standard error of the solo cycles that sampling leaves, relative to them.
-    sampling_error_share: f64,
-}
-
-const PRIOR_DRAW_COUNT: usize = 15;
 /// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
 /// over pairs is 2.9 points at a mean slowdown of 9.3.
 const ERROR_DEVIATION_POINTS: f64 = 0.01;
@@ -88,131 +25,6 @@ const MIN_START_CYCLES: f64 = 40e6;
 const MIN_START_ROUNDS: f64 = 1.0;
 const MIN_MEASURED_CYCLES: f64 = 100e6;
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
-
-impl TimedProgram {
-    /// Times a recording by a walk over a sample of its accesses.
-    ///
-    /// # Errors
-    /// The recording cannot be read, or does not count instructions.
-    pub fn from_recording(
-        name: &str,
-        recording: &Path,
-        machine: &MachineSpec,
-    ) -> Result<Self, ReproError> {
-        let line_bytes = machine
-            .last_level_cache()
-            .map_or(64, |cache| cache.line_bytes);
-        let mut reader = CmtReader::open(recording).map_err(failed(name))?;
-        let (mut sampler, mut records) = (StreamSampler::new(), Vec::new());
-        while reader.read_batch(&mut records).map_err(failed(name))? {
-            let accesses = records
-                .iter()
-                .map(|record| record.to_sampled(line_bytes.trailing_zeros()));
-            sampler.push(accesses).map_err(failed(name))?;
-        }
-
-        let header = reader.header();
-        if !header.instructions_known {
-            return Err(failed(name)("found no instruction counts, expected them"));
-        }
-        let page_bytes = header.page_bytes.max(line_bytes);
-        let (sample, _) = sampler
-            .finish(line_bytes, page_bytes, header.has_dependences)
-            .map_err(failed(name))?;
-        TimedProgram::from_sample(name, &sample, machine)
-    }
-
-    /// Times a sampled program by walks of the machine's window.
-    ///
-    /// # Errors
-    /// The machine has no data cache, or other lines than the sample.
-    pub fn from_sample(
-        name: &str,
-        sample: &StreamSample,
-        machine: &MachineSpec,
-    ) -> Result<Self, ReproError> {
-        let walk_by = |rule| walk_sample(name, sample, machine, rule);
-        if sample.has_dependences {
-            let walk = walk_by(DependenceRule::Recorded)?;
-            return Ok(TimedProgram {
-                timed_draws: vec![walk.program],
-                basis: TimingBasis::Dependences,
-                sampling_error_share: walk.sampling_error_share,
-            });
-        }
-
-        let independent = walk_by(DependenceRule::Independent)?;
-        let half_chained = walk_by(DependenceRule::HalfChained)?;
-        // The median of the draws is that of independent loads.
-        Ok(TimedProgram {
-            timed_draws: vec![
-                independent.program.clone(),
-                independent.program,
-                half_chained.program,
-            ],
-            basis: TimingBasis::AssumedIndependence,
-            sampling_error_share: independent.sampling_error_share,
-        })
-    }
-
-    /// Instructions and solo cycles of one round through the program's phases; `None` if a phase is endless.
-    pub fn solo_round(&self) -> Option<(f64, f64)> {
-        let phases = self.timed_draws[self.median_draw()].phases.iter();
-        phases
-            .map(|phase| Some((phase.instructions?, phase.points.last()?.cycles_per_instr)))
-            .try_fold((0.0, 0.0), |(instructions, cycles), phase| {
-                let (round_instr, cycles_per_instr) = phase?;
-                Some((
-                    instructions + round_instr,
-                    cycles + round_instr * cycles_per_instr,
-                ))
-            })
-    }
-
-    /// Times a profile's program: from its sample, or else from the prior.
-    ///
-    /// # Errors
-    /// The profile has neither a sample nor a miss curve with references per instruction, or its sample has other lines.
-    pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
-        match &file.sample {
-            Some(sample) => TimedProgram::from_sample(&file.program, sample, machine),
-            None => TimedProgram::from_prior(file, machine),
-        }
-    }
-
-    /// Times a profile's program from the prior.
-    ///
-    /// # Errors
-    /// The profile has no miss curve, or no references per instruction.
-    pub fn from_prior(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
-        let program_of_draw = |index: usize| {
-            nominal::from_file_with(file, machine, &TimingPrior::draw(index, PRIOR_DRAW_COUNT))
-        };
-        Ok(TimedProgram {
-            timed_draws: (0..PRIOR_DRAW_COUNT)
-                .map(program_of_draw)
-                .collect::<Result<_, _>>()?,
-            basis: TimingBasis::Prior,
-            sampling_error_share: 0.0,
-        })
-    }
-
-    /// Returns the index of the draw with the median timing.
-    pub const fn median_draw(&self) -> usize {
-        self.timed_draws.len() / 2
-    }
-
-    /// Returns the program with one draw of its timing, for a cache that others share.
-    pub fn sharing_program(&self, draw_index: usize, machine: &MachineSpec) -> PhasedProgram {
-        let mut program = self.timed_draws[draw_index % self.timed_draws.len()].clone();
-        if let Some(cache) = machine.last_level_cache() {
-            for phase in &mut program.phases {
-                phase.points = set_means::average_over_sets(&phase.points, cache);
-            }
-        }
-        program
-    }
-}
 
 /// The forecast for one program of a group.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -248,7 +60,7 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<MissRatio> {
 pub fn forecast_together(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
-) -> Result<Vec<MemberForecast>, ReproError> {
+) -> ForecastResult<Vec<MemberForecast>> {
     let machine = machine_with_cores(machine, programs.len() as u32);
     let cpus: Vec<u32> = (0..programs.len() as u32)
         .map(|core| core * machine.contexts_per_core)
@@ -260,13 +72,11 @@ pub fn forecast_together(
 ///
 /// # Errors
 /// The machine has no data cache.
-pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> Result<f64, ReproError> {
+pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> ForecastResult<f64> {
     let runs: Vec<f64> = (0..program.timed_draws.len())
         .map(|draw| Ok(1000.0 * solve_draw(machine, &[program], &[0], draw, 1.0)?[0][1]))
-        .collect::<Result<_, ReproError>>()?;
-    let mut sorted = runs;
-    sorted.sort_by(f64::total_cmp);
-    Ok(median(&sorted))
+        .collect::<ForecastResult<_>>()?;
+    Ok(median_of_draws(&runs))
 }
 
 /// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each
@@ -278,7 +88,7 @@ pub fn forecast_placed(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
     cpus: &[u32],
-) -> Result<Vec<MemberForecast>, ReproError> {
+) -> ForecastResult<Vec<MemberForecast>> {
     let draw_count = programs
         .iter()
         .map(|program| program.timed_draws.len())
@@ -316,8 +126,8 @@ pub fn forecast_placed(
             values
         };
         let slowdowns = metric_column(0);
-        let references = median(&metric_column(2));
-        let mpki = 1000.0 * median(&metric_column(1));
+        let references = median_of_draws(&metric_column(2));
+        let mpki = 1000.0 * median_of_draws(&metric_column(1));
         MemberForecast {
             slowdown: with_model_error(
                 &slowdowns,
@@ -326,7 +136,7 @@ pub fn forecast_placed(
             ),
             mpki,
             miss_ratio: MissRatio::from_counts(mpki / 1000.0, references),
-            instr_per_cycle: median(&metric_column(3)),
+            instr_per_cycle: median_of_draws(&metric_column(3)),
         }
     };
     Ok((0..programs.len()).map(forecast_member).collect())
@@ -343,8 +153,8 @@ pub fn place_programs(
     costs: &PairCosts,
     programs: &[&TimedProgram],
     seed: u64,
-) -> Result<Placement, ReproError> {
-    let mut forecast = |cpus: &[CpuId]| -> Result<Vec<Estimate>, ReproError> {
+) -> ForecastResult<Placement> {
+    let mut forecast = |cpus: &[CpuId]| -> ForecastResult<Vec<Estimate>> {
         let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
         Ok(forecast_placed(machine, programs, &cpus)?
             .iter()
@@ -358,7 +168,7 @@ pub fn place_programs(
 pub fn forecast_pairs(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
-) -> Result<Vec<Vec<Estimate>>, ReproError> {
+) -> ForecastResult<Vec<Vec<Estimate>>> {
     let program_count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); program_count]; program_count];
     for i in 0..program_count {
@@ -382,8 +192,9 @@ pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
     PairCosts::from_slowdowns(cost)
 }
 
-fn median(sorted: &[f64]) -> f64 {
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+/// Returns the median of a forecast's draws, of which there is at least one.
+fn median_of_draws(draws: &[f64]) -> f64 {
+    median(draws).unwrap_or(0.0)
 }
 
 /// Adds the model's own error to a slowdown from the interval machine.
@@ -399,7 +210,7 @@ fn with_model_error(
     space_changes: [f64; 2],
     sampling_error_share: f64,
 ) -> Estimate {
-    let value = median(sorted);
+    let value = median_of_draws(sorted);
     let error_share = libm::hypot(ERROR_DEVIATION_SHARE, sampling_error_share);
     let error = NINETY_PERCENT_HALF_WIDTH
         * libm::hypot(ERROR_DEVIATION_POINTS, error_share * value.max(0.0));
@@ -443,13 +254,57 @@ fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
 
 /// Returns the slowdown minus one, misses and references per instruction, and instructions per cycle of each program,
 /// for one draw, if each needs `space_factor` times the space for the same misses.
+///
+/// If lines of a co-runner take only a share of the space that they would take under LRU, the result lies by this share
+/// between that with one cache and that with a cache of this size for each core; memory is shared in both.
 fn solve_draw(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
     cpus: &[u32],
     draw_index: usize,
     space_factor: f64,
-) -> Result<Vec<[f64; 4]>, ReproError> {
+) -> ForecastResult<Vec<[f64; 4]>> {
+    let solve =
+        |machine: &MachineSpec| solve_with_cache(machine, programs, cpus, draw_index, space_factor);
+    let last_level = machine.last_level_cache();
+    let taken_share = last_level
+        .and_then(|cache| cache.co_runner_insertion)
+        .unwrap_or(1.0);
+    if taken_share >= 1.0 || programs.len() < 2 {
+        return solve(machine);
+    }
+    let apart = solve(&machine_with_own_caches(machine))?;
+    if taken_share <= 0.0 {
+        return Ok(apart);
+    }
+    let together = solve(machine)?;
+    let between = |(apart, together): (&[f64; 4], &[f64; 4])| {
+        std::array::from_fn(|metric| {
+            apart[metric] + taken_share * (together[metric] - apart[metric])
+        })
+    };
+    Ok(apart.iter().zip(&together).map(between).collect())
+}
+
+/// Returns the machine with a last-level cache of the same size for each core.
+fn machine_with_own_caches(machine: &MachineSpec) -> MachineSpec {
+    let mut machine = machine.clone();
+    let level = machine.last_level_cache().map(|cache| cache.level);
+    machine
+        .caches
+        .iter_mut()
+        .filter(|cache| Some(cache.level) == level)
+        .for_each(|cache| cache.shared_by_cores = 1);
+    machine
+}
+
+fn solve_with_cache(
+    machine: &MachineSpec,
+    programs: &[&TimedProgram],
+    cpus: &[u32],
+    draw_index: usize,
+    space_factor: f64,
+) -> ForecastResult<Vec<[f64; 4]>> {
     let no_cache_error = || failed(&machine.name)("no data cache to share");
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(no_cache_error)?;
     let mut slots = Vec::new();
@@ -492,7 +347,7 @@ fn solve_draw(
 
 /// Runs an engine until `start_cycles`, and then for `read_cycles`. Returns for each task in the latter: slowdown minus one,
 /// misses (by the counter of the task) and references per instruction, and instructions per cycle.
-pub(super) fn window_rates(
+pub(crate) fn window_rates(
     engine: &mut IntervalEngine,
     slots: &[u32],
     miss_counters: &[usize],
@@ -529,21 +384,18 @@ pub(super) fn window_rates(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::corun::CoRunBench;
-    use crate::interval::fixtures::{cache_lines, reuser, stream};
-    use crate::setup::WorkloadJob;
-    use cachemate_core::ReplacementPolicy;
+    use std::path::Path;
+
     use cachemate_core::SplitMix64;
-    use cachemate_interval::{IntervalJob, closed_form};
+    use cachemate_interval::closed_form::{self, cache_lines, reusing_job, streaming_job};
+    use cachemate_interval::{IntervalJob, PhasedProgram};
     use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
-    use cachemate_trace::{ProfileSource, StoredCurve, StoredCurvePoint};
+    use cachemate_trace::{
+        CmtReader, ProfileFile, ProfileSource, StoredCurve, StoredCurvePoint, TraceReader,
+    };
 
     fn steady_program(job: IntervalJob) -> TimedProgram {
-        TimedProgram {
-            timed_draws: vec![(*job.program).clone()],
-            basis: TimingBasis::Dependences,
-            sampling_error_share: 0.0,
-        }
+        TimedProgram::from_phases((*job.program).clone())
     }
 
     /// Do programs that fit together not slow each other down, does a stream slow a program that reuses data, and does
@@ -551,9 +403,9 @@ mod tests {
     #[test]
     fn forecasts_follow_the_interval_machine() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let small = steady_program(reuser("small", &machine, 0.2, 0.02));
-        let large = steady_program(reuser("large", &machine, 0.8, 0.02));
-        let stream = steady_program(stream(&machine, 0.02));
+        let small = steady_program(reusing_job("small", &machine, 0.2, 0.02));
+        let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
+        let stream = steady_program(streaming_job(&machine, 0.02));
         let forecast_pair =
             |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
         assert!(forecast_pair(&small, &small)[0].slowdown.value < 0.01);
@@ -567,6 +419,38 @@ mod tests {
             three[0].slowdown.value > slowed.value,
             "a cache with fewer cores counts as if it had as many"
         );
+    }
+
+    /// Does a co-runner take no space where others decide what stays, half of the loss where it takes half of the space, and
+    /// bandwidth in any case?
+    #[test]
+    fn space_that_a_co_runner_does_not_take_is_not_lost() {
+        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let large = steady_program(reusing_job("large", &machine, 0.8, 0.02));
+        let stream = steady_program(streaming_job(&machine, 0.02));
+        let mut slowdown_with = |share: f64, cycles: f64| {
+            for cache in &mut machine.caches {
+                cache.co_runner_insertion = Some(share);
+            }
+            machine.memory.bytes_per_cycle = cycles;
+            let members = forecast_together(&machine, &[&large, &stream]).unwrap();
+            [members[0].slowdown.value, members[1].slowdown.value]
+        };
+        let (none, half, all) = (
+            slowdown_with(0.0, 1e3),
+            slowdown_with(0.5, 1e3),
+            slowdown_with(1.0, 1e3),
+        );
+        assert!(none[0].abs() < 0.01 && all[0] > 0.2, "{none:?} {all:?}");
+        assert!((half[0] - 0.5 * all[0]).abs() < 0.01, "{half:?} {all:?}");
+        // Two streams that need more than the memory has wait for it, whatever the cache does.
+        let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        machine.memory.bytes_per_cycle = 0.2;
+        for cache in &mut machine.caches {
+            cache.co_runner_insertion = Some(0.0);
+        }
+        let streams = forecast_together(&machine, &[&stream, &stream]).unwrap();
+        assert!(streams[0].slowdown.value > 0.2, "{streams:?}");
     }
 
     /// Do two working sets that are read in a cycle miss as often as in an exact simulation of the sets, with pages on random
@@ -634,7 +518,7 @@ mod tests {
     #[test]
     fn a_stream_on_another_cache_takes_bandwidth() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let stream = steady_program(stream(&machine, 0.02));
+        let stream = steady_program(streaming_job(&machine, 0.02));
         let slowdown_of_first = |programs: &[&TimedProgram], cpus: &[u32]| {
             forecast_placed(&machine, programs, cpus).unwrap()[0]
                 .slowdown
@@ -698,82 +582,6 @@ mod tests {
             at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low,
             "{at_a_cliff:?}"
         );
-    }
-
-    /// Returns a program's forecast slowdown beside copies of itself, or beside another program, and its slowdown on the
-    /// cycle-level machine.
-    fn forecast_and_true_slowdown(machine: &MachineSpec, kernels: &[&str]) -> (f64, f64) {
-        let mut bench = CoRunBench::load("opteron-2350", 1, 2_000_000, 3_000_000).unwrap();
-        bench.machine = machine.clone();
-        let job_of = |(index, kernel): (usize, &&str)| WorkloadJob::new(kernel, 1 + index as u64);
-        let jobs: Vec<WorkloadJob> = kernels.iter().enumerate().map(job_of).collect();
-        let timed: Vec<TimedProgram> = jobs
-            .iter()
-            .map(|job| TimedProgram {
-                timed_draws: vec![
-                    nominal::measure_instructions(job, machine, 2_000_000, 4_000_000).unwrap(),
-                ],
-                basis: TimingBasis::Dependences,
-                sampling_error_share: 0.0,
-            })
-            .collect();
-        let forecast = forecast_together(machine, &timed.iter().collect::<Vec<_>>()).unwrap();
-        let placed: Vec<_> = jobs.iter().cloned().zip((0..).map(CpuId)).collect();
-        let together = bench.run(&placed).unwrap()[0].instr_per_cycle;
-        let alone = bench.solo_rates(&jobs[0]).unwrap().instr_per_cycle;
-        (forecast[0].slowdown.value, alone / together - 1.0)
-    }
-
-    /// Do streams on 2 and 4 cores slow each other down as on the cycle-level machine, from a memory that they saturate four
-    /// times over to one that they hardly use? Prefetchers are off, because the machine drops prefetches of a busy memory,
-    /// which is another effect.
-    #[test]
-    fn streams_slow_each_other_down_as_on_the_cycle_level_machine() {
-        let mut rows = Vec::new();
-        for gigabytes_per_s in [2.0, 6.0, 50.0] {
-            let mut machine = cachemate_spec::load_machine("opteron-2350").unwrap();
-            machine.prefetchers.clear();
-            machine.memory.bytes_per_cycle = gigabytes_per_s * 1e9 / machine.hertz as f64;
-            for cores in [1, 2, 4] {
-                let kernels = vec!["libquantum"; cores];
-                let (forecast, truth) = forecast_and_true_slowdown(&machine, &kernels);
-                rows.push((gigabytes_per_s, cores, forecast, truth));
-            }
-        }
-        let is_near = |&(_, _, forecast, truth): &(f64, usize, f64, f64)| {
-            ((1.0 + forecast) / (1.0 + truth) - 1.0).abs() < 0.15
-        };
-        assert!(rows.iter().all(is_near), "{rows:.3?}");
-    }
-
-    /// Does a program that reuses its lines lose to a stream what the cycle-level machine says, under LRU, under SRRIP and under
-    /// DRRIP, whose insertion of streams the machine's description implies?
-    #[test]
-    fn a_stream_takes_what_the_replacement_policy_leaves_it() {
-        let mut rows = Vec::new();
-        for replacement in [
-            ReplacementPolicy::Lru,
-            ReplacementPolicy::Srrip,
-            ReplacementPolicy::Drrip,
-        ] {
-            for victim in ["art", "omnetpp"] {
-                let mut machine = cachemate_spec::load_machine("opteron-2350").unwrap();
-                machine.prefetchers.clear();
-                let level = machine.last_level_cache().map(|cache| cache.level);
-                for cache in machine.caches.iter_mut() {
-                    if Some(cache.level) == level {
-                        cache.replacement = replacement;
-                    }
-                }
-                let (forecast, truth) =
-                    forecast_and_true_slowdown(&machine, &[victim, "libquantum"]);
-                rows.push((replacement, victim, forecast, truth));
-            }
-        }
-        let is_near = |&(_, _, forecast, truth): &(ReplacementPolicy, &str, f64, f64)| {
-            (forecast - truth).abs() < 0.05
-        };
-        assert!(rows.iter().all(is_near), "{rows:.3?}");
     }
 
     fn bundled_recording(name: &str) -> std::path::PathBuf {

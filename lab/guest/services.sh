@@ -12,7 +12,7 @@ unit() {
 blamed() {
     awk -F '[:,]' -v name="\"$1.service\"" '
         /^  "services": \[$/ { on = 1 } /^  \]/ { on = 0 }
-        on && /"(slowdown_by|prevented)": \[$/ { causes = 1; confined = /prevented/ ? ", confined" : ""; next }
+        on && /"(cache_by|prevented)": \[$/ { causes = 1; confined = /prevented/ ? ", confined" : ""; next }
         on && causes && /^      \]/ { causes = 0 }
         on && /"name"/ && !causes { of = $2; gsub(/ /, "", of) }
         on && causes && of == name && /"service"/ { by = $2; gsub(/[ "]|\.service/, "", by) }

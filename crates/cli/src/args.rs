@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use cachemate_daemon::loss_history::MAX_AGE_S;
 use cachemate_study::{default_sizes, sizes_in_equal_ratios};
 use clap::{Args, ValueEnum};
 
@@ -87,6 +88,52 @@ impl FromStr for ByteSize {
             Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(ByteSize(bytes)),
             _ => Err(format!(
                 "found '{text}', expected a size from 1 byte to 1024T"
+            )),
+        }
+    }
+}
+
+/// A time before now: `30m`, `3h`, `2d` or `1w`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TimeAgo {
+    text: String,
+    seconds: u64,
+}
+
+impl TimeAgo {
+    /// Returns the time in seconds.
+    pub fn seconds(&self) -> u64 {
+        self.seconds
+    }
+}
+
+impl std::fmt::Display for TimeAgo {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.text)
+    }
+}
+
+impl FromStr for TimeAgo {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let problem = || format!("found '{text}', expected a time such as 30m, 3h, 2d or 1w");
+        let unit_seconds = match text.chars().last() {
+            Some('s') => 1,
+            Some('m') => 60,
+            Some('h') => 3_600,
+            Some('d') => 86_400,
+            Some('w') => 7 * 86_400,
+            _ => return Err(problem()),
+        };
+        let count: u64 = text[..text.len() - 1].parse().map_err(|_| problem())?;
+        match count.checked_mul(unit_seconds) {
+            Some(seconds) if (1..=MAX_AGE_S).contains(&seconds) => Ok(TimeAgo {
+                text: text.to_string(),
+                seconds,
+            }),
+            _ => Err(format!(
+                "found '{text}', expected 1s to {}d, because the history is no longer",
+                MAX_AGE_S / 86_400
             )),
         }
     }
@@ -178,6 +225,29 @@ mod tests {
             "9999999G",
         ] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    /// Are times read in all units, and is everything else rejected with an example?
+    #[test]
+    fn times_are_read_in_all_units() {
+        let seconds = |text: &str| text.parse::<TimeAgo>().map(|time| time.seconds());
+        for (text, expected) in [("90s", 90), ("30m", 1_800), ("3h", 10_800), ("1w", 604_800)] {
+            assert_eq!(seconds(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "",
+            "3",
+            "h",
+            "-1h",
+            "3 h",
+            "0m",
+            "9d",
+            "99999999999999999999w",
+            "3ｈ",
+            "1.5h",
+        ] {
+            assert!(seconds(text).unwrap_err().contains("expected"), "{text}");
         }
     }
 

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use cachemate_report::text::EscapedText;
+use cachemate_trace::TraceError;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// The error for an invalid command line; exit code 2, as for clap's own errors.
 #[derive(Debug, thiserror::Error)]
@@ -35,10 +37,15 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
     if let Some(ProgramExitCode(code)) = error.downcast_ref() {
         return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
+    let is_existing_output = matches!(
+        error.downcast_ref::<TraceError>(),
+        Some(TraceError::Exists { .. })
+    );
+    let remedy = if is_existing_output { " (--force)" } else { "" };
     // If standard error is closed as well, the error cannot be reported.
     let _ = writeln!(
         io::stderr(),
-        "cachemate: {}",
+        "cachemate: {}{remedy}",
         EscapedText::for_output(&describe(&error))
     );
     match error {
@@ -61,7 +68,24 @@ fn describe(error: &anyhow::Error) -> String {
         }
     });
     let location = text.split(": ").next().unwrap_or_default();
-    text.replace(&format!(": {location}: "), ": ")
+    without_os_codes(&text.replace(&format!(": {location}: "), ": "))
+        .replace("found No such file or directory", "found no such file")
+}
+
+/// Removes the numbers of the operating system's errors, such as ` (os error 2)`, which follow their names.
+fn without_os_codes(text: &str) -> String {
+    const START: &str = " (os error ";
+    let mut parts = text.split(START);
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |clean, part| {
+        let after = part
+            .split_once(')')
+            .filter(|(code, _)| code.parse::<u32>().is_ok());
+        match after {
+            Some((_, rest)) => clean + rest,
+            None => clean + START + part,
+        }
+    })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -72,9 +96,29 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// Prints clap's help, version or usage error, and ignores a broken pipe.
-pub fn print_usage(error: &clap::Error) -> ExitCode {
+pub fn print_usage(mut error: clap::Error) -> ExitCode {
+    correct_tips(&mut error);
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// Replaces clap's tips about `--`. A program to run belongs behind it, which clap does not say; a mistyped option never does,
+/// although clap suggests it.
+fn correct_tips(error: &mut clap::Error) {
+    let text_of = |value: Option<&ContextValue>| value.map_or(String::new(), ToString::to_string);
+    let argument = text_of(error.get(ContextKind::InvalidArg));
+    let usage = text_of(error.get(ContextKind::Usage));
+    if error.kind() == ErrorKind::UnknownArgument && !argument.starts_with('-') {
+        if usage.contains("-- <") {
+            let tip = format!("put '--' before the program: -- {argument} ...");
+            error.insert(
+                ContextKind::Suggested,
+                ContextValue::StyledStrs(vec![tip.into()]),
+            );
+        }
+    } else if text_of(error.get(ContextKind::Suggested)).contains("as a value") {
+        error.remove(ContextKind::Suggested);
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +135,8 @@ mod tests {
             describe(&wrapped),
             "/tmp: found a directory, expected a plain file"
         );
+        let missing = anyhow::Error::new(io::Error::from_raw_os_error(2)).context("x.toml");
+        assert_eq!(describe(&missing), "x.toml: No such file or directory");
         let quoted = Err::<(), _>(cause())
             .context(format!("/tmp: cannot open: {}", cause()))
             .unwrap_err();

@@ -14,6 +14,7 @@ mod extender_metrics;
 mod extender_server;
 mod files;
 mod goal_plan;
+mod history_text;
 mod host_machine;
 mod input;
 mod interval_programs;
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
         });
     let (cli, prints_json) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return exit::print_usage(&error),
+        Err(error) => return exit::print_usage(error),
     };
     let session = session::Session::new(&cli.global, prints_json);
     exit::exit_code_of(cli.command.run(&session))

@@ -450,7 +450,8 @@ mod tests {
 
     fn service(name: &str, fields: Value) -> cachemate_daemon::service_status::ServiceStatus {
         let mut service = json!({ "kind": "pod", "name": name, "tasks": 1, "task_ids": [0], "cpu_share": 1.0,
-            "slowdown_percent": null, "slowdown_range_percent": null, "slowdown_source": null, "slowdown_by": [],
+            "run_time_percent": null, "run_time_range_percent": null, "cache_percent": null, "cache_range_percent": null,
+            "cache_source": null, "cache_by": [], "waiting_percent": null, "waiting_range_percent": null, "waiting_by": [],
             "reason": null, "max_slowdown_percent": null });
         fields
             .as_object()

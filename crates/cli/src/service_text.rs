@@ -1,15 +1,22 @@
-//! Formats services as text: first which service slows which other, then a table.
+//! Formats services as text: first which service slows which other, through the cache or by taking its CPUs, then a table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
+use cachemate_core::{ServiceIdentity, ServiceKind, nearest_name};
+use cachemate_daemon::service_status::{CacheCause, ServiceStatus};
 use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_fixed, format_names, value_or_dash};
 
 /// Maximum number of losses listed above the table.
 const MAX_LOSSES: usize = 8;
+/// Minimum waiting loss in percent that a sentence names.
+pub const MIN_NAMED_WAITING_PERCENT: f64 = 1.0;
+/// Maximum number of services, and minimum share of each, that a sentence names as causes of a wait.
+const MAX_NAMED_CAUSES: usize = 3;
+pub const MIN_NAMED_SHARE: f64 = 0.02;
 
-fn signed_percent(percent: f64) -> String {
+/// Formats a number of percent with its sign.
+pub fn signed_percent(percent: f64) -> String {
     format!(
         "{}{} %",
         if percent < 0.0 { "" } else { "+" },
@@ -21,7 +28,7 @@ fn format_range((low, high): (f64, f64)) -> String {
     format!("{} to {}", signed_percent(low), signed_percent(high))
 }
 
-fn describe_evidence(cause: &SlowdownCause) -> String {
+fn describe_evidence(cause: &CacheCause) -> String {
     let forecast = cause
         .forecast_percent
         .filter(|_| cause.source != "forecast");
@@ -29,27 +36,97 @@ fn describe_evidence(cause: &SlowdownCause) -> String {
         format!(", forecast {}", signed_percent(percent))
     });
     let windows_text = match cause.source.as_str() {
-        "measured" => format!(" in {} windows together", cause.windows),
+        "measured" => format!(" in {} windows", cause.windows),
         _ => String::new(),
     };
     format!("{}{windows_text}{forecast_text}", cause.source)
 }
 
+/// A line about a loss, with the percents by which lines are ordered.
+struct LossLine {
+    percent: f64,
+    text: String,
+}
+
+fn cache_line(verb: &str, service: &ServiceStatus, cause: &CacheCause) -> LossLine {
+    let (percent, range) = (
+        signed_percent(cause.percent),
+        format_range(cause.range_percent),
+    );
+    let (cause_name, name) = (
+        escape_controls(&cause.service),
+        escape_controls(&service.name),
+    );
+    let evidence = describe_evidence(cause);
+    LossLine {
+        percent: cause.percent,
+        text: format!("  cache: {cause_name}{verb} {name} by {percent} ({range}; {evidence})\n"),
+    }
+}
+
+/// Returns the line about a service's waiting loss; `None` if the loss is too small to name a cause.
+fn waiting_line(service: &ServiceStatus) -> Option<LossLine> {
+    let percent = service
+        .waiting_percent
+        .filter(|percent| *percent >= MIN_NAMED_WAITING_PERCENT)?;
+    let range = service
+        .waiting_range_percent
+        .map_or_else(String::new, |range| format!(" ({})", format_range(range)));
+    let causes: Vec<String> = waiting_causes(service)
+        .map(|(name, share)| format!("{name} {share}"))
+        .collect();
+    let meanwhile = match causes.is_empty() {
+        true => String::new(),
+        false => format!(
+            "; of the CPU time of others meanwhile: {}",
+            causes.join(", ")
+        ),
+    };
+    let name = escape_controls(&service.name);
+    let text = format!(
+        "  waiting: {name} takes {} % longer because it waits for CPUs{range}{meanwhile}\n",
+        format_fixed(percent, 0)
+    );
+    Some(LossLine { percent, text })
+}
+
+/// Returns the names and shares of the main services that ran while a service waited.
+fn waiting_causes(service: &ServiceStatus) -> impl Iterator<Item = (String, String)> + '_ {
+    let named_causes = service
+        .waiting_by
+        .iter()
+        .filter(|cause| cause.share >= MIN_NAMED_SHARE);
+    named_causes.take(MAX_NAMED_CAUSES).map(|cause| {
+        let name = waiting_cause_name(cause.service.as_deref());
+        (name, format!("{} %", format_fixed(100.0 * cause.share, 0)))
+    })
+}
+
+/// Returns the name of a cause of waiting; programs that are not observed have none.
+pub fn waiting_cause_name(service: Option<&str>) -> String {
+    service.map_or_else(|| "unmanaged programs".to_string(), shorten_name)
+}
+
 /// Returns one line for each loss, the largest first; if there are none, a line with the reason.
 pub fn loss_lines(services: &[ServiceStatus]) -> String {
-    let pairs_of = |causes_of: fn(&ServiceStatus) -> &[SlowdownCause]| {
+    let cache_lines_of = |verb, causes_of: fn(&ServiceStatus) -> &[CacheCause]| {
         let pairs = services
             .iter()
-            .flat_map(|service| causes_of(service).iter().map(move |cause| (service, cause)));
-        let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> =
-            pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
-        pairs.sort_by(|a, b| b.1.percent.total_cmp(&a.1.percent));
-        pairs
+            .flat_map(move |service| causes_of(service).iter().map(move |cause| (service, cause)));
+        let lines = pairs
+            .filter(|(_, cause)| cause.percent > 0.0)
+            .map(|(service, cause)| cache_line(verb, service, cause));
+        lines.collect::<Vec<LossLine>>()
     };
-    let pairs = pairs_of(|service| &service.slowdown_by);
-    let prevented_pairs = pairs_of(|service| &service.prevented);
+    let mut lines = cache_lines_of(" slows", |service| &service.cache_by);
+    lines.extend(services.iter().filter_map(waiting_line));
+    lines.sort_by(|a, b| b.percent.total_cmp(&a.percent));
+    let mut prevented_lines = cache_lines_of(" is confined, and before slowed", |service| {
+        &service.prevented
+    });
+    prevented_lines.sort_by(|a, b| b.percent.total_cmp(&a.percent));
     let reasons = reason_lines(services);
-    if pairs.is_empty() && prevented_pairs.is_empty() {
+    if lines.is_empty() && prevented_lines.is_empty() {
         return match services {
             [] => "which service slows which: no service is managed; [[rules]] of the configuration select programs, \
                         and a rule with kind = \"unit\" selects every unit (man cachemate.toml)\n"
@@ -58,39 +135,22 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
             _ => format!("which service slows which: none is known\n{reasons}"),
         };
     }
-    let loss_line = |verb: &str, (service, cause): &(&ServiceStatus, &SlowdownCause)| {
-        let (percent, range) = (
-            signed_percent(cause.percent),
-            format_range(cause.range_percent),
-        );
-        let (cause_name, name) = (
-            escape_controls(&cause.service),
-            escape_controls(&service.name),
-        );
-        format!(
-            "  {cause_name}{verb} {name} by {percent} ({range}; {})\n",
-            describe_evidence(cause)
-        )
-    };
-    let prevented_lines = prevented_pairs
-        .iter()
-        .map(|pair| loss_line(" is confined, and before slowed", pair));
-    let lines = pairs
-        .iter()
-        .take(MAX_LOSSES)
-        .map(|pair| loss_line(" slows", pair));
-    let lines: String = lines.chain(prevented_lines.take(MAX_LOSSES)).collect();
-    let hidden_count = pairs.len().saturating_sub(MAX_LOSSES);
+
+    let hidden_count = lines.len().saturating_sub(MAX_LOSSES);
+    let shown_lines = lines.iter().take(MAX_LOSSES);
+    let text: String = shown_lines
+        .chain(prevented_lines.iter().take(MAX_LOSSES))
+        .map(|line| line.text.as_str())
+        .collect();
     let more_line = if hidden_count > 0 {
         format!("  and {hidden_count} smaller losses\n")
     } else {
         String::new()
     };
-    format!("which service slows which\n{lines}{more_line}{reasons}")
+    format!("which service slows which\n{text}{more_line}{reasons}")
 }
 
-/// Returns each reason why a loss is unknown, once, with its services, and the services that wait for CPUs longer than
-/// they run.
+/// Returns each reason why a cache loss is unknown, once, with its services.
 fn reason_lines(services: &[ServiceStatus]) -> String {
     let mut names_by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for service in services {
@@ -102,24 +162,12 @@ fn reason_lines(services: &[ServiceStatus]) -> String {
         }
     }
     let reason_line = |(reason, names): (&str, Vec<String>)| {
-        format!("  {}: {reason}\n", format_names(&names, MAX_LOSSES))
+        format!("  cache, {}: {reason}\n", format_names(&names, MAX_LOSSES))
     };
-    let waiting_line = |service: &ServiceStatus| {
-        let share = service
-            .waiting_share
-            .filter(|share| *share > service.cpu_share)?;
-        let (waiting, running) = (format_fixed(share, 2), format_fixed(service.cpu_share, 2));
-        let name = escape_controls(&service.name);
-        Some(format!(
-            "  {name} waits for CPUs longer than it runs ({waiting} waiting, {running} running)\n"
-        ))
-    };
-    let waiting_lines = services.iter().filter_map(waiting_line).take(MAX_LOSSES);
     names_by_reason
         .into_iter()
         .take(MAX_LOSSES)
         .map(reason_line)
-        .chain(waiting_lines)
         .collect()
 }
 
@@ -127,7 +175,7 @@ fn reason_lines(services: &[ServiceStatus]) -> String {
 const MAX_NAME_LETTERS: usize = 64;
 
 /// A name with visible escapes, cut in the middle if it is long: its beginning and its end both tell names apart.
-fn shorten_name(name: &str) -> String {
+pub fn shorten_name(name: &str) -> String {
     let letters: Vec<char> = escape_controls(name).chars().collect();
     if letters.len() <= MAX_NAME_LETTERS {
         return letters.into_iter().collect();
@@ -138,47 +186,58 @@ fn shorten_name(name: &str) -> String {
     format!("{head}…{tail}")
 }
 
+/// Returns the part of a message that suggests the nearest of these names, for a unit also without its suffix.
+pub fn nearest_name_hint<'n>(word: &str, names: impl Iterator<Item = &'n str>) -> String {
+    let names_and_stems = names.flat_map(|name| {
+        let stem = name.rsplit_once('.').map(|(stem, _)| stem);
+        let unit = ServiceIdentity::new(ServiceKind::Unit, name);
+        [Some(name), stem.filter(|stem| unit.is_named(stem))]
+    });
+    let candidates: BTreeSet<&str> = names_and_stems.flatten().collect();
+    nearest_name(word, candidates.into_iter()).map_or_else(String::new, |name| {
+        format!(" (did you mean '{}'?)", escape_controls(name))
+    })
+}
+
 /// Returns the table of the services, with at most `max_rows` rows.
 pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
     }
     let mut table = Table::from_header(
-        "service | kind | > threads | > CPUs | > waiting | > slowdown | > limit | evidence | slowed by",
+        "service | kind | > threads | > CPUs | > run time | > cache | > waiting | > limit | causes",
     );
     for service in services.iter().take(max_rows) {
-        let causes: Vec<String> = service
-            .slowdown_by
+        let cache_causes = service
+            .cache_by
             .iter()
-            .take(3)
-            .map(|cause| (cause, cause.source.as_str()))
-            .chain(
-                service
-                    .prevented
-                    .iter()
-                    .take(3)
-                    .map(|cause| (cause, "before its confinement")),
-            )
+            .take(MAX_NAMED_CAUSES)
+            .map(|cause| (cause, cause.source.as_str()));
+        let prevented_causes = service
+            .prevented
+            .iter()
+            .take(MAX_NAMED_CAUSES)
+            .map(|cause| (cause, "before its confinement"));
+        let mut causes: Vec<String> = cache_causes
+            .chain(prevented_causes)
             .map(|(cause, source)| {
-                format!(
-                    "{} {} {source}",
-                    shorten_name(&cause.service),
-                    signed_percent(cause.percent)
-                )
+                let name = shorten_name(&cause.service);
+                format!("cache: {name} {} {source}", signed_percent(cause.percent))
             })
             .collect();
+        if service.waiting_percent >= Some(MIN_NAMED_WAITING_PERCENT) {
+            let waits = waiting_causes(service);
+            causes.extend(waits.map(|(name, share)| format!("waiting: {name} {share}")));
+        }
         table.add_row([
             shorten_name(&service.name),
             service.kind.to_string(),
             service.tasks.to_string(),
             format_fixed(service.cpu_share, 2),
-            value_or_dash(service.waiting_share.map(|share| format_fixed(share, 2))),
-            value_or_dash(service.slowdown_percent.map(signed_percent)),
+            value_or_dash(service.run_time_percent.map(signed_percent)),
+            value_or_dash(service.cache_percent.map(signed_percent)),
+            value_or_dash(service.waiting_percent.map(signed_percent)),
             value_or_dash(service.max_slowdown_percent.map(signed_percent)),
-            service
-                .slowdown_source
-                .clone()
-                .unwrap_or_else(|| "-".into()),
             if causes.is_empty() {
                 "-".to_string()
             } else {
@@ -245,11 +304,11 @@ mod tests {
         assert_eq!(short.chars().count(), MAX_NAME_LETTERS);
         assert!(short.starts_with("ax") && short.ends_with("xz") && short.contains('…'));
     }
-    use cachemate_core::ServiceKind;
+    use cachemate_daemon::service_status::WaitingCauseStatus;
 
     fn sample_service(
         name: &str,
-        slowdown_by: Vec<SlowdownCause>,
+        cache_by: Vec<CacheCause>,
         reason: Option<&str>,
     ) -> ServiceStatus {
         ServiceStatus {
@@ -264,10 +323,15 @@ mod tests {
             unread_programs: None,
             cpu_share: 1.0,
             waiting_share: None,
-            slowdown_percent: slowdown_by.first().map(|cause| cause.percent),
-            slowdown_range_percent: None,
-            slowdown_source: slowdown_by.first().map(|cause| cause.source.clone()),
-            slowdown_by,
+            run_time_percent: None,
+            run_time_range_percent: None,
+            cache_percent: cache_by.first().map(|cause| cause.percent),
+            cache_range_percent: None,
+            cache_source: cache_by.first().map(|cause| cause.source.clone()),
+            cache_by,
+            waiting_percent: None,
+            waiting_range_percent: None,
+            waiting_by: Vec::new(),
             prevented: Vec::new(),
             reason: reason.map(str::to_string),
             max_slowdown_percent: None,
@@ -278,7 +342,7 @@ mod tests {
     /// Is the largest loss named first with its evidence, and does an empty answer give its reason?
     #[test]
     fn the_largest_loss_comes_first() {
-        let sample_cause = |name: &str, percent: f64, source: &str| SlowdownCause {
+        let sample_cause = |name: &str, percent: f64, source: &str| CacheCause {
             service: name.into(),
             kind: ServiceKind::Unit,
             percent,
@@ -294,11 +358,11 @@ mod tests {
         let first = lines.next().unwrap();
         assert_eq!(
             first,
-            "  batch slows store by +42 % (+40 % to +44 %; measured in 6 windows together, forecast +30 %)"
+            "  cache: batch slows store by +42 % (+40 % to +44 %; measured in 6 windows, forecast +30 %)"
         );
         assert_eq!(
             lines.next().unwrap(),
-            "  scan slows web by +5 % (+3 % to +7 %; forecast)"
+            "  cache: scan slows web by +5 % (+3 % to +7 %; forecast)"
         );
         let confined = ServiceStatus {
             prevented: vec![sample_cause("batch", 9.0, "measured")],
@@ -307,17 +371,26 @@ mod tests {
         let text = render_services(&[confined], 10);
         assert!(
             text.contains(
-                "  batch is confined, and before slowed store by +9 % (+7 % to +11 %; measured in 6"
+                "  cache: batch is confined, and before slowed store by +9 % (+7 % to +11 %; measured in 6"
             ),
             "{text}"
         );
         assert!(
-            text.contains(" batch +9 % before its confinement"),
+            text.contains("cache: batch +9 % before its confinement"),
             "{text}"
         );
         let reason = Some("no work is counted");
         let waiting = ServiceStatus {
-            waiting_share: Some(1.5),
+            waiting_percent: Some(84.0),
+            waiting_range_percent: Some((70.0, 98.0)),
+            waiting_by: [(Some("spinner"), 0.97), (None, 0.03), (Some("small"), 0.0)]
+                .map(|(service, share)| WaitingCauseStatus {
+                    service: service.map(str::to_string),
+                    kind: None,
+                    percent: 84.0 * share,
+                    share,
+                })
+                .to_vec(),
             ..sample_service("mail", Vec::new(), None)
         };
         let quiet = [
@@ -327,14 +400,16 @@ mod tests {
         ];
         let text = render_services(&quiet, 10);
         assert_eq!(
-            text.matches("  web, db: no work is counted\n").count(),
+            text.matches("  cache, web, db: no work is counted\n")
+                .count(),
             1,
             "{text}"
         );
         assert_eq!(text.matches("no work is counted").count(), 1, "{text}");
         assert!(
             text.contains(
-                "  mail waits for CPUs longer than it runs (1.50 waiting, 1.00 running)\n"
+                "  waiting: mail takes 84 % longer because it waits for CPUs (+70 % to +98 %); of the CPU time of \
+                 others meanwhile: spinner 97 %, unmanaged programs 3 %\n"
             ),
             "{text}"
         );

@@ -391,14 +391,16 @@ mod tests {
             serde_json::json!({
                 "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "observed_only": false, "cpu": 4 * cache + id % 4,
                 "cache": cache, "cpu_share": 0.9, "intensity": { "value": intensity, "low": 0.0, "high": 1.0 },
+                "sensitivity": { "value": 1.1 * slowdown, "low": 0.0, "high": 1.0 },
                 "class": class, "forecast_slowdown": 0.9 * slowdown, "measured_slowdown": slowdown, "reasons": []
             })
         };
         let service_json = |name: &str, task: u32, percent: f64, by: serde_json::Value| {
             serde_json::json!({
                 "kind": "unit", "name": name, "pod": null, "container": null, "tasks": 1, "task_ids": [task],
-                "unread_programs": null, "cpu_share": 0.9, "slowdown_percent": percent, "slowdown_range_percent": null,
-                "slowdown_source": "measured", "slowdown_by": by, "prevented": [], "reason": null, "max_slowdown_percent": null, "floor": null
+                "unread_programs": null, "cpu_share": 0.9, "run_time_percent": percent, "run_time_range_percent": null, "cache_percent": percent,
+                "cache_range_percent": null, "cache_source": "measured", "cache_by": by, "waiting_percent": 0.0,
+                "waiting_range_percent": null, "waiting_by": [], "prevented": [], "reason": null, "max_slowdown_percent": null, "floor": null
             })
         };
         let cause = serde_json::json!([{
@@ -407,7 +409,7 @@ mod tests {
         }]);
         let mut json = serde_json::to_value(sample_status()).unwrap();
         json["policy"] = "auto".into();
-        (json["mode"], json["level"], json["windows"]) = ("act".into(), 1.into(), 42.into());
+        (json["mode"], json["level"], json["windows"]) = ("observe".into(), 1.into(), 42.into());
         (json["window_ns"], json["running_ns"], json["cpu_ns"]) = (
             1_000_000_000u64.into(),
             42_000_000_000u64.into(),

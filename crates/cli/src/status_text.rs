@@ -82,6 +82,9 @@ pub fn status_head(status: &DaemonStatus) -> String {
         };
         text.push_str(&format!("container runtime: {state_text}\n"));
     }
+    if let Some(means) = &status.means {
+        text.push_str(&format!("this host: {means}\n"));
+    }
     if let Some(colors) = &status.colors {
         text.push_str(&format!("page colors: {colors}\n"));
     }

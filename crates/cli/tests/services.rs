@@ -101,12 +101,10 @@ fn a_unit_is_shown_with_its_threads() {
         (Some("unit"), Some(5.0))
     );
     assert!(
-        shown["slowdown_percent"].is_null() && shown["reason"].is_string(),
+        shown["cache_percent"].is_null() && shown["reason"].is_string(),
         "{shown}"
     );
-    assert!(
-        shown["slowdown_by"].as_array().is_some_and(Vec::is_empty) && shown.get("pod").is_none()
-    );
+    assert!(shown["cache_by"].as_array().is_some_and(Vec::is_empty) && shown.get("pod").is_none());
     assert_eq!(service_named(&status, "sleep").unwrap()["kind"], "command");
     group.join(second.pid());
     let shown = service_named(&wait_for_tasks(2), &unit).unwrap();

@@ -240,6 +240,42 @@ impl Estimate {
     }
 }
 
+/// A ratio of two sums over windows, with its error.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RatioOfSums {
+    /// Sum of the amounts divided by the sum of the references.
+    pub ratio: f64,
+    /// Two standard errors; windows are correlated, so only half of them count. Zero with fewer than two windows.
+    pub half_width: f64,
+}
+
+impl RatioOfSums {
+    /// Builds the ratio from the amount and the reference of each window; `None` if the references sum up to nothing.
+    pub fn new(windows: &[(f64, f64)]) -> Option<Self> {
+        let count = windows.len() as f64;
+        let amount: f64 = windows.iter().map(|(amount, _)| amount).sum();
+        let reference: f64 = windows.iter().map(|(_, reference)| reference).sum();
+        if reference.is_nan() || reference <= 0.0 {
+            return None;
+        }
+
+        let ratio = amount / reference;
+        let excess_of = |(amount, own_reference): &(f64, f64)| {
+            (amount - ratio * own_reference) * count / reference
+        };
+        let squared_excess: f64 = windows
+            .iter()
+            .map(|window| excess_of(window) * excess_of(window))
+            .sum();
+        let half_width = if count < 2.0 {
+            0.0
+        } else {
+            2.0 * (squared_excess / (count - 1.0) / (0.5 * count)).sqrt()
+        };
+        Some(RatioOfSums { ratio, half_width })
+    }
+}
+
 #[cfg(test)]
 mod miss_ratio_tests {
     use super::MissRatio;

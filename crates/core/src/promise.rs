@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CacheLevel, CounterEvent, Decision, Estimate, Fact, FactSource, Observation, Plan, ProcessId,
-    Profile, Profiles, Reason, ReasonKind, StallCause, TaskId, TaskSample, Topology,
+    Profile, Profiles, RatioOfSums, Reason, ReasonKind, StallCause, TaskId, TaskSample, Topology,
 };
 
 /// The state of a promise.
@@ -105,6 +105,8 @@ pub enum SoloBasis {
     SoloInterval,
     /// The model: counted cycles minus counted waits that a program alone would not have.
     Model,
+    /// Windows of the program's whole service with and without its co-runners, and the kernel's count of its waits.
+    CoRunners,
 }
 
 impl SoloBasis {
@@ -114,6 +116,7 @@ impl SoloBasis {
             SoloBasis::SoloProfile => "a solo profile",
             SoloBasis::SoloInterval => "a measured solo interval",
             SoloBasis::Model => "the model",
+            SoloBasis::CoRunners => "the losses of its service to co-runners",
         }
     }
 }
@@ -646,29 +649,16 @@ impl PromiseHistory {
     /// Returns the ratio over all windows with its 95 % interval, which combines the spread of the windows and the
     /// error of the solo speed.
     fn measured_value(&self, term: PromiseTerm) -> Option<Estimate> {
-        let count = self.judged_windows().count() as f64;
-        let sum_over_windows =
-            |amount_of: fn(&JudgedWindow) -> f64| self.judged_windows().map(amount_of).sum::<f64>();
-        let (amount, reference) = (
-            sum_over_windows(|window| window.amount),
-            sum_over_windows(|window| window.reference.value),
-        );
-        if reference <= 0.0 {
-            return None;
-        }
-        let ratio = amount / reference;
-        let excess_of = |window: &JudgedWindow| {
-            (window.amount - ratio * window.reference.value) * count / reference
-        };
-        let squared_excess = self
+        let windows: Vec<(f64, f64)> = self
             .judged_windows()
-            .map(|window| excess_of(window) * excess_of(window))
-            .sum::<f64>();
-        // Two standard errors; windows are correlated, so only half of them count.
-        let half_width: f64 = if count < 2.0 {
-            0.0
-        } else {
-            2.0 * (squared_excess / (count - 1.0) / (0.5 * count)).sqrt()
+            .map(|window| (window.amount, window.reference.value))
+            .collect();
+        let RatioOfSums { ratio, half_width } = RatioOfSums::new(&windows)?;
+        let amount: f64 = windows.iter().map(|(amount, _)| amount).sum();
+        let sum_of_references = |end_of: fn(&Estimate) -> f64| {
+            self.judged_windows()
+                .map(|window| end_of(&window.reference))
+                .sum::<f64>()
         };
         let (offset, scale) = match term {
             PromiseTerm::MaxSlowdown(_) => (1.0, 1.0),
@@ -677,8 +667,8 @@ impl PromiseHistory {
         let half_width = half_width.max(MIN_ERROR * scale);
         Some(Estimate {
             value: ratio - offset,
-            low: amount / sum_over_windows(|window| window.reference.high) - offset - half_width,
-            high: amount / sum_over_windows(|window| window.reference.low) - offset + half_width,
+            low: amount / sum_of_references(|reference| reference.high) - offset - half_width,
+            high: amount / sum_of_references(|reference| reference.low) - offset + half_width,
         })
     }
 

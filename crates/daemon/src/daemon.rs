@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use cachemate_core::{ControlLoopError, RunHeader};
@@ -22,6 +22,8 @@ use sd_notify::NotifyState;
 
 use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
+use crate::host_means::describe_means;
+use crate::loss_history::HistoryRecorder;
 use crate::metrics::{MetricsAddress, MetricsTextfile};
 use crate::service_watch::ServiceWatch;
 pub use crate::socket::ControlFlags;
@@ -169,6 +171,12 @@ pub fn run(
     status_tracker.status.mode = options.config.mode;
     status_tracker.status.policy = live.policy_name.clone();
     status_tracker.status.colors = Some(describe_colors(&live));
+    let means = describe_means(
+        cachemate_core::Machine::topology(&live.machine),
+        cachemate_core::Machine::capabilities(&live.machine),
+    );
+    status_tracker.status.means = Some(means.clone());
+    status_tracker.status.state_dir = Some(options.state_dir.display().to_string());
     publish(&shared_status, &status_tracker);
     let socket_path = options
         .config
@@ -213,7 +221,9 @@ pub fn run(
         ),
         socket_path.display()
     ));
+    report(&format!("this host: {means}"));
     let sinks = WindowSinks {
+        history: HistoryRecorder::new(&options.state_dir),
         shared_status,
         log,
         endpoints,
@@ -313,6 +323,7 @@ struct WindowSinks {
     endpoints: Endpoints,
     header: RunHeader,
     services: ServiceWatch,
+    history: HistoryRecorder,
 }
 
 fn run_windows(
@@ -330,6 +341,7 @@ fn run_windows(
         mut endpoints,
         header,
         mut services,
+        mut history,
     } = sinks;
     loop {
         if flags.reload.swap(false, Ordering::Relaxed)
@@ -360,6 +372,7 @@ fn run_windows(
             }
             Err(error) => {
                 services.store_profiles(control_loop, report);
+                history.write(report);
                 return Err(error.into());
             }
         };
@@ -381,8 +394,10 @@ fn run_windows(
             &mut status_tracker.status,
             report,
         );
+        history.observe(&status_tracker.status.services, unix_time_s(), report);
         let level = calibrated_level.load(Ordering::Relaxed);
-        if level != 0 && !status_tracker.status.calibrated {
+        let status = &status_tracker.status;
+        if level != 0 && (!status.calibrated || level != status.level) {
             report(&describe_evidence_level(level, true));
             (
                 status_tracker.status.level,
@@ -415,10 +430,17 @@ fn run_windows(
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
     services.store_profiles(control_loop, report);
+    history.write(report);
     if let Some(writer) = log {
         writer.finish()?;
     }
     Ok(())
+}
+
+/// Seconds since 1970 (UTC).
+fn unix_time_s() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since_epoch.map_or(0, |duration| duration.as_secs())
 }
 
 /// Ends the run log, because its header does not describe later windows, and a replay would decide differently.

@@ -6,6 +6,8 @@ use cachemate_core::{Change, ControlLoopError, WindowRecord};
 use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_linux::safety::journal::Journal;
 use cachemate_linux::sense::progress::ProgressReports;
+use cachemate_page::window_view::{TaskNames, describe_refusals};
+use cachemate_report::text::escape_controls;
 use cachemate_spec::ManageMode;
 use serde::Serialize;
 
@@ -52,14 +54,16 @@ impl DryRun {
     /// Observes one window and the resulting list. Returns whether a list to report has been found.
     pub fn observe(&mut self, record: &WindowRecord, changes: &[Change]) -> bool {
         self.windows += 1;
-        let messages = record
-            .applied
-            .refused
+        let names: TaskNames = record
+            .observation
+            .tasks
             .iter()
-            .map(|item| &item.message)
-            .filter(|message| *message != OBSERVE_ONLY_REASON);
-        for refusal in messages {
-            self.record_refusal(refusal.clone());
+            .map(|task| (task.task, escape_controls(&task.name)))
+            .collect();
+        for refusal in describe_refusals(record, &names) {
+            if !refusal.ends_with(OBSERVE_ONLY_REASON) {
+                self.record_refusal(refusal);
+            }
         }
         if self.window.is_some() || changes.is_empty() {
             return self.window.is_some();

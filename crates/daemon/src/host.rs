@@ -60,8 +60,12 @@ const MIN_WINDOW_INSTRUCTIONS: f64 = 1e6;
 
 /// The evidence level that depends on a calibration.
 pub const PROBE_LEVEL: u32 = 2;
-/// The evidence level if the calibration fails.
+/// The evidence level while the calibration fails.
 const TOPOLOGY_ONLY: u32 = 3;
+/// Time between the first failed calibration and the next one; each further failure doubles it, because a calibration takes up
+/// to a second of CPU time, and on some hosts none ever succeeds.
+const MIN_CALIBRATION_PERIOD: Duration = Duration::from_secs(120);
+const MAX_CALIBRATION_PERIOD: Duration = Duration::from_secs(3_600);
 
 /// Survey of this host.
 pub struct HostSurvey {
@@ -104,7 +108,7 @@ pub fn survey_host(must_calibrate: bool) -> anyhow::Result<HostSurvey> {
 }
 
 /// Determines the evidence level with a calibrated probe, as `doctor` does, but in at most 32 MiB. The calibration runs in
-/// a separate thread, so that the daemon does not wait for it. The level is 0 until it is known.
+/// a separate thread, so that the daemon does not wait for it; a failed one is repeated. The level is 0 until it is known.
 pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
     if host_survey.capability_survey.level != PROBE_LEVEL {
@@ -115,14 +119,14 @@ pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
     let spawn_result = std::thread::Builder::new()
         .name("cachemate-calibr".into())
         .spawn(move || {
-            thread_level.store(
-                if can_probe(&topology) {
-                    PROBE_LEVEL
-                } else {
-                    TOPOLOGY_ONLY
-                },
-                Ordering::Relaxed,
-            );
+            // A busy minute blurs the calibration, so a failed one is repeated while the daemon lives.
+            let mut period = MIN_CALIBRATION_PERIOD;
+            while !can_probe(&topology) {
+                thread_level.store(TOPOLOGY_ONLY, Ordering::Relaxed);
+                std::thread::sleep(period);
+                period = (2 * period).min(MAX_CALIBRATION_PERIOD);
+            }
+            thread_level.store(PROBE_LEVEL, Ordering::Relaxed);
         });
     if spawn_result.is_err() {
         level.store(host_survey.capability_survey.level, Ordering::Relaxed);

@@ -436,13 +436,28 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
             })
             .collect()
     };
-    let help = "Measured slowdown of a program with a promise, over its solo speed";
+    let help = "Measured run time of a program with a promise over its run time alone, minus one";
     register_gauge(
         registry,
         "promise_slowdown_ratio",
         help,
         slowdown_rows(|promise| promise.measured.map(|slower| slower.value)),
     );
+    for (name, help, select_end) in [
+        (
+            "promise_slowdown_ratio_low",
+            "Lower end of the 95 % interval of promise_slowdown_ratio",
+            (|promise: &PromiseStatus| promise.measured.map(|slower| slower.low))
+                as fn(&PromiseStatus) -> Option<f64>,
+        ),
+        (
+            "promise_slowdown_ratio_high",
+            "Upper end of the 95 % interval of promise_slowdown_ratio",
+            |promise| promise.measured.map(|slower| slower.high),
+        ),
+    ] {
+        register_gauge(registry, name, help, slowdown_rows(select_end));
+    }
     register_gauge(
         registry,
         "promise_max_slowdown_ratio",
@@ -451,7 +466,7 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
     );
 }
 
-/// The slowdown of each service, and its main causes.
+/// The losses of each service, and their main causes.
 fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
     let shown_services = &services[..services.len().min(MAX_SERVICES)];
     let service_labels = |service: &ServiceStatus| {
@@ -491,40 +506,140 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
         "Processor time per time",
         build_rows(|status| status.cpu_share),
     );
-    let slowdowns = shown_services.iter().filter_map(|service| {
-        let source = vec![metric_label("source", service.slowdown_source.as_ref()?)];
-        Some((
-            [service_labels(service), source].concat(),
-            service.slowdown_percent? / 100.0,
-        ))
-    });
-    let help = "Run time over run time alone, minus one";
+    let waiting_threads = shown_services
+        .iter()
+        .filter_map(|status| Some((service_labels(status), status.waiting_share?)));
     register_gauge(
         registry,
-        "service_slowdown_ratio",
-        help,
-        slowdowns.collect(),
+        "service_waiting_threads",
+        "Threads that were ready and had no CPU, on average over the last window",
+        waiting_threads.collect(),
     );
-    let losses = shown_services.iter().flat_map(|service| {
-        service.slowdown_by.iter().take(MAX_CAUSES).map(|cause| {
+    let loss_rows = |select_loss: fn(&ServiceStatus) -> Option<PercentLoss>| {
+        let rows = shown_services
+            .iter()
+            .filter_map(|status| Some((service_labels(status), select_loss(status)?)));
+        rows.collect::<Vec<_>>()
+    };
+    let cache_rows = shown_services.iter().filter_map(|status| {
+        let source = metric_label("source", status.cache_source.as_deref()?);
+        let labels = [service_labels(status), vec![source]].concat();
+        let loss = PercentLoss::new(status.cache_percent, status.cache_range_percent)?;
+        Some((labels, loss))
+    });
+    register_losses(
+        registry,
+        "service_run_time_loss",
+        "Run time that users feel to be added, as a share of the run time without the other services: cache loss and waiting \
+         loss together, or the measured one of them",
+        loss_rows(|status| {
+            PercentLoss::new(status.run_time_percent, status.run_time_range_percent)
+        }),
+    );
+    register_losses(
+        registry,
+        "service_cache_loss",
+        "Run time added by CPU second, as a share, because other services use its caches",
+        cache_rows.collect(),
+    );
+    register_losses(
+        registry,
+        "service_waiting_loss",
+        "Run time added by waiting for CPUs on which other services run, as a share",
+        loss_rows(|status| PercentLoss::new(status.waiting_percent, status.waiting_range_percent)),
+    );
+    let cache_causes = shown_services.iter().flat_map(|service| {
+        service.cache_by.iter().take(MAX_CAUSES).map(|cause| {
             let cause_labels = vec![
                 metric_label("by", &cause.service),
                 metric_label("by_kind", cause.kind.text()),
                 metric_label("source", &cause.source),
             ];
-            (
-                [service_labels(service), cause_labels].concat(),
-                cause.percent / 100.0,
-            )
+            let loss = PercentLoss {
+                percent: cause.percent,
+                range_percent: Some(cause.range_percent),
+            };
+            ([service_labels(service), cause_labels].concat(), loss)
         })
     });
-    register_gauge(
+    register_losses(
         registry,
-        "service_loss_ratio",
-        "Run time that another service adds",
-        losses.collect(),
+        "service_cache_loss_by",
+        "The part of the cache loss that another service causes",
+        cache_causes.collect(),
+    );
+    let waiting_causes = shown_services.iter().flat_map(|service| {
+        service.waiting_by.iter().take(MAX_CAUSES).map(|cause| {
+            let by_kind = cause.kind.map_or("unknown", |kind| kind.text());
+            let cause_labels = vec![
+                metric_label("by", cause.service.as_deref().unwrap_or("unknown")),
+                metric_label("by_kind", by_kind),
+            ];
+            let loss = PercentLoss {
+                percent: cause.percent,
+                range_percent: None,
+            };
+            ([service_labels(service), cause_labels].concat(), loss)
+        })
+    });
+    register_losses(
+        registry,
+        "service_waiting_loss_by",
+        "The part of the waiting loss in which another service ran on its CPUs",
+        waiting_causes.collect(),
     );
 }
+
+/// A loss in percent, with the ends of its interval if it has one.
+#[derive(Clone, Copy)]
+struct PercentLoss {
+    percent: f64,
+    range_percent: Option<(f64, f64)>,
+}
+
+impl PercentLoss {
+    fn new(percent: Option<f64>, range_percent: Option<(f64, f64)>) -> Option<Self> {
+        let percent = percent?;
+        Some(PercentLoss {
+            percent,
+            range_percent,
+        })
+    }
+}
+
+/// Registers `NAME_ratio`, and the ends of its interval as `NAME_ratio_low` and `NAME_ratio_high`.
+fn register_losses(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    rows: Vec<(MetricLabels, PercentLoss)>,
+) {
+    let value_rows = rows
+        .iter()
+        .map(|(labels, loss)| (labels.clone(), loss.percent / 100.0))
+        .collect();
+    register_gauge(registry, &format!("{name}_ratio"), help, value_rows);
+    let ends: [(&str, &str, fn((f64, f64)) -> f64); 2] = [
+        ("low", "Lower", |range| range.0),
+        ("high", "Upper", |range| range.1),
+    ];
+    for (suffix, which, select_end) in ends {
+        let end_rows: Vec<_> = rows
+            .iter()
+            .filter_map(|(labels, loss)| {
+                let end = select_end(loss.range_percent?) / 100.0;
+                Some((labels.clone(), end))
+            })
+            .collect();
+        if !end_rows.is_empty() {
+            let help = format!("{which} end of the 95 % interval of {name}_ratio");
+            register_gauge(registry, &format!("{name}_ratio_{suffix}"), &help, end_rows);
+        }
+    }
+}
+
+#[cfg(test)]
+mod alert_tests;
 
 #[cfg(test)]
 mod tests {

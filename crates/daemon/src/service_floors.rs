@@ -175,7 +175,7 @@ fn sum_task_work(
 mod tests {
     use super::*;
     use cachemate_core::{AppliedPlan, ProcessId, ServiceKind, TaskId, TimeSpan, WindowEnd};
-    use cachemate_policy::service_losses::ServiceReport;
+    use cachemate_policy::service_losses::{ServiceReport, ServiceSlowdown};
 
     fn window_fixture(work: &[Option<f64>]) -> Observation {
         let sample_task = |(id, progress): (usize, &Option<f64>)| TaskSample {
@@ -204,8 +204,10 @@ mod tests {
             tasks: [0, 1].map(TaskId).to_vec(),
             max_slowdown: None,
             cpu_share: 1.0,
-            slowdown: None,
+            waiting_share: None,
+            slowdown: ServiceSlowdown::default(),
             losses: Vec::new(),
+            waiting_causes: Vec::new(),
             prevented_losses: Vec::new(),
             reason: None,
         };

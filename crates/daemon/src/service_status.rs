@@ -1,13 +1,11 @@
 //! Services as `status`, `top`, `explain`, the metrics and the page show them: the loss of each service, and the
 //! services that cause it.
 
-use std::collections::BTreeMap;
-
-use cachemate_core::{Estimate, Observation, PromiseState, ServiceIdentity, ServiceKind};
+use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
 
 use cachemate_linux::sense::service_directory::ContainerRecord;
-use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
+use cachemate_policy::service_losses::{ServiceLoss, ServiceReport, ServiceSlowdown, WaitingCause};
 use cachemate_report::text::escape_controls;
 use serde::{Deserialize, Serialize};
 
@@ -41,18 +39,29 @@ pub struct ServiceStatus {
     pub cpu_share: f64,
     /// Time in which its threads waited for a CPU, over elapsed time; `None` if the kernel does not report it.
     pub waiting_share: Option<f64>,
-    /// Run time over solo run time, minus one; `None` if unknown, for the reason in `reason`.
-    pub slowdown_percent: Option<f64>,
+    /// Run time that users feel to be added: the product of both losses, or the measured one of them; `None` if neither
+    /// was measured.
+    pub run_time_percent: Option<f64>,
     /// Ends of its interval.
-    pub slowdown_range_percent: Option<(f64, f64)>,
-    /// Source of the slowdown: `measured` or `forecast`.
-    pub slowdown_source: Option<String>,
-    /// The services that cause it, the largest loss first.
-    pub slowdown_by: Vec<SlowdownCause>,
-    /// Losses that confined services would cause without their confinement, the largest first.
+    pub run_time_range_percent: Option<(f64, f64)>,
+    /// Cache loss: run time added by CPU second; `None` if unknown, for the reason in `reason`.
+    pub cache_percent: Option<f64>,
+    /// Ends of its interval.
+    pub cache_range_percent: Option<(f64, f64)>,
+    /// Source of the cache loss: `measured` or `forecast`.
+    pub cache_source: Option<String>,
+    /// The services that cause the cache loss, the largest loss first.
+    pub cache_by: Vec<CacheCause>,
+    /// Waiting loss: run time added by waiting for CPUs on which other services run; `None` if unknown.
+    pub waiting_percent: Option<f64>,
+    /// Ends of its interval.
+    pub waiting_range_percent: Option<(f64, f64)>,
+    /// The services that ran on its CPUs meanwhile, the largest part first.
+    pub waiting_by: Vec<WaitingCauseStatus>,
+    /// Cache losses that confined services would cause without their confinement, the largest first.
     #[serde(default)]
-    pub prevented: Vec<SlowdownCause>,
-    /// The reason why the slowdown is unknown, or why no cause is named.
+    pub prevented: Vec<CacheCause>,
+    /// The reason why the cache loss is unknown, or why no cause of it is named.
     pub reason: Option<String>,
     /// The smallest limit that a rule sets for one of its threads, in percent.
     pub max_slowdown_percent: Option<f64>,
@@ -88,9 +97,22 @@ pub enum FloorMeasure {
     File,
 }
 
-/// The share of a loss that one service causes.
+/// A service that ran while another one waited for its CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct SlowdownCause {
+pub struct WaitingCauseStatus {
+    /// Name of the service; `None` for programs that are not observed, a CPU quota or a hypervisor.
+    pub service: Option<String>,
+    /// Kind of the service.
+    pub kind: Option<ServiceKind>,
+    /// Run time added by waiting for it.
+    pub percent: f64,
+    /// Part of the CPU time of all that ran meanwhile, without the waiting service itself.
+    pub share: f64,
+}
+
+/// The part of a cache loss that one service causes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CacheCause {
     /// Name of the cause.
     pub service: String,
     /// Kind of the cause.
@@ -117,6 +139,8 @@ impl ServiceStatus {
             pod,
             container,
         } = report.service.clone();
+        let ServiceSlowdown { cache, waiting, .. } = report.slowdown;
+        let run_time = report.slowdown.run_time();
         ServiceStatus {
             kind,
             name,
@@ -128,16 +152,17 @@ impl ServiceStatus {
             task_ids: report.tasks.iter().map(|task| task.0).collect(),
             unread_programs: None,
             cpu_share: report.cpu_share,
-            waiting_share: None,
-            slowdown_percent: report
-                .slowdown
-                .map(|(slowdown, _)| rounded_percent(slowdown.value)),
-            slowdown_range_percent: report.slowdown.map(|(slowdown, _)| percent_range(slowdown)),
-            slowdown_source: report
-                .slowdown
-                .map(|(_, source)| source.describe().to_string()),
-            slowdown_by: report.losses.iter().map(slowdown_cause).collect(),
-            prevented: report.prevented_losses.iter().map(slowdown_cause).collect(),
+            waiting_share: report.waiting_share,
+            run_time_percent: run_time.map(|loss| rounded_percent(loss.value)),
+            run_time_range_percent: run_time.map(percent_range),
+            cache_percent: cache.map(|(loss, _)| rounded_percent(loss.value)),
+            cache_range_percent: cache.map(|(loss, _)| percent_range(loss)),
+            cache_source: cache.map(|(_, source)| source.describe().to_string()),
+            cache_by: report.losses.iter().map(cache_cause).collect(),
+            waiting_percent: waiting.map(|loss| rounded_percent(loss.value)),
+            waiting_range_percent: waiting.map(percent_range),
+            waiting_by: report.waiting_causes.iter().map(waiting_cause).collect(),
+            prevented: report.prevented_losses.iter().map(cache_cause).collect(),
             reason: report.reason.clone(),
             max_slowdown_percent: report.max_slowdown.map(rounded_percent),
             floor: None,
@@ -176,27 +201,6 @@ impl ServiceStatus {
     }
 }
 
-/// Adds the waits of their threads in this window to the services.
-pub(crate) fn observe_waits(services: &mut [ServiceStatus], observation: &Observation) {
-    let known_waits = observation
-        .tasks
-        .iter()
-        .filter_map(|task| Some((task.task.0, task.run_queue_wait_ns?)));
-    let waits_ns: BTreeMap<u32, u64> = known_waits.collect();
-    let elapsed_ns = observation.span.elapsed_ns as f64;
-    for service in services {
-        let waits = service
-            .task_ids
-            .iter()
-            .filter_map(|task| waits_ns.get(task));
-        let total_ns = waits
-            .copied()
-            .reduce(|total, wait| total + wait)
-            .filter(|_| elapsed_ns > 0.0);
-        service.waiting_share = total_ns.map(|ns| ns as f64 / elapsed_ns);
-    }
-}
-
 /// Describes a control group that its owner or a user has changed.
 pub(crate) fn describe_override(group: &GroupOverride) -> String {
     let owner_text = group
@@ -216,8 +220,18 @@ pub(crate) fn describe_override(group: &GroupOverride) -> String {
     )
 }
 
-fn slowdown_cause(loss: &ServiceLoss) -> SlowdownCause {
-    SlowdownCause {
+fn waiting_cause(cause: &WaitingCause) -> WaitingCauseStatus {
+    let service = cause.cause.as_ref();
+    WaitingCauseStatus {
+        service: service.map(|service| service.name.clone()),
+        kind: service.map(|service| service.kind),
+        percent: rounded_percent(cause.loss),
+        share: rounded_percent(cause.share) / 100.0,
+    }
+}
+
+fn cache_cause(loss: &ServiceLoss) -> CacheCause {
+    CacheCause {
         service: loss.cause.name.clone(),
         kind: loss.cause.kind,
         percent: rounded_percent(loss.loss.value),
@@ -254,8 +268,10 @@ mod tests {
             tasks: Vec::new(),
             max_slowdown: None,
             cpu_share: 0.0,
-            slowdown: None,
+            waiting_share: None,
+            slowdown: ServiceSlowdown::default(),
             losses: Vec::new(),
+            waiting_causes: Vec::new(),
             prevented_losses: Vec::new(),
             reason: None,
         };
@@ -295,8 +311,10 @@ mod tests {
             tasks: [3, 7].map(TaskId).to_vec(),
             max_slowdown: Some(0.1),
             cpu_share: 0.5,
-            slowdown: None,
+            waiting_share: None,
+            slowdown: ServiceSlowdown::default(),
             losses: Vec::new(),
+            waiting_causes: Vec::new(),
             prevented_losses: Vec::new(),
             reason: Some("no work is counted".into()),
         };
@@ -306,7 +324,8 @@ mod tests {
             (Some("unit"), Some("redis.service"))
         );
         assert!(
-            json["slowdown_percent"].is_null()
+            json["cache_percent"].is_null()
+                && json["run_time_percent"].is_null()
                 && json["reason"].is_string()
                 && json.get("pod").is_none()
         );
@@ -320,7 +339,13 @@ mod tests {
             low: 0.1,
             high: 0.2,
         };
-        report.slowdown = Some((estimate, LossSource::Measured));
+        report.slowdown.cache = Some((estimate, LossSource::Measured));
+        report.slowdown.waiting = Some(Estimate::exact(0.5));
+        report.waiting_causes = vec![WaitingCause {
+            cause: None,
+            loss: 0.5,
+            share: 1.0,
+        }];
         report.losses = vec![ServiceLoss {
             cause: ServiceIdentity::from_pod("shop/cart", Some("xz")),
             loss: estimate,
@@ -329,8 +354,12 @@ mod tests {
             windows: 4,
         }];
         let json = serde_json::to_value(ServiceStatus::new(&report)).unwrap();
-        assert_eq!(json["slowdown_percent"], 12.34);
-        assert_eq!(json["slowdown_by"][0]["service"], "shop/cart/xz");
-        assert_eq!(json["slowdown_by"][0]["source"], "measured");
+        assert_eq!(json["cache_percent"], 12.34);
+        assert_eq!(json["cache_by"][0]["service"], "shop/cart/xz");
+        assert_eq!(json["cache_by"][0]["source"], "measured");
+        assert_eq!(json["waiting_percent"], 50.0);
+        assert_eq!(json["run_time_percent"], 68.51, "1.1234 times 1.5");
+        assert_eq!(json["waiting_by"][0]["share"], 1.0);
+        assert!(json["waiting_by"][0]["service"].is_null());
     }
 }

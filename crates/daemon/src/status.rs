@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host_use::{CacheReadings, HostUse};
 use crate::promise_status::{self, PromiseStatus};
-use crate::service_status::{ServiceStatus, describe_override, observe_waits};
+use crate::service_status::{ServiceStatus, describe_override};
 
 /// Time between two reads of the host's slowly changing state.
 const HOST_PERIOD: Duration = Duration::from_secs(1);
@@ -65,6 +65,12 @@ pub struct DaemonStatus {
     pub unavailable: Vec<String>,
     /// Page colors: the caches that they partition, or the reason why this daemon has none.
     pub colors: Option<String>,
+    /// What this host allows cachemate to change, and what follows from the rest.
+    #[serde(default)]
+    pub means: Option<String>,
+    /// Directory with the journal, the learned profiles and the history of losses.
+    #[serde(default)]
+    pub state_dir: Option<String>,
     /// Level of the capability survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
     /// Is the probe calibrated? If not, the calibration is in progress, and the level may drop to 3.
@@ -383,7 +389,9 @@ pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
     let meaning = match level {
         1 => "programs are measured by counters",
         2 => "no counters: programs are measured by probes on neighboring CPUs",
-        _ => "neither counters nor probes: only topology and pressure are known",
+        _ => {
+            "neither counters nor a calibrated probe (repeated after 2 min to 1 h): only topology, waiting and pressure are known"
+        }
     };
     match is_calibrated {
         true => format!("evidence level {level} (1 is best, 3 is least): {meaning}"),
@@ -462,7 +470,6 @@ impl StatusTracker {
         self.reasons_by_task
             .retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();
-        observe_waits(&mut self.status.services, &record.observation);
         self.observe_host(&LinuxHost::new("/"), topology, machine);
         self.status.caches = self.cache_statuses(topology, record);
         self.status.windows = record.observation.window + 1;
@@ -485,7 +492,7 @@ impl StatusTracker {
             .collect();
         let pid_of = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
         self.status.promises =
-            promise_status::build_promise_statuses(&record.promises, pid_of, &names);
+            promise_status::build_promise_statuses(&view.promises, pid_of, &names);
         self.status.gangs = record.applied.gangs.iter().map(gang_status).collect();
         let shares = record.applied.shares.iter();
         self.status.shares = shares

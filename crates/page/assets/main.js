@@ -4,6 +4,7 @@ import { Store } from "./store.js";
 import { Boxes } from "./boxes.js";
 import { Matrix } from "./matrix.js";
 import { showServices } from "./services.js";
+import { Strip, worstWindow } from "./strip.js";
 import { Charts, bad } from "./charts.js";
 import { showShares } from "./parts.js";
 import { Lists, factsOf } from "./lists.js";
@@ -26,6 +27,7 @@ class Page {
     this.matrix = new Matrix(byId("matrix"), choose);
     this.charts = new Charts({ speed: byId("speed"), slow: byId("slow"), curve: byId("curve") }, (time) => this.goTo(time), () => this.render(true));
     this.lists = new Lists((mark) => this.explain(mark));
+    this.strip = new Strip(byId("strip"), (at) => this.show(at));
     this.listen();
   }
 
@@ -35,6 +37,7 @@ class Page {
     byId("back").addEventListener("click", () => this.step(-1));
     byId("forth").addEventListener("click", () => this.step(1));
     byId("live").addEventListener("click", () => this.show(null));
+    byId("worst").addEventListener("click", () => this.show(worstWindow(this.store.windows)));
     byId("play").addEventListener("click", () => this.play());
     byId("decision-close").addEventListener("click", () => byId("decision").close());
     byId("closer").addEventListener("click", () => this.charts.zoom(0.5));
@@ -74,8 +77,8 @@ class Page {
       recording.windows.forEach((snapshot) => this.store.add(snapshot));
       say(byId("state"), recording.head.cut_off ? "incomplete recording: " + recording.head.cut_off : "recording");
       this.marks();
-      // The newest window: in the first one there are no measurements yet.
-      this.show(null);
+      // The worst moment, or else the newest window: in the first one there are no measurements yet.
+      this.show(worstWindow(this.store.windows));
       return;
     }
     const token = takeToken();
@@ -220,6 +223,7 @@ class Page {
     if (!snapshot) return;
     say(byId("clock"), "window " + snapshot.window + ", " + seconds(snapshot.at_s) + (snapshot.daemon ? (snapshot.daemon.acting ? ", acting" : ", observing only") : ""));
     byId("slider").setAttribute("aria-valuetext", "window " + snapshot.window + ", " + seconds(snapshot.at_s));
+    this.strip.show(store.windows, this.at ?? store.windows.length - 1);
     showServices(snapshot.services || []);
     this.boxes.show(snapshot, this.chosen, still);
     this.matrix.show(store.matrixAt(snapshot.window), this.nameOf);

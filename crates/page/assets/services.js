@@ -1,28 +1,46 @@
-// Services: who loses to whom, as a sentence and as a matrix of rows that lose and columns that cause.
+// Services: who loses to whom, through the cache or by taking CPUs, as sentences and as a matrix of rows that lose and
+// columns that cause.
 import { el, percent, shade, DASH } from "./text.js";
 
 let shown = "";
+
+// Losses below this are not named as waiting.
+const LEAST_WAITING = 0.01;
+// Programs that a host does not report by name.
+const UNMANAGED = "unmanaged programs";
 
 export function showServices(services) {
   const key = JSON.stringify(services);
   if (key === shown) return;
   shown = key;
-  const worst = worstOf(services, "slowed_by", " slows ") || worstOf(services, "prevented", " is confined, and before slowed ");
-  document.getElementById("culprit").textContent = worst || absence(services);
+  const sentences = [worstOf(services, "cache_by", " slows ") || worstOf(services, "prevented", " is confined, and before slowed "), worstWaiting(services)];
+  document.getElementById("culprit").textContent = sentences.filter(Boolean).join(" ") || absence(services);
   document.getElementById("services").replaceChildren(...(services.length ? [table(services)] : []));
 }
 
-// The sentence about the largest loss of a list of the services; undefined if there is none.
+// The sentence about the largest cache loss of a list of the services; undefined if there is none.
 function worstOf(services, list, verb) {
   const losses = services.flatMap((service) => (service[list] || []).map((cause) => ({ service, cause })));
   losses.sort((a, b) => b.cause.loss.value - a.cause.loss.value);
   const worst = losses.find(({ cause }) => cause.loss.value > 0);
-  return worst && worst.cause.service + verb + worst.service.name + " by " + percent(worst.cause.loss.value, true) + " (" + certainty(worst.cause) + ").";
+  return worst && "Cache: " + worst.cause.service + verb + worst.service.name + " by " + percent(worst.cause.loss.value, true) + " (" + certainty(worst.cause) + ").";
+}
+
+// The sentence about the largest waiting loss; undefined if there is none.
+function worstWaiting(services) {
+  const waits = services.filter((service) => service.waiting && service.waiting.value >= LEAST_WAITING);
+  const worst = waits.sort((a, b) => b.waiting.value - a.waiting.value)[0];
+  if (!worst) return undefined;
+  const causes = (worst.waiting_by || []).slice(0, 3).map((cause) => (cause.service ?? UNMANAGED) + " " + percent(cause.share));
+  return "Waiting: " + worst.name + " takes " + percent(worst.waiting.value) + " longer because it waits for CPUs (" + range(worst.waiting) + ")" + (causes.length ? "; of the CPU time of others meanwhile: " + causes.join(", ") : "") + ".";
+}
+
+function range(loss) {
+  return percent(loss.low, true) + " to " + percent(loss.high, true);
 }
 
 function certainty(cause) {
-  const range = percent(cause.loss.low, true) + " to " + percent(cause.loss.high, true);
-  return range + ", " + cause.source + (cause.forecast === undefined || cause.source === "forecast" ? "" : ", forecast " + percent(cause.forecast, true));
+  return range(cause.loss) + ", " + cause.source + (cause.forecast === undefined || cause.source === "forecast" ? "" : ", forecast " + percent(cause.forecast, true));
 }
 
 // Never empty without its reason.
@@ -32,23 +50,39 @@ function absence(services) {
   return unknown ? "No loss is known. " + unknown.name + ": " + unknown.reason + "." : "No loss was measured or forecast.";
 }
 
+function lossCell(loss, source) {
+  const cell = el("td", {}, loss ? percent(loss.value, true) + (source ? " " + source : "") : DASH);
+  if (loss) cell.title = range(loss);
+  return cell;
+}
+
+// What a cause takes from a service, as the text of a cell, its explanation and its size.
+function effectOf(service, name) {
+  const cache = (service.cache_by || []).find((cause) => cause.service === name);
+  const waiting = (service.waiting_by || []).find((cause) => (cause.service ?? UNMANAGED) === name && cause.loss >= LEAST_WAITING);
+  const parts = [cache && percent(cache.loss.value, true) + " cache, " + cache.source, waiting && percent(waiting.loss, true) + " waiting"];
+  const hints = [cache && certainty(cache), waiting && percent(waiting.share) + " of the CPU time of others while it waited"];
+  return { text: parts.filter(Boolean).join("; ") || DASH, hint: hints.filter(Boolean).join("; "), size: Math.max(cache ? cache.loss.value : 0, waiting ? waiting.loss : 0), known: Boolean(cache || waiting) };
+}
+
 function table(services) {
-  const causes = [...new Set(services.flatMap((service) => (service.slowed_by || []).map((cause) => cause.service)))];
-  const reasons = causes.length === 0 && services.some((service) => service.reason) ? ["why unknown"] : [];
-  const head = el("tr", {}, ...["service", "kind", "threads", "slowdown", ...causes, ...reasons].map((name) => el("th", { scope: "col" }, name)));
+  const names = services.flatMap((service) => [...(service.cache_by || []).map((cause) => cause.service), ...(service.waiting_by || []).filter((cause) => cause.loss >= LEAST_WAITING).map((cause) => cause.service ?? UNMANAGED)]);
+  const causes = [...new Set(names)];
+  const reasons = services.some((service) => service.reason) ? ["why the cache loss is unknown"] : [];
+  const head = el("tr", {}, ...["service", "kind", "threads", "run time", "cache", "waiting", ...causes, ...reasons].map((name) => el("th", { scope: "col" }, name)));
   const rows = services.map((service) => {
-    const slowdown = service.slowdown ? percent(service.slowdown.value, true) + " " + service.source : DASH;
     const cells = causes.map((name) => {
-      const cause = (service.slowed_by || []).find((one) => one.service === name);
-      const cell = el("td", {}, cause ? percent(cause.loss.value, true) + " " + cause.source : DASH);
-      if (cause) {
-        cell.title = certainty(cause);
-        shade(cell, cause.loss.value);
+      const effect = effectOf(service, name);
+      const cell = el("td", {}, effect.text);
+      if (effect.known) {
+        cell.title = effect.hint;
+        shade(cell, effect.size);
       }
       return cell;
     });
-    const last = reasons.map(() => el("td", { class: "soft" }, service.reason || DASH));
-    const row = el("tr", {}, el("th", { scope: "row" }, service.name), el("td", {}, service.kind), el("td", {}, String(service.tasks)), el("td", {}, slowdown), ...cells, ...last);
+    const last = reasons.map(() => el("td", { class: "soft why" }, service.reason || DASH));
+    const row = el("tr", {}, el("th", { scope: "row" }, service.name), el("td", {}, service.kind), el("td", {}, String(service.tasks)),
+      lossCell(service.run_time), lossCell(service.cache, service.cache_source), lossCell(service.waiting), ...cells, ...last);
     if (service.reason) row.title = service.reason;
     return row;
   });

@@ -1,6 +1,6 @@
 // Sources of windows: the recording in the page itself, or the daemon by server-sent events.
 
-const SHAPE = 2;
+const SHAPE = 3;
 
 function embedded(id) {
   const element = document.getElementById(id);

@@ -23,6 +23,7 @@ pub(crate) const MODULES: &[(&str, &str)] = &[
     ("charts.js", include_str!("../assets/charts.js")),
     ("parts.js", include_str!("../assets/parts.js")),
     ("services.js", include_str!("../assets/services.js")),
+    ("strip.js", include_str!("../assets/strip.js")),
     ("lists.js", include_str!("../assets/lists.js")),
     ("source.js", include_str!("../assets/source.js")),
     ("main.js", include_str!("../assets/main.js")),

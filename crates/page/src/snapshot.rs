@@ -36,7 +36,7 @@ pub struct PageHeader {
 }
 
 /// The version of the format.
-pub const SHAPE: u32 = 2;
+pub const SHAPE: u32 = 3;
 
 /// One contended cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -154,21 +154,42 @@ pub struct ServiceSnapshot {
     pub tasks: u32,
     /// CPU time divided by elapsed time.
     pub cpu_share: f64,
-    /// Run time divided by solo run time, minus one.
+    /// Run time that users feel to be added: the product of both losses, or the measured one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub slowdown: Option<Estimate>,
-    /// Method by which the slowdown was determined.
+    pub run_time: Option<Estimate>,
+    /// Run time added by CPU second.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<&'static str>,
-    /// Losses by cause, the largest first.
+    pub cache: Option<Estimate>,
+    /// Method by which the cache loss was determined.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_source: Option<&'static str>,
+    /// Cache losses by cause, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub slowed_by: Vec<ServiceLossSnapshot>,
-    /// Losses that confined services would cause without their confinement, the largest first.
+    pub cache_by: Vec<ServiceLossSnapshot>,
+    /// Run time added by waiting for CPUs on which other services run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Estimate>,
+    /// Services that ran on its CPUs meanwhile, the largest part first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waiting_by: Vec<WaitingCauseSnapshot>,
+    /// Cache losses that confined services would cause without their confinement, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prevented: Vec<ServiceLossSnapshot>,
-    /// The reason why the slowdown is unknown, or why no cause is named.
+    /// The reason why the cache loss is unknown, or why no cause of it is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+}
+
+/// A service that ran while another one waited for its CPUs.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct WaitingCauseSnapshot {
+    /// Name of the service, printable; missing for programs that are not observed, a CPU quota or a hypervisor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// Run time added by waiting for it, as a share.
+    pub loss: f64,
+    /// Part of the CPU time of all that ran meanwhile.
+    pub share: f64,
 }
 
 /// The loss that one service causes to another.

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     ActiveShare, Cache, Capabilities, CounterEvent, CounterScope, Estimate, Plan, ProbeEvidence,
-    Profile, Profiles, ReasonKind, RunHeader, TaskId, TaskSample, Topology, Units, WindowRecord,
+    Profile, Profiles, PromiseReport, ReasonKind, RunHeader, TaskId, TaskSample, Topology, Units,
+    WindowRecord,
 };
 use cachemate_policy::work_metric::metrics_of;
 use cachemate_report::level_name;
@@ -14,10 +15,10 @@ use crate::matrix::{Matrices, round_short};
 use crate::snapshot::{
     CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, GangSnapshot,
     JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE,
-    ServiceLossSnapshot, ServiceSnapshot, ShareSnapshot, Snapshot,
+    ServiceLossSnapshot, ServiceSnapshot, ShareSnapshot, Snapshot, WaitingCauseSnapshot,
 };
 use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
-use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
+use cachemate_policy::service_losses::{ServiceLoss, ServiceReport, WaitingCause};
 
 /// Maximum number of points of a curve that are shown.
 const MAX_POINTS: usize = 32;
@@ -85,14 +86,17 @@ impl<'r> ProgramThreads<'_, 'r> {
     }
 }
 
-fn promise_snapshots(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
+fn promise_snapshots(
+    record: &WindowRecord,
+    promises: &[PromiseReport],
+    first: &TaskSample,
+) -> Vec<PromiseSnapshot> {
     let tasks = &record.observation.tasks;
     let name_of = |task: TaskId| {
         let sample = tasks.iter().find(|other| other.task == task);
         sample.map_or_else(|| "?".to_string(), |task| escape_controls(&task.name))
     };
-    let process_reports = record
-        .promises
+    let process_reports = promises
         .iter()
         .filter(|report| report.process == first.process);
     process_reports
@@ -176,7 +180,9 @@ impl SnapshotBuilder {
         }
         let program_snapshots: Vec<ProgramSnapshot> = programs
             .iter()
-            .map(|program| self.program_snapshot(program, record, daemon_state.as_ref()))
+            .map(|program| {
+                self.program_snapshot(program, record, &view.promises, daemon_state.as_ref())
+            })
             .collect();
         let busiest_profiles: BTreeMap<u32, &Profile> = programs
             .iter()
@@ -252,6 +258,7 @@ impl SnapshotBuilder {
         &self,
         program: &ProgramThreads<'_, '_>,
         record: &WindowRecord,
+        promises: &[PromiseReport],
         daemon_state: Option<&DaemonState>,
     ) -> ProgramSnapshot {
         let first_sample = program.threads[0].sample;
@@ -312,7 +319,7 @@ impl SnapshotBuilder {
                 .goal
                 .and_then(|goal| goal.min_rate)
                 .map(round_short),
-            promises: promise_snapshots(record, first_sample),
+            promises: promise_snapshots(record, promises, first_sample),
         }
     }
 
@@ -407,6 +414,15 @@ impl SnapshotBuilder {
     }
 }
 
+fn waiting_snapshot(cause: &WaitingCause) -> WaitingCauseSnapshot {
+    let service = cause.cause.as_ref();
+    WaitingCauseSnapshot {
+        service: service.map(|service| escape_controls(&service.name)),
+        loss: round_short(cause.loss),
+        share: round_short(cause.share),
+    }
+}
+
 fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
     let loss_snapshot = |loss: &ServiceLoss| ServiceLossSnapshot {
         service: escape_controls(&loss.cause.name),
@@ -419,15 +435,24 @@ fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
         name: escape_controls(&report.service.name),
         tasks: report.tasks.len() as u32,
         cpu_share: round_short(report.cpu_share),
-        slowdown: report
+        run_time: report.slowdown.run_time().map(rounded_estimate),
+        cache: report
             .slowdown
-            .map(|(slowdown, _)| rounded_estimate(slowdown)),
-        source: report.slowdown.map(|(_, source)| source.describe()),
-        slowed_by: report
+            .cache
+            .map(|(loss, _)| rounded_estimate(loss)),
+        cache_source: report.slowdown.cache.map(|(_, source)| source.describe()),
+        cache_by: report
             .losses
             .iter()
             .take(MAX_LOSSES)
             .map(loss_snapshot)
+            .collect(),
+        waiting: report.slowdown.waiting.map(rounded_estimate),
+        waiting_by: report
+            .waiting_causes
+            .iter()
+            .take(MAX_LOSSES)
+            .map(waiting_snapshot)
             .collect(),
         prevented: report
             .prevented_losses

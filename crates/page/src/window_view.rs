@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, CpuSet, Estimate, PendingItem, PlanItem, PredictorConfig,
-    Profile, Profiles, Reason, RefusedItem, ShareMember, TaskId, TaskSample, Topology,
-    WindowRecord,
+    CacheId, CacheShare, CounterEvent, CpuSet, Estimate, Observation, PendingItem, PlanItem,
+    PredictorConfig, ProbeKind, Profile, Profiles, PromiseReport, Reason, RefusedItem, ShareMember,
+    TaskId, TaskSample, Topology, WindowRecord,
 };
 use cachemate_pipeline::pair_forecast;
 use cachemate_policy::service_losses::{ServiceLosses, ServiceReport};
@@ -70,6 +70,8 @@ pub struct WindowView<'a> {
     pub tasks: Vec<TaskView<'a>>,
     /// Services, ordered by loss, largest first.
     pub services: Vec<ServiceReport>,
+    /// Promises, judged by the losses of their service if nothing else was measured.
+    pub promises: Vec<PromiseReport>,
     /// Reasons of the decision.
     pub reasons: Vec<RenderedReason<'a>>,
     /// Changes that the host refused, one sentence each.
@@ -116,19 +118,20 @@ impl WindowTracker {
         let services = self
             .losses
             .observe(observation, topology, profiles, &forecast_pair);
+        let promises = record
+            .promises
+            .iter()
+            .map(|promise| judge_by_service(promise, observation, &services))
+            .collect();
         let live_tasks = observation.tasks.iter().filter(|task| !task.exited);
         WindowView {
             tasks: live_tasks
                 .map(|task| self.task_view(task, record, topology, profiles))
                 .collect(),
             services,
+            promises,
             reasons: self.render_reasons(&record.decision.reasons, names),
-            refused: record
-                .applied
-                .refused
-                .iter()
-                .map(|refused| refusal_text(refused, names))
-                .collect(),
+            refused: describe_refusals(record, names),
             overridden: record
                 .applied
                 .overridden_by_others
@@ -217,6 +220,22 @@ impl WindowTracker {
     }
 }
 
+fn judge_by_service(
+    promise: &PromiseReport,
+    observation: &Observation,
+    services: &[ServiceReport],
+) -> PromiseReport {
+    let sample = observation
+        .tasks
+        .iter()
+        .find(|task| task.task == promise.task);
+    let own_service = sample.map(TaskSample::service_or_command);
+    let service_report = services
+        .iter()
+        .find(|report| own_service.as_deref() == Some(&report.service));
+    service_report.map_or_else(|| promise.clone(), |report| report.judge_promise(promise))
+}
+
 /// Returns the tasks that are members of a share.
 pub fn member_tasks<'a>(
     share: &CacheShare,
@@ -230,12 +249,54 @@ pub fn member_tasks<'a>(
     tasks.iter().filter(is_member).map(|task| task.task)
 }
 
-fn refusal_text(refused: &RefusedItem, names: &TaskNames) -> String {
-    format!(
-        "{}: {}",
-        item_text(&refused.item, names),
-        escape_controls(&refused.message)
-    )
+/// Describes the items of a plan that the machine refused, each with its tasks and the reason.
+pub fn describe_refusals(record: &WindowRecord, names: &TaskNames) -> Vec<String> {
+    let probes = &record.decision.plan.probes;
+    let refusal_text = |refused: &RefusedItem| {
+        let probe = probes
+            .iter()
+            .find(|probe| refused.item == PlanItem::Probe(probe.id));
+        let item = probe.map_or_else(
+            || item_text(&refused.item, names),
+            |probe| probe_text(&probe.kind, names),
+        );
+        format!("{item}: {}", escape_controls(&refused.message))
+    };
+    record.applied.refused.iter().map(refusal_text).collect()
+}
+
+fn task_name(task: TaskId, names: &TaskNames) -> String {
+    names
+        .get(&task)
+        .cloned()
+        .unwrap_or_else(|| format!("task {}", task.0))
+}
+
+/// Describes a requested probe for users.
+fn probe_text(kind: &ProbeKind, names: &TaskNames) -> String {
+    let name_of = |task: &TaskId| task_name(*task, names);
+    match kind {
+        ProbeKind::CoRunRows { rows, .. } => {
+            let rows = rows.iter().map(|row| {
+                let members: Vec<String> = row.iter().map(name_of).collect();
+                members.join(" + ")
+            });
+            format!("intervals of {}", rows.collect::<Vec<_>>().join(" and "))
+        }
+        ProbeKind::PairedRows { task, .. } => format!("intervals of {} in pairs", name_of(task)),
+        ProbeKind::MissTrace { task, .. } => format!("log of misses of {}", name_of(task)),
+        ProbeKind::AccessSamples { processes, .. } => {
+            format!("sampled accesses of {} processes", processes.len())
+        }
+        ProbeKind::ReuseTimes { task, .. } => format!("watched words of {}", name_of(task)),
+        ProbeKind::SuperSets { tasks, .. } => {
+            let members: Vec<String> = tasks.iter().map(name_of).collect();
+            format!("super-set counters of {}", members.join(" + "))
+        }
+        ProbeKind::Neighbor { task, .. } => format!("{} beside a neighbor", name_of(task)),
+        ProbeKind::PingPong { .. } => "ping-pong between two CPUs".to_string(),
+        ProbeKind::PrimeProbe { task, .. } => format!("lines that {} evicts", name_of(task)),
+    }
 }
 
 fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
@@ -251,12 +312,7 @@ fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
 
 /// Describes an item of the plan for users.
 fn item_text(item: &PlanItem, names: &TaskNames) -> String {
-    let name_of = |task: &TaskId| {
-        names
-            .get(task)
-            .cloned()
-            .unwrap_or_else(|| format!("task {}", task.0))
-    };
+    let name_of = |task: &TaskId| task_name(*task, names);
     match item {
         PlanItem::Plan => "the plan".to_string(),
         PlanItem::Affinity(task) => format!("CPUs of {}", name_of(task)),
@@ -273,7 +329,9 @@ fn item_text(item: &PlanItem, names: &TaskNames) -> String {
 mod tests {
     use super::*;
     use cachemate_core::test_support::{last_level_caches, observation_fixture, record_fixture};
-    use cachemate_core::{CacheLevel, Decision, EventCounts, ReasonKind, RefusalReason};
+    use cachemate_core::{
+        CacheLevel, Decision, EventCounts, ProbeId, ProbeRequest, ReasonKind, RefusalReason,
+    };
 
     fn record(reasons: Vec<Reason>, tasks: u32) -> WindowRecord {
         let record = record_fixture(observation_fixture(0, tasks));
@@ -318,6 +376,22 @@ mod tests {
         );
         assert_eq!(view.refused, [format!(r"CPUs of {init}: no\u{{1b}}[2J")]);
         assert_eq!(view.overridden, ["weight of task 7"]);
+
+        record.applied.refused[0].item = PlanItem::Probe(ProbeId(5));
+        record.decision.plan.probes = vec![ProbeRequest {
+            id: ProbeId(5),
+            kind: ProbeKind::ReuseTimes {
+                task: TaskId(0),
+                locations: 4,
+            },
+            budget_ns: 1,
+        }];
+        let refusals = describe_refusals(&record, &names);
+        assert_eq!(
+            refusals,
+            [r"watched words of {1}: no\u{1b}[2J"],
+            "the probe names its task"
+        );
     }
 
     /// Is a reason new once, until another one was given, even with windows without reasons in between?

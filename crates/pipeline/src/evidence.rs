@@ -8,8 +8,8 @@ use cachemate_policy::policies::{self, RequiredEvidence};
 /// Evidence that a policy or a profiler requests and this machine does not provide.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnavailableEvidence {
-    /// The policy or profiler that requests the evidence, such as `policy 'casc'` or `profiler 'counters'`.
-    pub consumer: String,
+    /// The policy and profilers that request the evidence, such as `policy 'casc'` or `profiler 'counters'`.
+    pub consumers: Vec<String>,
     /// The missing kinds of evidence; for a policy, any one of them would suffice.
     pub evidence: Vec<EvidenceKind>,
     /// The machine's reason for not providing the evidence.
@@ -25,10 +25,15 @@ impl fmt::Display for UnavailableEvidence {
             .iter()
             .map(|kind| describe_evidence(*kind))
             .collect();
+        let verb = if self.consumers.len() == 1 {
+            "has"
+        } else {
+            "have"
+        };
         write!(
             out,
-            "{} has no {} here: {}",
-            self.consumer,
+            "{} {verb} no {} here: {}",
+            self.consumers.join(", "),
             names.join(" or "),
             self.reason
         )?;
@@ -39,7 +44,8 @@ impl fmt::Display for UnavailableEvidence {
 }
 
 /// Returns the evidence that a policy and profilers request and a machine does not provide. If a policy lists several
-/// kinds, any one of them suffices. A profiler is listed only if the policy could use its results.
+/// kinds, any one of them suffices. A profiler is listed only if the policy could use its results. What several of them
+/// miss for one reason is listed once.
 pub fn missing_evidence(
     policy: &str,
     profilers: &[Box<dyn Profiler>],
@@ -52,7 +58,7 @@ pub fn missing_evidence(
             alternatives.iter().map(refusal).collect();
         let (reason, remedy) = refusals?.into_iter().next()?;
         Some(UnavailableEvidence {
-            consumer: format!("policy '{policy}'"),
+            consumers: vec![format!("policy '{policy}'")],
             evidence: alternatives.to_vec(),
             reason,
             remedy,
@@ -68,13 +74,23 @@ pub fn missing_evidence(
         let kind = kind.filter(is_needed)?;
         let (reason, remedy) = refusal(&kind)?;
         Some(UnavailableEvidence {
-            consumer: format!("profiler '{name}'"),
+            consumers: vec![format!("profiler '{name}'")],
             evidence: vec![kind],
             reason,
             remedy,
         })
     });
-    policy_gaps.chain(profiler_gaps).collect()
+    let mut gaps: Vec<UnavailableEvidence> = Vec::new();
+    for gap in policy_gaps.chain(profiler_gaps) {
+        let is_same = |other: &&mut UnavailableEvidence| {
+            (&other.evidence, &other.reason) == (&gap.evidence, &gap.reason)
+        };
+        match gaps.iter_mut().find(is_same) {
+            Some(same) => same.consumers.extend(gap.consumers),
+            None => gaps.push(gap),
+        }
+    }
+    gaps
 }
 
 /// Returns the reason why a machine does not provide this evidence, and a remedy if there is one; `None` if the
@@ -146,17 +162,12 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
-        assert_eq!(casc.len(), 2, "{casc:?}");
-        assert!(
-            casc[0].starts_with("policy 'casc' has no counters of the shared cache"),
-            "{casc:?}"
-        );
+        let expected =
+            "policy 'casc', profiler 'co-run rows (PCMR)' have no counters of the shared cache";
+        assert!(casc[0].starts_with(expected), "{casc:?}");
+        assert_eq!(casc.len(), 1, "{casc:?}");
         assert!(
             casc[0].ends_with("no such counters (a processor)"),
-            "{casc:?}"
-        );
-        assert!(
-            casc[1].starts_with("profiler 'co-run rows (PCMR)'"),
             "{casc:?}"
         );
         assert_eq!(missing_evidence("dio", &profilers, &machine), []);

@@ -80,6 +80,9 @@ fn read_error(path: &str, error: &std::io::Error) -> SpecError {
         .and_then(|rest| rest.split_once(", expected "))
     {
         Some((found, expected)) => SpecError::for_file(path, found, expected),
+        None if error.kind() == std::io::ErrorKind::NotFound => {
+            SpecError::for_file(path, "no such file", "a readable text file")
+        }
         None => SpecError::for_file(path, text, "a readable text file"),
     }
 }

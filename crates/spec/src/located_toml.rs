@@ -38,10 +38,7 @@ impl<'a> Located<'a> {
     /// # Errors
     /// Invalid TOML, with its position.
     pub fn parse(file: &'a str, text: &'a str) -> Result<Self, SpecError> {
-        let tree = DeTable::parse(text).map_err(|error| SpecError {
-            line_column: error.span().map(|span| line_column(text, span.start)),
-            ..SpecError::for_file(file, first_line(error.message()), "TOML")
-        })?;
+        let tree = DeTable::parse(text).map_err(|error| syntax_error(file, text, &error))?;
         Ok(Located { file, text, tree })
     }
 
@@ -88,10 +85,8 @@ impl<'a> Located<'a> {
         change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
     ) -> Result<(Option<T>, Vec<SpecError>), SpecError> {
         // `self.tree` was parsed from the same text, so only a number out of range can fail here.
-        let mut table: toml::Table = toml::from_str(self.text).map_err(|error| SpecError {
-            line_column: error.span().map(|span| line_column(self.text, span.start)),
-            ..SpecError::for_file(self.file, first_line(error.message()), "TOML")
-        })?;
+        let mut table: toml::Table = toml::from_str(self.text)
+            .map_err(|error| syntax_error(self.file, self.text, &error))?;
         change(&mut table).map_err(|error| SpecError {
             file: self.file.into(),
             ..error
@@ -195,6 +190,22 @@ impl<'a> Located<'a> {
             node = Some(next_node.get_ref());
         }
         line_column(self.text, span.start)
+    }
+}
+
+/// Returns the error about text that is not TOML. The parser's messages are `invalid basic string, expected `"``.
+fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> SpecError {
+    let message = first_line(error.message());
+    let (found, expected) = message
+        .split_once(", expected ")
+        .unwrap_or((&message, "TOML"));
+    let found = match found {
+        "invalid basic string" | "invalid literal string" => "a string without its end",
+        found => found,
+    };
+    SpecError {
+        line_column: error.span().map(|span| line_column(text, span.start)),
+        ..SpecError::for_file(file, found, expected.replace('`', "'"))
     }
 }
 

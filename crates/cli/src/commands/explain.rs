@@ -1,14 +1,16 @@
 //! `cachemate explain`: explains a program's placement.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use anyhow::anyhow;
-use cachemate_core::nearest_name;
-use cachemate_report::text::escape_controls;
 use clap::Args;
 
+use super::history::{find_state_dir, read_ended_service};
 use super::status::SocketArg;
 use crate::args::JsonArg;
+use crate::history_text::service_text;
+use crate::service_text::nearest_name_hint;
 use crate::session::Session;
 use crate::status_text::{ExplainJson, explain_text};
 use cachemate_daemon::service_status::ServiceStatus;
@@ -46,13 +48,8 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
 fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());
-        let names: BTreeSet<&str> = programs
-            .chain(services.iter().map(|service| service.name.as_str()))
-            .collect();
-        let hint = match nearest_name(program, names.iter().copied()) {
-            Some(name) => format!(" (did you mean '{}'?)", escape_controls(name)),
-            None => String::new(),
-        };
+        let names = programs.chain(services.iter().map(|service| service.name.as_str()));
+        let hint = nearest_name_hint(program, names);
         return anyhow!(
             "no managed service or program is named '{program}'{hint}; cachemate status lists all"
         );
@@ -88,6 +85,13 @@ impl Explain {
             .cloned()
             .collect();
         if tasks.is_empty() && named_services.is_empty() {
+            let state_dir = find_state_dir(status.state_dir.map(PathBuf::from), &self.socket);
+            if let Ok(history) = read_ended_service(&state_dir, &self.program) {
+                return session.print_result(self.json.json, &history, || {
+                    let text = service_text(&history, &self.program);
+                    format!("{} does not run now; its history\n{text}", self.program)
+                });
+            }
             return Err(no_data_error(
                 &self.program,
                 &status.tasks,
@@ -180,6 +184,16 @@ mod tests {
         }
     }
 
+    fn sample_service(name: &str) -> ServiceStatus {
+        serde_json::from_value(serde_json::json!({
+            "kind": "unit", "name": name, "tasks": 1, "task_ids": [1], "unread_programs": null, "cpu_share": 0.1,
+            "waiting_share": null, "run_time_percent": null, "run_time_range_percent": null, "cache_percent": null,
+            "cache_range_percent": null, "cache_source": null, "cache_by": [], "waiting_percent": null,
+            "waiting_range_percent": null, "waiting_by": [], "reason": null, "max_slowdown_percent": null
+        }))
+        .unwrap()
+    }
+
     /// Is a program found by process id, thread id and name, even if the kernel truncated the name, and is the nearest
     /// name suggested?
     #[test]
@@ -195,5 +209,7 @@ mod tests {
         ));
         let message = no_data_error("redis-sever", &[redis], &[]).to_string();
         assert!(message.contains("did you mean 'redis-server'"), "{message}");
+        let message = no_data_error("rediss", &[], &[sample_service("redis.service")]).to_string();
+        assert!(message.contains("did you mean 'redis'"), "{message}");
     }
 }

@@ -16,6 +16,7 @@ mod explain;
 mod extender;
 mod fleet;
 mod guardian;
+pub mod history;
 mod lab;
 mod man;
 mod manage;
@@ -83,6 +84,7 @@ pub enum Command {
     Status(status::StatusArgs),
     Top(top::Top),
     Explain(explain::Explain),
+    History(history::HistoryArgs),
     Restore(restore::RestoreArgs),
     Lab(lab::Lab),
     #[command(hide = true)]
@@ -137,6 +139,7 @@ impl Command {
             Command::Status(command) => command.run(session),
             Command::Top(command) => command.run(session),
             Command::Explain(command) => command.run(session),
+            Command::History(command) => command.run(session),
             Command::Restore(command) => command.run(session),
             Command::Lab(command) => command.run(session),
             Command::Guardian(command) => command.run(session),

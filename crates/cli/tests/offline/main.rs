@@ -12,6 +12,7 @@ mod huge;
 mod interrupt;
 mod interval;
 mod json;
+mod mistypings;
 mod planted_links;
 mod profile_export;
 mod readme;

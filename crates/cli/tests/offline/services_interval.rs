@@ -43,7 +43,7 @@ fn the_batch_service_is_named_within_twenty_seconds() {
         let measured = |cause: &cachemate_page::ServiceLossSnapshot| {
             cause.source == "measured" && cause.service == "batch"
         };
-        store_service(snapshot).slowed_by.iter().any(measured)
+        store_service(snapshot).cache_by.iter().any(measured)
     });
     let first = first.expect("the batch service is named");
     assert!(
@@ -74,7 +74,7 @@ fn the_batch_service_is_named_within_twenty_seconds() {
         .iter()
         .rfind(|snapshot| snapshot.at_s <= START_S + 30.0)
         .unwrap();
-    let cause = &store_service(named).slowed_by[0];
+    let cause = &store_service(named).cache_by[0];
     assert!(truth > 0.1, "the batch service slows the store: {truth}");
     assert!(
         (cause.loss.value - truth).abs() < 0.15 * truth,
@@ -88,7 +88,7 @@ fn the_batch_service_is_named_within_twenty_seconds() {
         .snapshots
         .iter()
         .flat_map(|snapshot| &snapshot.services)
-        .flat_map(|service| &service.slowed_by);
+        .flat_map(|service| &service.cache_by);
     assert!(
         others.into_iter().all(|cause| cause.service != "quiet"),
         "the quiet service is on another cache"

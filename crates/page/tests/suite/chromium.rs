@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::common::{Browser, page_header};
+use crate::screenshots::sample_services;
 use cachemate_core::Estimate;
 use cachemate_page::{
     CurveSnapshot, DecisionSnapshot, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun,
@@ -301,6 +302,44 @@ fn a_recording_plays_back() {
         browser.eval("document.activeElement === document.querySelectorAll('.chip')[1]"),
         json!(true)
     );
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// Does a recording with losses open at its worst window, with both culprits, and do the strip and its button choose windows?
+#[test]
+fn a_recording_opens_at_its_worst_moment() {
+    let Some((mut browser, _turn)) = open_browser("worst moment") else {
+        return;
+    };
+    let mut snapshots = run(4, 2, 40, plain_name);
+    for snapshot in &mut snapshots.snapshots {
+        snapshot.services = sample_services(snapshot.window);
+    }
+    let _dir = open(&mut browser, &snapshots);
+    let clock = "document.getElementById('clock').textContent";
+    assert_eq!(browser.eval(clock), json!("window 8, 9 s"));
+    let culprit = browser.eval("document.getElementById('culprit').textContent");
+    let culprit = culprit.as_str().unwrap();
+    for words in [
+        "Cache: backup.service slows redis.service by +8.0 %",
+        "Waiting: redis.service takes 70 % longer because it waits for CPUs",
+        "spinner.service 100 %",
+    ] {
+        assert!(culprit.contains(words), "{words}: {culprit}");
+    }
+    let rows = "document.querySelectorAll('#strip .lost')";
+    assert_eq!(browser.eval(&format!("{rows}.length")), json!(2));
+    let most = browser.eval(&format!("{rows}[0].textContent"));
+    assert!(
+        most.as_str().unwrap().starts_with("redis.service"),
+        "{most}"
+    );
+    browser.eval(&format!(
+        "[...{rows}[0].querySelectorAll('.loss')].at(-1).dispatchEvent(new MouseEvent('click'))"
+    ));
+    browser.wait_until(&format!("{clock} === 'window 39, 40 s'"));
+    browser.eval("document.getElementById('worst').click()");
+    browser.wait_until(&format!("{clock} === 'window 8, 9 s'"));
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 

@@ -9,7 +9,8 @@ use std::path::Path;
 use crate::common::{Browser, page_header};
 use cachemate_core::Estimate;
 use cachemate_page::{
-    CurveSnapshot, MatrixSnapshot, ProgramSnapshot, RecordedRun, Snapshot, page_html,
+    CurveSnapshot, MatrixSnapshot, ProgramSnapshot, RecordedRun, ServiceLossSnapshot,
+    ServiceSnapshot, Snapshot, WaitingCauseSnapshot, page_html,
 };
 use serde_json::json;
 
@@ -107,6 +108,43 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
     );
 }
 
+/// A Redis that loses most in the middle of the run, to a backup through the cache and to a spinner on its CPUs.
+pub(crate) fn sample_services(window: u64) -> Vec<ServiceSnapshot> {
+    let around = |value: f64| Estimate {
+        value,
+        low: 0.8 * value,
+        high: 1.2 * value,
+    };
+    let waiting = if (8..13).contains(&window) { 0.7 } else { 0.1 };
+    let service = |name: &str, cache: f64, waiting: f64| ServiceSnapshot {
+        kind: "unit",
+        name: name.into(),
+        tasks: 2,
+        cpu_share: 0.5,
+        run_time: Some(around((1.0 + cache) * (1.0 + waiting) - 1.0)),
+        cache: Some(around(cache)),
+        cache_source: Some("measured"),
+        cache_by: vec![ServiceLossSnapshot {
+            service: "backup.service".into(),
+            loss: around(cache),
+            source: "measured",
+            forecast: None,
+        }],
+        waiting: Some(around(waiting)),
+        waiting_by: vec![WaitingCauseSnapshot {
+            service: Some("spinner.service".into()),
+            loss: waiting,
+            share: 1.0,
+        }],
+        prevented: Vec::new(),
+        reason: None,
+    };
+    vec![
+        service("redis.service", 0.08, waiting),
+        service("web.service", 0.03, 0.02),
+    ]
+}
+
 /// A run of two programs on two caches, with a matrix and a curve.
 fn sample_run() -> RecordedRun {
     let head = page_header(2);
@@ -155,6 +193,7 @@ fn sample_run() -> RecordedRun {
         at_s: window as f64 + 1.0,
         duration_s: 1.0,
         programs: (0..4).map(|number| program(number, window)).collect(),
+        services: sample_services(window),
         curves: if window == 0 {
             (0..4).map(curve).collect()
         } else {
@@ -186,7 +225,7 @@ fn the_pages_match_the_stored_pictures() {
     std::fs::write(&run, page_html(Some(&sample_run())).unwrap()).unwrap();
     std::fs::write(&report, crate::study::sample_study().html()).unwrap();
     for width in [1280, 375] {
-        check_look(&mut browser, "run", &run, width, ".box");
+        check_look(&mut browser, "run", &run, width, "#services");
         check_look(&mut browser, "report", &report, width, ".cards");
     }
 }

@@ -1,8 +1,9 @@
 //! Finds which services slow each other down, by how much, and with what certainty.
 //!
-//! Problem: hosts show threads, and a loss of speed has several possible causes. Method: each window gives every
-//! service a speed (work by processor time) and the presence of every other service on its caches (in CPUs). Three
-//! sources of evidence are used, in this order:
+//! Problem: hosts show threads, and a loss has several possible causes. A service has two losses, because it can be slower
+//! while it runs (*cache*, by CPU second) and it can wait for CPUs (*waiting*, [`waiting`]); its users feel their product.
+//! Method for the cache: each window gives every service a speed (work by processor time) and the presence of every other
+//! service on its caches (in CPUs). Three sources of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
 //!    with and without a co-runner, and an effect of more than two standard errors. A probe in which some tasks
 //!    wait gives further windows; its speeds are relative to an interval of the same probe in which all tasks run.
@@ -10,26 +11,35 @@
 //!    among the co-runners in proportion to their forecast losses.
 //! 3. *Forecast.* The reference predictor, or sensitivity times intensity, gives a loss from profiles alone.
 //!
+//! A service that is preempted loses some speed by CPU second as well, because its private caches refill. So the share of
+//! waiting is a term of the same regression (a control for time sharing): a co-runner that is present exactly when the
+//! service waits is not separated from it, and is not named. A co-runner that was measured to evict nothing is never a
+//! cause of a cache loss.
+//!
 //! Properties: the computation is pure. Missing evidence gives a missing value with its reason. Short programs count
 //! for their service. Cost: in each window, one regression over at most a dozen co-runners for each of the busiest
 //! services.
 
 mod probe_rows;
 mod regression;
+mod waiting;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cachemate_core::{
-    CacheId, CounterEvent, Estimate, EventCounts, Observation, ProbeEvidence, Profile, Profiles,
-    RowInterval, ServiceIdentity, ShareMember, TaskId, TaskSample, Topology,
+    CacheId, CounterEvent, CpuId, Estimate, EventCounts, MissingPromiseEvidence, Observation,
+    ProbeEvidence, Profile, Profiles, PromiseReport, PromiseState, PromiseTerm, RowInterval,
+    ServiceIdentity, ShareMember, SoloBasis, TaskId, TaskSample, Topology,
 };
 
 use crate::solo_speeds::SoloSpeeds;
 use crate::work_metric::{WorkMetric, metrics_of};
 pub(crate) use probe_rows::{ProbeRows, counts_of_tasks};
 use regression::{EffectEstimate, EffectRegression};
+pub use waiting::WaitingCause;
+use waiting::WaitingHistory;
 
 /// Maximum number of services with a regression; the busiest are chosen.
 const MAX_SERVICES: usize = 64;
@@ -43,6 +53,10 @@ const MIN_PRESENCE: f64 = 0.02;
 const MIN_STANDARD_ERRORS: f64 = 2.0;
 /// Minimum measured slowdown that is attributed to co-runners.
 const MIN_ATTRIBUTED_SLOWDOWN: f64 = 0.01;
+/// A program that evicts less than this share of a probe's lines takes no cache from others.
+const MIN_CACHE_INTENSITY: f64 = 0.05;
+/// Minimum part of a service's run time that such programs must have before the service counts as one that evicts nothing.
+const MIN_SPARING_SHARE: f64 = 0.95;
 /// Number of windows over which the current presence is averaged, weighted by their length, because a loop of short
 /// programs has gaps, and a window may end with a program.
 const PRESENT_WINDOWS: usize = 20;
@@ -50,6 +64,8 @@ const PRESENT_WINDOWS: usize = 20;
 const MAX_ABSENT_WINDOWS: u64 = 120;
 /// Number of windows between two forecasts of a pair.
 const FORECAST_WINDOWS: u64 = 8;
+/// Index of the first co-runner among the terms of the regression: the share of waiting comes before.
+const CO_RUNNER_TERMS: usize = 1;
 
 /// The source of evidence for a loss.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -88,6 +104,37 @@ pub struct ServiceLoss {
     pub windows: u32,
 }
 
+/// The losses of a service, each relative to its run time without the cause.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ServiceSlowdown {
+    /// Run time added by CPU second, with its evidence; `None` if unknown.
+    pub cache: Option<(Estimate, LossSource)>,
+    /// Whether `cache` was measured and has the loss by every co-runner, so that it is not only a lower bound.
+    pub is_cache_complete: bool,
+    /// Run time added by waiting for CPUs on which other services run; `None` if unknown.
+    pub waiting: Option<Estimate>,
+}
+
+impl ServiceSlowdown {
+    /// Returns the run time that the users of the service feel: the product of both losses, or the one that is known.
+    /// A forecast is not felt. `None` if neither was measured.
+    pub fn run_time(&self) -> Option<Estimate> {
+        let cache = self
+            .cache
+            .filter(|(_, source)| *source != LossSource::Forecast)
+            .map(|(loss, _)| loss);
+        match (cache, self.waiting) {
+            (Some(cache), Some(waiting)) => Some(compound_loss(cache, waiting)),
+            (cache, waiting) => cache.or(waiting),
+        }
+    }
+
+    /// Returns whether both losses were measured completely, so that [`Self::run_time`] is not only a lower bound.
+    pub fn is_complete(&self) -> bool {
+        self.waiting.is_some() && self.is_cache_complete
+    }
+}
+
 /// The report of a service in one window.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServiceReport {
@@ -99,14 +146,48 @@ pub struct ServiceReport {
     pub max_slowdown: Option<f64>,
     /// Number of CPUs in use: processor time over elapsed time.
     pub cpu_share: f64,
-    /// Run time over solo run time, minus one, with its evidence; `None` if unknown.
-    pub slowdown: Option<(Estimate, LossSource)>,
-    /// Losses by cause, largest first.
+    /// Time in which its threads were ready without a CPU, over elapsed time; `None` if the machine does not count it.
+    pub waiting_share: Option<f64>,
+    /// Both losses.
+    pub slowdown: ServiceSlowdown,
+    /// Cache losses by cause, largest first.
     pub losses: Vec<ServiceLoss>,
-    /// Losses that confined causes would add if they were not confined, largest first.
+    /// Services that ran while this one waited, largest first.
+    pub waiting_causes: Vec<WaitingCause>,
+    /// Cache losses that confined causes would add if they were not confined, largest first.
     pub prevented_losses: Vec<ServiceLoss>,
-    /// Reason why the slowdown is unknown, or why no cause is named.
+    /// Reason why the cache loss is unknown, or why no cause of it is named.
     pub reason: Option<String>,
+}
+
+impl ServiceReport {
+    /// Judges a promised slowdown of one of the service's programs by the service's losses, if the promise could not be
+    /// judged because the program's own speeds are unknown. An incomplete loss is a lower bound, so that it cannot show that
+    /// a promise is kept.
+    pub fn judge_promise(&self, promise: &PromiseReport) -> PromiseReport {
+        let lacks_speeds = matches!(
+            promise.missing,
+            Some(MissingPromiseEvidence::Counters | MissingPromiseEvidence::SoloSpeed)
+        );
+        let is_open = promise.state == PromiseState::Unknown && lacks_speeds;
+        let (PromiseTerm::MaxSlowdown(_), true, Some(run_time)) =
+            (promise.term, is_open, self.slowdown.run_time())
+        else {
+            return promise.clone();
+        };
+        let state = promise.term.state_of(run_time);
+        let is_violated = matches!(state, PromiseState::AtRisk | PromiseState::Broken);
+        if !is_violated && !self.slowdown.is_complete() {
+            return promise.clone();
+        }
+        PromiseReport {
+            state,
+            measured: Some(run_time),
+            basis: Some(SoloBasis::CoRunners),
+            missing: None,
+            ..promise.clone()
+        }
+    }
 }
 
 /// The activity of a service in one window.
@@ -114,6 +195,8 @@ pub struct ServiceReport {
 pub(crate) struct ServiceActivity<'a> {
     pub(crate) tasks: Vec<&'a TaskSample>,
     ran_ns: u64,
+    /// Processor time on each CPU.
+    on_cpu_ns: BTreeMap<CpuId, u64>,
     /// Processor time on the CPUs of each cache.
     on_cache_ns: BTreeMap<CacheId, u64>,
     /// Whether some of its tasks have a share of a cache.
@@ -126,6 +209,23 @@ pub(crate) type ServiceActivities<'a> = BTreeMap<Cow<'a, ServiceIdentity>, Servi
 impl<'a> ServiceActivity<'a> {
     pub(crate) fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.tasks.iter().copied().filter(|task| !task.exited)
+    }
+
+    /// Returns the processor time on these CPUs.
+    fn ran_on_ns(&self, cpus: &BTreeSet<CpuId>) -> u64 {
+        self.on_cpu_ns
+            .iter()
+            .filter(|(cpu, _)| cpus.contains(cpu))
+            .map(|(_, ns)| ns)
+            .sum()
+    }
+
+    /// Returns the time in which its tasks were ready without a CPU; `None` if it was not counted.
+    fn waited_ns(&self) -> Option<u64> {
+        self.tasks
+            .iter()
+            .filter_map(|task| task.run_queue_wait_ns)
+            .reduce(u64::saturating_add)
     }
 
     /// Returns the CPUs that another service used on the caches of this one, while this one ran there.
@@ -162,6 +262,7 @@ impl<'a> ServiceActivity<'a> {
 #[derive(Clone, Debug, Default)]
 struct ServiceHistory {
     metric: Option<WorkMetric>,
+    waiting: WaitingHistory,
     co_runners: Vec<CoRunnerHistory>,
     regression: EffectRegression,
     /// Number of windows in which the service's speed was counted.
@@ -169,6 +270,8 @@ struct ServiceHistory {
     last_window: u64,
     /// Profile of the thread that ran most, as last known.
     profile: Option<Arc<Profile>>,
+    /// Whether its threads were measured to evict nothing.
+    spares_cache: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -187,9 +290,16 @@ struct CoRunnerHistory {
     presence_windows: VecDeque<(f64, u64)>,
     decayed_presence: f64,
     forecast: Option<(u64, Option<Estimate>)>,
+    /// Whether its threads were measured to evict nothing.
+    spares_cache: bool,
 }
 
 impl CoRunnerHistory {
+    /// Returns whether it runs at present, in this state, and may take cache.
+    fn is_suspect(&self) -> bool {
+        self.is_current && self.presence >= MIN_PRESENCE && !self.spares_cache
+    }
+
     /// Returns the presence of the service, if it was in this state.
     fn own_presence(&self, (presence, is_confined): (f64, bool)) -> f64 {
         if is_confined == self.is_confined {
@@ -235,12 +345,16 @@ pub type ServicePairForecast<'a> = dyn Fn(&Profile, &Profile) -> Option<Estimate
 /// The current profile of each service.
 type PresentProfiles = BTreeMap<ServiceIdentity, Arc<Profile>>;
 
+/// The services whose threads were measured to evict nothing.
+type SparingServices = BTreeSet<ServiceIdentity>;
+
 /// The inputs of a report besides the service itself.
 struct ReportInputs<'a> {
     observation: &'a Observation,
     topology: &'a Topology,
     profiles: &'a Profiles,
     known_profiles: &'a PresentProfiles,
+    sparing_services: &'a SparingServices,
     pair_forecast: &'a ServicePairForecast<'a>,
 }
 
@@ -273,6 +387,9 @@ impl ServiceLosses {
         for service in &tracked_services {
             let history = self.histories.entry((*service).clone()).or_default();
             history.last_window = observation.window;
+            if activities[*service].ran_ns > 0 {
+                history.spares_cache = evicts_nothing(&activities[*service], profiles);
+            }
             // A profile changes little from window to window, and copying its curves takes time.
             if (history.profile.is_none() || observation.window.is_multiple_of(FORECAST_WINDOWS))
                 && let Some(profile) = busiest_profile(&activities[*service], profiles)
@@ -291,7 +408,8 @@ impl ServiceLosses {
             .collect();
         for service in &tracked_services {
             if let Some(history) = self.histories.get_mut(*service) {
-                history.observe(service, &activities, elapsed_ns, !all_rows.is_empty());
+                let span = (observation.window, elapsed_ns);
+                history.observe(service, &activities, span, !all_rows.is_empty());
             }
         }
         for rows in &all_rows {
@@ -303,25 +421,31 @@ impl ServiceLosses {
         let known_profiles: PresentProfiles = histories
             .filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?)))
             .collect();
+        let histories = self.histories.iter();
+        let sparing_services: SparingServices = histories
+            .filter(|(_, history)| history.spares_cache)
+            .map(|(service, _)| service.clone())
+            .collect();
         let inputs = ReportInputs {
             observation,
             topology,
             profiles,
             known_profiles: &known_profiles,
+            sparing_services: &sparing_services,
             pair_forecast,
         };
         let mut reports: Vec<ServiceReport> = activities
             .iter()
             .map(|(service, activity)| self.build_report(service, activity, &inputs))
             .collect();
-        let slowdown_of = |report: &ServiceReport| {
-            report
-                .slowdown
-                .map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0))
+        let loss_of = |report: &ServiceReport| {
+            let forecast = report.slowdown.cache.map(|(loss, _)| loss);
+            let loss = report.slowdown.run_time().or(forecast);
+            loss.map_or(0.0, |loss| loss.value.max(0.0))
         };
         reports.sort_by(|a, b| {
-            slowdown_of(b)
-                .total_cmp(&slowdown_of(a))
+            loss_of(b)
+                .total_cmp(&loss_of(a))
                 .then(b.cpu_share.total_cmp(&a.cpu_share))
                 .then(a.service.cmp(&b.service))
         });
@@ -365,8 +489,11 @@ impl ServiceLosses {
                 continue;
             };
             let cycles_of_cpu = cycles_per_ns * row.span.elapsed_ns.max(1) as f64;
+            // All tasks of a row run at once, each on its own CPU, so the usual waiting stays in the reference.
+            let usual_waiting = history.waiting.usual_share();
             history.record_speed(
                 reference_speed * (instructions / cycles) / pace,
+                usual_waiting,
                 |co_runner| {
                     windows.get(co_runner).map_or((0.0, false), |activity| {
                         (row_counts(activity).1 / cycles_of_cpu, activity.is_confined)
@@ -387,6 +514,7 @@ impl ServiceLosses {
             topology,
             profiles,
             known_profiles: known,
+            sparing_services,
             pair_forecast,
         } = *inputs;
         let elapsed_ns = observation.span.elapsed_ns.max(1);
@@ -399,8 +527,10 @@ impl ServiceLosses {
                 .filter_map(|task| task.goal?.max_slowdown)
                 .reduce(f64::min),
             cpu_share: activity.ran_ns as f64 / elapsed_ns as f64,
-            slowdown: None,
+            waiting_share: activity.waited_ns().map(|ns| ns as f64 / elapsed_ns as f64),
+            slowdown: ServiceSlowdown::default(),
             losses: Vec::new(),
+            waiting_causes: Vec::new(),
             prevented_losses: Vec::new(),
             reason: None,
         };
@@ -410,6 +540,9 @@ impl ServiceLosses {
             ));
             return report;
         };
+        for co_runner in &mut history.co_runners {
+            co_runner.spares_cache = sparing_services.contains(&co_runner.service);
+        }
         history.update_forecasts(observation.window, known, pair_forecast);
         report.losses = history.attribute_losses(solo_slowdown);
         report.prevented_losses = history.prevented_losses();
@@ -417,10 +550,13 @@ impl ServiceLosses {
             .losses
             .iter()
             .filter(|loss| loss.source == LossSource::Measured);
+        let measured_count = measured_losses.clone().count();
         let slowdown_by_causes = measured_losses.fold(None, |total: Option<Estimate>, loss| {
             Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
         });
-        report.slowdown = solo_slowdown
+        report.slowdown.waiting = history.waiting.loss();
+        report.waiting_causes = history.waiting.causes();
+        report.slowdown.cache = solo_slowdown
             .map(|solo| (Estimate::exact(solo), LossSource::Measured))
             .or_else(|| slowdown_by_causes.map(|total| (total, LossSource::Measured)))
             .or_else(|| {
@@ -431,6 +567,8 @@ impl ServiceLosses {
                     .reduce(compound_loss)?;
                 Some((total, LossSource::Forecast))
             });
+        report.slowdown.is_cache_complete = solo_slowdown.is_some()
+            || measured_count > 0 && measured_count == history.suspects().count();
         report.reason = history.missing_loss_reason(&report, activity, topology);
         report
     }
@@ -474,10 +612,12 @@ impl ServiceHistory {
         &mut self,
         service: &ServiceIdentity,
         activities: &ServiceActivities<'_>,
-        elapsed_ns: u64,
+        (window, elapsed_ns): (u64, u64),
         is_disturbed: bool,
     ) {
         let activity = &activities[service];
+        self.waiting
+            .observe(service, activities, (window, elapsed_ns));
         let presence_of = |co_runner: &ServiceIdentity| {
             activities.get(co_runner).map_or((0.0, false), |other| {
                 (activity.presence_of(other, elapsed_ns), other.is_confined)
@@ -514,6 +654,7 @@ impl ServiceHistory {
                     presence_windows: VecDeque::with_capacity(PRESENT_WINDOWS),
                     decayed_presence: 0.0,
                     forecast: None,
+                    spares_cache: false,
                 });
             }
         }
@@ -532,7 +673,7 @@ impl ServiceHistory {
                 break;
             };
             self.co_runners.remove(index);
-            self.regression.remove(index);
+            self.regression.remove(CO_RUNNER_TERMS + index);
         }
         let Some((metric, speed)) = service_speed(activity, elapsed_ns) else {
             return;
@@ -544,12 +685,17 @@ impl ServiceHistory {
         }
         self.metric = Some(metric);
         if !is_disturbed {
-            self.record_speed(speed, presence_of);
+            self.record_speed(speed, self.waiting.last_share(), presence_of);
         }
     }
 
-    /// Records a speed beside co-runners of these presences.
-    fn record_speed(&mut self, speed: f64, presence_of: impl Fn(&ServiceIdentity) -> (f64, bool)) {
+    /// Records a speed with this share of waiting beside co-runners of these presences.
+    fn record_speed(
+        &mut self,
+        speed: f64,
+        waiting_share: f64,
+        presence_of: impl Fn(&ServiceIdentity) -> (f64, bool),
+    ) {
         self.windows += 1;
         for co_runner in &mut self.co_runners {
             let presence = presence_of(&co_runner.service);
@@ -558,18 +704,25 @@ impl ServiceHistory {
         }
         let own_presence =
             |co_runner: &CoRunnerHistory| co_runner.own_presence(presence_of(&co_runner.service));
-        let presences: Vec<f64> = self.co_runners.iter().map(own_presence).collect();
-        self.regression.observe(libm::log(speed), &presences);
+        let presences = self.co_runners.iter().map(own_presence);
+        let terms: Vec<f64> = std::iter::once(waiting_share).chain(presences).collect();
+        self.regression.observe(libm::log(speed), &terms);
     }
 
     /// Returns the speed in windows with the usual presence of each co-runner; `None` before the first window.
     fn usual_speed(&self) -> Option<f64> {
-        let presences: Vec<f64> = self
-            .co_runners
-            .iter()
-            .map(|co_runner| co_runner.presence)
+        let presences = self.co_runners.iter().map(|co_runner| co_runner.presence);
+        let terms: Vec<f64> = std::iter::once(self.waiting.usual_share())
+            .chain(presences)
             .collect();
-        self.regression.predict(&presences).map(libm::exp)
+        self.regression.predict(&terms).map(libm::exp)
+    }
+
+    /// Returns the effect of each co-runner, without the effect of waiting.
+    fn co_runner_effects(&self) -> Vec<EffectEstimate> {
+        let mut effects = self.regression.effects();
+        effects.drain(..CO_RUNNER_TERMS.min(effects.len()));
+        effects
     }
 
     fn restart(&mut self) {
@@ -609,12 +762,18 @@ impl ServiceHistory {
         }
     }
 
+    fn suspects(&self) -> impl Iterator<Item = &CoRunnerHistory> {
+        self.co_runners
+            .iter()
+            .filter(|co_runner| co_runner.is_suspect())
+    }
+
     fn attribute_losses(&self, solo_slowdown: Option<f64>) -> Vec<ServiceLoss> {
-        let effects = self.regression.effects();
+        let effects = self.co_runner_effects();
         let mut losses = Vec::new();
         let mut unmeasured_losses = Vec::new();
         for (index, co_runner) in self.co_runners.iter().enumerate() {
-            if !co_runner.is_current || co_runner.presence < MIN_PRESENCE {
+            if !co_runner.is_suspect() {
                 continue;
             }
             let presence_share = co_runner.presence.min(1.0);
@@ -689,7 +848,7 @@ impl ServiceHistory {
     /// Returns the measured losses that services which are confined now would add without their confinement, at their
     /// present activity.
     fn prevented_losses(&self) -> Vec<ServiceLoss> {
-        let effects = self.regression.effects();
+        let effects = self.co_runner_effects();
         let loss_of = |confined: &CoRunnerHistory| {
             let is_unconfined =
                 |other: &CoRunnerHistory| other.service == confined.service && !other.is_confined;
@@ -723,7 +882,7 @@ impl ServiceHistory {
         activity: &ServiceActivity<'_>,
         topology: &Topology,
     ) -> Option<String> {
-        if report.slowdown.is_some() && !report.losses.is_empty() {
+        if report.slowdown.cache.is_some() && !report.losses.is_empty() {
             return None;
         }
         let co_runners: Vec<&CoRunnerHistory> = self
@@ -737,6 +896,8 @@ impl ServiceHistory {
             "the caches of this host are unknown".to_string()
         } else if co_runners.is_empty() {
             "no other managed service ran on its caches".to_string()
+        } else if co_runners.iter().all(|co_runner| co_runner.spares_cache) {
+            "its co-runners were measured to evict nothing: they take its CPUs at most".to_string()
         } else if self.metric.is_none() {
             "no work is counted: hardware counters, a progress file or a busy program's system calls would measure it"
                 .to_string()
@@ -758,9 +919,21 @@ impl ServiceHistory {
         {
             format!("its co-runners ran in fewer than {MIN_WINDOWS} windows")
         } else {
-            "no loss is larger than its error".to_string()
+            "no cache loss is larger than its error".to_string()
         })
     }
+}
+
+/// Returns whether nearly all that a service ran was measured to evict nothing from the caches of others.
+fn evicts_nothing(activity: &ServiceActivity<'_>, profiles: &Profiles) -> bool {
+    let is_sparing = |task: &&&TaskSample| {
+        let profile = profiles.get(&task.task);
+        let intensity = profile.and_then(|profile| profile.contention.intensity);
+        intensity.is_some_and(|fact| fact.estimate().high < MIN_CACHE_INTENSITY)
+    };
+    let sparing_tasks = activity.tasks.iter().filter(is_sparing);
+    let sparing_ns: u64 = sparing_tasks.map(|task| task.ran_ns()).sum();
+    sparing_ns as f64 >= MIN_SPARING_SHARE * activity.ran_ns as f64
 }
 
 /// Sorts losses, the largest first.
@@ -818,6 +991,7 @@ pub(crate) fn activities_by_service<'a>(
             .any(|m| members.contains(m));
         activity.ran_ns += task.ran_ns();
         for (cpu, ns) in &task.on_cpu_ns {
+            *activity.on_cpu_ns.entry(*cpu).or_default() += ns;
             if let Some(cache) = topology.last_level_cache_of(*cpu) {
                 *activity.on_cache_ns.entry(cache.id).or_default() += ns;
             }

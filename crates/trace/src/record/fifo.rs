@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::TraceError;
 
@@ -33,6 +33,8 @@ pub(super) struct FifoReader<'a> {
     stop_time: Option<Instant>,
     was_killed: bool,
     exit_time: Option<Instant>,
+    /// CPU time of the child's own children, which it had waited for when it ended.
+    children_time: Duration,
 }
 
 impl<'a> FifoReader<'a> {
@@ -69,6 +71,7 @@ impl<'a> FifoReader<'a> {
             stop_time: None,
             was_killed: false,
             exit_time: None,
+            children_time: Duration::ZERO,
         }
     }
 
@@ -79,7 +82,35 @@ impl<'a> FifoReader<'a> {
 
     /// Waits for the program, and returns its status.
     pub(super) fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        if self.exit_time.is_none() {
+            self.observe_end(WaitIdOptions::empty())?;
+        }
         self.child.wait()
+    }
+
+    /// Returns the CPU time of the processes that the program started and waited for; known once it has ended.
+    pub(super) fn children_time(&self) -> Duration {
+        self.children_time
+    }
+
+    /// Returns whether the program has ended, and then reads the account of its children. The account goes with the zombie,
+    /// so the zombie stays.
+    fn observe_end(&mut self, options: WaitIdOptions) -> std::io::Result<bool> {
+        let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
+            return Ok(true);
+        };
+        let options = options | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let has_ended = loop {
+            match waitid(WaitId::Pid(pid), options) {
+                Ok(status) => break status.is_some(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if has_ended {
+            self.children_time = read_children_time(self.child.id()).unwrap_or_default();
+        }
+        Ok(has_ended)
     }
 
     fn signal(&self, signal: Signal) {
@@ -110,11 +141,29 @@ impl<'a> FifoReader<'a> {
     }
 
     fn record_exit(&mut self) -> std::io::Result<()> {
-        if self.exit_time.is_none() && self.child.try_wait()?.is_some() {
+        if self.exit_time.is_none()
+            && self.observe_end(WaitIdOptions::NOHANG)?
+            && self.child.try_wait()?.is_some()
+        {
             self.exit_time = Some(Instant::now());
         }
         Ok(())
     }
+}
+
+/// Returns the CPU time of the children that a process has waited for, by `/proc/PID/stat`; `None` if it cannot be read.
+fn read_children_time(pid: u32) -> Option<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = cachemate_files::read_text_limited(Path::new(&path), 4096).ok()?;
+    // The name may contain spaces and parentheses; the state, which is the third field, follows it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let ticks_of = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    let ticks = ticks_of(16)?.checked_add(ticks_of(17)?)?;
+    let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+    Some(Duration::from_millis(
+        ticks.saturating_mul(1000) / ticks_per_second,
+    ))
 }
 
 impl Read for FifoReader<'_> {

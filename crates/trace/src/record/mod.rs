@@ -228,6 +228,7 @@ impl Recorder {
         let status = fifo
             .wait()
             .map_err(TraceError::io_error("valgrind", "wait for"))?;
+        let children_time = fifo.children_time();
         let recording_end = match (was_stopped, fifo.is_stop_requested, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,
             (true, false, _) => RecordingEnd::Interrupted,
@@ -254,6 +255,22 @@ impl Recorder {
             && !end_seen
             && !max_reached
             && matches!(recording_end, RecordingEnd::Exit(_));
+        let ended_alone = matches!(
+            recording_end,
+            RecordingEnd::Exit(_) | RecordingEnd::Signal(_)
+        );
+        let is_known_signal = recording_end == RecordingEnd::Signal(ILLEGAL_INSTRUCTION);
+        if let RecorderTool::Tool { .. } = recorder_tool
+            && ended_alone
+            && !is_known_signal
+            && let Some(reason) = self.emptiness_reason(&totals)
+        {
+            return Err(TraceError::Recorder {
+                why: format!("{}: nothing was recorded, {reason}", output.name()),
+                remedy: None,
+            });
+        }
+        let leaves_children = self.children == ChildProcesses::Ignore;
         let note = match recorder_tool {
             _ if recording_end == RecordingEnd::Signal(ILLEGAL_INSTRUCTION) => {
                 Some(ILLEGAL_INSTRUCTION_NOTE.to_string())
@@ -261,14 +278,13 @@ impl Recorder {
             RecorderTool::Lackey {
                 reason: because, ..
             } => Some(lackey_note(because, self.filter.is_some())),
-            RecorderTool::Tool { .. } if totals.bursts.is_empty() && self.bursts.is_some() => {
-                Some(NO_BURST_NOTE.to_string())
-            }
-            RecorderTool::Tool { .. } if totals.threads.is_empty() && self.skips_start() => {
-                Some(EARLY_END_NOTE.to_string())
-            }
             RecorderTool::Tool { .. } if was_replaced => Some(REPLACED_NOTE.to_string()),
             RecorderTool::Tool { .. } if is_full => Some(FULL_NOTE.to_string()),
+            RecorderTool::Tool { .. }
+                if leaves_children && children_time >= MIN_NOTED_CHILDREN_TIME =>
+            {
+                Some(children_note(children_time))
+            }
             RecorderTool::Tool { .. } => None,
         };
         let (out, totals) = writer.finish(totals)?;
@@ -284,8 +300,18 @@ impl Recorder {
         })
     }
 
-    fn skips_start(&self) -> bool {
-        !self.skip_time.is_zero() || self.skip_accesses > 0
+    /// Returns the reason why a recording has no record; `None` if it has some, or if an empty one is what was asked for.
+    fn emptiness_reason(&self, totals: &TraceTotals) -> Option<&'static str> {
+        let skips_start = !self.skip_time.is_zero() || self.skip_accesses > 0;
+        let lacks_burst = self.bursts.is_some() && totals.bursts.is_empty();
+        let ended_early = skips_start && totals.threads.is_empty();
+        if lacks_burst {
+            Some(NO_BURST_REASON)
+        } else if ended_early {
+            Some(EARLY_END_REASON)
+        } else {
+            None
+        }
     }
 
     fn needs_own_tool(&self) -> bool {
@@ -491,9 +517,21 @@ const REPLACED_NOTE: &str = "the program replaced itself by another (exec), whic
 
 const FULL_NOTE: &str = "the file reached its maximum size, so the rest of the run is not in it: --skip-seconds, \
      --max-accesses or a larger --l1 choose another part, --max-size another maximum";
-const EARLY_END_NOTE: &str = "the program ended within the part to skip, so nothing is recorded";
+const EARLY_END_REASON: &str = "because the program ended within the part to skip";
 
-const NO_BURST_NOTE: &str = "the program ended before the first burst, so nothing is recorded: record it without --burst-accesses";
+const NO_BURST_REASON: &str =
+    "because the program ended before the first burst: record it without --burst-accesses";
+
+/// CPU time of children that are not recorded from which the recording has a note.
+const MIN_NOTED_CHILDREN_TIME: Duration = Duration::from_millis(100);
+
+fn children_note(time: Duration) -> String {
+    format!(
+        "processes that the program started used {:.1} s of CPU time and are not in the file: follow children, or record the \
+         program that does the work itself",
+        time.as_secs_f64()
+    )
+}
 
 /// The result of a recording.
 struct CaptureSummary {

@@ -6,15 +6,22 @@ use super::*;
 use crate::CmtReader;
 
 fn run(recorder: &Recorder) -> RecordingSummary {
+    try_run(recorder).unwrap()
+}
+
+/// The message of a recording that fails.
+fn failure(recorder: &Recorder) -> String {
+    try_run(recorder).unwrap_err().to_string()
+}
+
+fn try_run(recorder: &Recorder) -> Result<RecordingSummary, TraceError> {
     let tool = find_recorder_tool()
         .expect("these tests record real programs: install the package 'valgrind'");
     assert!(
         matches!(tool, RecorderTool::Tool { .. }),
         "the recorder must build here: {tool:?}"
     );
-    recorder
-        .run_with(&tool, &AtomicBool::new(false), |_| {})
-        .unwrap()
+    recorder.run_with(&tool, &AtomicBool::new(false), |_| {})
 }
 
 fn split_words(text: &str) -> Vec<String> {
@@ -379,6 +386,15 @@ fn children_are_left_unrecorded_or_recorded_separately() {
         (RecordingEnd::Exit(2), 1)
     );
     assert_eq!(recorded.note, None);
+    let compiler = "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done";
+    let command = format!("env sh -c '{compiler}'; exit 0");
+    let note = run(&Recorder {
+        command: vec!["sh".to_string(), "-c".to_string(), command],
+        ..recorder.clone()
+    })
+    .note
+    .unwrap();
+    assert!(note.contains("not in the file: follow children"), "{note}");
     let replaced = vec!["sh".to_string(), "-c".to_string(), "exec true".to_string()];
     let note = run(&Recorder {
         command: replaced,
@@ -499,11 +515,13 @@ fn a_part_by_time_or_size_lets_the_program_run_to_its_end() {
     );
     let (records, totals) = read(&dir.path().join("full.cmt"));
     assert_eq!(records.len() as u64, totals.records);
-    let never = run(&Recorder {
+    let never = failure(&Recorder {
         skip_time: Duration::from_secs(3600),
         ..record("never.cmt")
     });
-    assert!(never.totals.records == 0 && never.note.unwrap().contains("within the part to skip"));
+    assert!(never.contains("never.cmt: nothing was recorded"), "{never}");
+    assert!(never.contains("within the part to skip"), "{never}");
+    assert!(!dir.path().join("never.cmt").exists() && !dir.path().join("never.cmt.part").exists());
     let killed = run(&Recorder {
         max_bytes: 20_000,
         kill_at_max: true,
@@ -552,9 +570,10 @@ fn bursts_are_marked_and_the_program_runs_to_its_end() {
             .iter()
             .all(|start| *start <= records.len() as u64)
     );
-    let short = run(&Recorder {
+    let short = failure(&Recorder {
         bursts,
         ..quiet_recorder(split_words("true"), &dir.path().join("short.cmt"))
     });
-    assert!(short.note.unwrap().contains("before the first burst"));
+    assert!(short.contains("before the first burst"), "{short}");
+    assert!(!dir.path().join("short.cmt").exists());
 }

@@ -25,7 +25,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
         let names = metric_names(&fs::read_to_string(root.join(reader))?);
         let unknown_names = names
             .iter()
-            .filter(|name| !registered_names.contains(bare_name(name)));
+            .filter(|name| !is_registered(bare_name(name), &registered_names));
         complaints.extend(
             unknown_names
                 .map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS_FILE}")),
@@ -45,6 +45,14 @@ fn metric_names(dashboard: &str) -> BTreeSet<String> {
         .filter(|word| word.starts_with("cachemate_"))
         .map(str::to_string)
         .collect()
+}
+
+/// Returns whether a metric is registered, or is the ratio of a registered loss or an end of its interval.
+fn is_registered(name: &str, registered_names: &BTreeSet<&str>) -> bool {
+    let loss = ["_ratio", "_ratio_low", "_ratio_high"]
+        .iter()
+        .find_map(|suffix| name.strip_suffix(suffix));
+    registered_names.contains(name) || loss.is_some_and(|loss| registered_names.contains(loss))
 }
 
 /// Returns the name under which a metric is registered, without prefix and suffixes.

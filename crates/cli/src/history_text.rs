@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use cachemate_daemon::loss_history::{HistoryMinute, ServiceMinute};
 use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_count_of, format_fixed, value_or_dash};
+use serde::Serialize;
 use time::OffsetDateTime;
 
-use crate::commands::history::HistoryJson;
 use crate::service_text::{
     MIN_NAMED_SHARE, MIN_NAMED_WAITING_PERCENT, shorten_name, signed_percent, waiting_cause_name,
 };
@@ -16,6 +16,19 @@ use crate::service_text::{
 const MAX_SERVICES: usize = 30;
 const MAX_SPANS: u64 = 24;
 const SECONDS_PER_MINUTE: u64 = 60;
+
+/// `cachemate history --json`.
+#[derive(Serialize)]
+pub struct HistoryJson {
+    /// The requested service.
+    pub service: Option<String>,
+    /// Start of the shown time, in seconds since 1970 (UTC).
+    pub since_unix_s: u64,
+    /// Lines of the files that could not be read.
+    pub damaged_lines: u64,
+    /// Minutes with their services: all, or those that the request names and those to which it caused a loss.
+    pub minutes: Vec<HistoryMinute>,
+}
 
 /// Formats a time as `11-29 03:12`.
 fn format_time(unix_s: u64) -> String {

@@ -4,14 +4,13 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use cachemate_daemon::loss_history::{HistoryMinute, LossHistory, MAX_AGE_S, ServiceMinute};
+use cachemate_daemon::loss_history::{LossHistory, MAX_AGE_S, ServiceMinute};
 use cachemate_daemon::{paths, socket};
 use clap::Args;
-use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::{JsonArg, TimeAgo};
-use crate::history_text::{overview_text, service_text};
+use crate::history_text::{HistoryJson, overview_text, service_text};
 use crate::service_text::nearest_name_hint;
 use crate::session::Session;
 
@@ -34,19 +33,6 @@ pub struct HistoryArgs {
     socket: SocketArg,
     #[command(flatten)]
     json: JsonArg,
-}
-
-/// `cachemate history --json`.
-#[derive(Serialize)]
-pub struct HistoryJson {
-    /// The requested service.
-    pub service: Option<String>,
-    /// Start of the shown time, in seconds since 1970 (UTC).
-    pub since_unix_s: u64,
-    /// Lines of the files that could not be read.
-    pub damaged_lines: u64,
-    /// Minutes with their services: all, or those that the request names and those to which it caused a loss.
-    pub minutes: Vec<HistoryMinute>,
 }
 
 /// The directory of the history: that of the daemon at this socket or, if none runs, the usual one.

@@ -741,8 +741,8 @@ fn measure_insertion(
         return Ok(None);
     };
     let private_bytes = part.private_bytes() as f64;
-    let walk_bytes = (0.5 * fit.cache_bytes).max(1.5 * private_bytes);
-    if walk_bytes > 0.8 * fit.cache_bytes {
+    let walk_bytes = (0.5 * fit.cache_bytes).max(1.25 * private_bytes);
+    if walk_bytes > 0.9 * fit.cache_bytes {
         return Ok(None);
     }
     let walk_bytes = walk_bytes as u64;

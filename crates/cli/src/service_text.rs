@@ -194,7 +194,7 @@ pub fn nearest_name_hint<'n>(word: &str, names: impl Iterator<Item = &'n str>) -
         [Some(name), stem.filter(|stem| unit.is_named(stem))]
     });
     let candidates: BTreeSet<&str> = names_and_stems.flatten().collect();
-    nearest_name(word, candidates.into_iter()).map_or_else(String::new, |name| {
+    nearest_name(word, candidates).map_or_else(String::new, |name| {
         format!(" (did you mean '{}'?)", escape_controls(name))
     })
 }

@@ -49,7 +49,7 @@ impl CacheProcess<'_> {
 }
 
 /// Processes that get a part of a cache together.
-pub struct UnitGroup {
+pub struct SharingGroup {
     pub id: GroupId,
     pub members: Vec<ProcessId>,
     pub units: u32,
@@ -217,11 +217,11 @@ impl<'a> PartitionedCache<'a> {
     /// exists already keeps its units as far as possible.
     pub fn divide(
         &self,
-        groups: &[UnitGroup],
+        groups: &[SharingGroup],
         current_shares: &[CacheShare],
         migration: PageMigration,
     ) -> Vec<CacheShare> {
-        let current_units = |group: &UnitGroup| {
+        let current_units = |group: &SharingGroup| {
             current_shares
                 .iter()
                 .find(|share| share.group == group.id && share.cache == self.cache.id)
@@ -232,7 +232,7 @@ impl<'a> PartitionedCache<'a> {
         let sizes: Vec<u32> = groups.iter().map(|group| group.units).collect();
         let units = assign(&current_units, &sizes, &self.partition_units);
 
-        let build_share = |(group, units): (&UnitGroup, IndexSet)| CacheShare {
+        let build_share = |(group, units): (&SharingGroup, IndexSet)| CacheShare {
             group: group.id,
             members: group
                 .members

@@ -34,7 +34,9 @@ use serde::Deserialize;
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::demand_curve::DemandCurve;
-use crate::partition::partitioned_cache::{CacheProcess, HomeCaches, PartitionedCache, UnitGroup};
+use crate::partition::partitioned_cache::{
+    CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
+};
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::pages_to_move;
 use ab_test::{AbTest, AbTestLengths};
@@ -423,10 +425,10 @@ fn plan_shares(
     };
     let allocation = allocate(claimants, &limits).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
-    let groups: Vec<UnitGroup> = allocation
+    let groups: Vec<SharingGroup> = allocation
         .groups
         .iter()
-        .map(|group| UnitGroup {
+        .map(|group| SharingGroup {
             id: group_id(group.kind, domain.processes[group.members[0]].process),
             members: group
                 .members

@@ -17,7 +17,9 @@ use serde::Deserialize;
 
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::partitioned_cache::{CacheProcess, HomeCaches, PartitionedCache, UnitGroup};
+use crate::partition::partitioned_cache::{
+    CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
+};
 
 /// Parameters of `fence`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -49,14 +51,14 @@ const RELEASED_BELOW: f64 = 0.5;
 const REST: GroupId = GroupId(0);
 const STREAMS: GroupId = GroupId(1);
 
-struct Fence {
+struct StreamFence {
     parameters: Parameters,
     home_caches: HomeCaches,
     /// Whether each process was a stream when it was last counted.
     streams: BTreeMap<ProcessId, bool>,
 }
 
-impl Policy for Fence {
+impl Policy for StreamFence {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time {
             ns: self.parameters.window_ns,
@@ -86,12 +88,12 @@ impl Policy for Fence {
                 continue;
             }
             let groups = [
-                UnitGroup {
+                SharingGroup {
                     id: REST,
                     members: rest,
                     units: units - fenced_units,
                 },
-                UnitGroup {
+                SharingGroup {
                     id: STREAMS,
                     members: streams,
                     units: fenced_units,
@@ -104,7 +106,7 @@ impl Policy for Fence {
     }
 }
 
-impl Fence {
+impl StreamFence {
     /// Returns the streams and the other processes of a cache; `None` until all have been counted.
     fn classify(
         &mut self,
@@ -179,7 +181,7 @@ pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, Parameter
     ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
     ParameterRange::Above(0.0).check([("stream_from_lines", parameters.stream_from_lines)])?;
     ParameterRange::PositiveShare.check([("fenced_share", parameters.fenced_share)])?;
-    Ok(Box::new(Fence {
+    Ok(Box::new(StreamFence {
         parameters,
         home_caches: HomeCaches::default(),
         streams: BTreeMap::new(),

@@ -23,7 +23,9 @@ use serde::Deserialize;
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::demand_curve::{DemandCurve, MeasuredSpeed};
-use crate::partition::partitioned_cache::{CacheProcess, HomeCaches, PartitionedCache, UnitGroup};
+use crate::partition::partitioned_cache::{
+    CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
+};
 use crate::solvers::sizing::{UnitClaim, allocate_by_lookahead};
 
 /// Parameters of `lfoc`, which the policy's page explains.
@@ -152,7 +154,7 @@ impl Lfoc {
         &self,
         domain: &PartitionedCache<'_>,
         demands: &[DemandCurve],
-    ) -> Option<Vec<UnitGroup>> {
+    ) -> Option<Vec<SharingGroup>> {
         let units = domain.partition_units.units();
         let min_units = domain.partition_units.min_units();
         let classes: Vec<SharingClass> =
@@ -229,7 +231,7 @@ impl Lfoc {
                 .into_iter()
                 .map(|at| domain.processes[at].process)
                 .collect();
-            UnitGroup {
+            SharingGroup {
                 id: GroupId(members[0].0 + 1),
                 members,
                 units,
@@ -242,7 +244,7 @@ impl Lfoc {
         &self,
         domain: &PartitionedCache<'_>,
         demands: &[DemandCurve],
-        groups: &[UnitGroup],
+        groups: &[SharingGroup],
         reasons: &mut Vec<Reason>,
     ) {
         for (cache_process, demand) in domain.processes.iter().zip(demands) {
@@ -424,7 +426,7 @@ mod tests {
             })
             .collect();
         let groups = policy().divide(&domain, demands)?;
-        let describe = |group: UnitGroup| {
+        let describe = |group: SharingGroup| {
             let members = group.members.iter().map(|process| process.0).collect();
             (members, group.units)
         };

@@ -21,7 +21,9 @@ use serde::Deserialize;
 
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::partitioned_cache::{CacheProcess, HomeCaches, PartitionedCache, UnitGroup};
+use crate::partition::partitioned_cache::{
+    CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
+};
 use crate::solo_speeds::{SoloSpeeds, promise_slack};
 
 /// Parameters of `parties`, which the policy's page explains.
@@ -298,7 +300,7 @@ impl Parties {
                 .map_or(0, |service| service.units)
         };
         let max_groups = domain.partition_units.max_shares() as usize;
-        let mut rest = UnitGroup {
+        let mut rest = SharingGroup {
             id: GroupId(0),
             members: Vec::new(),
             units: domain.partition_units.units(),
@@ -311,7 +313,7 @@ impl Parties {
                 continue;
             }
             rest.units = rest.units.saturating_sub(units);
-            groups.push(UnitGroup {
+            groups.push(SharingGroup {
                 id: GroupId(cache_process.process.0 + 1),
                 members: vec![cache_process.process],
                 units,

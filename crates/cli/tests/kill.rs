@@ -7,6 +7,7 @@ mod common;
 mod managed;
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
@@ -16,6 +17,15 @@ use common::{ChildGuard, TestCgroup, acting_config, make_cgroup, run, start_slee
 use managed::{
     TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals, thread_state,
 };
+
+/// Held by each test: thousands of forks let process numbers wrap, so a daemon of another test, whose rule names the number
+/// of a program that has ended, could manage a program of this one.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Waits for the other tests of this file; one that failed does not fail the next.
+fn wait_for_turn() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum KillTarget {
@@ -126,6 +136,7 @@ impl Confinement {
 /// scheduling classes and cpusets restored?
 #[test]
 fn everything_is_restored_whichever_process_is_killed() {
+    let _turn = wait_for_turn();
     let kills: usize = std::env::var("CACHEMATE_KILLS")
         .ok()
         .and_then(|text| text.parse().ok())
@@ -230,6 +241,7 @@ impl Drop for Orphans {
 /// is younger than the journal have a state that we set?
 #[test]
 fn no_orphan_keeps_a_state_that_we_set() {
+    let _turn = wait_for_turn();
     let kills: Option<usize> = std::env::var("CACHEMATE_KILLS")
         .ok()
         .and_then(|text| text.parse().ok());
@@ -309,6 +321,7 @@ fn no_orphan_keeps_a_state_that_we_set() {
 /// has a new journal and a new guardian?
 #[test]
 fn a_stopped_daemon_is_fenced_off() {
+    let _turn = wait_for_turn();
     let dir = tempfile::tempdir().unwrap();
     let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut daemon = TestDaemon::start(dir.path(), false);
@@ -348,6 +361,7 @@ fn a_stopped_daemon_is_fenced_off() {
 /// everything restored?
 #[test]
 fn two_daemons_do_not_act_at_once() {
+    let _turn = wait_for_turn();
     let dir = tempfile::tempdir().unwrap();
     let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut first = TestDaemon::start(dir.path(), false);

@@ -246,10 +246,11 @@ fn installed_programs(host: &CorunHost) -> anyhow::Result<Vec<CorunProgram>> {
     );
     let redis = which("redis-server");
     if let Some(server) = redis.filter(|_| which("redis-benchmark").is_some()) {
-        let args = "--port 0 --unixsocket ./redis --appendonly no --save";
+        // The recorder runs it in another directory than its load.
+        let socket = host.dir.join("redis").display().to_string();
         let mut command = vec![server];
-        command.extend(args.split(' ').map(ToString::to_string));
-        command.push(String::new());
+        command.extend(["--port", "0", "--unixsocket", &socket].map(ToString::to_string));
+        command.extend(["--appendonly", "no", "--save", ""].map(ToString::to_string));
         programs.push(CorunProgram {
             name: "redis".to_string(),
             command,

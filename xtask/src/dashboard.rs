@@ -47,12 +47,12 @@ fn metric_names(dashboard: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns whether a metric is registered, or is the ratio of a registered loss or an end of its interval.
+/// Returns whether a metric is registered, or is an end of a registered one's interval.
 fn is_registered(name: &str, registered_names: &BTreeSet<&str>) -> bool {
-    let loss = ["_ratio", "_ratio_low", "_ratio_high"]
-        .iter()
-        .find_map(|suffix| name.strip_suffix(suffix));
-    registered_names.contains(name) || loss.is_some_and(|loss| registered_names.contains(loss))
+    let value = name
+        .strip_suffix("_low")
+        .or_else(|| name.strip_suffix("_high"));
+    registered_names.contains(name) || value.is_some_and(|value| registered_names.contains(value))
 }
 
 /// Returns the name under which a metric is registered, without prefix and suffixes.

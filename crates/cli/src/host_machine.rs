@@ -6,10 +6,10 @@
 //! calmest one counts. If the host is too busy each time, its figures are assumed, and a line says so too.
 
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use cachemate_core::{MachineSpec, Topology};
+use cachemate_daemon::loss_history::unix_time_s;
 use cachemate_daemon::paths;
 use cachemate_linux::sense::calibration::{CalibrationError, HostCalibration, measure_host};
 
@@ -122,9 +122,7 @@ fn measure(identity: &HostIdentity, topology: &Topology) -> anyhow::Result<HostC
         host: identity.host.clone(),
         kernel: identity.kernel.clone(),
         processor: identity.processor.clone(),
-        measured_at_s: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| time.as_secs()),
+        measured_at_s: unix_time_s(),
         ..calmest?
     };
     identity.store(&calibration)?;

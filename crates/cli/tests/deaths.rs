@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use common::not_shown::report_unchecked;
 use common::{MANAGE, RESTORE, command, run};
-use managed::{TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals};
+use managed::{
+    PATIENCE, TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals,
+};
 
 /// A separate file system on a directory, unmounted when dropped.
 struct TestMount(PathBuf);
@@ -100,7 +102,7 @@ fn everything_is_restored_after_the_disk_becomes_read_only() {
     daemon.child.wait().unwrap();
     let is_guardian_gone = || !Path::new(&format!("/proc/{guardian}")).exists();
     assert!(
-        is_reached_within(Duration::from_secs(120), is_guardian_gone),
+        is_reached_within(PATIENCE, is_guardian_gone),
         "the guardian did not finish"
     );
     assert_eq!(programs.states(), states_before);
@@ -188,12 +190,12 @@ fn the_guardian_outlives_the_daemons_control_group() {
             .all(|pid| pid != guardian.to_string())
     };
     assert!(
-        is_reached_within(Duration::from_secs(120), is_guardian_apart),
+        is_reached_within(PATIENCE, is_guardian_apart),
         "the guardian is in the daemon's group"
     );
     let query_status = || run(dir.path(), &["status", "--json", "--socket", "s.sock"]);
     assert!(
-        is_reached_within(Duration::from_secs(120), || query_status()
+        is_reached_within(PATIENCE, || query_status()
             .out
             .contains("\"guardian_isolated\": true")),
         "{}",
@@ -209,7 +211,7 @@ fn the_guardian_outlives_the_daemons_control_group() {
         cachemate_linux::safety::guardian::cgroup::PREFIX
     ));
     assert!(
-        is_reached_within(Duration::from_secs(120), || !own.exists()),
+        is_reached_within(PATIENCE, || !own.exists()),
         "{} stays",
         own.display()
     );

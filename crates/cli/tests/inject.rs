@@ -16,7 +16,7 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use common::not_shown::report_unchecked;
 use common::{ChildGuard, MANAGE, RESTORE, acting_config, command, run, start_sleeper};
-use managed::{TestPrograms, is_reached_within, send_signal, signals};
+use managed::{PATIENCE, TestPrograms, is_reached_within, send_signal, signals};
 
 /// System calls that a restore makes, with their possible errors.
 const FAULTS: [(&str, &[&str]); 9] = [
@@ -281,17 +281,12 @@ fn end(tracer: &mut Child) {
         .and_then(|pid| pid.parse::<i32>().ok());
     if let Some(daemon) = daemon {
         send_signal(daemon, signals::TERM);
-        if !is_reached_within(Duration::from_secs(120), || {
-            !Path::new(&format!("/proc/{daemon}")).exists()
-        }) {
+        if !is_reached_within(PATIENCE, || !Path::new(&format!("/proc/{daemon}")).exists()) {
             send_signal(daemon, signals::KILL);
         }
     }
     assert!(
-        is_reached_within(Duration::from_secs(120), || tracer
-            .try_wait()
-            .unwrap()
-            .is_some()),
+        is_reached_within(PATIENCE, || tracer.try_wait().unwrap().is_some()),
         "the guardian does not end"
     );
 }

@@ -15,7 +15,8 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
 use common::{ChildGuard, TestCgroup, acting_config, make_cgroup, run, start_sleeper};
 use managed::{
-    TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals, thread_state,
+    PATIENCE, TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals,
+    thread_state,
 };
 
 /// Held by each test: thousands of forks let process numbers wrap, so a daemon of another test, whose rule names the number
@@ -264,9 +265,7 @@ fn no_orphan_keeps_a_state_that_we_set() {
                 std::thread::sleep(Duration::from_millis(300));
             }
             orphans.go();
-            is_reached_within(Duration::from_secs(120), || {
-                orphans.pids().len() >= orphan_count / 2
-            });
+            is_reached_within(PATIENCE, || orphans.pids().len() >= orphan_count / 2);
             std::thread::sleep(Duration::from_micros(generator.next_u64() % 100_000));
 
             let is_changed = |pid: &i32| thread_state(*pid).is_some_and(|state| state != want);
@@ -292,9 +291,7 @@ fn no_orphan_keeps_a_state_that_we_set() {
                 "{policy}, {end}: a journal is left"
             );
 
-            is_reached_within(Duration::from_secs(120), || {
-                orphans.pids().len() == orphan_count
-            });
+            is_reached_within(PATIENCE, || orphans.pids().len() == orphan_count);
             let left: Vec<_> = orphans
                 .pids()
                 .into_iter()
@@ -330,7 +327,7 @@ fn a_stopped_daemon_is_fenced_off() {
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
     send_signal(own, signals::STOP);
     assert!(
-        is_reached_within(Duration::from_secs(120), || !dir
+        is_reached_within(PATIENCE, || !dir
             .path()
             .join("state/restore.journal")
             .exists()),
@@ -341,7 +338,7 @@ fn a_stopped_daemon_is_fenced_off() {
     assert_eq!(programs.states(), states_before);
     send_signal(own, signals::CONT);
     let journal = dir.path().join("state/restore.journal");
-    let changed = is_reached_within(Duration::from_secs(120), || {
+    let changed = is_reached_within(PATIENCE, || {
         let changed = programs.states() != states_before;
         assert!(!changed || journal.exists(), "changed without a journal");
         changed

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::not_shown::report_unchecked;
 use common::{ChildGuard, MANAGE, acting_config, command, run, start_sleeper};
-use managed::{is_reached_within, send_signal, signals};
+use managed::{PATIENCE, is_reached_within, send_signal, signals};
 
 /// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.
 const MAX_EXPOSURE: &str = "30";
@@ -143,7 +143,7 @@ fn the_units_filter_permits_every_system_call_in_use() {
     let mut tracer = ChildGuard(run_traced(&MANAGE, "calls").spawn().unwrap());
     let journal = dir.path().join("state/restore.journal");
     assert!(
-        is_reached_within(Duration::from_secs(120), || journal.exists()),
+        is_reached_within(PATIENCE, || journal.exists()),
         "it does not act under strace"
     );
     std::thread::sleep(Duration::from_millis(500));
@@ -160,11 +160,7 @@ fn the_units_filter_permits_every_system_call_in_use() {
         signals::TERM,
     );
     assert!(
-        is_reached_within(Duration::from_secs(120), || tracer
-            .0
-            .try_wait()
-            .unwrap()
-            .is_some()),
+        is_reached_within(PATIENCE, || tracer.0.try_wait().unwrap().is_some()),
         "it does not end"
     );
     run_traced(&["restore", "--state-dir", "state"], "restore-calls")

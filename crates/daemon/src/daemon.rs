@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use cachemate_core::{ControlLoopError, RunHeader};
@@ -23,7 +23,7 @@ use sd_notify::NotifyState;
 use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::host_means::describe_means;
-use crate::loss_history::HistoryRecorder;
+use crate::loss_history::{HistoryRecorder, unix_time_s};
 use crate::metrics::{MetricsAddress, MetricsTextfile};
 use crate::service_watch::ServiceWatch;
 pub use crate::socket::ControlFlags;
@@ -435,12 +435,6 @@ fn run_windows(
         writer.finish()?;
     }
     Ok(())
-}
-
-/// Seconds since 1970 (UTC).
-fn unix_time_s() -> u64 {
-    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since_epoch.map_or(0, |duration| duration.as_secs())
 }
 
 /// Ends the run log, because its header does not describe later windows, and a replay would decide differently.

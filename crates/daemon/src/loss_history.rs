@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cachemate_core::{ServiceIdentity, ServiceKind};
 use cachemate_files::{DirAccess, TrustedDir};
@@ -36,6 +37,12 @@ const MAX_OPEN_SERVICES: usize = 1_000;
 const MIN_CPU_SHARE: f64 = 0.01;
 /// Smaller losses in percent are not worth a line.
 const MIN_LOSS_PERCENT: f64 = 0.5;
+
+/// Returns the current time in seconds since 1970 (UTC).
+pub fn unix_time_s() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    since_epoch.map_or(0, |duration| duration.as_secs())
+}
 
 /// The worst window of a service in one minute.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -529,7 +529,7 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
     });
     register_losses(
         registry,
-        "service_run_time_loss",
+        "service_run_time_loss_ratio",
         "Run time that users feel to be added, as a share of the run time without the other services: cache loss and waiting \
          loss together, or the measured one of them",
         loss_rows(|status| {
@@ -538,13 +538,13 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
     );
     register_losses(
         registry,
-        "service_cache_loss",
+        "service_cache_loss_ratio",
         "Run time added by CPU second, as a share, because other services use its caches",
         cache_rows.collect(),
     );
     register_losses(
         registry,
-        "service_waiting_loss",
+        "service_waiting_loss_ratio",
         "Run time added by waiting for CPUs on which other services run, as a share",
         loss_rows(|status| PercentLoss::new(status.waiting_percent, status.waiting_range_percent)),
     );
@@ -564,7 +564,7 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
     });
     register_losses(
         registry,
-        "service_cache_loss_by",
+        "service_cache_loss_by_ratio",
         "The part of the cache loss that another service causes",
         cache_causes.collect(),
     );
@@ -584,7 +584,7 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
     });
     register_losses(
         registry,
-        "service_waiting_loss_by",
+        "service_waiting_loss_by_ratio",
         "The part of the waiting loss in which another service ran on its CPUs",
         waiting_causes.collect(),
     );
@@ -607,7 +607,7 @@ impl PercentLoss {
     }
 }
 
-/// Registers `NAME_ratio`, and the ends of its interval as `NAME_ratio_low` and `NAME_ratio_high`.
+/// Registers `NAME` as a ratio, and the ends of its interval as `NAME_low` and `NAME_high`.
 fn register_losses(
     registry: &mut Registry,
     name: &str,
@@ -618,7 +618,7 @@ fn register_losses(
         .iter()
         .map(|(labels, loss)| (labels.clone(), loss.percent / 100.0))
         .collect();
-    register_gauge(registry, &format!("{name}_ratio"), help, value_rows);
+    register_gauge(registry, name, help, value_rows);
     let ends: [(&str, &str, fn((f64, f64)) -> f64); 2] = [
         ("low", "Lower", |range| range.0),
         ("high", "Upper", |range| range.1),
@@ -632,8 +632,8 @@ fn register_losses(
             })
             .collect();
         if !end_rows.is_empty() {
-            let help = format!("{which} end of the 95 % interval of {name}_ratio");
-            register_gauge(registry, &format!("{name}_ratio_{suffix}"), &help, end_rows);
+            let help = format!("{which} end of the 95 % interval of {name}");
+            register_gauge(registry, &format!("{name}_{suffix}"), &help, end_rows);
         }
     }
 }

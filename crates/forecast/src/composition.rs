@@ -236,20 +236,25 @@ fn with_model_error(
 /// Returns the machine with at least `cores` cores on its first contended cache.
 fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     let mut machine = machine.clone();
-    let level = machine.last_level_cache().map(|cache| cache.level);
     let cores_per_cache = machine
         .last_level_cache()
         .map_or(1, |cache| cache.shared_by_cores);
     if cores > cores_per_cache {
         let caches_per_package = (machine.cores_per_package / cores_per_cache.max(1)).max(1);
         machine.cores_per_package = caches_per_package * cores;
-        machine
-            .caches
-            .iter_mut()
-            .filter(|cache| Some(cache.level) == level)
-            .for_each(|cache| cache.shared_by_cores = cores);
+        share_last_level(&mut machine, cores);
     }
     machine
+}
+
+/// Makes each last-level cache, of unchanged size, that of so many cores.
+fn share_last_level(machine: &mut MachineSpec, cores: u32) {
+    let level = machine.last_level_cache().map(|cache| cache.level);
+    machine
+        .caches
+        .iter_mut()
+        .filter(|cache| Some(cache.level) == level)
+        .for_each(|cache| cache.shared_by_cores = cores);
 }
 
 /// Returns the slowdown minus one, misses and references per instruction, and instructions per cycle of each program,
@@ -273,7 +278,9 @@ fn solve_draw(
     if taken_share >= 1.0 || programs.len() < 2 {
         return solve(machine);
     }
-    let apart = solve(&machine_with_own_caches(machine))?;
+    let mut own_caches = machine.clone();
+    share_last_level(&mut own_caches, 1);
+    let apart = solve(&own_caches)?;
     if taken_share <= 0.0 {
         return Ok(apart);
     }
@@ -284,18 +291,6 @@ fn solve_draw(
         })
     };
     Ok(apart.iter().zip(&together).map(between).collect())
-}
-
-/// Returns the machine with a last-level cache of the same size for each core.
-fn machine_with_own_caches(machine: &MachineSpec) -> MachineSpec {
-    let mut machine = machine.clone();
-    let level = machine.last_level_cache().map(|cache| cache.level);
-    machine
-        .caches
-        .iter_mut()
-        .filter(|cache| Some(cache.level) == level)
-        .for_each(|cache| cache.shared_by_cores = 1);
-    machine
 }
 
 fn solve_with_cache(

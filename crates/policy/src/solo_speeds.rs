@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::partition::partitioned_cache::CacheProcess;
-use crate::work_metric::{WorkMetric, metrics_of, promised_work};
+use crate::work_metric::{ServiceRate, WorkMetric, metrics_of};
 use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, TaskSample, View};
 
 /// Solo work per second of each task, as measured by a probe, with the metric of that work.
@@ -76,9 +76,9 @@ pub fn promise_slack(
     solo_speeds: &SoloSpeeds,
 ) -> Option<f64> {
     let goal = cache_process.goal();
-    let elapsed_ns = view.observation.span.elapsed_ns;
-    let running = cache_process.tasks.iter().filter(|task| task.has_run());
     if let Some(limit) = goal.max_slowdown {
+        let elapsed_ns = view.observation.span.elapsed_ns;
+        let running = cache_process.tasks.iter().filter(|task| task.has_run());
         let slowdown_of = |task: &&TaskSample| {
             let profile = view.profiles.get(&task.task)?;
             solo_speeds.slowdown_over_solo(task, elapsed_ns, profile)
@@ -88,13 +88,8 @@ pub fn promise_slack(
         return mean.is_finite().then(|| 1.0 - mean / limit.max(MIN_LIMIT));
     }
     let min_rate = goal.min_rate?;
-    let work_of = |task: &&TaskSample| match promised_work(task, &view.observation.tasks)? {
-        WorkMetric::Reported => task.progress,
-        _ => task.counts.get(CounterEvent::Instructions),
-    };
-    let work: Vec<f64> = running.filter_map(work_of).collect();
-    let rate = work.iter().sum::<f64>() / work.len() as f64 / (elapsed_ns as f64 / 1e9);
-    rate.is_finite().then(|| rate / min_rate - 1.0)
+    let rate = ServiceRate::measure(view.observation, &cache_process.tasks)?.rate_per_s;
+    Some(rate / min_rate - 1.0)
 }
 
 /// Returns the instructions per cycle while on the processor; `None` if either was not counted.

@@ -7,7 +7,7 @@
 //! is always declared as one ([`WorkMetric::Proxy`]). It applies only if there are enough events, and only to a task
 //! that wants a processor most of the time, because something else sets the pace of a task that sleeps.
 
-use cachemate_core::{CounterEvent, TaskSample};
+use cachemate_core::{CounterEvent, Observation, TaskSample};
 
 /// Minimum number of events in a window. The relative noise is one over the root of the count, a tenth at this number;
 /// with fewer events, it is too large.
@@ -84,6 +84,36 @@ pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMe
         Some(_) => Some(WorkMetric::Reported),
         None => (!live_siblings.any(|sibling| sibling.progress.is_some()))
             .then_some(WorkMetric::Instructions),
+    }
+}
+
+/// The rate of promised work per client in a window.
+pub struct ServiceRate {
+    /// Number of threads that ran and whose work was counted.
+    pub clients: usize,
+    /// Work per second of each, in the mean.
+    pub rate_per_s: f64,
+}
+
+impl ServiceRate {
+    /// Measures the rate of these tasks; `None` if none of them ran, or their work was not counted.
+    pub fn measure(observation: &Observation, tasks: &[&TaskSample]) -> Option<Self> {
+        let work_of_task = |task: &&&TaskSample| match promised_work(task, &observation.tasks)? {
+            WorkMetric::Reported => task.progress,
+            _ => task.counts.get(CounterEvent::Instructions),
+        };
+        let work: Vec<f64> = tasks
+            .iter()
+            .filter(|task| task.has_run())
+            .filter_map(|task| work_of_task(&task))
+            .collect();
+        let seconds = observation.span.elapsed_ns as f64 / 1e9;
+        let clients = work.len();
+        let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
+        rate_per_s.is_finite().then_some(ServiceRate {
+            clients,
+            rate_per_s,
+        })
     }
 }
 

@@ -1,10 +1,9 @@
 //! `cachemate history`: the losses of services over time, and their causes.
 
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use cachemate_daemon::loss_history::{LossHistory, MAX_AGE_S, ServiceMinute};
+use cachemate_daemon::loss_history::{LossHistory, MAX_AGE_S, ServiceMinute, unix_time_s};
 use cachemate_daemon::{paths, socket};
 use clap::Args;
 
@@ -73,12 +72,6 @@ fn read_history(
         damaged_lines,
         minutes,
     })
-}
-
-/// Seconds since 1970 (UTC).
-fn unix_time_s() -> u64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    since_epoch.map_or(0, |duration| duration.as_secs())
 }
 
 impl HistoryArgs {

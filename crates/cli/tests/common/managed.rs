@@ -12,6 +12,9 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 
 use super::common::{MANAGE, acting_config, command};
 
+/// How long a test waits for what must come: far longer than on a busy host.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Everything that the daemon may change about one thread.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ThreadState {
@@ -240,9 +243,7 @@ impl Drop for TestDaemon {
         if matches!(self.child.try_wait(), Ok(None)) {
             send_signal(self.child.id() as i32, signals::CONT);
             send_signal(self.child.id() as i32, signals::TERM);
-            if !is_reached_within(Duration::from_secs(120), || {
-                !matches!(self.child.try_wait(), Ok(None))
-            }) {
+            if !is_reached_within(PATIENCE, || !matches!(self.child.try_wait(), Ok(None))) {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
             }
@@ -251,9 +252,7 @@ impl Drop for TestDaemon {
 }
 
 pub fn journal_gone(dir: &Path) -> bool {
-    is_reached_within(Duration::from_secs(120), || {
-        !dir.join("state/restore.journal").exists()
-    })
+    is_reached_within(PATIENCE, || !dir.join("state/restore.journal").exists())
 }
 
 pub fn is_reached_within(patience: Duration, mut is_reached: impl FnMut() -> bool) -> bool {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, PartitionSupport,
-    ProcessId, ShareMember, TaskSample, Topology, Units, View,
+    ProcessId, ShareMember, TaskId, TaskSample, Topology, Units, View,
 };
 
 use super::units::assign;
@@ -46,6 +46,49 @@ impl CacheProcess<'_> {
         let goals = self.tasks.iter().filter_map(|task| task.goal);
         goals.fold(Goal::default(), Goal::merged_with)
     }
+
+    /// Returns whether a speed of the process is promised.
+    pub fn is_promised(&self) -> bool {
+        self.goal().is_promised()
+    }
+
+    /// Returns whether any of its threads has a miss-rate curve.
+    pub fn has_curve(&self, view: &View<'_>) -> bool {
+        self.tasks.iter().any(|task| {
+            let profile = view.profiles.get(&task.task);
+            profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
+        })
+    }
+
+    /// Returns its threads.
+    pub fn task_ids(&self) -> Vec<TaskId> {
+        self.tasks.iter().map(|task| task.task).collect()
+    }
+}
+
+/// Returns the processes with a thread that may be moved, in order of arrival, without their phases.
+pub fn movable_processes<'a>(view: &'a View<'a>) -> Vec<CacheProcess<'a>> {
+    let mut processes: Vec<CacheProcess<'a>> = Vec::new();
+    for task in view.movable_tasks() {
+        match processes
+            .iter_mut()
+            .find(|cache_process| cache_process.process == task.process)
+        {
+            Some(cache_process) => cache_process.tasks.push(task),
+            None => processes.push(CacheProcess {
+                process: task.process,
+                tasks: vec![task],
+                phase: ProcessPhase::default(),
+            }),
+        }
+    }
+    processes
+}
+
+/// Returns the tasks of one of the processes, for a reason about it.
+pub fn tasks_of(processes: &[CacheProcess<'_>], process: ProcessId) -> Vec<TaskId> {
+    let cache_process = processes.iter().find(|other| other.process == process);
+    cache_process.map_or_else(Vec::new, CacheProcess::task_ids)
 }
 
 /// Processes that get a part of a cache together.
@@ -63,27 +106,11 @@ impl HomeCaches {
     /// Returns every last-level cache that can be partitioned, with its processes in order of arrival. A process of
     /// which any thread must not be changed is left out.
     pub fn collect<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
-        let mut processes: Vec<CacheProcess<'a>> = Vec::new();
-        for task in view.movable_tasks() {
-            // A process is not partitioned if any of its threads must not be changed.
-            let is_unmovable = view
-                .observation
-                .tasks
-                .iter()
-                .any(|sample| sample.process == task.process && sample.unmovable);
-            match processes
-                .iter_mut()
-                .find(|cache_process| cache_process.process == task.process)
-            {
-                Some(cache_process) => cache_process.tasks.push(task),
-                None if !is_unmovable => processes.push(CacheProcess {
-                    process: task.process,
-                    tasks: vec![task],
-                    phase: ProcessPhase::default(),
-                }),
-                None => {}
-            }
-        }
+        let mut processes = movable_processes(view);
+        processes.retain(|cache_process| {
+            let mut samples = view.observation.tasks.iter();
+            !samples.any(|sample| sample.process == cache_process.process && sample.unmovable)
+        });
         for cache_process in &mut processes {
             cache_process.phase = ProcessPhase::from_threads(&cache_process.tasks, view);
         }

@@ -10,15 +10,13 @@
 //! must, so that a single aggressor keeps its bandwidth here. Without promises, nothing changes.
 
 use cachemate_core::{
-    CounterEvent, CpuSet, Decision, Plan, Policy, ProcessId, Reason, TaskId, TaskSample, View,
-    WindowLength,
+    CounterEvent, CpuSet, Decision, Plan, Policy, ProcessId, Reason, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::partitioned_cache::CacheProcess;
+use crate::partition::partitioned_cache::{CacheProcess, movable_processes, tasks_of};
 use crate::solo_speeds::{SoloSpeeds, promise_slack};
-use crate::verifier::speeds::ProcessPhase;
 
 /// Parameters of `caladan`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -59,9 +57,7 @@ impl Policy for Caladan {
         let processes = movable_processes(view);
         self.parked
             .retain(|process| processes.iter().any(|live| live.process == *process));
-        let mut has_missed = false;
-        let mut is_calm = true;
-        let mut promised = 0;
+        let mut worst_of_all: Option<f64> = None;
         for cpus in view
             .last_level_domains()
             .iter()
@@ -71,32 +67,27 @@ impl Policy for Caladan {
                 .iter()
                 .filter(|process| runs_mostly_on(process, cpus))
                 .collect();
-            let slacks: Vec<f64> = here
+            let slacks = here
                 .iter()
-                .filter(|process| process.goal().is_promised())
-                .filter_map(|process| promise_slack(view, process, &self.solo_speeds))
-                .collect();
-            let Some(worst) = slacks.iter().copied().reduce(f64::min) else {
+                .filter(|process| process.is_promised())
+                .filter_map(|process| promise_slack(view, process, &self.solo_speeds));
+            let Some(worst) = slacks.reduce(f64::min) else {
                 continue;
             };
-            promised += slacks.len();
-            is_calm &= worst > self.parameters.spare_from;
+            worst_of_all = Some(worst_of_all.map_or(worst, |other| other.min(worst)));
             if worst < 0.0 {
-                has_missed = true;
                 self.park(&here, &mut reasons);
             }
         }
 
-        self.calm_windows = if promised > 0 && is_calm && !has_missed {
-            self.calm_windows + 1
-        } else {
-            0
-        };
+        let is_calm = worst_of_all.is_some_and(|worst| worst > self.parameters.spare_from);
+        self.calm_windows = if is_calm { self.calm_windows + 1 } else { 0 };
         if self.calm_windows >= self.parameters.calm_windows
             && let Some(released) = self.parked.pop()
         {
             self.calm_windows = 0;
-            reasons.push(explain(&processes, released, "{0} is released", None));
+            let tasks = tasks_of(&processes, released);
+            reasons.push(Reason::new(tasks, "{0} is released", Vec::new()));
         }
         self.confine(view, &processes, &mut plan);
         Decision::new(plan, reasons)
@@ -108,16 +99,17 @@ impl Caladan {
     fn park(&mut self, here: &[&CacheProcess<'_>], reasons: &mut Vec<Reason>) {
         let aggressor = here
             .iter()
-            .filter(|process| !process.goal().is_promised())
+            .filter(|process| !process.is_promised())
             .filter(|process| !self.parked.contains(&process.process))
-            .filter_map(|process| Some((process.process, moved_bytes(process)?)))
+            .filter_map(|process| Some((*process, moved_bytes(process)?)))
             .reduce(|a, b| if b.1 > a.1 { b } else { a });
         let Some((process, bytes)) = aggressor.filter(|(_, bytes)| *bytes > 0.0) else {
             return;
         };
-        self.parked.push(process);
+        self.parked.push(process.process);
         let text = "{0} uses most memory bandwidth beside a missed promise: parked";
-        reasons.push(explain(here.iter().copied(), process, text, Some(bytes)));
+        let numbers = vec![("moved_bytes".to_string(), bytes)];
+        reasons.push(Reason::new(process.task_ids(), text, numbers));
     }
 
     /// Pins the parked programs to the last CPU of the cache on which they are.
@@ -141,25 +133,6 @@ impl Caladan {
             }
         }
     }
-}
-
-/// Returns the processes that may be moved, in order of arrival.
-fn movable_processes<'a>(view: &'a View<'a>) -> Vec<CacheProcess<'a>> {
-    let mut processes: Vec<CacheProcess<'a>> = Vec::new();
-    for task in view.movable_tasks() {
-        match processes
-            .iter_mut()
-            .find(|process| process.process == task.process)
-        {
-            Some(process) => process.tasks.push(task),
-            None => processes.push(CacheProcess {
-                process: task.process,
-                tasks: vec![task],
-                phase: ProcessPhase::default(),
-            }),
-        }
-    }
-    processes
 }
 
 fn runs_mostly_on(process: &CacheProcess<'_>, cpus: &CpuSet) -> bool {
@@ -189,21 +162,6 @@ fn moved_bytes(process: &CacheProcess<'_>) -> Option<f64> {
         .reduce(|sum, bytes| sum + bytes)
 }
 
-fn explain<'a>(
-    processes: impl IntoIterator<Item = &'a CacheProcess<'a>>,
-    process: ProcessId,
-    text: &str,
-    bytes: Option<f64>,
-) -> Reason {
-    let tasks: Vec<TaskId> = processes
-        .into_iter()
-        .filter(|other| other.process == process)
-        .flat_map(|other| other.tasks.iter().map(|task| task.task))
-        .collect();
-    let numbers = bytes.map(|bytes| ("moved_bytes".to_string(), bytes));
-    Reason::new(tasks, text, numbers.into_iter().collect())
-}
-
 /// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = parse_parameters(text)?;
@@ -225,7 +183,7 @@ mod tests {
     use cachemate_core::test_support::{
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_of,
     };
-    use cachemate_core::{CacheLevel, CpuId, EventCounts, Fact, Goal, Profile, RateFacts};
+    use cachemate_core::{CacheLevel, CpuId, EventCounts, Fact, Goal, Profile, RateFacts, TaskId};
 
     use super::*;
 

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Decision, GroupId, Plan, Policy, ProcessId, Profile, Reason, TaskId, View, WindowLength,
+    Decision, GroupId, Plan, Policy, ProcessId, Profile, Reason, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -134,8 +134,7 @@ impl StreamFence {
                     "{0} no longer streams: released"
                 };
                 let numbers = vec![("lines_per_kilo_instr".to_string(), lines)];
-                let tasks: Vec<TaskId> = cache_process.tasks.iter().map(|task| task.task).collect();
-                reasons.push(Reason::new(tasks, text, numbers));
+                reasons.push(Reason::new(cache_process.task_ids(), text, numbers));
             }
         }
 
@@ -194,7 +193,7 @@ mod tests {
         NullPredictor, ViewFixture, capabilities_fixture, last_level_caches, observation_of,
     };
     use cachemate_core::{
-        CacheId, CacheLevel, CpuId, Fact, PartitionSupport, RateFacts, TaskSample,
+        CacheId, CacheLevel, CpuId, Fact, PartitionSupport, RateFacts, TaskId, TaskSample,
     };
 
     use super::*;

@@ -278,18 +278,11 @@ impl Lfoc {
         if self.parameters.trace_entries == 0 || domain.processes.len() < 2 {
             return Vec::new();
         }
-        let has_curve = |cache_process: &CacheProcess<'_>| {
-            cache_process.tasks.iter().any(|task| {
-                view.profiles
-                    .get(&task.task)
-                    .is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
-            })
-        };
         let mut requests = Vec::new();
         for cache_process in domain
             .processes
             .iter()
-            .filter(|process| !has_curve(process))
+            .filter(|process| !process.has_curve(view))
         {
             let task = cache_process.tasks[0].task;
             let request = self.traces.entry(task).or_insert_with(|| {

@@ -14,15 +14,14 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, CpuSet, Decision, GroupId, Plan, Policy, ProcessId, Reason, TaskId, View,
-    WindowLength,
+    CacheShare, CpuSet, Decision, GroupId, Plan, Policy, ProcessId, Reason, View, WindowLength,
 };
 use serde::Deserialize;
 
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::partitioned_cache::{
-    CacheProcess, HomeCaches, PartitionedCache, SharingGroup,
+    CacheProcess, HomeCaches, PartitionedCache, SharingGroup, tasks_of,
 };
 use crate::solo_speeds::{SoloSpeeds, promise_slack};
 
@@ -100,7 +99,7 @@ impl Policy for Parties {
         let current = view.plan_to_keep();
         for domain in self.home_caches.collect(view) {
             let current_shares = domain.surviving_shares(&current.shares);
-            if !domain.processes.iter().any(is_promised) {
+            if !domain.processes.iter().any(CacheProcess::is_promised) {
                 let migration = self.parameters.page_migration.into();
                 plan.shares.extend(if domain.is_undivided(&current_shares) {
                     current_shares
@@ -134,7 +133,7 @@ impl Parties {
         domain
             .processes
             .iter()
-            .filter(|cache_process| is_promised(cache_process))
+            .filter(|cache_process| cache_process.is_promised())
             .map(|cache_process| {
                 let slack = promise_slack(view, cache_process, &self.solo_speeds)?;
                 Some((cache_process.process, slack))
@@ -217,7 +216,7 @@ impl Parties {
     ) {
         let units = domain.partition_units.units();
         let min_units = domain.partition_units.min_units();
-        let others = domain.processes.iter().any(|other| !is_promised(other));
+        let others = domain.processes.iter().any(|other| !other.is_promised());
         let held = |services: &BTreeMap<ProcessId, ServiceSteps>, cpus: bool| -> u32 {
             let on_cache = |process: &ProcessId| {
                 domain
@@ -348,7 +347,7 @@ impl Parties {
         for cache_process in domain
             .processes
             .iter()
-            .filter(|process| !is_promised(process))
+            .filter(|process| !process.is_promised())
         {
             for task in &cache_process.tasks {
                 plan.affinity.insert(task.task, left.clone());
@@ -357,18 +356,9 @@ impl Parties {
     }
 }
 
-fn is_promised(cache_process: &CacheProcess<'_>) -> bool {
-    cache_process.goal().is_promised()
-}
-
 fn explain(domain: &PartitionedCache<'_>, process: ProcessId, text: String, slack: f64) -> Reason {
-    let tasks: Vec<TaskId> = domain
-        .processes
-        .iter()
-        .filter(|cache_process| cache_process.process == process)
-        .flat_map(|cache_process| cache_process.tasks.iter().map(|task| task.task))
-        .collect();
-    Reason::new(tasks, text, vec![("slack".to_string(), slack)])
+    let numbers = vec![("slack".to_string(), slack)];
+    Reason::new(tasks_of(&domain.processes, process), text, numbers)
 }
 
 /// Builds the policy for the registry.
@@ -394,7 +384,7 @@ mod tests {
     };
     use cachemate_core::{
         CacheId, CacheLevel, CounterEvent, CpuId, EventCounts, Fact, Goal, PartitionSupport,
-        Profile, RateFacts, TaskSample,
+        Profile, RateFacts, TaskId, TaskSample,
     };
 
     use super::*;

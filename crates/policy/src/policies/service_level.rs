@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent, Decision, GroupId, IndexSet, PartitionSupport, Plan,
-    PlanItem, Policy, ProcessId, Reason, ShareMember, TaskId, TaskSample, View, WindowLength,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, PartitionSupport, Plan, PlanItem, Policy,
+    ProcessId, Reason, ShareMember, TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -21,7 +21,7 @@ use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::units::assign;
 use crate::partition::units::partitionable_caches;
-use crate::work_metric::{WorkMetric, promised_work};
+use crate::work_metric::ServiceRate;
 
 /// Parameters of `service-level`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -62,12 +62,6 @@ struct ServiceLevel {
     min_units_by_clients: BTreeMap<usize, u32>,
 }
 
-/// The mean rate of work per client in a window, and the number of clients.
-struct ServiceRate {
-    clients: usize,
-    rate_per_s: f64,
-}
-
 impl Policy for ServiceLevel {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         for task in &view.observation.tasks {
@@ -96,25 +90,6 @@ impl Policy for ServiceLevel {
         plan.shares = self.build_shares(view, process, cache, &partition_units);
         Decision::new(plan, reasons)
     }
-}
-
-fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
-    let work_of_task = |task: &&&TaskSample| match promised_work(task, &view.observation.tasks)? {
-        WorkMetric::Reported => task.progress,
-        _ => task.counts.get(CounterEvent::Instructions),
-    };
-    let work: Vec<f64> = tasks
-        .iter()
-        .filter(|task| task.has_run())
-        .filter_map(|task| work_of_task(&task))
-        .collect();
-    let seconds = view.observation.span.elapsed_ns as f64 / 1e9;
-    let clients = work.len();
-    let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
-    rate_per_s.is_finite().then_some(ServiceRate {
-        clients,
-        rate_per_s,
-    })
 }
 
 impl ServiceLevel {
@@ -154,8 +129,8 @@ impl ServiceLevel {
             .iter()
             .any(|share| share.group == SERVICE_GROUP);
         let is_measured = tasks.iter().all(|task| !task.counts.0.is_empty());
-        let Some(service_rate) =
-            service_rate(view, tasks).filter(|_| !has_pending_shares && is_in_force && is_measured)
+        let Some(service_rate) = ServiceRate::measure(view.observation, tasks)
+            .filter(|_| !has_pending_shares && is_in_force && is_measured)
         else {
             return;
         };

@@ -101,14 +101,9 @@ impl TracePlanner {
         speeds: &SpeedRecord,
         terms: &TraceTerms,
     ) -> Vec<ProbeRequest> {
-        let has_curve = |task: &&TaskSample| {
-            view.profiles
-                .get(&task.task)
-                .is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
-        };
         // Whether the trace of a process is a longer one; `None` if the process needs no trace.
         let needed_trace = |cache_process: &CacheProcess<'_>| {
-            let has_curve = cache_process.tasks.iter().any(has_curve);
+            let has_curve = cache_process.has_curve(view);
             let needs_trace = if has_curve {
                 self.needs_longer_trace(view, domain, cache_process, speeds, terms)
             } else {

@@ -1365,13 +1365,16 @@ static void look_at_burst(ULong now)
    }
 }
 
-/* No translation refers to the descriptions any more. */
+/* The descriptions of discarded translations, one of which may still run in this turn: the core finds a thread's next block
+   before it says that the turn begins, and a block that jumps to itself stays. */
+static Arena *retired;
+
 static void forget_descriptions(void)
 {
-   while (arena) {
-      Arena *next = arena->next;
-      VG_(free)(arena);
-      arena = next;
+   while (retired) {
+      Arena *next = retired->next;
+      VG_(free)(retired);
+      retired = next;
    }
    VG_(memset)(written, 0, sizeof(written));
    for (UInt i = 0; i < threads_size; i++)
@@ -1380,6 +1383,8 @@ static void forget_descriptions(void)
 
 static void on_run(ThreadId tid, ULong blocks)
 {
+   if (UNLIKELY(retired != NULL))
+      forget_descriptions();
    if (UNLIKELY(mode == WAITING || clo_max_ms))
       look_at_time();
    if (UNLIKELY(clo_burst))
@@ -1393,7 +1398,8 @@ static void on_run(ThreadId tid, ULong blocks)
       VG_(ok_to_discard_translations) = True;
       VG_(discard_translations_safely)((Addr)0x1000, ~(SizeT)0xfff, "cachemate");
       VG_(ok_to_discard_translations) = before;
-      forget_descriptions();
+      retired = arena;
+      arena = NULL;
       discard_due = False;
       sampling = 0;
    }

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 
-ROUNDS = 5
+ROUNDS = 15
 SECONDS = 90
 SPIN = [sys.executable, "-c", "while True: sum(range(1000))"]
 

@@ -25,7 +25,10 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # Inputs: this project's own text, and a C file large enough to keep a compiler busy.
 find crates docs demo machines ./*.md -type f \( -name '*.rs' -o -name '*.md' -o -name '*.toml' \) -print 2>/dev/null |
     LC_ALL=C sort | xargs cat >"$out/text"
-awk 'BEGIN { for (f = 0; f < 260; f++) {
+# A run of half a second is recorded in ten.
+head -c 2000000 "$out/text" >"$out/part"
+head -c 400000 "$out/text" >"$out/small-part"
+awk 'BEGIN { for (f = 0; f < 90; f++) {
     printf "int f%d(int *a, int n) {\n int s = %d;\n for (int i = 1; i < n; i++) {\n", f, f
     printf "  if (a[i] > s) s += a[i - 1] * %d; else a[i] ^= s >> %d;\n  switch (a[i] & 7) {\n", f % 13 + 1, f % 7 + 1
     for (c = 0; c < 6; c++) printf "   case %d: s = s * %d + a[i]; break;\n", c, c * f % 31 + 3
@@ -62,20 +65,20 @@ record() {
 
 say "recording real programs from start to end, behind a 32K L1"
 if "$cachemate" --quiet record --max-accesses 1000 -o "$out/probe.cmt" -- true >/dev/null 2>"$out/probe.err"; then
-    record bzip2 bzip2 bzip2 -9 -c "$out/text"
-    record xz xz xz -6 -c "$out/text"
-    record gzip gzip gzip -6 -c "$out/text"
+    record bzip2 bzip2 bzip2 -9 -c "$out/part"
+    record xz xz xz -6 -c "$out/small-part"
+    record gzip gzip gzip -6 -c "$out/part"
     # What is called python3 may be a script that finds the interpreter: record the interpreter itself.
     python=$(python3 -c 'import sys; print(sys.executable)' 2>/dev/null || echo python3)
-    record python3 python3 "$python" "$here/words.py" "$out/text"
+    record python3 python3 "$python" "$here/words.py" "$out/small-part"
     children=follow # gcc only starts the compiler
     record cc1 gcc gcc -O2 -S -o "$out/many.s" "$out/many.c"
     children=ignore
     record sqlite3 sqlite3 sqlite3 -init "$here/orders.sql" :memory: .quit
     record chase "$out/chase" "$out/chase" 1536 20000000
     record stencil "$out/stencil" "$out/stencil" 400 200
-    record perl perl perl "$here/words.pl" "$out/text"
-    record sort sort sort "$out/text"
+    record perl perl perl "$here/words.pl" "$out/part"
+    record sort sort sort "$out/part"
 else
     sed 's/^/  /' "$out/probe.err" >&2
 fi
@@ -100,8 +103,12 @@ if [ "$count" -lt 2 ]; then
 fi
 
 cd "$out"
+# A profile forecasts what its recording does, and is read in a moment.
 files=''
-for name in $recorded; do files="$files $name.cmt"; done
+for name in $recorded; do
+    "$cachemate" --quiet profile "$name.cmt" --machine "$machine" -o "$name.profile.json" >/dev/null
+    files="$files $name.profile.json"
+done
 
 say "which programs slow each other down on $machine: forecast"
 # shellcheck disable=SC2086 # the lists are meant to be split

@@ -130,6 +130,11 @@ pub struct CacheSpec {
     /// touched lately is resident, whatever runs beside it in the same guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub co_runner_insertion: Option<f64>,
+    /// Traffic of the co-runner with which `co_runner_insertion` was measured, where other guests decide what stays: a
+    /// co-runner with less traffic adds less to theirs, and takes proportionally less space. `None` if every co-runner takes
+    /// the same share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub co_runner_fill_bytes_per_cycle: Option<f64>,
     /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
@@ -686,6 +691,13 @@ impl MachineSpec {
             if let Some(found) = share.filter(|share| !(0.0..=1.0).contains(share)) {
                 return cache_spec_error(field, found.to_string(), "0 to 1");
             }
+        }
+        if let Some(found) = cache
+            .co_runner_fill_bytes_per_cycle
+            .filter(|found| !(found.is_finite() && *found > 0.0))
+        {
+            let field = "co_runner_fill_bytes_per_cycle";
+            return cache_spec_error(field, found.to_string(), "a positive number, or none");
         }
         let is_divisor = cache.shared_by_cores != 0
             && self.cores_per_package.is_multiple_of(cache.shared_by_cores);

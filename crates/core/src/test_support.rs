@@ -304,6 +304,7 @@ pub fn cache_spec(
         replacement: ReplacementPolicy::Lru,
         stream_insertion: None,
         co_runner_insertion: None,
+        co_runner_fill_bytes_per_cycle: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,

@@ -26,6 +26,10 @@ const MIN_START_ROUNDS: f64 = 1.0;
 const MIN_MEASURED_CYCLES: f64 = 100e6;
 const MIN_MEASURED_ROUNDS: f64 = 4.0;
 
+/// Slowdown minus one, misses and references per instruction, instructions per cycle, and lines fetched per cycle of a
+/// program in one solution.
+pub(crate) type RunRates = [f64; 5];
+
 /// The forecast for one program of a group.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MemberForecast {
@@ -85,11 +89,11 @@ pub fn forecast_alone(
     machine: &MachineSpec,
     program: &TimedProgram,
 ) -> ForecastResult<SoloForecast> {
-    let runs: Vec<[f64; 4]> = (0..program.timed_draws.len())
+    let runs: Vec<RunRates> = (0..program.timed_draws.len())
         .map(|draw| Ok(solve_draw(machine, &[program], &[0], draw, 1.0)?[0]))
         .collect::<ForecastResult<_>>()?;
     let median_of =
-        |value: fn(&[f64; 4]) -> f64| median_of_draws(&runs.iter().map(value).collect::<Vec<_>>());
+        |value: fn(&RunRates) -> f64| median_of_draws(&runs.iter().map(value).collect::<Vec<_>>());
     Ok(SoloForecast {
         mpki: median_of(|run| 1000.0 * run[1]),
         cycles_per_instr: median_of(|run| 1.0 / run[3]),
@@ -111,7 +115,7 @@ pub fn forecast_placed(
         .map(|program| program.timed_draws.len())
         .max()
         .unwrap_or(1);
-    let runs_by_draw: Vec<Vec<[f64; 4]>> = (0..draw_count)
+    let runs_by_draw: Vec<Vec<RunRates>> = (0..draw_count)
         .map(|draw| solve_draw(machine, programs, cpus, draw, 1.0))
         .collect::<Result<_, _>>()?;
     let space_deviation = machine
@@ -132,7 +136,7 @@ pub fn forecast_placed(
         1.0 / (1.0 + space_deviation),
     )?;
     // Alone, the program has the speed of its profile, however much space it needs.
-    let slowdown_change = |index: usize, run: &[[f64; 4]]| {
+    let slowdown_change = |index: usize, run: &[RunRates]| {
         let median_member = &runs_by_draw[draw_count / 2][index];
         (1.0 + median_member[0]) * (median_member[3] / run[index][3] - 1.0)
     };
@@ -274,18 +278,19 @@ fn share_last_level(machine: &mut MachineSpec, cores: u32) {
         .for_each(|cache| cache.shared_by_cores = cores);
 }
 
-/// Returns the slowdown minus one, misses and references per instruction, and instructions per cycle of each program,
-/// for one draw, if each needs `space_factor` times the space for the same misses.
+/// Returns the rates of each program, for one draw, if each needs `space_factor` times the space for the same misses.
 ///
 /// If lines of a co-runner take only a share of the space that they would take under LRU, the result lies by this share
-/// between that with one cache and that with a cache of this size for each core; memory is shared in both.
+/// between that with one cache and that with a cache of this size for each core; memory is shared in both. Where other
+/// systems fill the cache, what stays is what was touched within a time that is the cache's size divided by all traffic. So
+/// co-runners with half of the traffic with which the share was measured shorten it half as much, and take half of the space.
 fn solve_draw(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
     cpus: &[u32],
     draw_index: usize,
     space_factor: f64,
-) -> ForecastResult<Vec<[f64; 4]>> {
+) -> ForecastResult<Vec<RunRates>> {
     let solve =
         |machine: &MachineSpec| solve_with_cache(machine, programs, cpus, draw_index, space_factor);
     let last_level = machine.last_level_cache();
@@ -302,12 +307,28 @@ fn solve_draw(
         return Ok(apart);
     }
     let together = solve(machine)?;
-    let between = |(apart, together): (&[f64; 4], &[f64; 4])| {
+    let line_bytes = last_level.map_or(0.0, |cache| f64::from(cache.line_bytes));
+    let measured_traffic = last_level.and_then(|cache| cache.co_runner_fill_bytes_per_cycle);
+    let cpus_per_cache =
+        last_level.map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
+    let share_taken_from = |index: usize| {
+        let Some(measured_traffic) = measured_traffic else {
+            return taken_share;
+        };
+        let cache_of = |index: usize| cpus[index] / cpus_per_cache;
+        let lines_per_cycle: f64 = (0..programs.len())
+            .filter(|&other| other != index && cache_of(other) == cache_of(index))
+            .map(|other| apart[other][4])
+            .sum();
+        taken_share * (line_bytes * lines_per_cycle / measured_traffic).min(1.0)
+    };
+    let between = |index: usize| {
+        let share = share_taken_from(index);
         std::array::from_fn(|metric| {
-            apart[metric] + taken_share * (together[metric] - apart[metric])
+            apart[index][metric] + share * (together[index][metric] - apart[index][metric])
         })
     };
-    Ok(apart.iter().zip(&together).map(between).collect())
+    Ok((0..programs.len()).map(between).collect())
 }
 
 fn solve_with_cache(
@@ -316,7 +337,7 @@ fn solve_with_cache(
     cpus: &[u32],
     draw_index: usize,
     space_factor: f64,
-) -> ForecastResult<Vec<[f64; 4]>> {
+) -> ForecastResult<Vec<RunRates>> {
     let no_cache_error = || failed(&machine.name)("no data cache to share");
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(no_cache_error)?;
     let mut slots = Vec::new();
@@ -358,14 +379,14 @@ fn solve_with_cache(
 }
 
 /// Runs an engine until `start_cycles`, and then for `read_cycles`. Returns for each task in the latter: slowdown minus one,
-/// misses (by the counter of the task) and references per instruction, and instructions per cycle.
+/// misses (by the counter of the task) and references per instruction, instructions per cycle, and lines fetched per cycle.
 pub(crate) fn window_rates(
     engine: &mut IntervalEngine,
     slots: &[u32],
     miss_counters: &[usize],
     start_cycles: f64,
     read_cycles: f64,
-) -> Vec<[f64; 4]> {
+) -> Vec<RunRates> {
     engine.run(start_cycles);
     let earlier_totals: Vec<TaskTotals> = slots
         .iter()
@@ -383,6 +404,7 @@ pub(crate) fn window_rates(
             count_since(miss_counter) / instructions,
             count_since(REFERENCES) / instructions,
             instructions / cycles,
+            count_since(FILLS) / cycles,
         ]
     };
     slots
@@ -455,6 +477,19 @@ mod tests {
         );
         assert!(none[0].abs() < 0.01 && all[0] > 0.2, "{none:?} {all:?}");
         assert!((half[0] - 0.5 * all[0]).abs() < 0.01, "{half:?} {all:?}");
+        // A stream with half of the traffic of the measured co-runner takes half of the share.
+        let stream_alone = forecast_together(&machine, &[&stream, &stream]).unwrap()[1];
+        let line_bytes = f64::from(machine.last_level_cache().unwrap().line_bytes);
+        let traffic = line_bytes * stream_alone.mpki / 1000.0 * stream_alone.instr_per_cycle;
+        for cache in &mut machine.caches {
+            cache.co_runner_insertion = Some(0.5);
+            cache.co_runner_fill_bytes_per_cycle = Some(2.0 * traffic);
+        }
+        let quarter = forecast_together(&machine, &[&large, &stream]).unwrap();
+        assert!(
+            (quarter[0].slowdown.value - 0.25 * all[0]).abs() < 0.02,
+            "{quarter:?} {all:?}"
+        );
         // Two streams that need more than the memory has wait for it, whatever the cache does.
         let mut machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         machine.memory.bytes_per_cycle = 0.2;

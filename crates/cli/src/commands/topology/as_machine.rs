@@ -28,6 +28,8 @@ const ASSUMED_REMOTE_NS: f64 = 190.0;
 const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
 /// Misses that a core overlaps, if not measured.
 const ASSUMED_OVERLAP: u32 = 24;
+/// Share of the shown cache below which the owned part says that other guests decide what stays in it.
+const OWNED_BY_OTHERS_SHARE: f64 = 0.5;
 /// Of Zen 4 (13) to Golden Cove (17) by their optimization guides, and what decoding adds.
 const ASSUMED_MISPREDICT_CYCLES: u32 = 17;
 /// Share of the latency that prefetchers must hide for a stride to count as detected.
@@ -192,7 +194,7 @@ pub fn build_machine(
         "caches.way_partitions",
     );
     sources.add(KeySource::Assumed, "pipeline.issue_width, pipeline.window, pipeline.loads_pass, caches.replacement, caches.write, caches.inclusion, coherence, memory.remote_latency_cycles, memory.scheduling, pages, os, counters");
-    let measured_levels = apply_calibration(&mut caches, calibration, cycles_of);
+    let measured_levels = apply_calibration(&mut caches, calibration, clock_hertz, cycles_of);
     sources.add_caches(&caches, &measured_levels);
     let memory_ns = calibration.map_or(ASSUMED_MEMORY_NS, |host| host.memory_ns.value);
     let local_latency_cycles = cycles_of(memory_ns);
@@ -331,7 +333,7 @@ impl KeySources {
             if is_last {
                 self.add(
                     source_of(cache.stream_insertion.is_some(), KeySource::Assumed),
-                    &format!("stream_insertion and co_runner_insertion of {name}"),
+                    &format!("stream_insertion, co_runner_insertion and co_runner_fill_bytes_per_cycle of {name}"),
                 );
             }
         }
@@ -372,6 +374,7 @@ struct MeasuredCacheKeys {
 fn apply_calibration(
     caches: &mut [CacheSpec],
     calibration: Option<&HostCalibration>,
+    clock_hertz: u64,
     cycles_of: impl Fn(f64) -> u32,
 ) -> MeasuredCacheKeys {
     let mut keys = MeasuredCacheKeys {
@@ -399,8 +402,14 @@ fn apply_calibration(
         if let Some(bytes) = host.shared_bytes {
             let row_bytes = u64::from(shared.ways) * u64::from(shared.line_bytes);
             let rows = ((bytes.value / row_bytes as f64).round() as u64).max(1);
-            shared.size_bytes = (rows * row_bytes).min(shared.size_bytes);
+            let shown_bytes = shared.size_bytes;
+            shared.size_bytes = (rows * row_bytes).min(shown_bytes);
             keys.has_size = true;
+            if (shared.size_bytes as f64) < OWNED_BY_OTHERS_SHARE * shown_bytes as f64 {
+                shared.co_runner_fill_bytes_per_cycle = host
+                    .neighbor_bytes_per_s()
+                    .map(|bytes| bytes / clock_hertz as f64);
+            }
         }
         shared.stream_insertion = host.insertion.map(|share| share.stream.value);
         shared.co_runner_insertion = host.insertion.map(|share| share.random.value);
@@ -548,6 +557,7 @@ fn cache_spec(
         replacement: ReplacementPolicy::Lru,
         stream_insertion: None,
         co_runner_insertion: None,
+        co_runner_fill_bytes_per_cycle: None,
         write: WritePolicy::Back,
         inclusion: Inclusion::NonInclusive,
         index: SetIndexing::Physical,
@@ -738,7 +748,7 @@ mod tests {
         for key in [
             "hertz",
             "mispredict_cycles",
-            "stream_insertion and co_runner_insertion of L3",
+            "stream_insertion, co_runner_insertion and co_runner_fill_bytes_per_cycle of L3",
             "size_bytes of L3",
             "latency_cycles of L2",
         ] {

@@ -67,6 +67,18 @@ pub struct HostCalibration {
     pub insertion: Option<MeasuredInsertion>,
 }
 
+impl HostCalibration {
+    /// Returns the traffic of the random co-runner with which insertion was measured; `None` if as many walks were not
+    /// measured alone.
+    pub fn neighbor_bytes_per_s(&self) -> Option<f64> {
+        let alone = self
+            .parallel_walks
+            .iter()
+            .find(|parallel| parallel.walks as usize == NEIGHBOR_WALKS)?;
+        Some(64e9 / alone.ns_per_miss.value)
+    }
+}
+
 /// Share of a co-runner's lines that take space from a resident working set as under LRU: 1 for an LRU cache of the fitted
 /// size that the guest has to itself, and near 0 if other guests fill the cache so fast that they decide what stays.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]

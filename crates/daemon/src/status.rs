@@ -117,7 +117,7 @@ pub struct DaemonStatus {
     pub overridden: Vec<String>,
     /// The plugin of the container runtime; `None` if none is configured.
     pub nri: Option<NriState>,
-    /// Rules, cpusets, floors and profiles that matched no process at the last check, which is made once a minute.
+    /// Rules, cpusets and profiles that matched no process at the last check, which is made once a minute.
     #[serde(default)]
     pub unmatched_rules: Vec<String>,
     /// Pressure-stall information of the host.

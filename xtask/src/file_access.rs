@@ -69,7 +69,7 @@ const REMOVING_FILES: &[(&str, &str)] = &[
     ),
 ];
 /// Crates that may open files: those that are not shipped, and `files` itself.
-const UNCHECKED_CRATES: &[&str] = &["crates/files/", "crates/bench/"];
+const UNCHECKED_CRATES: &[&str] = &["crates/files/"];
 /// Files that may open paths themselves, at most [`MAX_ALLOWED`], each with its reason.
 const ALLOWED_FILES: &[(&str, &str)] = &[
     (

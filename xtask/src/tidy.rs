@@ -47,12 +47,6 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "bench",
-        &[
-            "core", "files", "daemon", "linux", "report", "spec", "trace",
-        ],
-    ),
-    (
         "python",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report",

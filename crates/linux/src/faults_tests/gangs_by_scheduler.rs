@@ -137,7 +137,7 @@ fn the_schedulers_gangs_follow_advice_until_the_plan_drops_it() {
         sent_plan
             .tasks
             .iter()
-            .find(|task| task.thread == tid)
+            .find(|task| task.thread == Some(tid))
             .unwrap()
             .gang
     };

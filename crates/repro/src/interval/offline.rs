@@ -10,7 +10,7 @@
 use std::path::PathBuf;
 
 use cachemate_core::{CpuId, SplitMix64};
-use cachemate_forecast::{TimedProgram, forecast_together, solo_mpki};
+use cachemate_forecast::{ForecastResult, TimedProgram, forecast_alone, forecast_together};
 use cachemate_trace::{CmtReader, TraceReader, bundled_recordings};
 
 use super::score::TaskComparison;
@@ -103,8 +103,8 @@ pub(super) fn compare_forecasts(
         })?;
         let solo_mpkis: Vec<f64> = timed_programs
             .iter()
-            .map(|program| solo_mpki(&bench.machine, program))
-            .collect::<Result<_, _>>()?;
+            .map(|program| Ok(forecast_alone(&bench.machine, program)?.mpki))
+            .collect::<ForecastResult<_>>()?;
         let timed_position = |index: usize| {
             used_recordings
                 .iter()

@@ -51,7 +51,7 @@ build:
 
 bench:
 	@scripts/setup.sh build
-	$(CARGO) run --release --locked -p cachemate-benches
+	$(CARGO) run --release --locked -p cachemate-bench --bin ratios
 
 KILLS ?= 200
 kill:

@@ -1,5 +1,5 @@
 //! Miss-rate curves of the simulator's programs beside those of recorded real programs of the same family, as the
-//! tables of docs/validation.md. `cargo run --release -p cachemate-benches --example program_curves [PROGRAM...]`
+//! tables of docs/validation.md. `cargo run --release -p cachemate-bench --example program_curves [PROGRAM...]`
 //!
 //! Both sides pass the recording's filter (128 KiB, 8 ways), over as many data accesses as the recording has, after as
 //! many as it skipped (at most 64 M). The accesses that pass are counted by exact stack distances; a first touch is a

@@ -1,6 +1,6 @@
 //! The fraction of a program's L1 misses that find their line in an L2. The simulator's programs are compared with
 //! those measured on a POWER5 (thesis RM, Table 5.5 column g), as in the table of docs/validation.md. `cargo run
-//! --release -p cachemate-benches --example stack_hits`
+//! --release -p cachemate-bench --example stack_hits`
 //!
 //! As in the thesis, a log contains 163 840 misses of a 32 KB 4-way L1 with 128-byte lines that stores do not fill. Its
 //! first half warms an LRU stack of 15 360 lines; hits are counted in the second half. The log starts after 60 M

@@ -1,5 +1,5 @@
 # Two memory nodes, and the kernel's own cache-aware scheduling if it has one (7.2 and later); sourced by init. Caches
-# cost nothing here, because only values that are read, set and restored are checked.
+# cost nothing here, because only values that are read are checked.
 
 knobs=/sys/kernel/debug/sched/llc_balancing
 # told_nodes: the memory node of each CPU, according to cachemate.
@@ -27,27 +27,4 @@ scenario_nodes() {
         same "footprints-$balancing" "NUMA balancing $balancing: doctor, of the kernel's files" \
             "on, tolerance $(cat $knobs/aggr_tolerance); $footprints" "$(told_gathering)"
     done
-    before=$(cat $knobs/aggr_tolerance)
-    ln -sf /bin/lab-program /lab/bin/one
-    /lab/bin/one hold 64 &
-    pid=$!
-    printf 'mode = "act"\nkernel_cache_tolerance = 100\n[policy]\nname = "default"\n%s\n' "$(rules one)" >c.toml
-    for death in end kill; do
-        cachemate --quiet manage --config c.toml --state-dir state --socket /run/lab/s.sock >daemon.log 2>&1 &
-        daemon=$!
-        within 5 tolerance_is 100
-        same "set-$death" "kernel_cache_tolerance = 100: the kernel's file, and status" "100 on, tolerance 100" \
-            "$(cat $knobs/aggr_tolerance) $(within 10 says_tolerance && status | grep -o 'on, tolerance 100' | head -n 1)"
-        if [ "$death" = end ]; then
-            end
-        else
-            kill -9 "$daemon" # the guardian restores it
-            wait "$daemon" 2>/dev/null
-        fi
-        within 5 tolerance_is "$before"
-        same "back-$death" "after its end ($death) the file is as before" "$before" "$(cat $knobs/aggr_tolerance)"
-    done
-    kill "$pid"
 }
-tolerance_is() { [ "$(cat $knobs/aggr_tolerance)" = "$1" ]; }
-says_tolerance() { status | grep -q 'on, tolerance 100'; }

@@ -76,30 +76,6 @@ void model_free(struct model *m)
 
 /* ---- private caches ---- */
 
-static inline entry key_of(uint32_t line)
-{
-	return (line + 1) << 2;
-}
-
-static inline entry *l1_set(struct cpu *c, uint32_t line)
-{
-	return c->l1 + (size_t)(line & (L1_SETS - 1)) * WAYS_AT_MOST;
-}
-
-static inline entry *l2_set(struct cpu *c, uint32_t line)
-{
-	return c->l2 + (size_t)(line & (c->l2_sets - 1)) * c->l2_ways;
-}
-
-static inline int find(const entry *set, unsigned ways, uint32_t line)
-{
-	entry key = key_of(line);
-	for (unsigned i = 0; i < ways; i++)
-		if ((set[i] & ~(entry)FLAGS) == key)
-			return (int)i;
-	return -1;
-}
-
 /* Makes it the most recently used; what lay there before, or the least recently used, goes. */
 static inline void put(entry *set, unsigned ways, entry new)
 {
@@ -114,11 +90,6 @@ static inline void put(entry *set, unsigned ways, entry new)
 	for (; at > 0; at--)
 		set[at] = set[at - 1];
 	set[0] = new;
-}
-
-bool holds(struct model *m, struct cpu *c, uint32_t line)
-{
-	return find(l1_set(c, line), m->l1_ways, line) >= 0 || find(l2_set(c, line), c->l2_ways, line) >= 0;
 }
 
 static void remove_at(entry *set, unsigned ways, int at)

@@ -87,8 +87,36 @@ struct model {
 	uint32_t hurt[TASKS_AT_MOST][TASKS_AT_MOST];
 };
 
+static inline entry key_of(uint32_t line)
+{
+	return (line + 1) << 2;
+}
+
+static inline entry *l1_set(struct cpu *c, uint32_t line)
+{
+	return c->l1 + (size_t)(line & (L1_SETS - 1)) * WAYS_AT_MOST;
+}
+
+static inline entry *l2_set(struct cpu *c, uint32_t line)
+{
+	return c->l2 + (size_t)(line & (c->l2_sets - 1)) * c->l2_ways;
+}
+
+static inline int find(const entry *set, unsigned ways, uint32_t line)
+{
+	entry key = key_of(line);
+	for (unsigned i = 0; i < ways; i++)
+		if ((set[i] & ~(entry)FLAGS) == key)
+			return (int)i;
+	return -1;
+}
+
 /* Whether a CPU's L1 or L2 has the line. */
-bool holds(struct model *, struct cpu *, uint32_t line);
+static inline bool holds(const struct model *m, struct cpu *c, uint32_t line)
+{
+	return find(l1_set(c, line), m->l1_ways, line) >= 0 || find(l2_set(c, line), c->l2_ways, line) >= 0;
+}
+
 /* Whether the L3 has it; if not it is put in, into a way of the class's mask. */
 bool l3_touch(struct model *, struct cpu *by, unsigned l3, uint32_t line, uint64_t now);
 /* Fetches the L3's records of the line into the host's cache, while the private caches are searched. */

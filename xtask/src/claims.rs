@@ -6,8 +6,7 @@
 //! time and share are converted; a source that is missing or no number is reported, so that a renamed constant does not
 //! detach its statements.
 
-use crate::rules::Complaint;
-use crate::source_tree::{SourceFile, SourceTree};
+use crate::source_tree::{Complaint, SourceFile, SourceTree};
 
 /// Units on pages, in bytes, seconds and fractions.
 const UNITS: &[(&str, f64)] = &[
@@ -149,7 +148,7 @@ fn evaluate(expression: &str, constant: &dyn Fn(&str) -> Option<f64>) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{complaint_lines, tree_of};
+    use crate::source_tree::tests::{complaint_lines, tree_of};
 
     const CODE: &str = "pub const MAX_BYTES: usize = HEAD + RECORDS * (4 + 8);\nconst HEAD: usize = 20;\n\
         const WAIT: Duration = Duration::from_millis(1_500);\nconst PAUSE_NS: u64 = 3_000_000_000;\n\

@@ -4,8 +4,7 @@
 //! crate `files` opens such paths safely, so other crates do not open paths themselves. Tests, benches and this crate
 //! are exempt.
 
-use crate::rules::Complaint;
-use crate::source_tree::SourceTree;
+use crate::source_tree::{Complaint, SourceTree};
 
 /// Calls that open, read or write a path, or test its existence.
 const ACCESSES: &[&str] = &[
@@ -69,7 +68,7 @@ const REMOVING_FILES: &[(&str, &str)] = &[
     ),
 ];
 /// Crates that may open files: those that are not shipped, and `files` itself.
-const UNCHECKED_CRATES: &[&str] = &["crates/files/", "crates/bench/"];
+const UNCHECKED_CRATES: &[&str] = &["crates/files/"];
 /// Files that may open paths themselves, at most [`MAX_ALLOWED`], each with its reason.
 const ALLOWED_FILES: &[(&str, &str)] = &[
     (
@@ -153,7 +152,7 @@ fn is_checked(path: &str, allowed_files: &[(&str, &str)]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{complaint_lines, tree_of};
+    use crate::source_tree::tests::{complaint_lines, tree_of};
 
     /// Is an access in a product's code rejected, and accepted in tests, text and the allowed places?
     #[test]

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::rules::Complaint;
-use crate::source_tree::{SourceFile, SourceTree};
+use crate::source_tree::{Complaint, SourceFile, SourceTree};
 
 /// Complaints about relative links whose file or heading does not exist.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
@@ -145,7 +144,7 @@ pub fn normalize(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{complaint_lines, tree_of};
+    use crate::source_tree::tests::{complaint_lines, tree_of};
 
     /// Are missing files and headings rejected with their line, and links to the web, to code and to headings accepted?
     #[test]

@@ -11,7 +11,6 @@ mod dependency_cycles;
 mod file_access;
 mod links;
 mod locks;
-mod messages;
 mod named_tests;
 mod page_index;
 mod policy_constants;
@@ -31,7 +30,6 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   ci-time report                 print the costs of this run beside .ci/times.json; fail on gross growth
   ci-time accept                 make this run's costs the record
   map                            draw the crates and their dependencies into docs/pictures/crates.svg
-  messages LINE                  print the functions that decide a message
   constants                      print the constants of the policy auto and of the verifier as a table
   results                        generate docs/results/ from its data
   results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
@@ -50,7 +48,6 @@ fn main() -> ExitCode {
         ["ci-time", "report"] => ci_time::report(root),
         ["ci-time", "accept"] => ci_time::store_record(root),
         ["map"] => crate_map::write(root),
-        ["messages", line] => messages::print(root, line),
         ["constants"] => policy_constants::print(root),
         ["results"] => results::write(root),
         ["results", "import", file, name] => {

@@ -5,8 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::rules::Complaint;
-use crate::source_tree::SourceTree;
+use crate::source_tree::{Complaint, SourceTree};
 
 const PAGES: &[&str] = &["docs/threat-model.md"];
 
@@ -62,7 +61,7 @@ fn declared_functions(tree: &SourceTree) -> BTreeSet<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{complaint_lines, tree_of};
+    use crate::source_tree::tests::{complaint_lines, tree_of};
 
     /// Are a name without a function and a row without a test rejected, and another table accepted?
     #[test]

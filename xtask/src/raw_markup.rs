@@ -4,8 +4,7 @@
 //! files, for its own styles and drawings. All other pages can insert a `Drawing`, but cannot mistake foreign text
 //! for markup.
 
-use crate::rules::Complaint;
-use crate::source_tree::SourceTree;
+use crate::source_tree::{Complaint, SourceTree};
 
 const ALLOWED_FILES: [&str; 2] = [
     "crates/report/src/html_page.rs",
@@ -37,7 +36,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{complaint_lines, tree_of};
+    use crate::source_tree::tests::{complaint_lines, tree_of};
 
     /// Is raw markup refused in a page, and accepted in text and in the two places?
     #[test]

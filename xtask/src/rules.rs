@@ -3,24 +3,8 @@
 use std::io;
 use std::path::Path;
 
-use crate::source_tree::{self, SourceTree};
+use crate::source_tree::{self, Complaint, SourceTree};
 use crate::{claims, file_access, links, named_tests, raw_markup, type_names};
-
-/// A place that violates a rule.
-pub struct Complaint {
-    location: String,
-    text: String,
-}
-
-impl Complaint {
-    /// Builds a complaint about one line, numbered from one.
-    pub fn new(file: &str, line: usize, text: String) -> Self {
-        Complaint {
-            location: format!("{file}:{line}"),
-            text,
-        }
-    }
-}
 
 /// A rule with its check.
 struct Rule {
@@ -75,28 +59,8 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use crate::source_tree::SourceFile;
-
-    /// Returns the files for a test of a rule, by path.
-    pub fn tree_of(files: &[(&str, &str)]) -> SourceTree {
-        let paths = files.iter().map(|(path, _)| path.to_string()).collect();
-        let file =
-            |(path, text): &(&str, &str)| SourceFile::new(path.to_string(), text.to_string());
-        SourceTree {
-            files: files.iter().map(file).collect(),
-            paths,
-        }
-    }
-
-    /// Complaints in the form `file:line: text`.
-    pub fn complaint_lines(complaints: Vec<Complaint>) -> Vec<String> {
-        complaints
-            .iter()
-            .map(|complaint| format!("{}: {}", complaint.location, complaint.text))
-            .collect()
-    }
 
     /// Does this checkout follow the rules?
     #[test]

@@ -64,6 +64,22 @@ pub struct SourceTree {
     pub paths: BTreeSet<String>,
 }
 
+/// A place that violates a rule.
+pub struct Complaint {
+    pub location: String,
+    pub text: String,
+}
+
+impl Complaint {
+    /// Builds a complaint about one line, numbered from one.
+    pub fn new(file: &str, line: usize, text: String) -> Self {
+        Complaint {
+            location: format!("{file}:{line}"),
+            text,
+        }
+    }
+}
+
 /// Reads everything below the root, except for build products.
 ///
 /// # Errors
@@ -214,8 +230,27 @@ fn character_length(remaining: &str) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// Returns the files for a test of a rule, by path.
+    pub fn tree_of(files: &[(&str, &str)]) -> SourceTree {
+        let paths = files.iter().map(|(path, _)| path.to_string()).collect();
+        let file =
+            |(path, text): &(&str, &str)| SourceFile::new(path.to_string(), text.to_string());
+        SourceTree {
+            files: files.iter().map(file).collect(),
+            paths,
+        }
+    }
+
+    /// Complaints in the form `file:line: text`.
+    pub fn complaint_lines(complaints: Vec<Complaint>) -> Vec<String> {
+        complaints
+            .iter()
+            .map(|complaint| format!("{}: {}", complaint.location, complaint.text))
+            .collect()
+    }
 
     /// Are strings, raw strings, characters, lifetimes and comments distinguished, also over several lines?
     #[test]

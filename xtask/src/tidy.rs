@@ -16,7 +16,8 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("policy", &["core", "locality"]),
     ("sim", &["core", "locality"]),
     ("interval", &["core", "locality"]),
-    ("linux", &["core", "files", "agent"]),
+    ("gangs", &[]),
+    ("linux", &["core", "files", "agent", "gangs"]),
     ("trace", &["core", "files"]),
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
@@ -44,12 +45,6 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
         &[
             "core", "files", "policy", "pipeline", "linux", "agent", "trace", "report", "page",
             "spec",
-        ],
-    ),
-    (
-        "bench",
-        &[
-            "core", "files", "daemon", "linux", "report", "spec", "trace",
         ],
     ),
     (

@@ -5,8 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::rules::Complaint;
-use crate::source_tree::{RustLine, SourceTree};
+use crate::source_tree::{Complaint, RustLine, SourceTree};
 
 /// Names that every crate may declare, because they mean the same everywhere.
 const REPEATABLE_NAMES: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
@@ -155,7 +154,7 @@ fn words_after_visibility(code: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{complaint_lines, tree_of};
+    use crate::source_tree::tests::{complaint_lines, tree_of};
 
     /// Is a second declaration rejected at its line, whatever its kind, visibility and workspace?
     #[test]

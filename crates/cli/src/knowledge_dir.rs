@@ -10,7 +10,7 @@ use anyhow::Context;
 use cachemate_fleet::extender::{ClusterKnowledge, full_image_name};
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::scorer::NodeCacheState;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Maximum size of one object. A curve has at most 4 KB, and a node with 256 caches at most 256 KB.
 pub const MAX_OBJECT_BYTES: u64 = 1 << 20;
@@ -37,11 +37,11 @@ struct ObjectName {
 }
 
 /// The `spec` of a `WorkloadProfile`.
-#[derive(Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProfileSpec {
     /// Images to which the profile applies.
     #[serde(default)]
-    images: Vec<String>,
+    pub images: Vec<String>,
     /// The profile.
     pub profile: WorkloadProfile,
 }

@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, RESOURCE_PATH};
 use crate::extender_server::unix_seconds;
+use crate::knowledge_dir::ProfileSpec;
 use crate::session::Session;
 
 /// Time between two reads of the status.
@@ -44,13 +45,6 @@ const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const PUBLISHER_LABEL: &str = "cachemate.io/publisher";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// A profile with the images that it describes.
-#[derive(Clone, PartialEq, Debug)]
-struct NamedProfile {
-    images: Vec<String>,
-    profile: WorkloadProfile,
-}
-
 /// The publisher of one node.
 pub struct NodePublisher {
     server: ApiServer,
@@ -59,7 +53,7 @@ pub struct NodePublisher {
     /// Time and content of the last write of the node's state.
     written_state: Option<(Instant, NodeCacheState)>,
     /// The same for each profile.
-    written_profiles: BTreeMap<String, (Instant, NamedProfile)>,
+    written_profiles: BTreeMap<String, (Instant, ProfileSpec)>,
 }
 
 impl NodePublisher {
@@ -182,9 +176,9 @@ impl NodePublisher {
     }
 
     /// Writes a profile, unless the object of that name is another publisher's and no less certain.
-    fn write_profile(&self, name: &str, named: &NamedProfile) -> anyhow::Result<()> {
+    fn write_profile(&self, name: &str, named: &ProfileSpec) -> anyhow::Result<()> {
         let path = format!("{RESOURCE_PATH}/workloadprofiles");
-        let spec = json!({ "images": named.images, "profile": named.profile });
+        let spec = json!(named);
         let labels = json!({ PUBLISHER_LABEL: self.node });
         let (status, present) = self.send("GET", &format!("{path}/{name}"), None, &[200, 404])?;
         if status == 404 {
@@ -333,7 +327,7 @@ fn thread_profile(
 
 /// Returns the profiles of services whose image or profile's name is known, by the name of the object. The busiest thread
 /// with a profile stands for a service.
-fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, NamedProfile> {
+fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, ProfileSpec> {
     let mut services: Vec<_> = status.services.iter().collect();
     services.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
     let mut profiles = BTreeMap::new();
@@ -367,7 +361,7 @@ fn service_profiles(status: &DaemonStatus) -> BTreeMap<String, NamedProfile> {
             ))
         });
         if let Some((_, profile)) = measured.max_by(|a, b| a.0.total_cmp(&b.0)) {
-            profiles.entry(name).or_insert(NamedProfile {
+            profiles.entry(name).or_insert(ProfileSpec {
                 images: service.images.clone(),
                 profile,
             });

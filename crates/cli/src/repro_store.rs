@@ -175,11 +175,6 @@ impl StorePrune {
             .open()?
             .prune(self.to.0)
             .context("cannot prune the store")?;
-        #[derive(Serialize)]
-        struct PrunedFiles {
-            removed: u64,
-            bytes: u64,
-        }
         let removal_text = || {
             format!(
                 "removed {} of {} MiB\n",
@@ -189,10 +184,7 @@ impl StorePrune {
         };
         session.print_result(
             self.dir.json.json,
-            &PrunedFiles {
-                removed: removed_files,
-                bytes,
-            },
+            &BTreeMap::from([("bytes", bytes), ("removed", removed_files)]),
             removal_text,
         )
     }

@@ -254,41 +254,12 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     format!("{}{more_line}", table.text())
 }
 
-/// Returns one line for each service that has a promised floor.
-fn floor_lines(services: &[ServiceStatus]) -> String {
-    let floor_line = |service: &ServiceStatus| {
-        let floor = service.floor.as_ref()?;
-        let detail = match (&floor.measured, &floor.reason) {
-            (Some(rate), _) => {
-                format!(
-                    "{} a second ({} to {})",
-                    format_fixed(rate.value, 1),
-                    format_fixed(rate.low, 1),
-                    format_fixed(rate.high, 1)
-                )
-            }
-            (None, reason) => reason.clone().unwrap_or_default(),
-        };
-        let (name, min_rate) = (
-            escape_controls(&service.name),
-            format_fixed(floor.min_rate, 1),
-        );
-        Some(format!(
-            "floor of {name}: {min_rate} a second, {}: {}\n",
-            floor.state.describe(),
-            escape_controls(&detail)
-        ))
-    };
-    services.iter().filter_map(floor_line).collect()
-}
-
-/// Losses, table and floors of the services.
+/// Losses and table of the services.
 pub fn render_services(services: &[ServiceStatus], max_rows: usize) -> String {
     format!(
-        "\n{}\n{}{}",
+        "\n{}\n{}",
         loss_lines(services),
-        service_table(services, max_rows),
-        floor_lines(services)
+        service_table(services, max_rows)
     )
 }
 
@@ -335,7 +306,6 @@ mod tests {
             prevented: Vec::new(),
             reason: reason.map(str::to_string),
             max_slowdown_percent: None,
-            floor: None,
         }
     }
 

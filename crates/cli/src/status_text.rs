@@ -251,7 +251,7 @@ pub fn gang_lines(status: &DaemonStatus) -> String {
             turns.join(", then ")
         )
     };
-    let group_text = |group: &cachemate_daemon::status::CpusetStatus| {
+    let group_text = |group: &cachemate_core::CpusetGroup| {
         format!("cpuset {} confined to CPUs {}\n", group.cgroup, group.cpus)
     };
     status

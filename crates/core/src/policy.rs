@@ -256,6 +256,9 @@ pub struct Goal {
     /// work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_rate: Option<f64>,
+    /// Whether only reported work counts for the rate, because the rule names the file that counts it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_rate_reported: bool,
 }
 
 impl Default for Goal {
@@ -265,6 +268,7 @@ impl Default for Goal {
             priority: 1.0,
             max_slowdown: None,
             min_rate: None,
+            is_rate_reported: false,
         }
     }
 }
@@ -287,6 +291,7 @@ impl Goal {
             priority: self.priority.max(other.priority),
             max_slowdown: stricter_of(self.max_slowdown, other.max_slowdown, f64::min),
             min_rate: stricter_of(self.min_rate, other.min_rate, f64::max),
+            is_rate_reported: self.is_rate_reported || other.is_rate_reported,
         }
     }
 }

@@ -14,8 +14,9 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CacheLevel, CounterEvent, Decision, Estimate, Fact, FactSource, Observation, Plan, ProcessId,
-    Profile, Profiles, RatioOfSums, Reason, ReasonKind, StallCause, TaskId, TaskSample, Topology,
+    CacheLevel, CounterEvent, Decision, Estimate, Fact, FactSource, Goal, Observation, Plan,
+    ProcessId, Profile, Profiles, RatioOfSums, Reason, ReasonKind, StallCause, TaskId, TaskSample,
+    Topology,
 };
 
 /// The state of a promise.
@@ -133,6 +134,8 @@ pub enum MissingPromiseEvidence {
     Windows,
     /// Work: the program is not running.
     Work,
+    /// A growing number in the file that counts the work.
+    Report,
 }
 
 impl MissingPromiseEvidence {
@@ -151,6 +154,9 @@ impl MissingPromiseEvidence {
                 "the plan in force is too new; some windows more will tell"
             }
             MissingPromiseEvidence::Work => "it does no work at present",
+            MissingPromiseEvidence::Report => {
+                "its progress_file has no growing number, and nothing else counts this work"
+            }
         }
     }
 }
@@ -374,6 +380,8 @@ fn modeled_solo_cycles(
 struct JudgedWindow {
     amount: f64,
     reference: Estimate,
+    /// Whether the amount is reported work; windows with different measures are not added.
+    is_reported: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -458,7 +466,7 @@ impl PromiseTracker {
             for term in terms.into_iter().flatten() {
                 let is_rate = matches!(term, PromiseTerm::MinRate(_));
                 let judgment = if is_rate {
-                    measure_work_rate(&threads, observation).map(|window| (window, None))
+                    measure_work_rate(&threads, goal, observation).map(|window| (window, None))
                 } else {
                     estimate_slowdown(&threads, observation, profiles, last_level)
                 };
@@ -547,19 +555,25 @@ fn estimate_slowdown(
         JudgedWindow {
             amount: demand_ns,
             reference: solo_ns,
+            is_reported: false,
         },
         basis,
     ))
 }
 
 /// Returns the work per second of each working thread in one window: reported work, or instructions if no thread
-/// reports any.
+/// reports any and the goal accepts them.
 fn measure_work_rate(
     threads: &[&TaskSample],
+    goal: Goal,
     observation: &Observation,
 ) -> Result<JudgedWindow, MissingPromiseEvidence> {
     let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
     let has_reports = threads.iter().any(|task| task.progress.is_some());
+    if goal.is_rate_reported && !has_reports {
+        return Err(MissingPromiseEvidence::Report);
+    }
+
     let work_of = |task: &&TaskSample| {
         if has_reports {
             task.progress
@@ -575,6 +589,7 @@ fn measure_work_rate(
     Ok(JudgedWindow {
         amount: work_counts.iter().sum(),
         reference,
+        is_reported: has_reports,
     })
 }
 
@@ -585,7 +600,11 @@ impl PromiseHistory {
             // Once a solo speed turned out to belong to other work, the model is no evidence for this work.
             return self.add_unjudged(MissingPromiseEvidence::SoloSpeed, is_counted);
         }
-        if self.basis == Some(SoloBasis::Model) && basis.is_some() && !is_model {
+        let has_better_basis = self.basis == Some(SoloBasis::Model) && basis.is_some() && !is_model;
+        let has_other_measure = self
+            .judged_windows()
+            .any(|earlier| earlier.is_reported != window.is_reported);
+        if has_better_basis || has_other_measure {
             self.windows.clear();
         }
         self.basis = basis.or(self.basis);

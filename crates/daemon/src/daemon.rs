@@ -388,12 +388,7 @@ fn run_windows(
             &topology,
             control_loop.profiles(),
         );
-        services.observe(
-            control_loop,
-            &record.observation,
-            &mut status_tracker.status,
-            report,
-        );
+        services.observe(control_loop, &mut status_tracker.status, report);
         history.observe(&status_tracker.status.services, unix_time_s(), report);
         let level = calibrated_level.load(Ordering::Relaxed);
         let status = &status_tracker.status;

@@ -221,7 +221,6 @@ pub fn build_live_run(
         progress: run_options.progress.clone(),
         resctrl: host_survey.resctrl.clone(),
         gang_scheduler_socket: gang_scheduler_socket(&run_options.config),
-        kernel_tolerance: run_options.config.kernel_cache_tolerance,
         learned_profiles: run_options.learned_profiles.clone(),
         directory: run_options
             .runtime
@@ -386,6 +385,7 @@ pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
         namespace: rule.namespace.clone(),
         labels: rule.labels.clone(),
         takes_promises_from_labels: rule.promises_from == Some(PromiseSource::Labels),
+        progress_file: rule.progress_file.clone(),
         action: match rule.action {
             RuleAction::Manage => ManageAction::Manage(rule.goal()),
             RuleAction::Observe => ManageAction::Observe,

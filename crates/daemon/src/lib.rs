@@ -28,7 +28,6 @@ pub mod paths;
 pub mod programs;
 pub mod promise_status;
 pub mod rule_report;
-pub mod service_floors;
 pub mod service_profiles;
 pub mod service_status;
 mod service_watch;

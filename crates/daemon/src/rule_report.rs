@@ -9,7 +9,7 @@ use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, find_rule_matches};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_report::text::{escape_controls, format_number};
-use cachemate_spec::{ManageConfig, RuleAction, RuleConfig, ServiceFloorConfig, User};
+use cachemate_spec::{ManageConfig, RuleAction, RuleConfig, User};
 
 use crate::host;
 
@@ -25,7 +25,7 @@ pub struct RuleReport {
     pub warnings: Vec<String>,
 }
 
-/// Tests every process of this host against the rules, the cpusets, the floors and the profiles of `profiled_programs`.
+/// Tests every process of this host against the rules, the cpusets and the profiles of `profiled_programs`.
 ///
 /// # Errors
 /// The processes of this host cannot be listed.
@@ -35,14 +35,12 @@ pub fn build_rule_report<'a>(
 ) -> anyhow::Result<RuleReport> {
     let mut report = match_entries(config, profiled_programs, &ServiceDirectory::default())
         .context("cannot read the processes of this host")?;
-    for (index, floor) in config.service_floors.iter().enumerate() {
-        if let Some(path) = floor
-            .progress_file
-            .as_ref()
-            .filter(|path| !cachemate_files::path_exists(path))
+    for (index, rule) in config.rules.iter().enumerate() {
+        if let Some(path) = &rule.progress_file
+            && !cachemate_files::path_exists(path)
         {
             report.warnings.push(format!(
-                "service_floors[{index}].progress_file: {}: no such file now",
+                "rules[{index}].progress_file: {}: no such file now",
                 path.display()
             ));
         }
@@ -103,7 +101,7 @@ fn match_entries<'a>(
     Ok(report)
 }
 
-/// The cpusets, floors and profiles as rules that match the same programs, with their descriptions.
+/// The cpusets and profiles as rules that match the same programs, with their descriptions.
 fn named_programs<'a>(
     config: &ManageConfig,
     profiled_programs: impl Iterator<Item = &'a str>,
@@ -122,17 +120,6 @@ fn named_programs<'a>(
             rule,
         )
     };
-    let floor_rule = |(index, floor): (usize, &ServiceFloorConfig)| {
-        let rule = RuleConfig {
-            service: Some(floor.service.clone()),
-            ..RuleConfig::default()
-        };
-        let (conditions, rate) = (describe_conditions(&rule), format_number(floor.min_rate));
-        (
-            format!("service_floors[{index}] ({conditions}) at least {rate} a second"),
-            rule,
-        )
-    };
     let profile_rule = |name: &str| {
         let label = format!("profile of '{}'", escape_controls(name));
         (
@@ -144,9 +131,7 @@ fn named_programs<'a>(
         )
     };
     let cpuset_rules = config.cpusets.iter().enumerate().map(cpuset_rule);
-    let floor_rules = config.service_floors.iter().enumerate().map(floor_rule);
     cpuset_rules
-        .chain(floor_rules)
         .chain(profiled_programs.map(profile_rule))
         .collect()
 }
@@ -163,6 +148,9 @@ fn describe_treatment(rule: &RuleConfig) -> String {
             .map(|limit| format!("at most {} % slower", format_number(100.0 * limit))),
         rule.min_rate
             .map(|rate| format!("at least {} a second", format_number(rate))),
+        rule.progress_file
+            .as_ref()
+            .map(|path| format!("counted by {}", path.display())),
         rule.priority
             .map(|priority| format!("priority {}", format_number(priority))),
     ];
@@ -324,7 +312,7 @@ mod tests {
     #[test]
     fn entries_are_stated_as_understood() {
         let text = "[[rules]]\npid = 1\nmax_slowdown = '0.05%'\n[[cpusets]]\ncgroup = '/no/such.service'\ncpus = '0'\n\
-                    [[service_floors]]\nservice = 'no-such-service'\nmin_rate = 5\nprogress_file = '/no/such/file'";
+                    [[rules]]\nservice = 'no-such-service'\nmin_rate = 5\nprogress_file = '/no/such/file'";
         let config = cachemate_spec::parse_manage_config("c.toml", text, &|_| None).unwrap();
         let report = build_rule_report(&config, std::iter::once("no-such-program")).unwrap();
         assert!(
@@ -334,8 +322,8 @@ mod tests {
         );
         let starts = [
             "cpusets[0] (cgroup '/no/such.service') to CPUs 0 matches nothing now",
-            "service_floors[0] (service 'no-such-service') at least 5 a second matches nothing now",
-            "service_floors[0].progress_file: /no/such/file: no such file now",
+            "rules[1] (service 'no-such-service') matches nothing now",
+            "rules[1].progress_file: /no/such/file: no such file now",
             "profile of 'no-such-program' matches nothing now",
         ];
         for start in starts {

@@ -1,7 +1,7 @@
 //! Services as `status`, `top`, `explain`, the metrics and the page show them: the loss of each service, and the
 //! services that cause it.
 
-use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind};
+use cachemate_core::{Estimate, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
 
 use cachemate_linux::sense::service_directory::ContainerRecord;
@@ -65,36 +65,6 @@ pub struct ServiceStatus {
     pub reason: Option<String>,
     /// The smallest limit that a rule sets for one of its threads, in percent.
     pub max_slowdown_percent: Option<f64>,
-    /// Floor of the service, if the configuration has one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub floor: Option<FloorStatus>,
-}
-
-/// The floor of a service and its state.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct FloorStatus {
-    /// Minimum work per second of all its threads together.
-    pub min_rate: f64,
-    /// `reported`, `instructions` or `file`; `None` if no work is counted.
-    pub measure: Option<FloorMeasure>,
-    /// Mean rate of the last windows, with its 95 % interval.
-    pub measured: Option<Estimate>,
-    /// The state that follows from the interval.
-    pub state: PromiseState,
-    /// The reason why the state is unknown.
-    pub reason: Option<String>,
-}
-
-/// The measure of a service's work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FloorMeasure {
-    /// Work that its programs report.
-    Reported,
-    /// Instructions.
-    Instructions,
-    /// A progress file of its own.
-    File,
 }
 
 /// A service that ran while another one waited for its CPUs.
@@ -165,7 +135,6 @@ impl ServiceStatus {
             prevented: report.prevented_losses.iter().map(cache_cause).collect(),
             reason: report.reason.clone(),
             max_slowdown_percent: report.max_slowdown.map(rounded_percent),
-            floor: None,
         }
     }
 

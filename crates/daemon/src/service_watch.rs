@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
-use cachemate_core::Observation;
 use cachemate_linux::nri::{ContainerStarts, ContainerUpdates, NriChannels, NriOptions, NriThread};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_spec::ManageConfig;
 
 use crate::host::LiveLoop;
 use crate::rule_report::RuleCheck;
-use crate::service_floors::ServiceFloors;
 use crate::service_profiles::ProfileStore;
 
 use crate::status::DaemonStatus;
@@ -21,7 +19,6 @@ use crate::status::DaemonStatus;
 pub(crate) struct ServiceWatch {
     pub(crate) profile_store: ProfileStore,
     rule_check: RuleCheck,
-    service_floors: ServiceFloors,
     directory: ServiceDirectory,
     nri_plugin: Option<(NriThread, NriChannels)>,
 }
@@ -55,7 +52,6 @@ impl ServiceWatch {
         Ok(ServiceWatch {
             profile_store: ProfileStore::new(state_dir),
             rule_check: RuleCheck::new(config.clone()),
-            service_floors: ServiceFloors::new(config.service_floors.clone()),
             directory,
             nri_plugin,
         })
@@ -72,12 +68,9 @@ impl ServiceWatch {
     pub(crate) fn observe(
         &mut self,
         control_loop: &mut LiveLoop,
-        observation: &Observation,
         status: &mut DaemonStatus,
         report: &dyn Fn(&str),
     ) {
-        self.service_floors
-            .observe(observation, &mut status.services);
         let (machine, profiles) = control_loop.machine_and_profiles();
         if let Some(unread_programs) = machine.unread_programs() {
             for service in &mut status.services {
@@ -114,7 +107,6 @@ impl ServiceWatch {
 
     /// Replaces the configuration after a reload.
     pub(crate) fn set_config(&mut self, config: ManageConfig) {
-        self.service_floors = ServiceFloors::new(config.service_floors.clone());
         self.rule_check = RuleCheck::new(config);
     }
 

@@ -8,6 +8,7 @@
 //! other users have separate sets of connections; in a full set, the user with the most of them loses the oldest. Root
 //! and the daemon's user have a second socket, so that other users cannot keep them from getting an answer.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
@@ -28,7 +29,6 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::paths;
@@ -41,11 +41,6 @@ const MAX_REQUEST_BYTES: usize = 256;
 const MAX_REPLY_BYTES: u64 = 16 << 20;
 /// Maximum number of simultaneous connections in a set of users; allowed users together have four times as many.
 const MAX_CONNECTIONS: usize = 16;
-
-#[derive(Serialize, Deserialize)]
-struct SocketError {
-    error: String,
-}
 
 /// Flags that signals and the socket set, and the status that they show.
 #[derive(Clone, Default)]
@@ -294,7 +289,7 @@ fn render_reply(
     shared_status: &SharedStatus,
 ) -> serde_json::Result<String> {
     let user = peer.user;
-    let error_json = |error: String| serde_json::to_string(&SocketError { error });
+    let error_json = |error: String| serde_json::to_string(&BTreeMap::from([("error", error)]));
     match request {
         _ if !peer.is_allowed => error_json(format!(
             "user {user} may not ask here (allow_users in the configuration)"
@@ -339,8 +334,9 @@ fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Resul
     if reply.len() as u64 > MAX_REPLY_BYTES {
         bail!("{path_text}: found an answer of more than 16 MiB, expected that of a daemon");
     }
-    if let Ok(refusal) = serde_json::from_str::<SocketError>(&reply) {
-        bail!("{path_text}: {}", refusal.error);
+    let texts: Option<BTreeMap<String, String>> = serde_json::from_str(&reply).ok();
+    if let Some(error) = texts.as_ref().and_then(|texts| texts.get("error")) {
+        bail!("{path_text}: {error}");
     }
     Ok(reply)
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, Estimate, FactOrigin, Observation,
-    PendingItem, PlanError, PlanItem, PredictorConfig, ProbeResult, Profile, ReasonKind,
-    RefusedItem, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, CpusetGroup, Estimate, FactOrigin,
+    Observation, PendingItem, PlanError, PlanItem, PredictorConfig, ProbeResult, Profile,
+    ReasonKind, RefusedItem, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::{LiveMachine, OBSERVE_ONLY_REASON};
@@ -106,7 +106,7 @@ pub struct DaemonStatus {
     #[serde(default)]
     pub pending: Vec<PendingStatus>,
     /// Groups that the configuration confines, as read back.
-    pub cpusets: Vec<CpusetStatus>,
+    pub cpusets: Vec<CpusetGroup>,
     /// Decisions, latest first.
     pub decisions: Vec<DecisionStatus>,
     /// Items of the last plan that the host refused, at most 20.
@@ -117,7 +117,7 @@ pub struct DaemonStatus {
     pub overridden: Vec<String>,
     /// The plugin of the container runtime; `None` if none is configured.
     pub nri: Option<NriState>,
-    /// Rules, cpusets, floors and profiles that matched no process at the last check, which is made once a minute.
+    /// Rules, cpusets and profiles that matched no process at the last check, which is made once a minute.
     #[serde(default)]
     pub unmatched_rules: Vec<String>,
     /// Pressure-stall information of the host.
@@ -327,15 +327,6 @@ pub struct PendingStatus {
     pub total: Option<u64>,
 }
 
-/// A group of the host that is confined to some CPUs.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct CpusetStatus {
-    /// Path of the group below the hierarchy's root.
-    pub cgroup: String,
-    /// Its CPUs, as an index list, as read back.
-    pub cpus: String,
-}
-
 /// One reason of one decision.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DecisionStatus {
@@ -483,13 +474,7 @@ impl StatusTracker {
         self.status
             .overridden
             .extend(machine.group_overrides().map(describe_override));
-        let confined_groups = machine.confined_groups().iter();
-        self.status.cpusets = confined_groups
-            .map(|group| CpusetStatus {
-                cgroup: group.cgroup.clone(),
-                cpus: group.cpus.to_string(),
-            })
-            .collect();
+        self.status.cpusets = machine.confined_groups().to_vec();
         let pid_of = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
         self.status.promises =
             promise_status::build_promise_statuses(&view.promises, pid_of, &names);

@@ -591,6 +591,57 @@ fn a_window_in_which_the_daemon_stood_still_is_flagged() {
     assert_eq!(reason(&mut machine), WindowEnd::Elapsed);
 }
 
+/// Does the growth of a rule's progress file count as the work of the rule's first process, is only that process promised
+/// the rate, and is a file that shrinks or contains no number no evidence?
+#[test]
+fn the_first_process_of_a_rule_has_the_work_that_its_file_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let work_file = dir.path().join("transactions");
+    let goal = cachemate_core::Goal {
+        min_rate: Some(25.0),
+        is_rate_reported: true,
+        ..Default::default()
+    };
+    let mut machine = small_machine(FakeHost::with_threads([5, 6, 7]), dir.path());
+    let counted_rule = ManageRule {
+        pid: Some(6),
+        progress_file: Some(work_file.clone()),
+        action: ManageAction::Manage(Some(goal)),
+        ..ManageRule::default()
+    };
+    let second_rule = ManageRule {
+        pid: Some(7),
+        ..counted_rule.clone()
+    };
+    let rules = [
+        counted_rule,
+        second_rule,
+        sample_options(dir.path()).rules[0].clone(),
+    ]
+    .to_vec();
+    machine.set_rules(rules, Vec::new(), false).unwrap();
+
+    let cases = [
+        ("100\n", None),
+        ("110", Some(10.0)),
+        ("110", Some(0.0)),
+        ("oops", None),
+        ("7", None),
+        ("17", Some(10.0)),
+        ("5", None),
+    ];
+    for (text, work) in cases {
+        std::fs::write(&work_file, text).unwrap();
+        let tasks = machine.observe().unwrap().unwrap().tasks;
+        let progress: Vec<Option<f64>> = tasks.iter().map(|task| task.progress).collect();
+        assert_eq!(progress, [None, work, None], "{text}");
+        let is_promised =
+            |task: &cachemate_core::TaskSample| task.goal.is_some_and(|goal| goal.is_promised());
+        let promised: Vec<bool> = tasks.iter().map(is_promised).collect();
+        assert_eq!(promised, [false, true, false]);
+    }
+}
+
 /// When root begins to act during a long window: does a user's machine restore the host at once, and not at the
 /// window's end?
 #[test]

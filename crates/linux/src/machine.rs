@@ -10,8 +10,8 @@ mod lifecycle;
 mod probing;
 mod starts;
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use cachemate_core::{
     ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope,
     EventCount, EventCounts, Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId,
-    ProbeKind, ProbeResult, Profile, Profiles, ServiceIdentity, ServiceProfiles, TaskSample,
-    TimeSpan, Topology, Units, WindowEnd, WindowLength,
+    ProbeKind, ProbeResult, ProcessId, Profile, Profiles, ServiceIdentity, ServiceProfiles,
+    TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
@@ -41,7 +41,7 @@ use crate::sense::counters::EventSurvey;
 use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::miss_trace::find_tracer;
 use crate::sense::probe_runner::ProbeRunner;
-use crate::sense::progress::ProgressReports;
+use crate::sense::progress::{ProgressReports, read_work_file};
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 use starts::StartPlacements;
@@ -90,8 +90,6 @@ pub struct LiveOptions {
     pub resctrl: Option<Resctrl>,
     /// Socket of the gang scheduler; `None` if gangs always use idle turns.
     pub gang_scheduler_socket: Option<std::path::PathBuf>,
-    /// Tolerance of the kernel's cache-aware scheduling ([`crate::sense::sched_cache`]); `None` leaves it unchanged.
-    pub kernel_tolerance: Option<u32>,
     /// Previously recorded profiles, by command name.
     pub known_profiles: BTreeMap<String, Profile>,
     /// Profiles of services' programs, from earlier runs.
@@ -118,6 +116,8 @@ pub struct LiveMachine<K> {
     counters: CounterTable,
     previous_usage: BTreeMap<ThreadKey, ThreadUsage>,
     previous_progress: BTreeMap<ThreadKey, u64>,
+    /// The numbers in the rules' progress files at the end of the previous window.
+    previous_file_totals: BTreeMap<PathBuf, u64>,
     memory_nodes: MemoryNodes,
     probe_runner: ProbeRunner,
     probe_credit_ns: f64,
@@ -214,6 +214,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             counters: CounterTable::new(event_surveys),
             previous_usage: BTreeMap::new(),
             previous_progress: BTreeMap::new(),
+            previous_file_totals: BTreeMap::new(),
             memory_nodes: MemoryNodes::default(),
             probe_runner,
             probe_credit_ns: 0.0,
@@ -525,6 +526,31 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .collect()
     }
 
+    /// Adds the growth of the rules' progress files to the work of the first process of each, which stands for all.
+    /// Returns the other processes.
+    fn add_work_in_files(
+        &mut self,
+        progress: &mut BTreeMap<ThreadKey, f64>,
+    ) -> BTreeSet<ProcessId> {
+        let mut represented_processes = BTreeSet::new();
+        let mut totals = BTreeMap::new();
+        for (file, processes) in self.tasks.processes_by_progress_file(&self.options.rules) {
+            represented_processes.extend(processes[1..].iter().map(|task| task.process));
+            progress.retain(|thread, _| processes.iter().all(|task| task.thread != *thread));
+
+            let Some(total) = read_work_file(file) else {
+                continue;
+            };
+            let previous_total = self.previous_file_totals.get(file);
+            if let Some(work) = previous_total.and_then(|previous| total.checked_sub(*previous)) {
+                progress.insert(processes[0].thread, work as f64);
+            }
+            totals.insert(file.to_path_buf(), total);
+        }
+        self.previous_file_totals = totals;
+        represented_processes
+    }
+
     /// The tasks in the window that ends now and has lasted this long.
     fn sample_tasks(&mut self, window: Duration) -> Vec<TaskSample> {
         let mut samples = Vec::new();
@@ -539,7 +565,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         };
         self.memory_nodes
             .refresh(&*lock(&self.kernel), &self.topology, movable_processes);
-        let progress = self.read_progress();
+        let mut progress = self.read_progress();
+        let represented_processes = self.add_work_in_files(&mut progress);
         self.previous_usage
             .extend(self.tasks.woken_usage().iter().copied());
         for task in self.tasks.tasks() {
@@ -581,6 +608,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 }));
             }
             counts.sort_by_key(|reading| reading.event);
+            let mut goal = task.goal;
+            if represented_processes.contains(&task.process)
+                && let Some(goal) = &mut goal
+            {
+                goal.min_rate = None;
+            }
             samples.push(TaskSample {
                 task: task.task,
                 process: task.process,
@@ -590,7 +623,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 arrival_ns: task.arrived_ns,
                 exited: task.has_exited,
                 unmovable: task.is_fixed,
-                goal: task.goal,
+                goal,
                 cpu: task.cpu,
                 on_cpu_ns: task
                     .last_cpu
@@ -766,7 +799,6 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         }
         let report = self.execute(&snapshot, change_list, &mut applied_plan);
         drop(resctrl_lock);
-        self.set_kernel_tolerance(&mut applied_plan);
         self.record_confined_groups(&report);
         let kernel = self.kernel();
         let kernel = lock(&kernel);

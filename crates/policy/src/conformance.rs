@@ -459,6 +459,7 @@ fn draw_arrival(generator: &mut SplitMix64, id: u32, window: u64) -> TaskSample 
         priority: 1.0 + generator.draw_unit(),
         max_slowdown: Some(0.1),
         min_rate: Some(1e9),
+        ..Goal::default()
     };
     TaskSample {
         name: format!("program-{}", generator.draw_below(5)),

@@ -8,7 +8,6 @@
 pub mod figure;
 mod html;
 mod html_page;
-mod lab_page;
 mod policy_outcome;
 mod results;
 mod table;
@@ -17,7 +16,6 @@ pub mod text;
 
 pub use html::StudyPage;
 pub use html_page::{render_page, scroll_box};
-pub use lab_page::{LabLine, LabResult};
 pub use policy_outcome::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries};
 pub use results::*;
 pub use table::{Align, Table};

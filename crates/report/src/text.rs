@@ -235,17 +235,6 @@ pub fn value_or_dash(value: Option<String>) -> String {
     value.unwrap_or_else(|| "–".to_string())
 }
 
-/// Returns the nanoseconds in the most readable unit.
-pub fn format_duration(elapsed_ns: u64) -> String {
-    let ns = elapsed_ns as f64;
-    match elapsed_ns {
-        0..1_000 => format!("{elapsed_ns} ns"),
-        1_000..1_000_000 => format!("{} µs", format_number(ns / 1e3)),
-        1_000_000..1_000_000_000 => format!("{} ms", format_number(ns / 1e6)),
-        _ => format!("{} s", format_number(ns / 1e9)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,6 +365,5 @@ mod tests {
         assert_eq!(format_percent(-0.000_001, 1), "0.0 %");
         assert_eq!(format_count(1_234_567), "1,234,567");
         assert_eq!(format_count(12), "12");
-        assert_eq!(format_duration(1_500_000), "1.5 ms");
     }
 }

@@ -560,7 +560,7 @@ impl Experiment {
     /// longer than all of the papers' experiments together.
     pub fn is_from_no_paper(&self) -> bool {
         self.ids.iter().all(|id| {
-            ["AUTO", "PROMISES", "INTERVAL-"]
+            ["AUTO", "PROMISES", "INTERVAL-", "VALIDATION-"]
                 .iter()
                 .any(|prefix| id.starts_with(prefix))
         })

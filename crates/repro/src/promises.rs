@@ -144,7 +144,7 @@ fn draw_mixes(
             jobs[job].goal = Some(Goal {
                 priority,
                 max_slowdown,
-                min_rate: None,
+                ..Goal::default()
             });
         }
         promise_mixes.push(PromiseMix {

@@ -67,6 +67,7 @@ pub(crate) fn goal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
             priority,
             max_slowdown,
             min_rate,
+            ..Goal::default()
         },
     ))
 }

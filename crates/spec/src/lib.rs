@@ -29,8 +29,8 @@ pub use machines::{
     built_in_machine_text, load_machine, load_topology, machine_names, parse_machine,
 };
 pub use manage::{
-    ManageConfig, ManageMode, PromiseSource, RollbackSection, RuleAction, RuleConfig,
-    ServiceFloorConfig, User, load_manage_config, parse_manage_config,
+    ManageConfig, ManageMode, PromiseSource, RollbackSection, RuleAction, RuleConfig, User,
+    load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_measured_matrix, parse_measured_matrix};
 pub use scenario::{

@@ -42,28 +42,12 @@ pub struct ManageConfig {
     pub run_log: Option<PathBuf>,
     /// Socket of the gang scheduler; `None` for its default socket, and `off` to run gangs by idle turns.
     pub gang_scheduler_socket: Option<PathBuf>,
-    /// Tolerance of the kernel's cache-aware scheduling, 0 to 100; `None` leaves it unchanged.
-    pub kernel_cache_tolerance: Option<u32>,
     /// Settings of the roll-back of decisions that made programs slower.
     pub rollback: RollbackSection,
     /// Rules in order; the first match decides.
     pub rules: Vec<RuleConfig>,
     /// Cgroups that are confined to some CPUs as a whole, including all their future processes.
     pub cpusets: Vec<CpusetGroup>,
-    /// Minimum work per second of services, reported by their state; the first entry that names a service counts.
-    pub service_floors: Vec<ServiceFloorConfig>,
-}
-
-/// The floor of a service.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ServiceFloorConfig {
-    /// The service by its name or `kind/name`; `*` and `?` are wildcards within a component.
-    pub service: String,
-    /// Work per second of all its threads together: the work that its programs report, or else instructions.
-    pub min_rate: f64,
-    /// File with the service's total work so far, a whole number that only grows; it replaces the work of its threads.
-    pub progress_file: Option<PathBuf>,
 }
 
 /// Whether the daemon changes the host.
@@ -162,6 +146,8 @@ pub struct RuleConfig {
     pub promises_from: Option<PromiseSource>,
     /// Minimum work per second: the work that the program reports, or else instructions of each thread.
     pub min_rate: Option<f64>,
+    /// File with the total work so far of all programs that the rule matches, a whole number that only grows.
+    pub progress_file: Option<PathBuf>,
 }
 
 /// Who may promise a limit to the programs of a rule that states none.
@@ -267,12 +253,6 @@ impl FieldCheck<'_> {
     }
 }
 
-const EXPECTED_SERVICE: &str = "a name, such as 'redis' or 'unit/redis*'";
-
-fn is_service_pattern(pattern: &str) -> bool {
-    !pattern.is_empty() && !pattern.starts_with('/')
-}
-
 fn is_positive(value: f64) -> bool {
     value.is_finite() && value > 0.0
 }
@@ -280,13 +260,6 @@ fn is_positive(value: f64) -> bool {
 impl ManageConfig {
     fn check(&self, check: &mut FieldCheck<'_>) {
         check.require(self.window_ms != Some(0), "window_ms", 0, "1 or more");
-        let tolerance = self.kernel_cache_tolerance.unwrap_or(0);
-        check.require(
-            tolerance <= 100,
-            "kernel_cache_tolerance",
-            tolerance,
-            "0 to 100",
-        );
         let paths = [
             ("state_dir", &self.state_dir),
             ("socket", &self.socket),
@@ -342,37 +315,6 @@ impl ManageConfig {
             .enumerate()
             .for_each(|(index, rule)| rule.check(index, check));
         self.check_cpusets(check);
-        for (
-            index,
-            ServiceFloorConfig {
-                service,
-                min_rate,
-                progress_file,
-            },
-        ) in self.service_floors.iter().enumerate()
-        {
-            let field = |key: &str| format!("service_floors[{index}].{key}");
-            check.require(
-                is_service_pattern(service),
-                &field("service"),
-                format!("'{service}'"),
-                EXPECTED_SERVICE,
-            );
-            let expected = "a positive number, in work a second";
-            check.require(
-                is_positive(*min_rate),
-                &field("min_rate"),
-                min_rate,
-                expected,
-            );
-            let is_absolute = progress_file.as_ref().is_none_or(|path| path.is_absolute());
-            check.require(
-                is_absolute,
-                &field("progress_file"),
-                format!("{progress_file:?}"),
-                "an absolute path",
-            );
-        }
     }
 
     fn check_cpusets(&self, check: &mut FieldCheck<'_>) {
@@ -435,7 +377,11 @@ impl RuleConfig {
             );
         }
         let names = [
-            ("service", &self.service, EXPECTED_SERVICE),
+            (
+                "service",
+                &self.service,
+                "a name, such as 'redis' or 'unit/redis*'",
+            ),
             ("namespace", &self.namespace, "a name, such as 'web'"),
         ];
         for (key, value, expected) in names {
@@ -471,7 +417,16 @@ impl RuleConfig {
             min_rate,
             "a positive number, in work a second",
         );
-        let has_unmanaged_goal = self.goal().is_some() && self.action != RuleAction::Manage;
+        if let Some(path) = &self.progress_file {
+            check.require(
+                path.is_absolute(),
+                &field("progress_file"),
+                format!("'{}'", path.display()),
+                "an absolute path",
+            );
+        }
+        let has_goal = self.goal().is_some() || self.progress_file.is_some();
+        let has_unmanaged_goal = has_goal && self.action != RuleAction::Manage;
         let action = format!("{:?}", self.action).to_lowercase();
         check.require(
             !has_unmanaged_goal,
@@ -487,6 +442,7 @@ impl RuleConfig {
             priority: self.priority.unwrap_or(1.0),
             max_slowdown: self.max_slowdown,
             min_rate: self.min_rate,
+            is_rate_reported: self.progress_file.is_some(),
         };
         (self.priority.is_some() || goal.is_promised()).then_some(goal)
     }

@@ -13,6 +13,7 @@ use cachemate_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::run_log::FormatVersion;
 use crate::{FilePosition, L1Filter, TraceError};
 
 /// The version that this library writes.
@@ -221,10 +222,6 @@ impl ProfileFile {
 
     /// Does the same as [`ProfileFile::read`], from bytes; `file` names them in errors.
     pub fn parse(bytes: &[u8], file: &str) -> Result<Self, TraceError> {
-        #[derive(Deserialize)]
-        struct ProfileVersion {
-            format: u32,
-        }
         let json_error = |error: serde_json::Error| {
             let position = FilePosition::Line(error.line() as u64);
             TraceError::format_error(
@@ -234,8 +231,7 @@ impl ProfileFile {
                 "a cachemate profile in JSON (docs/formats.md)",
             )
         };
-        // The version is read first, because another version's fields would give a misleading error.
-        let version: ProfileVersion = serde_json::from_slice(bytes).map_err(json_error)?;
+        let version: FormatVersion = serde_json::from_slice(bytes).map_err(json_error)?;
         if !(OLDEST_PROFILE_VERSION..=PROFILE_VERSION).contains(&version.format) {
             let found = format!("profile format {}", version.format);
             let expected = format!("format {OLDEST_PROFILE_VERSION} to {PROFILE_VERSION}");

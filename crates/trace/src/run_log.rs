@@ -283,9 +283,10 @@ impl RunLogReader {
     }
 }
 
+/// The version of a file, which is read first, because the fields of another version would give a misleading error.
 #[derive(Deserialize)]
-struct FormatVersion {
-    format: u32,
+pub(crate) struct FormatVersion {
+    pub(crate) format: u32,
 }
 
 fn empty_header() -> RunHeader {

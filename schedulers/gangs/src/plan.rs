@@ -3,72 +3,14 @@
 
 use crate::maps::{MAX_CACHES, MAX_GANGS, MapTurn, TaskKey, TaskPlace};
 use crate::quantum::WAIT_BEYOND_ROTATIONS_NS;
-use serde::{Deserialize, Serialize};
+use cachemate_gangs::{ScheduledTask, SchedulerPlan, SchedulerRequest, VERSION};
 use std::collections::BTreeMap;
 
-/// Version of the messages; messages of other versions are rejected.
-pub const VERSION: u32 = 1;
 /// Maximum length of a message in bytes.
 pub const MAX_BYTES: usize = 8 << 20;
 const MAX_TASKS: usize = 65_536;
 const TURN_US: (u64, u64) = (1_000, 1_000_000);
 const WEIGHT: (u32, u32) = (1, 10_000);
-
-/// A request that a client sends to the socket.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum SocketRequest {
-    /// Loads this plan.
-    Plan(PlanMessage),
-    /// Asks for the state in force.
-    State {},
-    /// Restores all tasks and ends the scheduler.
-    Stop {},
-}
-
-/// A plan in the form in which clients send it.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct PlanMessage {
-    pub version: u32,
-    /// Number of the plan; must exceed that of the plan in force.
-    pub generation: u64,
-    /// Maximum wait of any task; a plan under which a task could wait longer is rejected.
-    pub longest_wait_ms: u64,
-    /// Turns in the order of the rotation.
-    pub turns: Vec<TurnMessage>,
-    pub tasks: Vec<TaskMessage>,
-}
-
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct TurnMessage {
-    pub cache: u32,
-    pub gang: u32,
-    pub turn_us: u64,
-    /// Gangs that may use CPUs that this gang leaves idle; if empty, no other gang may use them.
-    #[serde(default)]
-    pub may_fill: Vec<u32>,
-}
-
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct TaskMessage {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub process: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub thread: Option<u32>,
-    pub gang: u32,
-    pub caches: Vec<u32>,
-    #[serde(default = "standard_weight")]
-    pub weight: u32,
-    #[serde(default)]
-    pub children: bool,
-}
-
-fn standard_weight() -> u32 {
-    100
-}
 
 /// A plan that has passed all checks.
 #[derive(Debug, PartialEq, Eq)]
@@ -83,7 +25,7 @@ pub struct CheckedPlan {
 ///
 /// # Errors
 /// The line is not a request.
-pub fn parse_request(line: &str) -> Result<SocketRequest, String> {
+pub fn parse_request(line: &str) -> Result<SchedulerRequest, String> {
     if line.len() > MAX_BYTES {
         return Err(format!(
             "message: found {} bytes, expected at most {MAX_BYTES}",
@@ -93,160 +35,162 @@ pub fn parse_request(line: &str) -> Result<SocketRequest, String> {
     serde_json::from_str(line).map_err(|error| format!("message: {error}"))
 }
 
-impl PlanMessage {
-    /// Checks the plan against a machine with `caches` last-level caches and the generation in force.
-    ///
-    /// # Errors
-    /// The plan is invalid; the error names the first invalid place, the value found and the values expected.
-    pub fn check(&self, caches: usize, in_force: u64) -> Result<CheckedPlan, String> {
-        if self.version != VERSION {
-            return Err(format!(
-                "plan.version: found {}, expected {VERSION}",
-                self.version
-            ));
-        }
-        if self.generation <= in_force {
-            return Err(format!(
-                "plan.generation: found {}, expected more than {in_force}",
-                self.generation
-            ));
-        }
-        // This generation marks tasks that have not been looked up in any plan, so no plan may have it.
-        if self.generation == u64::MAX {
-            return Err(format!(
-                "plan.generation: found {}, expected less",
-                self.generation
-            ));
-        }
-        let rotations = self.rotations_by_cache(caches.min(MAX_CACHES))?;
-        self.check_waits(&rotations)?;
-        let places = self.task_places(&rotations)?;
-        Ok(CheckedPlan {
-            generation: self.generation,
-            rotations,
-            places,
-        })
+/// Checks the plan against a machine with `caches` last-level caches and the generation in force.
+///
+/// # Errors
+/// The plan is invalid; the error names the first invalid place, the value found and the values expected.
+pub fn check_plan(
+    plan: &SchedulerPlan,
+    caches: usize,
+    in_force: u64,
+) -> Result<CheckedPlan, String> {
+    if plan.version != VERSION {
+        return Err(format!(
+            "plan.version: found {}, expected {VERSION}",
+            plan.version
+        ));
     }
+    if plan.generation <= in_force {
+        return Err(format!(
+            "plan.generation: found {}, expected more than {in_force}",
+            plan.generation
+        ));
+    }
+    // This generation marks tasks that have not been looked up in any plan, so no plan may have it.
+    if plan.generation == u64::MAX {
+        return Err(format!(
+            "plan.generation: found {}, expected less",
+            plan.generation
+        ));
+    }
+    let rotations = rotations_by_cache(plan, caches.min(MAX_CACHES))?;
+    check_waits(plan, &rotations)?;
+    let places = task_places(plan, &rotations)?;
+    Ok(CheckedPlan {
+        generation: plan.generation,
+        rotations,
+        places,
+    })
+}
 
-    fn rotations_by_cache(&self, caches: usize) -> Result<Vec<Vec<MapTurn>>, String> {
-        let mut rotations: Vec<Vec<MapTurn>> = vec![Vec::new(); caches];
-        for (index, turn) in self.turns.iter().enumerate() {
-            let place = format!("plan.turns[{index}]");
-            let Some(rotation) = rotations.get_mut(turn.cache as usize) else {
+fn rotations_by_cache(plan: &SchedulerPlan, caches: usize) -> Result<Vec<Vec<MapTurn>>, String> {
+    let mut rotations: Vec<Vec<MapTurn>> = vec![Vec::new(); caches];
+    for (index, turn) in plan.turns.iter().enumerate() {
+        let place = format!("plan.turns[{index}]");
+        let Some(rotation) = rotations.get_mut(turn.cache as usize) else {
+            return Err(format!(
+                "{place}.cache: found {}, expected below {caches}",
+                turn.cache
+            ));
+        };
+        check_gang(turn.gang, &format!("{place}.gang"))?;
+        if rotation.iter().any(|known| known.gang == turn.gang) {
+            return Err(format!(
+                "{place}.gang: found {} again, expected one turn at cache {}",
+                turn.gang, turn.cache
+            ));
+        }
+        check_range(turn.turn_us, TURN_US, &format!("{place}.turn_us"))?;
+        let mut may_fill = 0;
+        for (at, filler) in turn.may_fill.iter().enumerate() {
+            let place = format!("{place}.may_fill[{at}]");
+            check_gang(*filler, &place)?;
+            if *filler == turn.gang {
                 return Err(format!(
-                    "{place}.cache: found {}, expected below {caches}",
-                    turn.cache
-                ));
-            };
-            check_gang(turn.gang, &format!("{place}.gang"))?;
-            if rotation.iter().any(|known| known.gang == turn.gang) {
-                return Err(format!(
-                    "{place}.gang: found {} again, expected one turn at cache {}",
-                    turn.gang, turn.cache
+                    "{place}: found {filler}, expected another gang than the turn's own"
                 ));
             }
-            check_range(turn.turn_us, TURN_US, &format!("{place}.turn_us"))?;
-            let mut may_fill = 0;
-            for (at, filler) in turn.may_fill.iter().enumerate() {
-                let place = format!("{place}.may_fill[{at}]");
-                check_gang(*filler, &place)?;
-                if *filler == turn.gang {
-                    return Err(format!(
-                        "{place}: found {filler}, expected another gang than the turn's own"
-                    ));
+            may_fill |= 1 << filler;
+        }
+        rotation.push(MapTurn {
+            length_ns: turn.turn_us * 1000,
+            gang: turn.gang,
+            may_fill,
+        });
+    }
+    Ok(rotations)
+}
+
+/// Checks that two rotations and 100 ms do not exceed the allowed wait.
+fn check_waits(plan: &SchedulerPlan, rotations: &[Vec<MapTurn>]) -> Result<(), String> {
+    for (cache, rotation) in rotations
+        .iter()
+        .enumerate()
+        .filter(|(_, rotation)| rotation.len() > 1)
+    {
+        let wait_ms = longest_wait_ns(rotation).div_ceil(1_000_000);
+        if wait_ms > plan.longest_wait_ms {
+            return Err(format!(
+                "plan.turns: a task at cache {cache} may wait {wait_ms} ms (two rotations and 100 ms), expected at most {}",
+                plan.longest_wait_ms
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn task_places(
+    plan: &SchedulerPlan,
+    rotations: &[Vec<MapTurn>],
+) -> Result<BTreeMap<TaskKey, TaskPlace>, String> {
+    let mut places = BTreeMap::new();
+    if plan.tasks.len() > MAX_TASKS {
+        return Err(format!(
+            "plan.tasks: found {}, expected at most {MAX_TASKS}",
+            plan.tasks.len()
+        ));
+    }
+    for (index, task) in plan.tasks.iter().enumerate() {
+        let task_path = format!("plan.tasks[{index}]");
+        let key = match (task.process, task.thread) {
+            (Some(id), None) => TaskKey::Process(id),
+            (None, Some(id)) => TaskKey::Thread(id),
+            _ => {
+                return Err(format!(
+                    "{task_path}: expected either 'process' or 'thread'"
+                ));
+            }
+        };
+        // The kernel's thread numbers are positive and fit into an `int`.
+        let (TaskKey::Process(id) | TaskKey::Thread(id)) = key;
+        check_range(
+            u64::from(id),
+            (1, i32::MAX as u64),
+            &format!(
+                "{task_path}.{}",
+                if task.process.is_some() {
+                    "process"
+                } else {
+                    "thread"
                 }
-                may_fill |= 1 << filler;
-            }
-            rotation.push(MapTurn {
-                length_ns: turn.turn_us * 1000,
-                gang: turn.gang,
-                may_fill,
-            });
-        }
-        Ok(rotations)
-    }
-
-    /// Checks that two rotations and 100 ms do not exceed the allowed wait.
-    fn check_waits(&self, rotations: &[Vec<MapTurn>]) -> Result<(), String> {
-        for (cache, rotation) in rotations
-            .iter()
-            .enumerate()
-            .filter(|(_, rotation)| rotation.len() > 1)
-        {
-            let wait_ms = longest_wait_ns(rotation).div_ceil(1_000_000);
-            if wait_ms > self.longest_wait_ms {
-                return Err(format!(
-                    "plan.turns: a task at cache {cache} may wait {wait_ms} ms (two rotations and 100 ms), expected at most {}",
-                    self.longest_wait_ms
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn task_places(
-        &self,
-        rotations: &[Vec<MapTurn>],
-    ) -> Result<BTreeMap<TaskKey, TaskPlace>, String> {
-        let mut places = BTreeMap::new();
-        if self.tasks.len() > MAX_TASKS {
+            ),
+        )?;
+        check_gang(task.gang, &format!("{task_path}.gang"))?;
+        check_range(
+            u64::from(task.weight),
+            (WEIGHT.0.into(), WEIGHT.1.into()),
+            &format!("{task_path}.weight"),
+        )?;
+        let caches = task_cache_mask(task, rotations, &task_path)?;
+        let task_place = TaskPlace {
+            gang: task.gang,
+            caches,
+            weight: task.weight,
+            children: task.children,
+        };
+        if places.insert(key, task_place).is_some() {
             return Err(format!(
-                "plan.tasks: found {}, expected at most {MAX_TASKS}",
-                self.tasks.len()
+                "{task_path}: found {key:?} again, expected each task once"
             ));
         }
-        for (index, task) in self.tasks.iter().enumerate() {
-            let task_path = format!("plan.tasks[{index}]");
-            let key = match (task.process, task.thread) {
-                (Some(id), None) => TaskKey::Process(id),
-                (None, Some(id)) => TaskKey::Thread(id),
-                _ => {
-                    return Err(format!(
-                        "{task_path}: expected either 'process' or 'thread'"
-                    ));
-                }
-            };
-            // The kernel's thread numbers are positive and fit into an `int`.
-            let (TaskKey::Process(id) | TaskKey::Thread(id)) = key;
-            check_range(
-                u64::from(id),
-                (1, i32::MAX as u64),
-                &format!(
-                    "{task_path}.{}",
-                    if task.process.is_some() {
-                        "process"
-                    } else {
-                        "thread"
-                    }
-                ),
-            )?;
-            check_gang(task.gang, &format!("{task_path}.gang"))?;
-            check_range(
-                u64::from(task.weight),
-                (WEIGHT.0.into(), WEIGHT.1.into()),
-                &format!("{task_path}.weight"),
-            )?;
-            let caches = task_cache_mask(task, rotations, &task_path)?;
-            let task_place = TaskPlace {
-                gang: task.gang,
-                caches,
-                weight: task.weight,
-                children: task.children,
-            };
-            if places.insert(key, task_place).is_some() {
-                return Err(format!(
-                    "{task_path}: found {key:?} again, expected each task once"
-                ));
-            }
-        }
-        Ok(places)
     }
+    Ok(places)
 }
 
 /// Caches that a task may use, one bit each. Caches at which the task's gang has no turn are an error, because it
 /// would never run there.
 fn task_cache_mask(
-    task: &TaskMessage,
+    task: &ScheduledTask,
     rotations: &[Vec<MapTurn>],
     place: &str,
 ) -> Result<u32, String> {

@@ -4,8 +4,9 @@
 use crate::machine::{self, HostCaches};
 use crate::scheduler::BpfScheduler;
 use crate::tasks::PolicyJournal;
+use cachemate_gangs::{CacheTurns, ScheduledTurn, SchedulerRequest, SchedulerState};
 use gangs::maps::{CacheCounts, MapTurn, TaskKey};
-use gangs::plan::{CheckedPlan, MAX_BYTES, SocketRequest, TurnMessage, parse_request};
+use gangs::plan::{CheckedPlan, MAX_BYTES, check_plan, parse_request};
 use gangs::starvation_guard::{BackOff, StarvationGuard, WINDOW_NS};
 use serde::Serialize;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -23,21 +24,11 @@ const RESTARTS: u32 = 5;
 const POLL: Duration = Duration::from_millis(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// State in force, as read from the maps and the kernel.
-#[derive(Serialize)]
-struct ServiceState {
-    generation: u64,
-    kernel: String,
-    guarded: Option<String>,
-    places: usize,
-    held: usize,
-    caches: Vec<ServiceCacheState>,
-}
-
+/// A cache in the state in force, as read from the maps.
 #[derive(Serialize)]
 struct ServiceCacheState {
-    cpus: String,
-    turns: Vec<TurnMessage>,
+    #[serde(flatten)]
+    cache: CacheTurns,
     counts: CacheCounts,
 }
 
@@ -148,14 +139,18 @@ impl Service {
             Ok(_) => parse_request(line.trim_end()),
             Err(error) => Err(format!("message: {error}")),
         };
-        let is_stop_request = matches!(request, Ok(SocketRequest::Stop {}));
+        let is_stop_request = matches!(request, Ok(SchedulerRequest::Stop {}));
         let reply = request.and_then(|request_message| match request_message {
-            SocketRequest::Plan(message) => {
-                let plan = message.check(self.machine.cpus_of_cache.len(), self.generation())?;
+            SchedulerRequest::Plan(message) => {
+                let plan = check_plan(
+                    &message,
+                    self.machine.cpus_of_cache.len(),
+                    self.generation(),
+                )?;
                 self.submit_plan(plan)
             }
-            SocketRequest::State {} => self.state(),
-            SocketRequest::Stop {} => Ok(serde_json::json!({ "stopping": true })),
+            SchedulerRequest::State {} => self.state(),
+            SchedulerRequest::Stop {} => Ok(serde_json::json!({ "stopping": true })),
         });
         let message = reply.unwrap_or_else(|error| serde_json::json!({ "error": error }));
         let _ = (&client).write_all(format!("{message}\n").as_bytes());
@@ -241,14 +236,14 @@ impl Service {
                     .iter()
                     .map(|turn| turn_message(cache as u32, turn))
                     .collect();
-                caches.push(ServiceCacheState {
+                let cache = CacheTurns {
                     cpus: cpus.clone(),
                     turns,
-                    counts,
-                });
+                };
+                caches.push(ServiceCacheState { cache, counts });
             }
         }
-        let state = ServiceState {
+        let state = SchedulerState {
             generation: self.generation(),
             kernel: machine::sched_ext_state(),
             guarded: self.next_attempt.as_ref().map(|(_, reason)| reason.clone()),
@@ -338,11 +333,11 @@ impl Service {
     }
 }
 
-fn turn_message(cache: u32, turn: &MapTurn) -> TurnMessage {
+fn turn_message(cache: u32, turn: &MapTurn) -> ScheduledTurn {
     let may_fill = (0..u32::BITS)
         .filter(|gang| turn.may_fill & (1 << gang) != 0)
         .collect();
-    TurnMessage {
+    ScheduledTurn {
         cache,
         gang: turn.gang,
         turn_us: turn.length_ns / 1000,

@@ -1,6 +1,7 @@
 //! The message: accepted plans, and errors for bad input.
+use cachemate_gangs::SchedulerRequest;
 use gangs::maps::{MapTurn, TaskKey, TaskPlace};
-use gangs::plan::{MAX_BYTES, PlanMessage, SocketRequest, parse_request};
+use gangs::plan::{MAX_BYTES, check_plan, parse_request};
 use serde_json::{Value, json};
 
 fn good_plan() -> Value {
@@ -16,7 +17,7 @@ fn good_plan() -> Value {
 
 fn check_plan(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
     match parse_request(&json!({ "plan": plan }).to_string())? {
-        SocketRequest::Plan(message) => message.check(2, 4),
+        SchedulerRequest::Plan(message) => check_plan(&message, 2, 4),
         other => panic!("{other:?}"),
     }
 }
@@ -63,11 +64,11 @@ fn a_valid_message_gives_its_plan() {
     );
     assert!(matches!(
         parse_request(r#"{"state":{}}"#),
-        Ok(SocketRequest::State {})
+        Ok(SchedulerRequest::State {})
     ));
     assert!(matches!(
         parse_request(r#"{"stop":{}}"#),
-        Ok(SocketRequest::Stop {})
+        Ok(SchedulerRequest::Stop {})
     ));
 }
 
@@ -216,9 +217,8 @@ fn cut_and_changed_messages_never_panic() {
         for with in ['9', '-', '"', '}', ' '] {
             let mut changed = text.clone();
             changed.replace_range(index..index + 1, &with.to_string());
-            if let Ok(SocketRequest::Plan(message)) = parse_request(&changed) {
-                let message: PlanMessage = message;
-                accepted_count += usize::from(message.check(2, 4).is_ok());
+            if let Ok(SchedulerRequest::Plan(message)) = parse_request(&changed) {
+                accepted_count += usize::from(check_plan(&message, 2, 4).is_ok());
             }
         }
     }

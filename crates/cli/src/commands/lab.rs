@@ -8,7 +8,6 @@ use clap::{Args, Subcommand};
 use crate::session::Session;
 
 mod config;
-mod report;
 mod run;
 
 /// Environment variable with the directory of the lab's scripts.
@@ -28,7 +27,6 @@ pub struct Lab {
 enum LabCommand {
     Config(config::LabConfigArgs),
     Run(run::LabRunArgs),
-    Report(report::LabReportArgs),
 }
 
 impl Lab {
@@ -36,7 +34,6 @@ impl Lab {
         match &self.command {
             LabCommand::Config(command) => command.run(session),
             LabCommand::Run(command) => command.run(session),
-            LabCommand::Report(command) => command.run(session),
         }
     }
 }

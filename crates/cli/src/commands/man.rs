@@ -144,7 +144,6 @@ mod tests {
             "max_slowdown",
             "min_rate",
             "[[cpusets]]",
-            "kernel_cache_tolerance",
         ] {
             assert!(page.contains(key), "{key} in\n{page}");
         }

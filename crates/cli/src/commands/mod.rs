@@ -40,7 +40,6 @@ mod slurm_node;
 mod status;
 mod top;
 pub mod topology;
-mod validate_model;
 
 /// Decides which programs share a cache, and how much of it each program gets.
 ///
@@ -65,7 +64,6 @@ pub enum Command {
     PageColor(page_color::PageColorArgs),
     Profile(profile::ProfileArgs),
     Topology(topology::TopologyArgs),
-    ValidateModel(validate_model::ValidateModel),
     Predict(predict::Predict),
     Plan(plan::PlanArgs),
     Attribute(attribute::AttributeArgs),
@@ -124,7 +122,6 @@ impl Command {
             Command::Attribute(command) => command.run(session),
             Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
-            Command::ValidateModel(command) => command.run(session),
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
             Command::Dashboard(command) => command.run(session),

@@ -1,5 +1,6 @@
 //! `cachemate profile export`: writes the stored profiles of services as profile files.
 
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,6 @@ use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_names};
 use cachemate_trace::{ProfileFile, ProfileSource};
 use clap::Args;
-use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::files::{refuse_existing, write_json};
@@ -39,12 +39,6 @@ pub struct ProfileExport {
     state_dir: Option<PathBuf>,
     #[command(flatten)]
     json: JsonArg,
-}
-
-/// `cachemate profile export --json`, which writes no file.
-#[derive(Serialize)]
-struct ExportJson {
-    profiles: Vec<ProfileFile>,
 }
 
 /// Kind of the source of a profile that was measured while its program ran.
@@ -77,7 +71,9 @@ impl ProfileExport {
             .map(|stored| profile_file(stored, host.trim()))
             .collect();
         if self.json.json {
-            return session.print_result(true, &ExportJson { profiles: files }, String::new);
+            // With --json, no file is written.
+            let result = BTreeMap::from([("profiles", files)]);
+            return session.print_result(true, &result, String::new);
         }
         let file_paths: Vec<PathBuf> = file_names(&selected_profiles)
             .into_iter()

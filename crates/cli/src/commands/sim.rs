@@ -1,5 +1,6 @@
 //! `cachemate sim`: runs a scenario on the simulated machine.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,12 +106,6 @@ struct SimJson<R> {
 enum SimResult {
     Cycle(SimJson<RunResults>),
     Interval(SimJson<IntervalResults>),
-}
-
-/// `cachemate sim --json` for several runs.
-#[derive(Serialize)]
-struct SimRunsJson {
-    runs: Vec<SimResult>,
 }
 
 /// A simulated machine that the command can run.
@@ -231,8 +226,8 @@ impl Sim {
             return print_shard(session, self.json.json, shard, runs.len(), failures);
         }
         self.runs.report_reuse(session);
-        let result = SimRunsJson { runs };
-        session.print_result(self.json.json, &result, || runs_table(&result.runs))?;
+        let result = BTreeMap::from([("runs", &runs)]);
+        session.print_result(self.json.json, &result, || runs_table(&runs))?;
         ensure!(failures.is_empty(), "runs failed: {}", failures.join("; "));
         Ok(())
     }

@@ -1,11 +1,10 @@
 //! `cachemate advise slurm-node`: the features of a host by which Slurm jobs can ask for caches.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::Topology;
 use cachemate_daemon::host;
 use clap::Args;
-use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::session::Session;
@@ -17,12 +16,6 @@ use crate::session::Session;
 pub struct AdviseSlurmNode {
     #[command(flatten)]
     json: JsonArg,
-}
-
-/// `cachemate advise slurm-node --json`.
-#[derive(Serialize)]
-struct SlurmNodeJson {
-    features: Vec<String>,
 }
 
 /// Abilities of a host that are features of their own.
@@ -46,11 +39,10 @@ impl AdviseSlurmNode {
                 .as_ref()
                 .is_some_and(|resctrl| resctrl.counted_events.has_total_bytes),
         };
-        let result = SlurmNodeJson {
-            features: node_features(&survey.topology, &abilities),
-        };
+        let features = node_features(&survey.topology, &abilities);
+        let result = BTreeMap::from([("features", &features)]);
         session.print_result(self.json.json, &result, || {
-            format!("Features={}\n", result.features.join(","))
+            format!("Features={}\n", features.join(","))
         })
     }
 }

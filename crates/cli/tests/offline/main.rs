@@ -12,6 +12,7 @@ mod huge;
 mod interrupt;
 mod interval;
 mod json;
+mod lab_report;
 mod mistypings;
 mod planted_links;
 mod profile_export;

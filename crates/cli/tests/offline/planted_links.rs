@@ -5,10 +5,6 @@ use std::os::unix::fs::symlink;
 use crate::common::{interval_program, run};
 
 const RECORDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recordings/gzip.cmt");
-const LAB_RESULT: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../lab/results/services.json"
-);
 const FLEET: &str = "name = \"one\"\nmachine = \"xeon-x5365-4\"\nhosts = 2\nhours = 1\nservices_per_host = 1\n\
     step_minutes = 60\n[[services]]\nname = \"a\"\ncpus = 1\nload = 0.8\n[services.references]\n\
     base_cycles_per_instr = 0.7\nstall_cycles_per_miss = 60\nreferences_per_kilo_instr = 30\nworking_sets = []\n";
@@ -27,7 +23,7 @@ fn a_link_at_an_output_is_never_followed() {
     interval_program(logs.path(), "reuser", (512 << 10, 0.02), 0.001);
     run(logs.path(), &["sim", "two.toml", "-o", "run.jsonl"]).ok();
     let log = logs.path().join("run.jsonl").display().to_string();
-    let commands: [(&[&str], &[&str]); 12] = [
+    let commands: [(&[&str], &[&str]); 11] = [
         (&["convert", RECORDING, "-o", "out.csv"], &["out.csv"]),
         (
             &[
@@ -65,10 +61,6 @@ fn a_link_at_an_output_is_never_followed() {
                 "page.html",
             ],
             &["page.html"],
-        ),
-        (
-            &["lab", "report", LAB_RESULT, "-o", "lab.html"],
-            &["lab.html"],
         ),
         (&["man", "--dir", "."], &["cachemate.1", "cachemate-sim.1"]),
         (

@@ -246,3 +246,46 @@ fn the_model_removes_memory_waits_that_more_cache_would_remove() {
         "{low} {high}"
     );
 }
+
+/// The report on a promised rate after windows of a second in which the program reports this much work, and executes a
+/// billion instructions.
+fn rate_after(progress: &[Option<f64>], is_rate_reported: bool) -> PromiseReport {
+    let mut tracker = PromiseTracker::default();
+    let decision = Decision::new(idle_plan(), Vec::new());
+    let mut last_report = None;
+    for (number, progress) in progress.iter().enumerate() {
+        let mut observation = window_fixture(number as u64, 1.0, true);
+        observation.tasks[0].progress = *progress;
+        observation.tasks[0].goal = Some(Goal {
+            min_rate: Some(25.0),
+            is_rate_reported,
+            ..Goal::default()
+        });
+        let (profiles, topology) = (profiles_fixture(None), sample_topology());
+        last_report = tracker
+            .observe(&observation, &profiles, &topology, &idle_plan(), &decision)
+            .pop();
+    }
+    last_report.expect("the program has a promise")
+}
+
+/// Is a rate that only a file counts unknown without a growing number, whatever the instructions are?
+#[test]
+fn instructions_do_not_replace_the_work_that_a_file_counts() {
+    let report = rate_after(&[None; 5], true);
+    assert_eq!(
+        (report.state, report.missing),
+        (PromiseState::Unknown, Some(MissingPromiseEvidence::Report))
+    );
+    assert_eq!(rate_after(&[None; 5], false).state, PromiseState::Kept);
+}
+
+/// Is a rate that begins to be reported judged by the reports alone, although instructions were counted before?
+#[test]
+fn reported_work_is_not_added_to_instructions() {
+    for (work, state) in [(30.0, PromiseState::Kept), (20.0, PromiseState::Broken)] {
+        let report = rate_after(&[None, Some(work), Some(work), Some(work)], false);
+        let measured = report.measured.map(|rate| rate.value);
+        assert_eq!((report.state, measured), (state, Some(work)));
+    }
+}

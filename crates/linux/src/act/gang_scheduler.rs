@@ -13,7 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cachemate_core::GangSchedule;
+use cachemate_core::{CpuSet, GangSchedule};
+use cachemate_gangs::{
+    ScheduledTurn, SchedulerPlan, SchedulerReply, SchedulerRequest, SchedulerState,
+};
 
 use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::scheduling::{EXT, SchedParams};
@@ -21,10 +24,8 @@ use crate::kernel::{Kernel, ThreadKey};
 
 pub mod advisory_gangs;
 pub mod compose;
-pub mod message;
 
 use compose::{AdvisoryGangs, CacheSchedule, plan_message};
-use message::{NumberedCache, SchedulerReply, SchedulerRequest, SchedulerState};
 
 /// The scheduler's default socket.
 pub const SOCKET: &str = "/run/gangs.sock";
@@ -32,6 +33,34 @@ pub const SOCKET: &str = "/run/gangs.sock";
 const MAX_REPLY_BYTES: u64 = 8 << 20;
 /// Timeout of a request: the scheduler polls its socket every 20 ms, and reads 65 536 tasks in less.
 const MAX_REPLY_WAIT: Duration = Duration::from_secs(1);
+
+/// A last-level cache as the scheduler numbers it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NumberedCache {
+    /// Position of the cache in the scheduler's list.
+    pub number: u32,
+    /// CPUs that share it.
+    pub cpus: CpuSet,
+}
+
+/// The caches of the scheduler's state with their CPUs.
+///
+/// # Errors
+/// The text of an invalid CPU list.
+fn numbered_caches(state: &SchedulerState) -> Result<Vec<NumberedCache>, String> {
+    let mut caches = Vec::new();
+    for (number, cache) in state.caches.iter().enumerate() {
+        let cpus = cache
+            .cpus
+            .parse::<CpuSet>()
+            .map_err(|error| format!("caches[{number}].cpus: found '{}': {error}", cache.cpus))?;
+        caches.push(NumberedCache {
+            number: number as u32,
+            cpus,
+        });
+    }
+    Ok(caches)
+}
 
 /// A client of the scheduler, which opens its socket for each request.
 #[derive(Clone, Default, Debug)]
@@ -62,7 +91,7 @@ impl SchedulerClient {
     }
 
     /// Sends a plan, and returns the scheduler's complaints.
-    fn send_plan(&self, message: message::SchedulerPlan) -> io::Result<Vec<String>> {
+    fn send_plan(&self, message: SchedulerPlan) -> io::Result<Vec<String>> {
         let expected = message.generation;
         match self.query(&SchedulerRequest::Plan(message))? {
             SchedulerReply::Taken { generation, .. } if generation != expected => {
@@ -148,7 +177,7 @@ fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
 #[derive(Debug)]
 struct SubmittedPlan {
     generation: u64,
-    turns: Vec<message::ScheduledTurn>,
+    turns: Vec<ScheduledTurn>,
     /// Threads of the plan, with their original scheduling parameters.
     threads: BTreeMap<ThreadKey, SchedParams>,
 }
@@ -189,8 +218,7 @@ impl KernelGangScheduler {
         let reported_generation = scheduler_state.as_ref().ok().map(|state| state.generation);
         let attached_state = scheduler_state.and_then(|state| {
             self.check_state(&state)?;
-            let caches = state
-                .caches()
+            let caches = numbered_caches(&state)
                 .map_err(|error| format!("the gang scheduler's state cannot be read: {error}"))?;
             Ok((caches, state.generation))
         });

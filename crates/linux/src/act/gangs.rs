@@ -18,8 +18,8 @@ use cachemate_core::GangSchedule;
 
 use crate::act::changes::GangController;
 use crate::act::gang_scheduler::KernelGangScheduler;
+use crate::act::gang_scheduler::NumberedCache;
 use crate::act::gang_scheduler::compose::AdvisoryGangs;
-use crate::act::gang_scheduler::message::NumberedCache;
 pub use crate::act::thread_rotation::ThreadRotation;
 use crate::act::thread_rotation::set_turn_policy;
 use crate::kernel::scheduling::SchedParams;

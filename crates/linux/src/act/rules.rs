@@ -4,6 +4,7 @@
 //! changed, and it does not appear among the tasks.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use cachemate_core::{Goal, ServiceIdentity, ServiceKind};
 
@@ -30,6 +31,8 @@ pub struct ManageRule {
     pub labels: BTreeMap<String, String>,
     /// Whether the pod's own limit is a promise, if the rule states none.
     pub takes_promises_from_labels: bool,
+    /// File with the total work so far of all processes that the rule decides about.
+    pub progress_file: Option<PathBuf>,
     /// Treatment of a program that meets all conditions.
     pub action: ManageAction,
 }
@@ -145,10 +148,18 @@ pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
         || service.has_trusted_name() && matches_components(&service.name)
 }
 
+/// The rule that decides about the process: the first that matches.
+pub(crate) fn find_rule<'a>(
+    rules: &'a [ManageRule],
+    subject: &RuleSubject<'_>,
+) -> Option<&'a ManageRule> {
+    rules.iter().find(|rule| rule.matches(subject))
+}
+
 /// The action of the first rule that matches; [`ManageAction::Ignore`] if none does. A rule without a limit leaves it to
 /// the pod's owner, if it says so.
 pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
-    let Some(rule) = rules.iter().find(|rule| rule.matches(subject)) else {
+    let Some(rule) = find_rule(rules, subject) else {
         return ManageAction::Ignore;
     };
     let limit_of_pod = if rule.takes_promises_from_labels {

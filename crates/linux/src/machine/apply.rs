@@ -20,8 +20,7 @@ use crate::act::gang_scheduler::advisory_gangs::build_advisory_gangs;
 use crate::act::gang_scheduler::compose::GangMember;
 use crate::kernel::scheduling::EXT;
 use crate::kernel::{DirLock, Kernel, ThreadKey, lock};
-use crate::safety::journal::{JournalError, JournalObject, ObjectState};
-use crate::sense::sched_cache::tolerance_file;
+use crate::safety::journal::{JournalObject, ObjectState};
 use crate::sense::tasks::ManagedThread;
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
@@ -105,38 +104,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.gang_runners.set_advice(weights, clashes, |caches| {
             build_advisory_gangs(&members, &penalties, caches)
         });
-    }
-
-    /// Sets the kernel's tolerance as configured: journaled, and restored like every change.
-    pub(super) fn set_kernel_tolerance(&mut self, applied_plan: &mut AppliedPlan) {
-        let Some(tolerance) = self.options.kernel_tolerance else {
-            return;
-        };
-        let (object, state) = (
-            JournalObject::File {
-                path: tolerance_file(),
-            },
-            ObjectState::Text(tolerance.to_string()),
-        );
-        let kernel = self.kernel();
-        let kernel = lock(&kernel);
-        let desired_state = DesiredState {
-            item: PlanItem::Plan,
-            object: object.clone(),
-            state: state.clone(),
-        };
-        // The tolerance is set only once, because a later change by another process takes precedence.
-        if self.actuator.originals().contains_key(&object) {
-            return;
-        }
-        let journal_result = self.actuator.journal_originals(&*kernel, &[desired_state]);
-        let capacity_refusal =
-            |error: JournalError| plan_refusal(RefusalReason::NoCapacity, error.to_string());
-        let set_result = journal_result.map_err(capacity_refusal).and_then(|()| {
-            self.actuator
-                .set(&*kernel, &PlanItem::Plan, &object, &state)
-        });
-        applied_plan.refused.extend(set_result.err());
     }
 
     /// The state in force, and the changes that lead from it to the plan. The caller keeps resctrl's lock until the

@@ -2,9 +2,9 @@
 //!
 //! Problem: a restore trusts a file, and runs as root if the daemon is root's. Method: besides threads, a restore
 //! changes only the files and directories that cachemate itself may change. These are a group's `cpuset.cpus` below the
-//! mount of the cpuset controller, our groups in resctrl with their masks, the color files of programs, and the
-//! tolerance of the kernel's cache-aware scheduling. Any other object is reported and left unchanged. Property: a
-//! forged journal can do no more than a daemon could have done.
+//! mount of the cpuset controller, our groups in resctrl with their masks, and the color files of
+//! programs. Any other object is reported and left unchanged. Property: a forged journal can do no more than a daemon
+//! could have done.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -18,7 +18,6 @@ use crate::kernel::Kernel;
 use crate::kernel::group_dirs::CPUSET_FILE;
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::restore::{RestoreOutcome, RestoredObject};
-use crate::sense::sched_cache::tolerance_file;
 
 /// Objects of a journal that may be restored, and messages about the others.
 pub(crate) fn split_entries(
@@ -99,10 +98,6 @@ fn check_entry(
                 mismatch("a program's wanted colors")
             }
         }
-        JournalObject::File { path } if *path == tolerance_file() => match original {
-            ObjectState::Text(text) if text.trim().parse::<u32>().is_ok() => Ok(()),
-            _ => mismatch("a tolerance of the kernel's cache-aware scheduling"),
-        },
         JournalObject::File { path } => {
             let is_cpu_list =
                 |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
@@ -215,12 +210,6 @@ mod tests {
                 file(&format!("{}/s1-0/5/wanted", reference_set::BASE)),
                 text("ff 1"),
             ),
-            (
-                JournalObject::File {
-                    path: tolerance_file(),
-                },
-                text("1"),
-            ),
             (directory("/rc/cachemate-5-50-0"), ObjectState::Absent),
             (schemata("/rc/cachemate-5-50-0/schemata"), masks()),
             (member("/rc"), ObjectState::Group("/".into())),
@@ -243,18 +232,6 @@ mod tests {
             (
                 file(&format!("{}/s1-0/5/status", reference_set::BASE)),
                 text(""),
-            ),
-            (
-                JournalObject::File {
-                    path: tolerance_file(),
-                },
-                text("1; rm"),
-            ),
-            (
-                JournalObject::File {
-                    path: tolerance_file().with_file_name("enabled"),
-                },
-                text("1"),
             ),
             (directory("/rc/db"), ObjectState::Absent),
             (directory("/rc/cachemate-5-50-0"), ObjectState::Present),

@@ -15,53 +15,8 @@ use cachemate_core::{CacheLevel, CounterEvent, EventCount};
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use crate::sense::events::{EventCode, NamedEvent, Processor, events_for, open_event};
-
-/// Whether an event counts on this host, or the reason why not.
-#[derive(Clone, PartialEq, Debug)]
-pub struct EventSurvey {
-    /// Its meaning for policies.
-    pub event: CounterEvent,
-    /// The vendor's or the kernel's name of it.
-    pub name: &'static str,
-    /// Its code; `None` if no such event is known.
-    pub code: Option<EventCode>,
-    /// `None` if it counts.
-    pub absence_reason: Option<EventUnavailable>,
-}
-
-/// The reason why an event does not count on this host.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum EventUnavailable {
-    /// The vendor's tables know no such event for this processor.
-    #[error("{0}")]
-    Unknown(String),
-    /// The open call knows no such event.
-    #[error("the processor or hypervisor does not offer it")]
-    NotOffered,
-    /// The open call is refused to this user.
-    #[error("not permitted (kernel.perf_event_paranoid, or CAP_PERFMON)")]
-    NotPermitted,
-    /// The kernel refused the event for another reason.
-    #[error("{0}")]
-    Refused(String),
-    /// It was open, but never on a counter while the loop ran.
-    #[error("it was given no time to count: all counters are taken")]
-    NeverScheduled,
-    /// It counted zero, although it was on a counter all the time, or part of it.
-    #[error("it read a hard zero in a loop that must count")]
-    HardZero,
-    /// The count does not match the number of lines that the loop fetched.
-    #[error(
-        "it read {scaled} while {fetched} lines were fetched from memory: it counts something else"
-    )]
-    WrongEvent {
-        /// The count, divided by the share of the time in which it was counted.
-        scaled: u64,
-        /// Lines that the loop flushed and loaded again.
-        fetched: u64,
-    },
-}
+use crate::sense::events::{EventCode, Processor, events_for, open_event};
+pub use crate::sense::events::{EventSurvey, EventUnavailable};
 
 /// Minimum share of the must-miss loop's lines that must be counted as missed. An event that counts fewer counts
 /// something else.
@@ -71,17 +26,12 @@ const MIN_MISSES: f64 = 0.25;
 pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let events = events_for(Processor::parse(&cpuinfo).as_ref(), last_level);
-    let survey_event = |named_event: NamedEvent| {
-        let absence_reason = match named_event.code {
-            Ok(code) => check_event(named_event.event, code),
-            Err(reason) => Some(EventUnavailable::Unknown(reason.to_string())),
-        };
-        EventSurvey {
-            event: named_event.event,
-            name: named_event.name,
-            code: named_event.code.ok(),
-            absence_reason,
-        }
+    let survey_event = |named_event: EventSurvey| match named_event.code {
+        Some(code) => EventSurvey {
+            absence_reason: check_event(named_event.event, code),
+            ..named_event
+        },
+        None => named_event,
     };
     events.into_iter().map(survey_event).collect()
 }
@@ -433,7 +383,7 @@ mod tests {
             .map(|named| EventSurvey {
                 event: named.event,
                 name: named.name,
-                code: named.code.ok(),
+                code: named.code,
                 absence_reason: None,
             })
             .collect();

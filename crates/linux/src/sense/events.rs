@@ -78,17 +78,6 @@ pub struct EventCode {
     pub config: u64,
 }
 
-/// An event to try, or the reason why there is none.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NamedEvent {
-    /// Its meaning for policies.
-    pub event: CounterEvent,
-    /// The vendor's or the kernel's name.
-    pub name: &'static str,
-    /// Its code, or the reason why none is known.
-    pub code: Result<EventCode, &'static str>,
-}
-
 /// Events of one kind of processor beyond the generic ones. Raw codes as `event | unit mask << 8 | counter mask <<
 /// 24`.
 struct EventTable {
@@ -186,34 +175,74 @@ fn find_event_table(processor: &Processor) -> Option<&'static EventTable> {
     }
 }
 
+/// Whether an event counts on this host, or the reason why not.
+#[derive(Clone, PartialEq, Debug)]
+pub struct EventSurvey {
+    /// Its meaning for policies.
+    pub event: CounterEvent,
+    /// The vendor's or the kernel's name of it.
+    pub name: &'static str,
+    /// Its code; `None` if no such event is known.
+    pub code: Option<EventCode>,
+    /// `None` if it counts.
+    pub absence_reason: Option<EventUnavailable>,
+}
+
+/// The reason why an event does not count on this host.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EventUnavailable {
+    /// The vendor's tables know no such event for this processor.
+    #[error("{0}")]
+    Unknown(String),
+    /// The open call knows no such event.
+    #[error("the processor or hypervisor does not offer it")]
+    NotOffered,
+    /// The open call is refused to this user.
+    #[error("not permitted (kernel.perf_event_paranoid, or CAP_PERFMON)")]
+    NotPermitted,
+    /// The kernel refused the event for another reason.
+    #[error("{0}")]
+    Refused(String),
+    /// It was open, but never on a counter while the loop ran.
+    #[error("it was given no time to count: all counters are taken")]
+    NeverScheduled,
+    /// It counted zero, although it was on a counter all the time, or part of it.
+    #[error("it read a hard zero in a loop that must count")]
+    HardZero,
+    /// The count does not match the number of lines that the loop fetched.
+    #[error(
+        "it read {scaled} while {fetched} lines were fetched from memory: it counts something else"
+    )]
+    WrongEvent {
+        /// The count, divided by the share of the time in which it was counted.
+        scaled: u64,
+        /// Lines that the loop flushed and loaded again.
+        fetched: u64,
+    },
+}
+
 /// The events to try on a processor whose last level is `last_level`.
-pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<NamedEvent> {
-    let generic_event = |event, name, config: u32| NamedEvent {
+pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<EventSurvey> {
+    let named_event = |event, name, kind, config| EventSurvey {
         event,
         name,
-        code: Ok(EventCode {
-            kind: PERF_TYPE_HARDWARE,
-            config: config.into(),
-        }),
+        code: Some(EventCode { kind, config }),
+        absence_reason: None,
     };
-    let raw_event = |event, (name, config)| NamedEvent {
-        event,
-        name,
-        code: Ok(EventCode {
-            kind: PERF_TYPE_RAW,
-            config,
-        }),
-    };
+    let generic_event =
+        |event, name, config: u32| named_event(event, name, PERF_TYPE_HARDWARE, config.into());
+    let raw_event = |event, (name, config)| named_event(event, name, PERF_TYPE_RAW, config);
     let (references, misses) = (
         CounterEvent::References(last_level),
         CounterEvent::Misses(last_level),
     );
     let stalls = CounterEvent::StallCycles(StallCause::LocalMemory);
     let absent_event = |event, name| {
-        move |reason| NamedEvent {
+        move |reason: &str| EventSurvey {
             event,
             name,
-            code: Err(reason),
+            code: None,
+            absence_reason: Some(EventUnavailable::Unknown(reason.to_string())),
         }
     };
     let (absent_stalls, absent_remote_hits) = (
@@ -302,7 +331,7 @@ mod tests {
         let event_codes = events_for(Some(&processor), CacheLevel::L3);
         event_codes[2..]
             .iter()
-            .map(|named| named.code.ok().map(|code| (code.kind, code.config)))
+            .map(|named| named.code.map(|code| (code.kind, code.config)))
             .collect()
     }
 
@@ -381,7 +410,7 @@ mod tests {
         assert_eq!(
             event_codes
                 .iter()
-                .filter(|named| named.code.is_ok())
+                .filter(|named| named.code.is_some())
                 .count(),
             4
         );

@@ -130,6 +130,15 @@ fn new_report_memory() -> io::Result<File> {
     Ok(memory)
 }
 
+/// A file with a total contains one number.
+const MAX_WORK_FILE_BYTES: u64 = 64;
+
+/// The total work in the progress file of a rule; `None` if it cannot be read or contains no whole number.
+pub(crate) fn read_work_file(path: &Path) -> Option<u64> {
+    let text = cachemate_files::read_text_limited(path, MAX_WORK_FILE_BYTES).ok()?;
+    text.trim().parse().ok()
+}
+
 fn read_first_number(file: &File) -> Option<u64> {
     let mut bytes = [0u8; 8];
     file.read_exact_at(&mut bytes, 0).ok()?;

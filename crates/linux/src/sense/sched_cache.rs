@@ -6,7 +6,7 @@
 //! memory node. Source: Linux 7.2, `kernel/sched/debug.c` and `kernel/sched/fair.c`.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cachemate_core::{CpuSet, Topology};
 use serde::{Deserialize, Serialize};
@@ -15,11 +15,6 @@ use crate::kernel::Kernel;
 
 /// Directory of its knobs.
 pub const KNOBS_DIR: &str = "/sys/kernel/debug/sched/llc_balancing";
-
-/// The knob for how much larger than the cache a process may be; see [`SchedCacheStatus::aggr_tolerance`].
-pub fn tolerance_file() -> PathBuf {
-    Path::new(KNOBS_DIR).join("aggr_tolerance")
-}
 
 /// The scheduler's settings. A setting that cannot be read is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

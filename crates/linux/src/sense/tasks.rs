@@ -19,12 +19,13 @@ mod thread_reads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::path::Path;
 
 use cachemate_core::{
     CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, ServiceKind, TaskId, is_virtual_cpu,
 };
 
-use crate::act::rules::{ManageAction, ManageRule};
+use crate::act::rules::{ManageAction, ManageRule, find_rule};
 use crate::kernel::group_moves::GroupMoves;
 use crate::kernel::process_events::ProcessEventSubscription;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
@@ -811,6 +812,33 @@ impl TaskTable {
             }
         }
         released_threads
+    }
+
+    /// The files of rules that count the work of all their processes, each with the first task of these processes.
+    pub(crate) fn processes_by_progress_file<'a>(
+        &self,
+        rules: &'a [ManageRule],
+    ) -> BTreeMap<&'a Path, Vec<&ManagedThread>> {
+        let mut processes_by_file: BTreeMap<&Path, Vec<&ManagedThread>> = BTreeMap::new();
+        if rules.iter().all(|rule| rule.progress_file.is_none()) {
+            return processes_by_file;
+        }
+
+        let mut seen_pids = BTreeSet::new();
+        for task in self.tasks() {
+            if task.has_exited || !seen_pids.insert(task.pid) {
+                continue;
+            }
+            let subject = self
+                .processes
+                .get(&task.pid)
+                .and_then(|process| process.properties.subject());
+            let rule = subject.and_then(|subject| find_rule(rules, &subject));
+            if let Some(file) = rule.and_then(|rule| rule.progress_file.as_deref()) {
+                processes_by_file.entry(file).or_default().push(task);
+            }
+        }
+        processes_by_file
     }
 
     /// Managed tasks in order of arrival.

@@ -41,16 +41,6 @@ pub enum Mark {
     Steps,
 }
 
-/// The style in which intervals are drawn.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum IntervalStyle {
-    /// A shaded area around the line.
-    #[default]
-    Band,
-    /// A vertical line at each point.
-    Whiskers,
-}
-
 /// A named sequence of points.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Series {
@@ -60,8 +50,8 @@ pub struct Series {
     pub points: Vec<ChartPoint>,
     /// Mark of the points.
     pub mark: Mark,
-    /// Style of the points' intervals.
-    pub interval_style: IntervalStyle,
+    /// Whether intervals are vertical lines at the points, instead of a shaded area around the line.
+    pub has_whiskers: bool,
     /// Whether the line is dashed. Points are not affected.
     pub is_dashed: bool,
     /// Index of the series' color; `None` for the next unused color. Equal indices give equal colors in all figures.
@@ -367,7 +357,7 @@ impl ChartLayout<'_> {
             })
             .collect();
         let color_slot = color % COLORS;
-        if series.interval_style == IntervalStyle::Whiskers || series.mark == Mark::Points {
+        if series.has_whiskers || series.mark == Mark::Points {
             for (x, low, high) in interval_points {
                 let class = format!("l s{color_slot}");
                 self.svg.draw_line(&class, (x, low), (x, high));

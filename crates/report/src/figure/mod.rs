@@ -12,7 +12,7 @@ mod svg;
 
 pub use axis::{Axis, AxisScale};
 pub use bars::{BarChart, BarGroup, ChartBar};
-pub use chart::{Chart, ChartPoint, IntervalStyle, Mark, ReferenceLine, Series};
+pub use chart::{Chart, ChartPoint, Mark, ReferenceLine, Series};
 pub use heat_map::{HeatMap, Shade};
 pub use svg::Drawing;
 

@@ -21,7 +21,7 @@ fn sample_chart() -> Chart {
     };
     let mut steps = line("steps", [4.0, 4.0, 3.0, 2.5]);
     steps.mark = Mark::Steps;
-    steps.interval_style = IntervalStyle::Whiskers;
+    steps.has_whiskers = true;
     steps.is_dashed = true;
     Chart {
         title: "Misses <of> \"two\" & more".into(),

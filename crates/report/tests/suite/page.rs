@@ -51,33 +51,15 @@ fn hostile_names_have_no_effect_on_a_page() {
         plan.caches[0].programs[0].name = evil.into();
         plan.caches[0].programs[0].reason = evil.into();
     }
-    let line = LabLine {
-        id: evil.into(),
-        title: evil.into(),
-        passed: None,
-        reported: evil.into(),
-        modeled: evil.into(),
-        target: evil.into(),
-    };
-    let lab = LabResult {
-        ran: true,
-        reason: None,
-        kernel: Some(evil.into()),
-        commit: Some(evil.into()),
-        command: Some(evil.into()),
-        lines: vec![line],
-        seconds: None,
-    };
-    for page in [study.html(), lab.render_html(evil)] {
-        assert!(
-            !page.contains("<script") && !page.contains("\" onload"),
-            "{page}"
-        );
-        assert!(
-            !page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"),
-            "{page}"
-        );
-    }
+    let page = study.html();
+    assert!(
+        !page.contains("<script") && !page.contains("\" onload"),
+        "{page}"
+    );
+    assert!(
+        !page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"),
+        "{page}"
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use cachemate_core::{Fact, Profile};
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_policy::solvers::{self, Seats};
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, HeatMap, IntervalStyle, Series};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, HeatMap, Series};
 use cachemate_spec::parse_measured_matrix;
 
 use super::{TEN_PROGRAMS, program_jobs, program_names};
@@ -166,7 +166,7 @@ fn optimal_finding(
             if series.iter().all(|series| series.name != *name) {
                 series.push(Series {
                     name: name.clone(),
-                    interval_style: IntervalStyle::Whiskers,
+                    has_whiskers: true,
                     ..Series::default()
                 });
             }

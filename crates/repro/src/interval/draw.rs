@@ -59,14 +59,13 @@ pub const POOL: [&str; 16] = [
 
 /// Returns the machines of the draw. The smaller ones are whole; of the largest one, a complex with a quarter of its
 /// cache is used, because these programs cannot fill the whole cache within a feasible length of simulation.
-pub fn setups(quick: bool) -> Vec<MachineSetup> {
-    let (warm_up_cycles, measured_cycles) = if quick {
-        (4_000_000, 6_000_000)
-    } else {
-        (15_000_000, 15_000_000)
-    };
-    let pick_count =
-        |full_count: usize, quick_count: usize| if quick { quick_count } else { full_count };
+pub(super) fn setups(context: &ExperimentContext<'_>) -> Vec<MachineSetup> {
+    let (warm_up_cycles, measured_cycles) = context.pick_by_length(
+        (1_000_000, 1_000_000),
+        (4_000_000, 6_000_000),
+        (15_000_000, 15_000_000),
+    );
+    let pick_count = |full_count: usize, quick_count: usize| context.pick(quick_count, full_count);
     let common_setup = MachineSetup {
         machine: "opteron-2350",
         programs: pick_count(9, 5),
@@ -77,6 +76,14 @@ pub fn setups(quick: bool) -> Vec<MachineSetup> {
         warm_up_cycles,
         measured_cycles,
     };
+    if context.sample {
+        return vec![MachineSetup {
+            programs: 2,
+            pairs: 1,
+            quartets: 0,
+            ..common_setup
+        }];
+    }
     vec![
         common_setup,
         MachineSetup {

@@ -9,79 +9,37 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{CpuId, SplitMix64, nearest_rank};
-use serde::{Deserialize, Serialize};
+use cachemate_core::{CpuId, SplitMix64};
+use cachemate_forecast::{ForecastResult, TimedProgram, forecast_alone, forecast_together};
+use cachemate_trace::{CmtReader, TraceReader, bundled_recordings};
 
-use super::score::{MIN_RANKED_DIFFERENCE_POINTS, kendall_tau};
+use super::score::TaskComparison;
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
 use crate::work::InstructionRange;
-use crate::{ExperimentContext, ReproError, mean};
-use cachemate_forecast::{ForecastResult, TimedProgram, forecast_alone, forecast_together};
+use crate::{ExperimentContext, ReproError};
 
 /// Two cores per cache behind a front-side bus, and four on a larger one.
-pub const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
+const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
 
-/// A forecast for one program in one run, with the truth.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct OfflineTask {
-    /// Name of the machine.
-    pub machine: String,
-    /// The program.
-    pub task: String,
-    /// Its co-runners on the cache.
-    pub beside: Vec<String>,
-    /// Slowdown on the cycle-level machine, in percent of the solo time.
-    pub measured_slowdown_percent: f64,
-    /// Forecast slowdown, in percent of the solo time.
-    pub predicted_slowdown_percent: f64,
-    /// Lower end of the forecast's 90 % interval.
-    pub low_percent: f64,
-    /// Upper end of the forecast's 90 % interval.
-    pub high_percent: f64,
-    /// Parts of the error.
-    pub causes: OfflineCauses,
-}
-
-/// An error, divided into parts that add up; in points of slowdown, predicted minus measured.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct OfflineCauses {
-    /// Error of the number of additional misses, at the measured cost of a miss.
-    pub composition: f64,
-    /// The remainder: error of the cost of a miss, from overlap, bandwidth and prefetches.
-    pub cost: f64,
-}
-
-/// Errors over all tasks.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct OfflineScore {
-    /// Seed of the draw.
-    pub seed: u64,
-    /// Whether this is a quick validation, with fewer and shorter runs.
-    pub quick: bool,
-    /// Names of the recordings.
-    pub programs: Vec<String>,
-    /// Names of the machines.
-    pub machines: Vec<String>,
-    /// Number of runs, pairs and groups together.
-    pub runs: usize,
-    /// Mean absolute error of the predicted slowdowns.
-    pub mean_absolute_error_points: f64,
-    /// 90th percentile of the absolute error.
-    pub p90_error_points: f64,
-    /// Mean of predicted minus measured slowdown.
-    pub mean_signed_error_points: f64,
-    /// Mean absolute slowdown, which is the error of predicting no slowdown.
-    pub error_of_predicting_nothing_points: f64,
-    /// Rank correlation of predicted with measured slowdowns that differ by two points or more; `None` without such.
-    pub kendall_tau: Option<f64>,
-    /// Share of the 90 % intervals that contain the measured slowdown, in percent.
-    pub coverage_percent: f64,
-    /// Means over tasks of the absolute value of each part of the error.
-    pub error_by_cause_points: OfflineCauses,
-    /// Every forecast with its truth.
-    pub tasks: Vec<OfflineTask>,
+/// The bundled recordings of one thread, by name; a program of several threads cannot be measured alone.
+fn single_thread_recordings() -> Result<Vec<(String, PathBuf)>, ReproError> {
+    let mut recordings = Vec::new();
+    for (name, path) in bundled_recordings() {
+        let reader = CmtReader::open(&path).map_err(failed(&name))?;
+        let thread_count = reader.totals().map_or(0, |totals| totals.threads.len());
+        if thread_count <= 1 {
+            recordings.push((name, path));
+        }
+    }
+    if recordings.len() < 2 {
+        return Err(failed("recordings")(format!(
+            "found {} of one thread, expected two or more",
+            recordings.len()
+        )));
+    }
+    Ok(recordings)
 }
 
 /// Runs on one machine, each as the positions of two or four recordings.
@@ -108,21 +66,16 @@ fn draw_run_members(
     all_groups
 }
 
-/// Predicts, measures and compares co-runs of `recordings`, given by name and file.
-pub fn score_offline(
+/// Predicts, measures and compares co-runs of the bundled recordings.
+pub(super) fn compare_forecasts(
     context: &ExperimentContext<'_>,
-    recordings: &[(String, PathBuf)],
-) -> Result<OfflineScore, ReproError> {
-    if recordings.len() < 2 {
-        return Err(failed("recordings")(format!(
-            "found {}, expected two or more",
-            recordings.len()
-        )));
-    }
+) -> Result<Vec<Vec<TaskComparison>>, ReproError> {
+    let recordings = single_thread_recordings()?;
     let seed = context.seeds[0];
-    let (pair_count, group_count) = context.pick((4, 1), (14, 5));
-    let (mut tasks, mut run_count) = (Vec::new(), 0);
-    for name in MACHINES {
+    let (pair_count, group_count) = context.pick_by_length((1, 0), (4, 1), (14, 5));
+    let machines = context.pick_by_length(&MACHINES[..1], &MACHINES[..], &MACHINES[..]);
+    let mut runs = Vec::new();
+    for &name in machines {
         let bench = CoRunBench::load(name, seed, 0, 0)?;
         let cpus = cpus_by_cache(&bench.machine.topology())?;
         let cpus = cpus
@@ -175,7 +128,7 @@ pub fn score_offline(
             measure_truth(&bench, &jobs, &timed)
         })?;
         for (set, (solo_rates, co_run_rates)) in program_sets.iter().zip(measured_rates) {
-            run_count += 1;
+            let mut tasks = Vec::new();
             let programs: Vec<&TimedProgram> =
                 set.iter().map(|&index| timed_program_of(index)).collect();
             let forecasts = forecast_together(&bench.machine, &programs)?;
@@ -198,32 +151,29 @@ pub fn score_offline(
                 };
                 let composition_error =
                     (predicted_added_mpki - measured_added_mpki) * points_per_mpki;
-                tasks.push(OfflineTask {
+                tasks.push(TaskComparison {
                     machine: name.to_string(),
-                    task: recordings[set[index]].0.clone(),
+                    program: recordings[set[index]].0.clone(),
                     beside: co_runners
                         .map(|(_, &position)| recordings[position].0.clone())
                         .collect(),
-                    measured_slowdown_percent: 100.0 * measured_slowdown,
-                    predicted_slowdown_percent: 100.0 * forecast.slowdown.value,
-                    low_percent: 100.0 * forecast.slowdown.low,
-                    high_percent: 100.0 * forecast.slowdown.high,
-                    causes: OfflineCauses {
-                        composition: composition_error,
-                        cost: error_points - composition_error,
-                    },
+                    measured_percent: 100.0 * measured_slowdown,
+                    predicted_percent: 100.0 * forecast.slowdown.value,
+                    interval_percent: Some((
+                        100.0 * forecast.slowdown.low,
+                        100.0 * forecast.slowdown.high,
+                    )),
+                    cycles_per_instr_error_percent: None,
+                    causes: vec![
+                        ("composition", composition_error),
+                        ("the cost of a miss", error_points - composition_error),
+                    ],
                 });
             }
+            runs.push(tasks);
         }
     }
-    let programs = recordings.iter().map(|(name, _)| name.clone()).collect();
-    Ok(summarize_score(
-        seed,
-        context.quick,
-        programs,
-        run_count,
-        tasks,
-    ))
+    Ok(runs)
 }
 
 /// Returns the rates of each job alone and with the others, over whole rounds through its recording. Each begins to be
@@ -292,93 +242,9 @@ fn measure_truth(
 /// Minimum number of additional misses per thousand instructions from which the cost of one is computed.
 const MIN_PRICED_MPKI: f64 = 0.05;
 
-fn summarize_score(
-    seed: u64,
-    quick: bool,
-    programs: Vec<String>,
-    runs: usize,
-    tasks: Vec<OfflineTask>,
-) -> OfflineScore {
-    let task_values =
-        |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
-    let signed_errors =
-        task_values(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
-    let absolute_errors: Vec<f64> = signed_errors.iter().map(|error| error.abs()).collect();
-    let slowdown_pairs: Vec<(f64, f64)> = tasks
-        .iter()
-        .map(|task| {
-            (
-                task.measured_slowdown_percent,
-                task.predicted_slowdown_percent,
-            )
-        })
-        .collect();
-    let is_within_bounds = |task: &&OfflineTask| {
-        (task.low_percent..=task.high_percent).contains(&task.measured_slowdown_percent)
-    };
-    OfflineScore {
-        seed,
-        quick,
-        programs,
-        machines: MACHINES.iter().map(|name| name.to_string()).collect(),
-        runs,
-        mean_absolute_error_points: mean(&absolute_errors),
-        p90_error_points: nearest_rank(&absolute_errors, 0.9).unwrap_or(0.0),
-        mean_signed_error_points: mean(&signed_errors),
-        error_of_predicting_nothing_points: mean(task_values(&|task| {
-            task.measured_slowdown_percent.abs()
-        })),
-        kendall_tau: kendall_tau(&slowdown_pairs, MIN_RANKED_DIFFERENCE_POINTS),
-        coverage_percent: 100.0 * tasks.iter().filter(is_within_bounds).count() as f64
-            / tasks.len().max(1) as f64,
-        error_by_cause_points: OfflineCauses {
-            composition: mean(task_values(&|task| task.causes.composition.abs())),
-            cost: mean(task_values(&|task| task.causes.cost.abs())),
-        },
-        tasks,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn sample_task(measured: f64, predicted: f64, margin: f64) -> OfflineTask {
-        OfflineTask {
-            machine: "m".to_string(),
-            task: "a".to_string(),
-            beside: vec!["b".to_string()],
-            measured_slowdown_percent: measured,
-            predicted_slowdown_percent: predicted,
-            low_percent: predicted - margin,
-            high_percent: predicted + margin,
-            causes: OfflineCauses::default(),
-        }
-    }
-
-    /// Do errors, ranks and coverage follow from the tasks?
-    #[test]
-    fn errors_ranks_and_coverage_follow_from_the_tasks() {
-        let tasks = vec![
-            sample_task(10.0, 12.0, 3.0),
-            sample_task(20.0, 30.0, 5.0),
-            sample_task(40.0, 38.0, 2.0),
-            sample_task(0.0, -2.0, 1.0),
-        ];
-        let score = summarize_score(1, true, Vec::new(), 2, tasks);
-        assert_eq!(
-            (score.mean_absolute_error_points, score.p90_error_points),
-            (4.0, 10.0)
-        );
-        assert_eq!(
-            (score.mean_signed_error_points, score.coverage_percent),
-            (2.0, 50.0)
-        );
-        assert_eq!(
-            (score.kendall_tau, score.error_of_predicting_nothing_points),
-            (Some(1.0), 17.5)
-        );
-    }
 
     /// Are pairs different from one another, and groups made of different programs?
     #[test]

@@ -1,11 +1,10 @@
 //! One hardware context: its thread, the events for which it waits, and the attribution of its ticks.
 
-use cachemate_core::{CpuId, TaskId};
+use cachemate_core::{Access, CpuId, TaskId};
 
 use super::Charge;
 use super::cache_unit::DataOrigin;
 use super::counters::{CpuCounters, Stalls, TaskCounters};
-use super::deferred::DeferredAccess;
 use super::thread::HwThread;
 
 /// The cause for which a context waits, and the part of the wait that is queueing.
@@ -34,6 +33,17 @@ pub(crate) struct UnattributedTicks {
     /// Ticks of the operating system, charged at the end of the run.
     pub faults: u64,
     pub interrupts: u64,
+}
+
+/// An access that waits for the value of a load.
+#[derive(Clone, Copy)]
+pub(crate) struct DeferredAccess {
+    pub access: Access,
+    pub instruction: u64,
+    /// Tick at which the address is known; `u64::MAX` if it depends on another deferred access.
+    pub ready_at: u64,
+    /// Instruction of the access on which this one depends.
+    pub dependency_instruction: u64,
 }
 
 /// Value of `oldest_load` if no load is in flight.

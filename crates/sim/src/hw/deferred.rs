@@ -11,23 +11,13 @@ use cachemate_core::{Access, AccessKind, CacheLevel};
 
 use super::burst::{Burst, BurstOutcome, translate, wait_for_value};
 use super::cache_unit::DataOrigin;
-use super::context::{HwContext, OutstandingMiss, StallSource};
-use super::pipeline::{CoreEnvironment, CoreFrontEnd};
+use super::context::{DeferredAccess, HwContext, OutstandingMiss, StallSource};
+use super::front_end::{CoreEnvironment, CoreFrontEnd};
 use super::thread::HwThread;
 
 /// Largest number of accesses that a context defers; the size of a reservation station (Core microarchitecture: 32
 /// entries).
 const MAX_DEFERRED: usize = 32;
-
-#[derive(Clone, Copy)]
-pub(crate) struct DeferredAccess {
-    access: Access,
-    pub instruction: u64,
-    /// Tick at which the address is known; `u64::MAX` if it depends on another deferred access.
-    ready_at: u64,
-    /// Instruction of the access on which this one depends.
-    dependency_instruction: u64,
-}
 
 impl HwContext {
     /// Returns whether the access that depends on the last load can be deferred.

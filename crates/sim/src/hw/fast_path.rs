@@ -9,12 +9,12 @@
 
 use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};
 
-use super::burst::{Burst, SlowPathCause};
+use super::burst::{Burst, SlowPathCause, try_fetch_present_line};
 use super::cache_unit::{CacheUnit, DataOrigin};
 use super::context::{OutstandingMiss, StallSource};
 use super::core_kind::{ANY_SHAPE, CoreKind, SPECIALIZED_PAGE_SHIFT};
-use super::pipeline::{CoreEnvironment, CoreFrontEnd};
-use super::store::{LineMeta, PENDING, PREFETCHED, SHARED, SLOW_PATH_BITS};
+use super::front_end::{CoreEnvironment, CoreFrontEnd};
+use super::store::{LineMeta, PENDING, SHARED, SLOW_PATH_BITS};
 use super::thread::HwThread;
 
 /// Value of `last_load_tick` if the last load was not a plain hit, or if there was none.
@@ -488,51 +488,4 @@ impl CacheUnit {
         self.store.touch(line, tag_index);
         true
     }
-}
-
-/// Fetches the next line of code if page and line are present. Returns whether it did.
-#[inline(always)]
-pub(super) fn try_fetch_present_line(
-    l1i_unit: &mut CacheUnit,
-    thread: &mut HwThread,
-    page_shift: u32,
-    now: u64,
-    shape: usize,
-    is_watched: bool,
-) -> bool {
-    let page_shift = if shape == ANY_SHAPE {
-        page_shift
-    } else {
-        SPECIALIZED_PAGE_SHIFT
-    };
-    let address = thread.next_code_address;
-    let (is_mapped, frame) = thread.tlb.probe_entry(address >> page_shift);
-    if !is_mapped {
-        return false;
-    }
-    let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> l1i_unit.line_shift;
-    if let Err(tag_index) = l1i_unit.store.record_hit(line, false, false, shape) {
-        let Some(tag_index) = tag_index else {
-            return false;
-        };
-        let meta = l1i_unit.store.line_meta(tag_index);
-        if meta.0 & PREFETCHED != 0
-            || !l1i_unit
-                .pending_fills
-                .has_arrived(line, now + l1i_unit.latency_ticks)
-        {
-            return false;
-        }
-        l1i_unit
-            .store
-            .set_meta(tag_index, LineMeta(meta.0 & !PENDING));
-        l1i_unit.store.touch(line, tag_index);
-    }
-    if is_watched {
-        thread
-            .probes
-            .observe_fetch(l1i_unit.store.set_of(line), l1i_unit.store.total_sets());
-    }
-    thread.advance_past_fetched_line(1 << l1i_unit.line_shift);
-    true
 }

@@ -14,6 +14,7 @@ mod deferred;
 mod dram;
 mod fast_path;
 mod first_touch;
+mod front_end;
 mod host_prefetch;
 mod l1_fast_path;
 
@@ -39,7 +40,8 @@ use cachemate_core::{
 use cache_unit::CacheUnit;
 use caches::Caches;
 use context::HwContext;
-use pipeline::{Core, CoreEnvironment, RUN_AHEAD_CYCLES, RunBounds};
+use front_end::CoreEnvironment;
+use pipeline::{Core, RUN_AHEAD_CYCLES, RunBounds};
 use queue::CoreQueue;
 use sampling::SamplingUnit;
 

@@ -10,15 +10,14 @@ use cachemate_core::{CacheLevel, CoreModel, CpuId, MachineSpec};
 
 use super::burst::{Burst, BurstOutcome};
 use super::cache_unit::DataOrigin;
-use super::caches::{CacheRequest, Caches};
-use super::context::{HwContext, OutstandingMiss};
+use super::caches::Caches;
+use super::context::HwContext;
 use super::core_kind::{
     AnyCore, CoreKind, CoreKindName, InOrderWriteThroughCore, LRU_2, LRU_4, LRU_8,
     OutOfOrderWriteThroughCore, WriteBackCore,
 };
-use super::sampling::SamplingUnit;
-use super::thread::HwThread;
-use super::{Charge, FrameProvider, StopReason};
+use super::front_end::{ContextRun, CoreEnvironment, CoreFrontEnd};
+use super::{Charge, StopReason};
 
 /// Cycles by which a core may run ahead with accesses that no other core observes. A line that another core invalidates
 /// can still be hit for at most this long.
@@ -32,15 +31,6 @@ const NEVER_READY: u64 = u64::MAX >> ORDER_BITS;
 /// Number of cores whose cache state mostly fits the host's second cache.
 const MAX_CORES_WITHOUT_HINTS: u32 = 8;
 
-/// The environment of a core: state that it shares with others.
-pub(crate) struct CoreEnvironment<'a> {
-    pub caches: &'a mut Caches,
-    pub frames: &'a mut dyn FrameProvider,
-    pub page_shift: u32,
-    pub ticks_per_cycle: u64,
-    pub sampling: SamplingUnit,
-}
-
 /// The bounds up to which a core may run.
 #[derive(Clone, Copy)]
 pub(crate) struct RunBounds {
@@ -48,39 +38,6 @@ pub(crate) struct RunBounds {
     pub shared_bound: u64,
     /// First tick into which the core must not run.
     pub end_tick: u64,
-}
-
-/// The bounds of one run of a context: from `start` to `end_tick` at most.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct ContextRun {
-    pub context_index: usize,
-    pub start_tick: u64,
-    pub end_tick: u64,
-    /// Tick at which another context of the core is ready.
-    pub other_ready_tick: u64,
-    pub shared_bound: u64,
-}
-
-/// The state on which a core's runs operate.
-pub(crate) struct CoreFrontEnd {
-    pub contexts: Vec<HwContext>,
-    pub l1d: usize,
-    pub l1i: Option<usize>,
-    pub package: u32,
-    pub is_in_order: bool,
-    /// Whether a store that misses blocks its context, for want of a store buffer.
-    pub stores_block: bool,
-    /// Whether instructions that do not need the value of a load may overtake it.
-    pub can_overtake_loads: bool,
-    pub kind: CoreKindName,
-    /// Whether the core's second level may serve accesses that others do not notice.
-    pub is_next_level_private: bool,
-    /// Whether there are so many caches that the host's caches do not hold their state.
-    pub uses_host_hints: bool,
-    window: u64,
-    /// Each loaded context's share of the window, as computed by [`Core::update_contexts`].
-    window_share: u64,
-    mshr_count: usize,
 }
 
 pub(crate) struct Core {
@@ -409,85 +366,5 @@ impl Core {
             context.thread = Some(thread);
             self.ready_ticks[context_index] = context.ready_at;
         }
-    }
-}
-
-impl CoreFrontEnd {
-    /// Returns the request of a thread of this core for a physical address.
-    #[inline(always)]
-    pub fn build_request(
-        &self,
-        address: u64,
-        tick: u64,
-        is_store: bool,
-        thread: &HwThread,
-    ) -> CacheRequest {
-        let (task, class, package) = (thread.slot_number(), thread.class, self.package);
-        CacheRequest {
-            address,
-            tick,
-            is_store,
-            is_write_through: false,
-            is_prefetch: false,
-            task,
-            class,
-            package,
-        }
-    }
-
-    /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
-    /// miss.
-    #[inline(never)]
-    pub fn find_blocking_miss(
-        &mut self,
-        context_index: usize,
-        now: u64,
-    ) -> Option<OutstandingMiss> {
-        if self.try_reclaim_mshrs(context_index, now) {
-            return None;
-        }
-        let contexts = if self.is_in_order {
-            &self.contexts[context_index..context_index + 1]
-        } else {
-            &self.contexts[..]
-        };
-        let context_with_first_return = contexts
-            .iter()
-            .min_by_key(|context| context.first_return_tick)?;
-        context_with_first_return
-            .outstanding_misses
-            .iter()
-            .find(|miss| miss.returns_at == context_with_first_return.first_return_tick)
-            .copied()
-    }
-
-    /// Frees the registers of misses that have returned; this is checked only when it matters. Returns whether there is
-    /// room now.
-    #[inline(never)]
-    pub fn try_reclaim_mshrs(&mut self, context_index: usize, now: u64) -> bool {
-        self.contexts
-            .iter_mut()
-            .for_each(|context| context.drop_returned_misses(now));
-        self.contexts[context_index].mshrs_in_use < self.max_outstanding(context_index)
-    }
-
-    /// Returns the number of misses that the context may have outstanding: out of order it shares the registers, in
-    /// order it has a store buffer.
-    #[inline(always)]
-    pub fn max_outstanding(&self, context_index: usize) -> usize {
-        let contexts = if self.is_in_order {
-            &[]
-        } else {
-            &self.contexts[..]
-        };
-        let other_contexts = contexts
-            .iter()
-            .zip(0..)
-            .filter(|&(_, index)| index != context_index);
-        self.mshr_count.saturating_sub(
-            other_contexts
-                .map(|(context, _)| context.mshrs_in_use)
-                .sum(),
-        )
     }
 }

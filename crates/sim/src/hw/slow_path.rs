@@ -7,7 +7,7 @@ use super::caches::{CacheRequest, CacheResponse, Caches};
 use super::context::StallSource;
 use super::core_kind::AnyCore;
 use super::counters::{LEVEL_COUNT, LevelCounts};
-use super::pipeline::{CoreEnvironment, CoreFrontEnd};
+use super::front_end::{CoreEnvironment, CoreFrontEnd};
 use super::sampling::{ObservedMiss, SampleEffect};
 use super::thread::HwThread;
 

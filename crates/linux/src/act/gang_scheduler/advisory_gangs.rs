@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
+use super::NumberedCache;
 use super::compose::{AdvisoryGangs, GangMember, MAX_GANGS};
-use super::message::NumberedCache;
 use crate::kernel::ThreadKey;
 
 /// The shortest typical turn (docs/sched-ext.md), because advice has no footprints that would require a longer one.

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::GangSchedule;
+use cachemate_gangs::{ScheduledTask, ScheduledTurn, SchedulerPlan, VERSION};
 
-use super::message::{NumberedCache, ScheduledTask, ScheduledTurn, SchedulerPlan, VERSION};
+use super::NumberedCache;
 use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::SchedParams;
@@ -190,10 +191,12 @@ fn build_task(
     let weight = weights.get(&member.0).copied().unwrap_or(1.0);
     let weight = (weight * NOMINAL_WEIGHT).round().clamp(1.0, 10_000.0) as u32;
     ScheduledTask {
-        thread: member.0.tid as u32,
+        process: None,
+        thread: Some(member.0.tid as u32),
         gang: gang as u32,
         caches,
         weight,
+        children: false,
     }
 }
 

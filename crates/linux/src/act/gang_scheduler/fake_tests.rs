@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::message::{CacheTurns, SchedulerPlan, SchedulerRequest, SchedulerState};
 use crate::fake_tests::FakeHost;
 use crate::kernel::scheduling::EXT;
+use cachemate_gangs::{CacheTurns, ScheduledTurn, SchedulerPlan, SchedulerRequest, SchedulerState};
 
 /// State of the fake scheduler, and the faults that it simulates.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub(crate) struct FakeState {
     /// The reason why it has detached from the CPUs.
     pub guarded: Option<String>,
     /// Turns that are read back in place of the plan's.
-    pub other_turns: Option<Vec<super::message::ScheduledTurn>>,
+    pub other_turns: Option<Vec<ScheduledTurn>>,
     /// Original policies, by thread.
     held: BTreeMap<i32, u32>,
 }
@@ -59,6 +59,7 @@ impl FakeScheduler {
                     SchedulerRequest::State {} => {
                         serde_json::to_value(there.lock().unwrap().state(&host)).unwrap()
                     }
+                    SchedulerRequest::Stop {} => panic!("no client stops the scheduler"),
                 };
                 let _ = (&client).write_all(format!("{answer}\n").as_bytes());
             }
@@ -91,7 +92,11 @@ impl FakeState {
         // The requester must not hold the kernel meanwhile.
         let host = host.lock().unwrap();
         let mut threads = host.threads.borrow_mut();
-        let planned = |tid: i32| plan.tasks.iter().any(|task| task.thread == tid as u32);
+        let planned = |tid: i32| {
+            plan.tasks
+                .iter()
+                .any(|task| task.thread == Some(tid as u32))
+        };
         for (tid, policy) in std::mem::take(&mut self.held) {
             match threads.get_mut(&tid).filter(|thread| thread.policy == EXT) {
                 Some(_) if planned(tid) && self.guarded.is_none() => {
@@ -103,13 +108,14 @@ impl FakeState {
         }
         let mut complaints = Vec::new();
         for task in plan.tasks.iter().filter(|_| self.guarded.is_none()) {
-            match threads.get_mut(&(task.thread as i32)) {
+            let tid = task.thread.unwrap() as i32;
+            match threads.get_mut(&tid) {
                 Some(thread) if thread.policy != EXT => {
-                    self.held.insert(task.thread as i32, thread.policy);
+                    self.held.insert(tid, thread.policy);
                     thread.policy = EXT;
                 }
                 Some(_) => {}
-                None => complaints.push(format!("thread {}: gone", task.thread)),
+                None => complaints.push(format!("thread {tid}: gone")),
             }
         }
         let generation = plan.generation;
@@ -134,7 +140,6 @@ impl FakeState {
                 .filter(|turn| turn.cache == number)
                 .cloned()
                 .collect(),
-            ..CacheTurns::default()
         };
         SchedulerState {
             generation: self.generation(),
@@ -145,8 +150,8 @@ impl FakeState {
             }
             .to_string(),
             guarded: self.guarded.clone(),
-            places: self.plans.last().map_or(0, |plan| plan.tasks.len() as u64),
-            held: self.held.keys().filter(is_held).count() as u64,
+            places: self.plans.last().map_or(0, |plan| plan.tasks.len()),
+            held: self.held.keys().filter(is_held).count(),
             caches: [(0, "0-1"), (1, "2-3")].map(cache).to_vec(),
         }
     }

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cachemate_core::{Gang, GangSchedule, TaskId};
+use cachemate_gangs::{ScheduledTurn, SchedulerPlan, SchedulerReply, VERSION};
 
 use super::advisory_gangs::build_advisory_gangs;
 use super::compose::{GangMember, build_cache_schedule, plan_message};
 use super::fake_tests::FakeScheduler;
-use super::message::{NumberedCache, ScheduledTurn, SchedulerReply};
-use super::{SchedulerClient, message};
+use super::{NumberedCache, SchedulerClient};
 use crate::act::changes::GangController;
 use crate::act::gangs::GangRunners;
 use crate::act::thread_rotation::ThreadRotation;
@@ -429,14 +429,7 @@ fn the_documented_answers_are_distinguished() {
     let SchedulerReply::State(state) = answer(&state) else {
         panic!("{state}")
     };
-    assert_eq!(
-        (
-            state.held,
-            state.turns().len(),
-            state.caches[0].counts.turns
-        ),
-        (4, 1, 9)
-    );
+    assert_eq!((state.held, state.turns().len()), (4, 1));
 }
 
 /// Is an answer that is cut, repeated from an earlier plan, out of order, forged or endless an error in bounded time, and
@@ -492,8 +485,8 @@ fn broken_answers_end_in_bounded_time() {
                 std::thread::sleep(std::time::Duration::from_millis(pause));
             }
         });
-        let plan = message::SchedulerPlan {
-            version: message::VERSION,
+        let plan = SchedulerPlan {
+            version: VERSION,
             generation: 7,
             longest_wait_ms: 100,
             turns: Vec::new(),

@@ -7,7 +7,7 @@ use crate::hw::burst::{Burst, SlowPathCause};
 use crate::hw::cache_unit::DataOrigin;
 use crate::hw::context::StallSource;
 use crate::hw::core_kind::{AnyCore, CoreKindName};
-use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
+use crate::hw::front_end::{CoreEnvironment, CoreFrontEnd};
 use crate::hw::store::{LineMeta, PENDING};
 
 impl CoreFrontEnd {

@@ -1,9 +1,14 @@
-//! The messages of the gang scheduler's socket, as docs/sched-ext.md describes them: one JSON object per line.
+//! The messages of the gang scheduler's socket, as docs/sched-ext.md describes them: each request is one JSON object on a
+//! line, and each reply is one line.
+//!
+//! The scheduler (`schedulers/gangs`, a workspace of its own) and its client (`cachemate-linux`) use the same types, so
+//! that neither can misread the other.
 
-use cachemate_core::CpuSet;
+#![warn(missing_docs)]
+
 use serde::{Deserialize, Serialize};
 
-/// The message's version.
+/// Version of the messages; messages of other versions are refused.
 pub const VERSION: u32 = 1;
 
 /// A request to the scheduler.
@@ -14,6 +19,8 @@ pub enum SchedulerRequest {
     Plan(SchedulerPlan),
     /// Queries the state in force.
     State {},
+    /// Restores all tasks and ends the scheduler.
+    Stop {},
 }
 
 /// A whole plan: threads that it does not name are not scheduled by gangs.
@@ -24,7 +31,7 @@ pub struct SchedulerPlan {
     pub version: u32,
     /// Larger than that of the plan in force.
     pub generation: u64,
-    /// The longest acceptable wait of a task.
+    /// The longest acceptable wait of a task; a plan under which one could wait longer is refused.
     pub longest_wait_ms: u64,
     /// Turns in the order of each cache's rotation.
     pub turns: Vec<ScheduledTurn>,
@@ -43,6 +50,7 @@ impl SchedulerPlan {
 
 /// One gang's turn at one cache.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ScheduledTurn {
     /// Number of the cache, by [`SchedulerState`].
     pub cache: u32,
@@ -50,23 +58,35 @@ pub struct ScheduledTurn {
     pub gang: u32,
     /// Length of the turn, 1 000 to 1 000 000.
     pub turn_us: u64,
-    /// Gangs that may use CPUs which this turn leaves idle, ascending.
+    /// Gangs that may use CPUs which this turn leaves idle, ascending; if empty, no other gang may use them.
     #[serde(default)]
     pub may_fill: Vec<u32>,
 }
 
-/// A planned thread with its gang and its caches.
+/// A planned task, which is a process or a thread, with its gang and its caches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduledTask {
-    /// The id that gettid(2) returns.
-    pub thread: u32,
+    /// Id of a process, all of whose threads are planned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
+    /// Id of a thread, as gettid(2) returns it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thread: Option<u32>,
     /// Gang of the task, which has a turn at each of the task's caches.
     pub gang: u32,
     /// Caches on whose CPUs it may run.
     pub caches: Vec<u32>,
-    /// Share of CPU time relative to other tasks, 1 to 10 000; 100 is the default.
+    /// Share of CPU time relative to other tasks, 1 to 10 000.
+    #[serde(default = "default_weight")]
     pub weight: u32,
+    /// Whether its future children belong to the gang too.
+    #[serde(default)]
+    pub children: bool,
+}
+
+fn default_weight() -> u32 {
+    100
 }
 
 /// The scheduler's reply.
@@ -91,9 +111,10 @@ pub enum SchedulerReply {
     State(Box<SchedulerState>),
 }
 
-/// The state in force, as the scheduler reads it back from the kernel.
+/// The state in force, as the scheduler reads it back from the kernel. What the scheduler adds to a cache, its client
+/// ignores.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct SchedulerState {
+pub struct SchedulerState<Cache = CacheTurns> {
     /// Generation of the plan in force; 0 if there is none yet.
     pub generation: u64,
     /// `enabled` while it schedules.
@@ -101,11 +122,21 @@ pub struct SchedulerState {
     /// The reason why it has detached from the CPUs, if it has.
     pub guarded: Option<String>,
     /// Number of places in the plan.
-    pub places: u64,
+    pub places: usize,
     /// Threads that it schedules.
-    pub held: u64,
+    pub held: usize,
     /// Caches in order of their numbers.
-    pub caches: Vec<CacheTurns>,
+    pub caches: Vec<Cache>,
+}
+
+impl SchedulerState {
+    /// All turns in force, cache by cache.
+    pub fn turns(&self) -> Vec<ScheduledTurn> {
+        self.caches
+            .iter()
+            .flat_map(|cache| cache.turns.iter().cloned())
+            .collect()
+    }
 }
 
 /// One last-level cache.
@@ -115,62 +146,4 @@ pub struct CacheTurns {
     pub cpus: String,
     /// Turns in the order of the rotation.
     pub turns: Vec<ScheduledTurn>,
-    /// Counts since the scheduler was attached.
-    pub counts: CacheTurnCounts,
-}
-
-/// Counts of the CPUs of a cache; a selection of those that the scheduler keeps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct CacheTurnCounts {
-    /// Turns that began.
-    pub turns: u64,
-    /// Longest wait of a planned task.
-    pub longest_wait_ns: u64,
-    /// Time in which all CPUs ran the gang whose turn it was.
-    pub turn_ns: u64,
-    /// Time in which the CPUs ran tasks of several gangs.
-    pub mixed_ns: u64,
-    /// Time in which CPUs ran another gang than the one whose turn it was.
-    pub off_turn_ns: u64,
-    /// Time in which some CPUs were idle and the others ran the gang.
-    pub partly_idle_ns: u64,
-    /// Time in which all CPUs were idle.
-    pub idle_ns: u64,
-}
-
-/// A last-level cache as the scheduler numbers it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NumberedCache {
-    /// Position of the cache in the scheduler's list.
-    pub number: u32,
-    /// CPUs that share it.
-    pub cpus: CpuSet,
-}
-
-impl SchedulerState {
-    /// The caches with their CPUs.
-    ///
-    /// # Errors
-    /// The text of an invalid CPU list.
-    pub fn caches(&self) -> Result<Vec<NumberedCache>, String> {
-        let parse_cache = |(number, state): (usize, &CacheTurns)| {
-            let cpus: Result<CpuSet, _> = state.cpus.parse();
-            let cpus = cpus.map_err(|error| {
-                format!("caches[{number}].cpus: found '{}': {error}", state.cpus)
-            })?;
-            Ok(NumberedCache {
-                number: number as u32,
-                cpus,
-            })
-        };
-        self.caches.iter().enumerate().map(parse_cache).collect()
-    }
-
-    /// All turns in force, cache by cache.
-    pub fn turns(&self) -> Vec<ScheduledTurn> {
-        self.caches
-            .iter()
-            .flat_map(|cache| cache.turns.iter().cloned())
-            .collect()
-    }
 }

@@ -302,9 +302,7 @@ fn measure_online_choice(
         long_workload.build_machine()?,
         build_pipeline(config)?,
         |_, record| {
-            if record.decision.verification != Verification::Trial {
-                chosen_shares = record.decision.plan.shares;
-            }
+            chosen_shares = record.decision.plan.shares;
             true
         },
     )

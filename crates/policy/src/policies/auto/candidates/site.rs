@@ -6,7 +6,7 @@ use super::TASKS_PER_SCORE;
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers};
 use crate::policies::auto::model::problem::PlanningProblem;
 use crate::policies::auto::model::score::{LayoutScore, SiteScorer};
-use crate::policies::auto::model::score_cache::{ErrorDraw, ScoreCache};
+use crate::policies::auto::model::score_cache::ScoreCache;
 
 /// Tasks of one site, for which partitions and a rotation are searched.
 pub struct SiteTasks<'a> {
@@ -42,6 +42,6 @@ impl SiteTasks<'_> {
             partitions,
             rotation,
         }
-        .score(&ErrorDraw::default(), self.score_cache)
+        .score(self.score_cache)
     }
 }

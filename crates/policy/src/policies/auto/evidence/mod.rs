@@ -214,15 +214,6 @@ impl TaskEvidence {
     }
 }
 
-/// Returns all tasks, with their phases.
-pub fn all_tasks(view: &View<'_>, problem: &PlanningProblem) -> CoRunners {
-    problem
-        .tasks
-        .iter()
-        .map(|task| with_phase(view, task))
-        .collect()
-}
-
 /// Returns the tasks on each of the included sites, with their phases.
 pub fn co_runners(
     view: &View<'_>,

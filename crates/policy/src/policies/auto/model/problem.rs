@@ -8,7 +8,7 @@ use super::bus::MemoryPathModel;
 use super::layout::SiteLayout;
 use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
 use super::score::forecast_speeds;
-use super::score_cache::{ErrorDraw, ScoreCache};
+use super::score_cache::ScoreCache;
 use crate::gang_quantum::cycles_per_ns;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::speeds::SpeedTracker;
@@ -165,23 +165,16 @@ pub struct PriorObservations<'a> {
     pub default_sites: &'a BTreeMap<TaskId, usize>,
     pub split_tasks: &'a BTreeSet<TaskId>,
     pub curves: &'a CurveChecks,
-    /// Whether the location of memory matters.
-    pub uses_memory_nodes: bool,
 }
 
 impl PriorObservations<'_> {
-    /// Returns the distance of the task's pages from each node, if it matters and is known for all pages.
+    /// Returns the distance of the task's pages from each node, if it is known for all pages.
     fn memory_distance(
-        &self,
         view: &View<'_>,
         task: &TaskSample,
         site: Option<&CacheSite>,
     ) -> MemoryDistance {
-        let pages = task
-            .pages_per_node
-            .as_deref()
-            .filter(|_| self.uses_memory_nodes);
-        let Some((site, pages)) = site.zip(pages) else {
+        let Some((site, pages)) = site.zip(task.pages_per_node.as_deref()) else {
             return MemoryDistance::default();
         };
         let factor_of_node = |node: usize| {
@@ -249,7 +242,11 @@ impl PlanningProblem {
         let build_problem_task = |task: &TaskSample| {
             let site = current_site(task);
             let model_inputs = |profile, speed| ModelInputs {
-                memory: prior.memory_distance(view, task, site.map(|site| &sites[site])),
+                memory: PriorObservations::memory_distance(
+                    view,
+                    task,
+                    site.map(|site| &sites[site]),
+                ),
                 profile,
                 speed,
                 goal: task.goal,
@@ -553,35 +550,6 @@ impl PlanningProblem {
     pub fn known_tasks(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.tasks.len()).filter(|&index| self.tasks[index].program.is_some())
     }
-
-    /// Draws factors for curves and costs, within their errors.
-    pub fn draw(&self, seed: u64) -> ErrorDraw {
-        let mut generator = cachemate_core::SplitMix64::new(seed);
-        let draw_factors = |problem_task: &ProblemTask| {
-            let program = problem_task.program.as_ref()?;
-            Some((
-                libm::exp(program.curve_error * generator.draw_normal()),
-                libm::exp(COST_ERROR * generator.draw_normal()),
-            ))
-        };
-        ErrorDraw(self.tasks.iter().map(draw_factors).collect())
-    }
-
-    /// Returns the problem with the factors of a draw applied to its programs.
-    #[must_use]
-    pub fn with_errors(&self, draw: &ErrorDraw) -> Self {
-        let mut scaled_problem = self.clone();
-        for (index, problem_task) in scaled_problem.tasks.iter_mut().enumerate() {
-            if let Some((program, (misses, cost))) = problem_task
-                .program
-                .as_mut()
-                .zip(draw.factors_of_task(index))
-            {
-                *program = program.scale(misses, cost);
-            }
-        }
-        scaled_problem
-    }
 }
 
 #[cfg(test)]
@@ -599,7 +567,3 @@ impl PlanningProblem {
         }
     }
 }
-
-/// Relative error of a miss's cost, which is the accuracy of stall counters (docs/simulators/interval.md has the
-/// model's own errors).
-const COST_ERROR: f64 = 0.1;

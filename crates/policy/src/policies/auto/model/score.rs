@@ -14,7 +14,7 @@ use super::composition::{CacheOccupant, TaskPerformance, compose};
 use super::layout::{GangRotation, PartitionMembers, SiteLayout};
 use super::problem::{CacheSite, PlanningProblem};
 use super::program_model::ProgramModel;
-use super::score_cache::{ErrorDraw, ScoreCache};
+use super::score_cache::ScoreCache;
 
 /// The objective of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -68,6 +68,11 @@ impl ForecastSpeed {
                 }
             });
         slowdown_shortfall.clamp(0.0, 10.0) + rate_shortfall.clamp(0.0, 10.0)
+    }
+
+    /// Returns the misses per instruction.
+    pub fn misses_per_instr(&self, program: &ProgramModel) -> f64 {
+        self.lines_per_cycle / self.instr_per_cycle / program.lines_per_miss
     }
 
     /// Returns what the task asks of its path to memory, if its misses wait this long there.
@@ -264,20 +269,6 @@ impl SiteState<'_> {
     /// Returns the speeds of the members, in the order of the members.
     pub fn speeds(&self) -> Vec<ForecastSpeed> {
         let programs = self.programs;
-        let gang_index = |at: usize| {
-            self.rotation.map_or(0, |turns| {
-                turns
-                    .gangs
-                    .iter()
-                    .position(|gang| gang.contains(&at))
-                    .unwrap_or(0)
-            })
-        };
-        let gangs: Vec<usize> = self
-            .members
-            .iter()
-            .map(|&index| gang_index(index))
-            .collect();
         let gang_count = self.rotation.map_or(1, |turns| turns.gangs.len().max(1));
         let demands: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
@@ -287,36 +278,7 @@ impl SiteState<'_> {
         } else {
             cpu_shares(&demands, cpus)
         };
-        let turn_cycles: Vec<f64> = match self.rotation {
-            Some(rotation) => vec![rotation.slice_ns as f64 * self.cycles_per_ns; gang_count],
-            None => vec![1.0],
-        };
-        let all_occupants: Vec<CacheOccupant<'_>> = (0..programs.len())
-            .map(|position| CacheOccupant {
-                program: programs[position],
-                cpu_share: time_shares[position],
-                gang: gangs[position],
-                split_share: self.split_shares[position],
-                wait_cycles: self.wait_cycles[position],
-                partition_share: 1.0,
-            })
-            .collect();
-        // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
-        let mut performances = vec![TaskPerformance::NONE; all_occupants.len()];
-        for (members, bytes) in self.partition_members() {
-            let occupants: Vec<CacheOccupant<'_>> = members
-                .iter()
-                .map(|&(position, line_share)| CacheOccupant {
-                    partition_share: line_share,
-                    ..all_occupants[position]
-                })
-                .collect();
-            for (&(position, line_share), performance) in
-                members.iter().zip(compose(&occupants, bytes, &turn_cycles))
-            {
-                performances[position].add(performance, line_share);
-            }
-        }
+        let performances = self.performances(&time_shares);
         let forecast_speed_at = |position: usize| {
             let cycles = if performances[position].cycles_per_instr > 0.0 {
                 performances[position].cycles_per_instr
@@ -345,6 +307,62 @@ impl SiteState<'_> {
             }
         };
         (0..programs.len()).map(forecast_speed_at).collect()
+    }
+
+    /// Returns the performance of each member while it runs, if it has this share of a CPU's time.
+    fn performances(&self, time_shares: &[f64]) -> Vec<TaskPerformance> {
+        let all_occupants: Vec<CacheOccupant<'_>> = (0..self.programs.len())
+            .map(|position| CacheOccupant {
+                program: self.programs[position],
+                cpu_share: time_shares[position],
+                split_share: self.split_shares[position],
+                wait_cycles: self.wait_cycles[position],
+                partition_share: 1.0,
+            })
+            .collect();
+        let mut performances = vec![TaskPerformance::NONE; all_occupants.len()];
+
+        if let Some(rotation) = self.rotation {
+            let turn_cycles = rotation.slice_ns as f64 * self.cycles_per_ns;
+            for positions in self.gang_members(rotation) {
+                let gang = positions.iter().map(|&position| all_occupants[position]);
+                let occupants: Vec<CacheOccupant<'_>> = gang.collect();
+                let within_turns = compose(&occupants, self.site.bytes);
+                for (index, &position) in positions.iter().enumerate() {
+                    performances[position] =
+                        occupants[index].in_turns(within_turns[index], turn_cycles);
+                }
+            }
+            return performances;
+        }
+
+        // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
+        for (members, bytes) in self.partition_members() {
+            let occupants: Vec<CacheOccupant<'_>> = members
+                .iter()
+                .map(|&(position, line_share)| CacheOccupant {
+                    partition_share: line_share,
+                    ..all_occupants[position]
+                })
+                .collect();
+            for (&(position, line_share), performance) in
+                members.iter().zip(compose(&occupants, bytes))
+            {
+                performances[position].add(performance, line_share);
+            }
+        }
+        performances
+    }
+
+    /// Returns the members of each gang by position. A member without a gang counts to the first.
+    fn gang_members(&self, rotation: &GangRotation) -> Vec<Vec<usize>> {
+        let mut positions = vec![Vec::new(); rotation.gangs.len().max(1)];
+        for (position, member) in self.members.iter().enumerate() {
+            let gang = rotation.gangs.iter().position(|gang| gang.contains(member));
+            positions[gang.unwrap_or(0)].push(position);
+        }
+        positions.retain(|positions| !positions.is_empty());
+        positions
     }
 
     /// Returns the members of each partition by position, with the share of their lines that falls into it, and the
@@ -459,7 +477,7 @@ pub struct SiteForecast {
     pub speeds: Vec<ForecastSpeed>,
 }
 
-/// A layout that is scored many times, with different programs each time.
+/// A layout with the tasks of each site.
 pub struct LayoutScorer<'a> {
     problem: &'a PlanningProblem,
     layout: &'a SiteLayout,
@@ -481,43 +499,17 @@ impl<'a> LayoutScorer<'a> {
     }
 
     /// Returns the scores by site, each computed by itself.
-    pub fn scores_by_site(&self, draw: &ErrorDraw, score_cache: &ScoreCache) -> Vec<LayoutScore> {
+    pub fn scores_by_site(&self, score_cache: &ScoreCache) -> Vec<LayoutScore> {
         (0..self.members.len())
-            .map(|site| self.score(site, draw, score_cache))
+            .map(|site| self.score(site, score_cache))
             .collect()
     }
 
-    /// Returns the scores if those of another layout are known: sites that are equal in both are scored once.
-    pub fn scores_reusing(
-        &self,
-        other: &LayoutScorer<'_>,
-        scores: &[LayoutScore],
-        draw: &ErrorDraw,
-        score_cache: &ScoreCache,
-    ) -> Vec<LayoutScore> {
-        let reuse_or_score = |site: usize| {
-            if self.is_site_equal(other, site) {
-                scores[site]
-            } else {
-                self.score(site, draw, score_cache)
-            }
-        };
-        (0..self.members.len()).map(reuse_or_score).collect()
-    }
-
-    fn is_site_equal(&self, other: &LayoutScorer<'_>, site: usize) -> bool {
-        let (own_layout, other_layout) = (self.layout, other.layout);
-        self.members[site] == other.members[site]
-            && self.split_shares[site] == other.split_shares[site]
-            && own_layout.partitions[site] == other_layout.partitions[site]
-            && own_layout.rotations[site] == other_layout.rotations[site]
-    }
-
-    fn score(&self, site: usize, draw: &ErrorDraw, score_cache: &ScoreCache) -> LayoutScore {
+    fn score(&self, site: usize, score_cache: &ScoreCache) -> LayoutScore {
         if self.members[site].is_empty() {
             return LayoutScore::EMPTY;
         }
-        self.site_scorer(site).score(draw, score_cache)
+        self.site_scorer(site).score(score_cache)
     }
 
     fn site_scorer(&self, site: usize) -> SiteScorer<'_> {
@@ -555,23 +547,13 @@ pub fn score(
     layout: &SiteLayout,
     score_cache: &ScoreCache,
 ) -> LayoutScore {
-    score_drawn(problem, layout, &ErrorDraw::default(), score_cache)
-}
-
-/// Scores all sites with drawn programs; if sites share a memory bus, the draw is ignored.
-pub fn score_drawn(
-    problem: &PlanningProblem,
-    layout: &SiteLayout,
-    draw: &ErrorDraw,
-    score_cache: &ScoreCache,
-) -> LayoutScore {
     if problem.bus.is_some() {
         return site_results(problem, layout)
             .into_iter()
             .map(|(score, ..)| score)
             .fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
-    total_score(&LayoutScorer::new(problem, layout).scores_by_site(draw, score_cache))
+    total_score(&LayoutScorer::new(problem, layout).scores_by_site(score_cache))
 }
 
 /// Returns the score of all sites together.
@@ -605,32 +587,16 @@ pub struct SiteScorer<'a> {
 
 impl SiteScorer<'_> {
     /// Returns the stored score, or computes it.
-    pub fn score(&self, draw: &ErrorDraw, score_cache: &ScoreCache) -> LayoutScore {
-        score_cache.read(self, draw, || self.compute(draw), |forecast| forecast.score)
+    pub fn score(&self, score_cache: &ScoreCache) -> LayoutScore {
+        score_cache.read(self, || self.compute(), |forecast| forecast.score)
     }
 
-    fn compute(&self, draw: &ErrorDraw) -> SiteForecast {
-        let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
-        programs.extend(
-            self.members
-                .iter()
-                .filter_map(|&index| self.problem.tasks[index].program.as_ref()),
-        );
-        let mut drawn_programs: Vec<ProgramModel> =
-            Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
-        let scaled_program = |(&at, program): (&usize, &&ProgramModel)| {
-            let (misses, cost) = draw.factors_of_task(at)?;
-            Some(program.scale(misses, cost))
-        };
-        drawn_programs.extend(
-            self.members
-                .iter()
-                .zip(&programs)
-                .filter_map(scaled_program),
-        );
-        if !drawn_programs.is_empty() {
-            programs = drawn_programs.iter().collect();
-        }
+    fn compute(&self) -> SiteForecast {
+        let programs: Vec<&ProgramModel> = self
+            .members
+            .iter()
+            .filter_map(|&index| self.problem.tasks[index].program.as_ref())
+            .collect();
         let (site, programs) = (&self.problem.sites[self.site], &programs);
         let site_state = SiteState {
             site,
@@ -661,16 +627,6 @@ pub fn forecast_speeds(
     layout: &SiteLayout,
     score_cache: &ScoreCache,
 ) -> Vec<Option<ForecastSpeed>> {
-    forecast_drawn_speeds(problem, layout, &ErrorDraw::default(), score_cache)
-}
-
-/// Returns the speeds of all known tasks with drawn programs.
-pub fn forecast_drawn_speeds(
-    problem: &PlanningProblem,
-    layout: &SiteLayout,
-    draw: &ErrorDraw,
-    score_cache: &ScoreCache,
-) -> Vec<Option<ForecastSpeed>> {
     let mut task_speeds = vec![None; problem.tasks.len()];
     let mut write_speeds = |members: &[usize], speeds: &[ForecastSpeed]| {
         members
@@ -679,9 +635,7 @@ pub fn forecast_drawn_speeds(
             .for_each(|(&index, speed)| task_speeds[index] = Some(*speed));
     };
     if problem.bus.is_some() {
-        let drawn_problem = (!draw.0.is_empty()).then(|| problem.with_errors(draw));
-        for (_, members, speeds) in site_results(drawn_problem.as_ref().unwrap_or(problem), layout)
-        {
+        for (_, members, speeds) in site_results(problem, layout) {
             write_speeds(&members, &speeds);
         }
         return task_speeds;
@@ -696,8 +650,7 @@ pub fn forecast_drawn_speeds(
         let site_scorer = scorer.site_scorer(site);
         score_cache.read(
             &site_scorer,
-            draw,
-            || site_scorer.compute(draw),
+            || site_scorer.compute(),
             |forecast| write_speeds(members, &forecast.speeds),
         );
     }

@@ -139,7 +139,6 @@ struct ShareChange {
     shares: Vec<CacheShare>,
     /// The terms of the verification; `None` if the change is applied at once.
     terms: Option<Box<ProposedChange>>,
-    reasons: Vec<Reason>,
 }
 
 impl Policy for CacheSizing {
@@ -151,23 +150,26 @@ impl Policy for CacheSizing {
         self.traces.record_answers(view);
         let interrupted_change = self.record_verdict(view);
         let domains = self.home_caches.collect(view);
+        let mut shares_by_domain = Vec::new();
         for domain in &domains {
             let evidence = self.caches.entry(domain.cache.id).or_default();
             evidence.observe(view, domain, self.parameters.warmup_windows);
-            plan.shares
-                .extend(self.kept_shares(view, domain, interrupted_change.as_ref()));
+            shares_by_domain.push(self.kept_shares(view, domain, interrupted_change.as_ref()));
         }
+        plan.shares = shares_by_domain.concat();
 
         let mut verification = Verification::BeforeAndAfter;
         if self.open_change.is_some() {
             verification = Verification::Pending;
         } else if !view.verdicts.is_paused(view.observation.window) {
-            for domain in &domains {
-                let Some(change) = self.find_change(view, domain, &plan) else {
+            for (index, domain) in domains.iter().enumerate() {
+                let Some(change) =
+                    self.find_change(view, domain, &shares_by_domain, index, &mut reasons)
+                else {
                     continue;
                 };
-                let before = replace_shares(&mut plan, domain.cache.id, change.shares);
-                reasons.extend(change.reasons);
+                let before = std::mem::replace(&mut shares_by_domain[index], change.shares);
+                plan.shares = shares_by_domain.concat();
                 if let Some(terms) = change.terms {
                     self.open_change = Some((domain.cache.id, before));
                     verification = Verification::Proposed(terms);
@@ -188,16 +190,6 @@ impl Policy for CacheSizing {
             ..Decision::new(plan, reasons)
         }
     }
-}
-
-/// Replaces the shares of one cache in a plan. Returns the shares before.
-fn replace_shares(plan: &mut Plan, cache: CacheId, shares: Vec<CacheShare>) -> Vec<CacheShare> {
-    let (before, others) = std::mem::take(&mut plan.shares)
-        .into_iter()
-        .partition(|share| share.cache == cache);
-    plan.shares = others;
-    plan.shares.extend(shares);
-    before
 }
 
 impl CacheSizing {
@@ -224,19 +216,24 @@ impl CacheSizing {
             Some((_, before)) => domain.surviving_shares(before),
             None => domain.surviving_shares(&view.plan_to_keep().shares),
         };
-        let is_released = shares.is_empty() && restored.is_some();
+        let evidence = self.caches.get(&domain.cache.id);
+        let was_divided = evidence.is_some_and(|evidence| evidence.was_divided);
+        // Pages keep their colors, so the end of a partition needs a share too.
+        let is_released = shares.is_empty() && was_divided;
         if is_released || !domain.needs_partition() && !shares.is_empty() {
             return undivided_shares();
         }
         shares
     }
 
-    /// Returns new shares of one cache, if there are better ones that the verifier does not exclude.
+    /// Returns new shares of the cache at this index, if there are better ones that the verifier does not exclude.
     fn find_change(
         &mut self,
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
-        plan: &Plan,
+        shares_by_domain: &[Vec<CacheShare>],
+        index: usize,
+        reasons: &mut Vec<Reason>,
     ) -> Option<ShareChange> {
         let parameters = &self.parameters;
         let evidence = self.caches.get_mut(&domain.cache.id)?;
@@ -250,30 +247,13 @@ impl CacheSizing {
         if is_early || !domain.needs_partition() {
             return None;
         }
-        let current_shares = domain.surviving_shares(&plan.shares);
+        let current_shares = &shares_by_domain[index];
         let mut claimants: Vec<Claimant> = domain
             .processes
             .iter()
             .map(|process| build_claimant(view, domain, process, evidence, parameters))
             .collect::<Option<_>>()?;
-        // Pages keep their colors, so a partition can be undone only if all programs have a share of all colors before.
-        let undivided_shares = domain.undivided_shares(parameters.page_migration.into());
-        if is_confirmed && current_shares.is_empty() && !undivided_shares.is_empty() {
-            return Some(ShareChange {
-                shares: undivided_shares,
-                terms: None,
-                reasons: Vec::new(),
-            });
-        }
-
-        let mut reasons = Vec::new();
-        raise_floors_of_unmet_goals(
-            evidence,
-            domain,
-            &mut claimants,
-            &current_shares,
-            &mut reasons,
-        );
+        raise_floors_of_unmet_goals(evidence, domain, &mut claimants, current_shares, reasons);
         let lifetime_ns = evidence.expected_lifetime_ns(parameters.window_ns);
         let forecast = SizingForecast {
             view,
@@ -287,31 +267,38 @@ impl CacheSizing {
                 1.0
             },
         };
+        let mut change_reasons = Vec::new();
         let mut allocation_reasons = Vec::new();
         let proposed_shares = plan_shares(
             view,
             domain,
             &claimants,
-            &current_shares,
+            current_shares,
             parameters,
             &mut allocation_reasons,
         )?;
-        let (shares, gain) =
-            forecast.choose_shares(parameters, &current_shares, proposed_shares, &mut reasons)?;
-        reasons.extend(allocation_reasons);
+        let (shares, gain) = forecast.choose_shares(
+            parameters,
+            current_shares,
+            proposed_shares,
+            &mut change_reasons,
+        )?;
 
-        let mut new_plan = plan.clone();
-        replace_shares(&mut new_plan, domain.cache.id, shares.clone());
-        if view.verdicts.excludes(&new_plan, plan, view) {
+        let plan_of = |shares_by_domain: &[Vec<CacheShare>]| Plan {
+            shares: shares_by_domain.concat(),
+            ..Plan::idle(view.previous_plan.window)
+        };
+        let mut new_shares = shares_by_domain.to_vec();
+        new_shares[index].clone_from(&shares);
+        let (current_plan, new_plan) = (plan_of(shares_by_domain), plan_of(&new_shares));
+        if view.verdicts.excludes(&new_plan, &current_plan, view) {
             return None;
         }
+        reasons.extend(change_reasons);
+        reasons.extend(allocation_reasons);
         evidence.last_proposal = Some(window);
         let terms = is_confirmed.then(|| Box::new(forecast.terms(parameters, gain)));
-        Some(ShareChange {
-            shares,
-            terms,
-            reasons,
-        })
+        Some(ShareChange { shares, terms })
     }
 
     /// Returns the trace requests for one cache.

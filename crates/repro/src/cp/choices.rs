@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use cachemate_core::{
     CacheLevel, PipelineConfig, ProcessId, ProfilerConfig, ShareMember, TracedCache, Units,
-    Verification, WindowLength,
+    WindowLength,
 };
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units,
+    Forecast, PartitionSupport, Plan, ProcessId, Reason, ShareMember, SplitMix64, Units,
     VerificationMethod, View,
 };
 

@@ -25,6 +25,8 @@ pub struct ShareEvidence {
     pub insufficient_units: BTreeMap<ProcessId, u32>,
     /// Window of the last proposal with these co-runners.
     pub last_proposal: Option<u64>,
+    /// Whether a partition may still be in the colors of pages.
+    pub was_divided: bool,
     bounds: Vec<MeasuredBound>,
     /// The processes with their phases.
     co_runners: Vec<(ProcessId, u32)>,
@@ -74,6 +76,7 @@ impl ShareEvidence {
         }
 
         let shares = domain.surviving_shares(&view.previous_plan.shares);
+        self.was_divided |= !shares.is_empty();
         if shares != self.shares {
             self.speeds.clear();
             (self.shares, self.settling_windows) = (shares, warmup_windows);

@@ -102,7 +102,10 @@ impl CacheOccupant<'_> {
     /// Returns the performance over turns of this many cycles, at whose beginning other gangs have displaced the task's
     /// lines. It is at worst that without any lines.
     pub fn in_turns(&self, within_turn: TaskPerformance, turn_cycles: f64) -> TaskPerformance {
-        let lines = self.program.lines_in(within_turn.occupancy_bytes);
+        let max_instr = turn_cycles / within_turn.cycles_per_instr;
+        let touched_bytes = self.program.footprint_near(max_instr, &mut 0).0;
+        let refilled_bytes = touched_bytes.min(within_turn.occupancy_bytes);
+        let lines = self.program.lines_in(refilled_bytes);
         let refill_cycles = lines * (self.program.cycles_per_miss + self.wait_cycles);
         let instr_per_turn = (turn_cycles - refill_cycles) / within_turn.cycles_per_instr;
         let cycles_without_lines = self.cycles_with(0.0);

@@ -169,7 +169,7 @@ enum State {
     /// The plan in force is kept until a search has a better one.
     Holding,
     /// The verifier measures a change.
-    Proposed(OpenChange),
+    Proposed(Box<OpenChange>),
 }
 
 /// A proposed change that has no verdict yet.
@@ -345,7 +345,7 @@ impl Auto {
                 if is_interrupted && !change.stays_unmeasured {
                     restored_plan = Some(change.plan_before.clone());
                 }
-                self.partition_climb.record(change, *outcome);
+                self.partition_climb.record(*change, *outcome);
             }
         }
         self.confinements.observe_verdict(view);
@@ -586,12 +586,12 @@ impl Auto {
         proposal: Proposal,
         plan_before: DecidedPlan,
     ) -> (DecidedPlan, Verification) {
-        self.state = State::Proposed(OpenChange {
+        self.state = State::Proposed(Box::new(OpenChange {
             kind,
             layout_before: proposal.layout_before,
             plan_before,
             stays_unmeasured: proposal.stays_unmeasured,
-        });
+        }));
         self.measured_windows
             .restart(self.parameters.warmup_windows);
         self.forecast = Some(proposal.forecasts[1].clone());
@@ -783,12 +783,12 @@ mod tests {
         });
         for (stays_unmeasured, expected) in [(true, &after), (false, &before)] {
             let mut policy = Auto::new(Parameters::default(), 1);
-            policy.state = State::Proposed(OpenChange {
+            policy.state = State::Proposed(Box::new(OpenChange {
                 kind: ChangeKind::Step,
                 layout_before: SiteLayout::default(),
                 plan_before: DecidedPlan(before.clone()),
                 stays_unmeasured,
-            });
+            }));
             assert_eq!(
                 decide_window(&mut policy, 2, &after, &verdict).plan.shares,
                 expected.shares

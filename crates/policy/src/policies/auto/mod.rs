@@ -169,12 +169,12 @@ enum State {
     /// The plan in force is kept until a search has a better one.
     Holding,
     /// The verifier measures a change.
-    Proposed(Box<OpenChange>),
+    Proposed(Box<UnverifiedChange>),
 }
 
 /// A proposed change that has no verdict yet.
-struct OpenChange {
-    kind: ChangeKind,
+struct UnverifiedChange {
+    origin: ChangeOrigin,
     layout_before: SiteLayout,
     plan_before: DecidedPlan,
     /// Whether the change stays in force if its measurement is interrupted.
@@ -183,7 +183,7 @@ struct OpenChange {
 
 /// Where a change comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ChangeKind {
+enum ChangeOrigin {
     /// A search.
     Plan,
     /// A move of units between the partitions in force.
@@ -242,16 +242,16 @@ impl PartitionClimb {
             / f64::from(self.kept_explorations + self.failed_explorations + 2)
     }
 
-    fn record(&mut self, change: OpenChange, outcome: VerificationOutcome) {
+    fn record(&mut self, change: UnverifiedChange, outcome: VerificationOutcome) {
         let is_kept = outcome == VerificationOutcome::NotSlower;
         let is_slower = outcome == VerificationOutcome::Slower;
-        match change.kind {
-            ChangeKind::Plan => return,
-            ChangeKind::Exploration => {
+        match change.origin {
+            ChangeOrigin::Plan => return,
+            ChangeOrigin::Exploration => {
                 self.kept_explorations += u32::from(is_kept);
                 self.failed_explorations += u32::from(is_slower);
             }
-            ChangeKind::Step => {
+            ChangeOrigin::Step => {
                 self.failed_steps = if is_kept {
                     0
                 } else {
@@ -437,7 +437,7 @@ impl Auto {
         view: &View<'_>,
         plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
-    ) -> Option<(ChangeKind, Proposal)> {
+    ) -> Option<(ChangeOrigin, Proposal)> {
         match self.search_readiness(view) {
             SearchReadiness::PhaseChanged => self.record_phases(view),
             SearchReadiness::Ready => {
@@ -471,7 +471,7 @@ impl Auto {
         view: &View<'_>,
         plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
-    ) -> Option<(ChangeKind, Proposal)> {
+    ) -> Option<(ChangeOrigin, Proposal)> {
         let uses_counts = self.parameters.includes(PolicyPart::Evidence);
         let input = self
             .searches
@@ -482,14 +482,14 @@ impl Auto {
         let forecast = finder.forecast(&input.problem, &input.score_cache, &current_layout);
         let proposal = finder.find_plan(&input, &mut reported_forecasts, reasons);
 
-        let mut change = proposal.map(|proposal| (ChangeKind::Plan, proposal));
+        let mut change = proposal.map(|proposal| (ChangeOrigin::Plan, proposal));
         let mechanisms = self.parameters.allowed_mechanisms(view);
         if change.is_none() && finder.has_time_to_confirm && mechanisms.allows(Mechanism::Space) {
             let keep_probability = self.partition_climb.keep_probability();
             let exploration = finder.find_exploration(&input, keep_probability);
-            change = exploration.map(|proposal| (ChangeKind::Exploration, proposal));
+            change = exploration.map(|proposal| (ChangeOrigin::Exploration, proposal));
         }
-        if let Some((ChangeKind::Exploration, exploration)) = &change {
+        if let Some((ChangeOrigin::Exploration, exploration)) = &change {
             let text = format!(
                 "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
                 100.0 * exploration.gain
@@ -512,7 +512,7 @@ impl Auto {
         view: &View<'_>,
         plan: &DecidedPlan,
         reasons: &mut Vec<Reason>,
-    ) -> Option<(ChangeKind, Proposal)> {
+    ) -> Option<(ChangeOrigin, Proposal)> {
         if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
             return None;
         }
@@ -530,7 +530,7 @@ impl Auto {
             100.0 * step.gain
         );
         reasons.push(Reason::new(Vec::new(), text, Vec::new()));
-        Some((ChangeKind::Step, step))
+        Some((ChangeOrigin::Step, step))
     }
 
     fn build_finder<'a, 'v>(
@@ -561,10 +561,10 @@ impl Auto {
         &mut self,
         view: &View<'_>,
         kept_plan: DecidedPlan,
-        proposal: Option<(ChangeKind, Proposal)>,
+        proposal: Option<(ChangeOrigin, Proposal)>,
     ) -> (Plan, Verification) {
         let (decided_plan, verification) = match proposal {
-            Some((kind, proposal)) => self.open_change(kind, proposal, kept_plan),
+            Some((origin, proposal)) => self.open_change(origin, proposal, kept_plan),
             None if self.is_measuring() => (kept_plan, Verification::Pending),
             None => (kept_plan, Verification::BeforeAndAfter),
         };
@@ -582,12 +582,12 @@ impl Auto {
     /// Leaves a proposed plan to the verifier.
     fn open_change(
         &mut self,
-        kind: ChangeKind,
+        origin: ChangeOrigin,
         proposal: Proposal,
         plan_before: DecidedPlan,
     ) -> (DecidedPlan, Verification) {
-        self.state = State::Proposed(Box::new(OpenChange {
-            kind,
+        self.state = State::Proposed(Box::new(UnverifiedChange {
+            origin,
             layout_before: proposal.layout_before,
             plan_before,
             stays_unmeasured: proposal.stays_unmeasured,
@@ -783,8 +783,8 @@ mod tests {
         });
         for (stays_unmeasured, expected) in [(true, &after), (false, &before)] {
             let mut policy = Auto::new(Parameters::default(), 1);
-            policy.state = State::Proposed(Box::new(OpenChange {
-                kind: ChangeKind::Step,
+            policy.state = State::Proposed(Box::new(UnverifiedChange {
+                origin: ChangeOrigin::Step,
                 layout_before: SiteLayout::default(),
                 plan_before: DecidedPlan(before.clone()),
                 stays_unmeasured,

@@ -30,11 +30,11 @@ use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
 use self::model::decided_plan::DecidedPlan;
 use self::model::layout::SiteLayout;
-use self::model::problem::cache_sites;
 use self::model::problem_cache::{
     ModeledProblem, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp,
 };
 pub use self::model::score::PlanObjective;
+use self::model::sites::cache_sites;
 use self::proposal::{PlanFinder, Proposal};
 use self::service_confinement::ServiceConfinements;
 use super::static_partition::MigrationMode;

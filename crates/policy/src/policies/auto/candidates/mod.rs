@@ -23,9 +23,10 @@ use serde::Deserialize;
 use self::site::SiteTasks;
 pub use self::space::unit_steps;
 use super::model::layout::SiteLayout;
-use super::model::problem::{CacheSite, PlanningProblem};
+use super::model::problem::PlanningProblem;
 use super::model::score::{LayoutScore, PlanObjective, score, split_shares};
 use super::model::score_cache::ScoreCache;
+use super::model::sites::CacheSite;
 
 /// A mechanism that can be disabled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -87,7 +88,7 @@ pub struct PlanComparator {
 impl PlanComparator {
     /// Returns the key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
     pub fn score_key(&self, score: LayoutScore) -> f64 {
-        let speed_shortfall = (self.min_speed - score.min_relative_speed()).clamp(0.0, 10.0);
+        let speed_shortfall = (self.min_speed - score.min_relative_speed).clamp(0.0, 10.0);
         score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
     }
 }
@@ -151,7 +152,7 @@ impl PlanSearch<'_> {
     ) -> CandidatePlan {
         let default = self.build_default(default_sites, current_layout);
         if self.judge.objective != PlanObjective::WorstSlowdown {
-            self.judge.min_speed = default.score.min_relative_speed() - MAX_WORST_LOSS;
+            self.judge.min_speed = default.score.min_relative_speed - MAX_WORST_LOSS;
         }
         default
     }
@@ -419,7 +420,7 @@ pub const MIN_KEY_GAIN: f64 = 1e-4;
 mod tests {
     use super::*;
     use crate::policies::auto::model::layout::PartitionMembers;
-    use crate::policies::auto::model::problem::{CacheSite, PlanningProblem, ProblemTask};
+    use crate::policies::auto::model::problem::{PlanningProblem, ProblemTask};
     use crate::policies::auto::model::program_model::tests::{
         CACHE, program_fixture, uniform_program,
     };

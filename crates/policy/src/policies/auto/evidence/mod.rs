@@ -21,7 +21,8 @@ use self::measured_sizes::{CoRunners, MeasuredSizes, phase_key};
 use self::probe_planner::ProbePlanner;
 use self::speeds::{CurrentPhase, SpeedTracker};
 use super::model::layout::SiteLayout;
-use super::model::problem::{CacheSite, CpuSites, PlanningProblem, ProblemTask, cache_sites};
+use super::model::problem::{PlanningProblem, ProblemTask};
+use super::model::sites::{CacheSite, CpuSites, cache_sites};
 
 /// Number of windows for which speeds must be known.
 pub const MIN_KNOWN_WINDOWS: u64 = 3;

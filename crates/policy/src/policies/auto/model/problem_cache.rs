@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{Plan, TaskId, View};
 
 use super::layout::SiteLayout;
-use super::problem::{PlanningProblem, PriorObservations, cache_sites};
+use super::problem::{PlanningProblem, PriorObservations};
 use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
+use super::sites::cache_sites;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::probe_planner::MIN_BUSY_SHARE;
 use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};

@@ -8,8 +8,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use super::problem::{CacheSite, PlanningProblem};
-use super::score::{SiteForecast, SiteScorer};
+use super::problem::PlanningProblem;
+use super::site_score::SiteForecast;
+use super::sites::CacheSite;
 
 type ForecastByKey = BTreeMap<Vec<u64>, SiteForecast>;
 
@@ -64,16 +65,18 @@ impl ScoreCache {
         }
     }
 
-    /// Reads the stored forecast of a site, or computes and stores it first.
+    /// Reads the forecast stored under a key that is made from the numbers of the programs, or computes and stores it
+    /// first.
     pub fn read<R>(
         &self,
-        scorer: &SiteScorer<'_>,
+        key_of: impl FnOnce(&[u64]) -> Vec<u64>,
         compute: impl FnOnce() -> SiteForecast,
         read: impl FnOnce(&SiteForecast) -> R,
     ) -> R {
-        let Some(key) = self.forecast_key(scorer) else {
+        let Some(numbers) = &self.program_numbers else {
             return read(&compute());
         };
+        let key = key_of(numbers);
         if let Some(forecast) = self.current_forecasts.borrow().get(&key) {
             return read(forecast);
         }
@@ -86,33 +89,6 @@ impl ScoreCache {
                 .or_insert(forecast),
         )
     }
-
-    /// Returns the key of a forecast: all of its inputs, each list preceded by its length; `None` if nothing is stored.
-    fn forecast_key(&self, scorer: &SiteScorer<'_>) -> Option<Vec<u64>> {
-        let numbers = self.program_numbers.as_ref()?;
-        let mut key = Vec::with_capacity(4 + 2 * scorer.members.len());
-        key.extend([scorer.site as u64, scorer.members.len() as u64]);
-        for (&at, split_share) in scorer.members.iter().zip(scorer.split_shares) {
-            key.extend([numbers[at], split_share.to_bits()]);
-        }
-        let push_list = |key: &mut Vec<u64>, members: &[usize]| {
-            key.push(members.len() as u64);
-            key.extend(members.iter().map(|&index| numbers[index]));
-        };
-        key.push(scorer.partitions.len() as u64);
-        for group in scorer.partitions {
-            key.push(group.units.into());
-            push_list(&mut key, &group.members);
-        }
-        if let Some(rotation) = scorer.rotation {
-            key.extend([rotation.slice_ns, scorer.problem.cycles_per_ns.to_bits()]);
-            rotation
-                .gangs
-                .iter()
-                .for_each(|gang| push_list(&mut key, gang));
-        }
-        Some(key)
-    }
 }
 
 #[cfg(test)]
@@ -123,7 +99,7 @@ pub mod tests {
     use super::super::problem::ProblemTask;
     use super::super::program_model::ProgramModel;
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
-    use super::super::score::LayoutScore;
+    use super::super::score::{LayoutScore, SiteScorer};
     use super::*;
     use crate::policies::auto::candidates::{AllowedMechanisms, PlanSearch};
     use cachemate_core::{CacheId, PartitionSupport, ProcessId, TaskId};
@@ -252,7 +228,7 @@ pub mod tests {
                     speeds: Vec::new(),
                 }
             };
-            score_cache.read(&scorer, compute, |_| ());
+            score_cache.read(|numbers| scorer.key(numbers), compute, |_| ());
         };
         let score_cache = ScoreCache::new(&first);
         (0..3).for_each(|_| score_of(&first, &score_cache));

@@ -478,8 +478,6 @@ impl Auto {
             .prepare(view, &plan.0, &mut self.evidence, uses_counts)?;
         let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
         let finder = self.build_finder(view, plan);
-        let current_layout = SiteLayout::from_plan(&plan.0, &input.problem);
-        let forecast = finder.forecast(&input.problem, &input.score_cache, &current_layout);
         let proposal = finder.find_plan(&input, &mut reported_forecasts, reasons);
 
         let mut change = proposal.map(|proposal| (ChangeOrigin::Plan, proposal));
@@ -496,12 +494,20 @@ impl Auto {
             );
             reasons.push(Reason::new(Vec::new(), text, Vec::new()));
         }
+        let forecast = match &change {
+            Some((_, proposal)) => proposal.forecasts[1].clone(),
+            None => {
+                let layout = SiteLayout::from_plan(&plan.0, &input.problem);
+                finder.forecast(&input.problem, &input.score_cache, &layout)
+            }
+        };
+
         if change.is_some() {
             self.partition_climb.restart();
         }
+        self.forecast = Some(forecast);
         self.reported_forecasts = reported_forecasts;
         self.searches.store_results(input);
-        self.forecast = Some(forecast);
         change
     }
 
